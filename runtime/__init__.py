@@ -23,7 +23,15 @@ Ids are derived from what is called with what (`ids`), so what is run again make
 
 from . import util
 from .api.actors import ActorHandle, ActorMethod, RemoteClass, get_actor
-from .api.call_context import Context, context
+from .api.call_context import (
+    Context,
+    RuntimeContext,
+    available_resources,
+    cluster_resources,
+    context,
+    get_gpu_ids,
+    get_runtime_context,
+)
 from .api.calls import (
     cancel,
     death,
@@ -44,13 +52,6 @@ from .api.functions import RemoteFunction, remote
 from .api.generators import ObjectRefGenerator
 from .api.options import ActorOptions, MethodOptions, TaskOptions, method
 from .api.refs import ObjectRef
-from .api.resources import (
-    RuntimeContext,
-    available_resources,
-    cluster_resources,
-    get_gpu_ids,
-    get_runtime_context,
-)
 from .api.session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
 from .errors import (
     ActorDiedError,

@@ -41,6 +41,20 @@ def kill_started(pid, number=signal.SIGKILL):
     return kill_child(pid, session.driver().server.process.pid, number)
 
 
+def lose(*refs):
+    """Takes values out of the object store, as if they could not be read back from disk."""
+    runtime.wait(refs, len(refs), timedelta(seconds=30))
+    objects = session.driver().objects
+
+    def lost():
+        for ref in refs:
+            objects._do(objects.store.delete(ref.id))
+        for ref in refs:
+            objects._lost(ref.id, "a test has lost it.")
+
+    session.driver().post(lost)
+
+
 def calls_done():
     """How many calls are over, in the runtime of this process."""
     return session.driver().tasks.num_done

@@ -11,7 +11,6 @@ def state(scheduler):
 def _device(local):
     workers = local.workers.values()
     return {
-        "alive": local.alive,
         "queued": local.queue.length,
         "running": sum(w.running is not None for w in workers),
         "blocked": sum(w.blocked for w in workers),

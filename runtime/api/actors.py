@@ -20,7 +20,7 @@ from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, SpawnRequest
 from . import options, refs, signatures
 from .call_context import context
 from .options import ActorOptions
-from .session import running
+from .refs import running
 from .signatures import Method
 
 if TYPE_CHECKING:
@@ -102,27 +102,24 @@ class RemoteClass(Generic[T]):
         task = new_task(label, b"", "__init__", args, kwargs, returns=1, captured=code.refs)
         name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
         num_threads = chosen.num_threads or max(1, len(chosen.cores))
+        threads = dict.fromkeys(THREAD_VARIABLES, str(num_threads))
         request = SpawnRequest(
-            title=f"actor {name}",
-            environment={
-                **os.environ,
-                **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
-                **chosen.env,
-            },
-            cores=tuple(chosen.cores),
-            num_threads=num_threads,
+            title=f"actor {name}", environment={**os.environ, **threads, **chosen.env},
+            cores=tuple(chosen.cores), num_threads=num_threads,
             log=str(Path(chosen.log).absolute()) if chosen.log else "",
-            directory=working_directory(),
-            sys_path=tuple(sys.path),
+            directory=working_directory(), sys_path=tuple(sys.path),
+        )  # fmt: skip
+        concurrency = chosen.max_concurrency or (
+            _ASYNC_CONCURRENCY if signatures.has_async(cls) else 1
         )
-        concurrency = chosen.max_concurrency or (_ASYNC_CONCURRENCY if _has_async(cls) else 1)
         namespace = chosen.namespace or (runtime.namespace if chosen.name else "")
         plain = dataclasses.replace(
             chosen, setup=None, max_concurrency=concurrency, namespace=namespace
         )
         actor = runtime.start_actor(
-            task, name, cls.__name__, methods, plain, code.body, setup, request
-        )
+            task, name=name, class_name=cls.__name__, methods=methods, options=plain,
+            cls=code.body, setup=setup, request=request,
+        )  # fmt: skip
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
@@ -139,20 +136,12 @@ def _methods(cls: type) -> dict[str, Method]:
         if not name.startswith("_"):
             chosen = options.of_method(member)
             yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+            num_returns = chosen.num_returns or ("streaming" if yields else 1)
+            parameters = signatures.method_parameters(cls, name)
             methods[name] = Method(
-                chosen.num_returns or ("streaming" if yields else 1),
-                signatures.method_parameters(cls, name),
-                chosen.max_task_retries,
-                chosen.concurrency_group,
+                num_returns, parameters, chosen.max_task_retries, chosen.concurrency_group
             )
     return methods
-
-
-def _has_async(cls: type) -> bool:
-    return any(
-        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-        for _, member in inspect.getmembers(cls)
-    )
 
 
 class ActorHandle:
@@ -163,13 +152,9 @@ class ActorHandle:
     """
 
     def __init__(
-        self,
-        id: bytes,
-        name: str,
-        class_name: str,
-        methods: Mapping[str, Method],
+        self, id: bytes, name: str, class_name: str, methods: Mapping[str, Method],
         actor: Actor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._id = id
         self._name = name
         self._class_name = class_name
@@ -204,8 +189,8 @@ class ActorHandle:
         return received, (self._id, self._name, self._class_name, self._methods)
 
     def __del__(self) -> None:
-        if refs.holder is not None and self.__dict__.get("_id"):
-            refs.holder.note(self._id, -1)
+        if refs.current is not None and self.__dict__.get("_id"):
+            refs.current.note(self._id, -1)
 
 
 class ActorMethod:
@@ -214,11 +199,7 @@ class ActorMethod:
     __slots__ = ("_handle", "_name", "_options", "_returns")
 
     def __init__(
-        self,
-        handle: ActorHandle,
-        name: str,
-        returns: int,
-        chosen: Mapping[str, Any] | None = None,
+        self, handle: ActorHandle, name: str, returns: int, chosen: Mapping[str, Any] | None = None
     ) -> None:
         self._handle = handle
         self._name = name

@@ -1,4 +1,4 @@
-"""Knows where code runs: in which task of which process, and how many calls it has made."""
+"""Knows where code runs: in which task of which process, what it holds, what there is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gmi_drl.runtime import ids
+
+from .refs import running
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,6 @@ def context() -> Context:
     return here
 
 
-def in_call() -> bool:
-    """Returns whether this code runs in a task or a method."""
-    return _current.get(None) is not None
-
-
 def enter(new: Context) -> None:
     """Makes this thread, or asyncio task, run a call from here on."""
     _current.set(new)
@@ -59,13 +56,66 @@ def mark_cancelled() -> None:
         _current.set(dataclasses.replace(here, cancelled=True))
 
 
-def set_default(new: Context) -> None:
-    """Sets the context of threads that run no call."""
+def set_default(new: Context | None) -> None:
+    """Sets the context of threads that run no call; None: a driver's, with an id of its own."""
     global _driver
     _driver = new
 
 
-def reset() -> None:
-    """Begins to count the driver's calls anew, under another id, for a new runtime."""
-    global _driver
-    _driver = None
+# What users ask, under Ray's names.
+
+
+def cluster_resources() -> dict[str, float]:
+    """Returns all that calls can ask for, on all devices together."""
+    total, _ = running().request("resources")
+    return dict(total)
+
+
+def available_resources() -> dict[str, float]:
+    """Returns what of it nobody holds just now, without resources of which nothing is left."""
+    _, free = running().request("resources")
+    return dict(free)
+
+
+def get_gpu_ids() -> list[int | str]:
+    """Returns the GPUs that the calling task or actor holds, as CUDA_VISIBLE_DEVICES names them.
+
+    The runtime does not set that variable; who has a part of a GPU may share it with others.
+    """
+    return list(context().gpu_ids)
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Returns what a task or actor can know of itself under Ray's names, as `context()` has it."""
+    return RuntimeContext()
+
+
+class RuntimeContext:
+    """Tells where this code runs. Ids are hexadecimal; None where there is no task or actor."""
+
+    def get_task_id(self) -> str | None:
+        return context().task_id.hex() if _current.get(None) is not None else None
+
+    def get_task_name(self) -> str:
+        return context().name
+
+    def get_actor_id(self) -> str | None:
+        return context().actor_id.hex() or None
+
+    def get_actor_name(self) -> str:
+        return context().actor_name
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """Returns what this task, or this method's actor, holds; nothing in the driver."""
+        return dict(context().resources)
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        return {"GPU": [str(id) for id in context().gpu_ids]}
+
+    @property
+    def was_current_actor_reconstructed(self) -> bool:
+        return context().restarts > 0
+
+    @property
+    def namespace(self) -> str:
+        return running().namespace

@@ -6,11 +6,9 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.driver.processes import Actor
-from gmi_drl.runtime.driver.stopping import DEATH_S, signal_actors, stop_actors
 from gmi_drl.runtime.errors import ActorDiedError, NotRunningError
 from gmi_drl.runtime.process import logs
 from gmi_drl.runtime.wire import packing
@@ -19,8 +17,11 @@ from gmi_drl.runtime.wire.protocol import Kind
 from .actors import ActorHandle
 from .call_context import context
 from .generators import ObjectRefGenerator, wait_for_mixed
-from .refs import ObjectRef, get_values, wait_for
-from .session import driver, is_initialized, running
+from .refs import ObjectRef, get_value, get_values, running, wait_for
+from .session import driver, is_initialized
+
+if TYPE_CHECKING:
+    from gmi_drl.runtime.driver.processes import Actor
 
 
 @overload
@@ -34,7 +35,7 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None
     ActorDiedError, or GetTimeoutError when `timeout` has passed for all of them together.
     """
     if isinstance(refs, ObjectRef):
-        return get_values((refs,), timeout)[0]
+        return get_value(refs, timeout)
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"get() takes an ObjectRef or a list of them, not {refs!r}.")
     refs = list(refs)  # once: it may be a generator
@@ -140,7 +141,7 @@ def stop(
     """
     if is_initialized():
         actors = [_actor(handle) for handle in _handles(handles, "stop")]
-        stop_actors(driver(), actors, grace, reason, before_signals)
+        driver().stop_actors(actors, grace, reason, before_signals)
 
 
 def kill(
@@ -156,8 +157,7 @@ def kill(
         return
     each = _handles(handles, "kill")
     if no_restart and all(handle._actor is not None for handle in each):
-        actors = [_actor(handle) for handle in each]
-        signal_actors(driver(), actors, signal.SIGKILL, DEATH_S, reason)
+        driver().signal_actors([_actor(handle) for handle in each], signal.SIGKILL, reason)
         return
     for handle in each:
         running().request("kill", handle._id, no_restart, reason)
@@ -173,8 +173,8 @@ def records(handle: ActorHandle | None = None) -> list[Any]:
             while True:
                 record = actor.records.popleft()
                 emitted.append(packing.unpack(record.body, f"a record of {actor.name}"))
-        if runtime is not None:
-            runtime.drained(actor)
+        if runtime is not None and actor.dead:
+            runtime.post(runtime.actors.forget, actor)
     return emitted
 
 

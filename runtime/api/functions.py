@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.driver.task import STREAMING, Task
+from gmi_drl.runtime.driver.task import STREAMING, TaskSpec
 from gmi_drl.runtime.process.connection import INLINE_BYTES
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.closures import Code, pack_function
@@ -19,8 +19,7 @@ from .actors import RemoteClass
 from .call_context import context
 from .generators import ObjectRefGenerator
 from .options import ActorOptions, TaskOptions
-from .refs import ObjectRef
-from .session import running
+from .refs import ObjectRef, running
 
 C = TypeVar("C")
 
@@ -87,16 +86,10 @@ class RemoteFunction:
 
 
 def new_task(
-    name: str,
-    actor: bytes,
-    function: bytes | str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    returns: int,
-    chosen: TaskOptions | Mapping[str, Any] | None = None,
-    demand: dict[str, float] | None = None,
-    captured: Sequence[bytes] = (),
-) -> Task:
+    name: str, actor: bytes, function: bytes | str, args: tuple[Any, ...], kwargs: dict[str, Any],
+    *, returns: int, chosen: TaskOptions | Mapping[str, Any] | None = None,
+    demand: dict[str, float] | None = None, captured: Sequence[bytes] = (),
+) -> TaskSpec:  # fmt: skip
     """Makes a call, its arguments packed; `captured` is what the function itself refers to."""
     here = context()
     inputs: list[bytes] = []
@@ -119,7 +112,7 @@ def new_task(
     if (args or kwargs) and not arguments:
         body_id = ids.arguments(id)
         running().put(body_id, packed, f"the arguments of {name}")
-    task = Task(
+    task = TaskSpec(
         id, actor, name, parent, function, arguments=arguments, body_id=body_id, inputs=inputs,
         refs=refs, returns=returns, options=chosen, demand=demand or {}, submitted_s=time.time(),
     )  # fmt: skip

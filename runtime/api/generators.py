@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.errors import ActorRuntimeError
 
-from .refs import ObjectRef, Slot, arrival, get_value, received, wait_for
-from .session import running
+from .refs import ObjectRef, Slot, arrival, get_value, received, running, wait_for
 
 
 class ObjectRefGenerator:
@@ -41,7 +40,7 @@ class ObjectRefGenerator:
         self._await_next()
         ref = self._next()
         try:
-            if not ref.slot.done and self._index >= get_value(self._end, None, None):
+            if not ref.slot.done and self._index >= get_value(self._end):
                 raise StopIteration
         except ActorRuntimeError:  # whatever ended it: `get` of the last reference raises it
             self._failed = True
@@ -67,7 +66,7 @@ class ObjectRefGenerator:
             wait_for([ref, self._end], 1, None)
         if not ref.slot.done:
             with contextlib.suppress(ActorRuntimeError):
-                get_value(self._end, None, None)
+                get_value(self._end)
 
     def awaited(self) -> list[Slot]:
         """Returns what `next()` waits for: the first of the next reference's slot and the end's."""
@@ -84,35 +83,31 @@ class ObjectRefGenerator:
 
 
 def wait_for_mixed(
-    waited: Sequence[ObjectRef | ObjectRefGenerator],
-    num_returns: int,
+    waited: Sequence[ObjectRef | ObjectRefGenerator], num_returns: int,
     timeout: timedelta | float | None,
-) -> tuple[list[ObjectRef | ObjectRefGenerator], list[ObjectRef | ObjectRefGenerator]]:
+) -> tuple[list[ObjectRef | ObjectRefGenerator], list[ObjectRef | ObjectRefGenerator]]:  # fmt: skip
     """`wait_for`, where some are generators."""
     runtime = running()
     stand_ins: list[ObjectRef] = []
-    watched: list[tuple[Slot, Slot]] = []  # each with the one that it makes ready
+    watched: list[tuple[Slot, Callable[[], None]]] = []  # and what is called when it is there
     for one in waited:
         if isinstance(one, ObjectRef):
             stand_ins.append(one)
             continue
-        ready = Slot(b"", repr(one))
-        stand_ins.append(ObjectRef(ready))
-        for slot in one.awaited():
-            if slot.watch(ready.arrived):
-                watched.append((slot, ready))
-            else:
-                ready.arrived()
-    runtime.want([slot for slot, _ in watched], False)
+        stand_ins.append(ObjectRef(Slot(b"", repr(one))))
+        watched += [(slot, stand_ins[-1].slot.arrived) for slot in one.awaited()]
+    for slot, arrived in watched:
+        if not slot.watch(arrived):
+            arrived()
+    runtime.want([slot for slot, _ in watched if not slot.done], False)
     try:
         wait_for(stand_ins, num_returns, timeout)
     finally:
-        for slot, ready in watched:
-            slot.unwatch(ready.arrived)
+        for slot, arrived in watched:
+            slot.unwatch(arrived)
         runtime.unwant()
     done: list[ObjectRef | ObjectRefGenerator] = []
     pending: list[ObjectRef | ObjectRefGenerator] = []
     for one, stand_in in zip(waited, stand_ins, strict=True):
-        is_done = stand_in.slot.done and len(done) < num_returns
-        (done if is_done else pending).append(one)
+        (done if stand_in.slot.done and len(done) < num_returns else pending).append(one)
     return done, pending

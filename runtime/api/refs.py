@@ -11,82 +11,54 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime.errors import GetTimeoutError, NotRunningError, task_error
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import CallFailure
 
 if TYPE_CHECKING:
-    from gmi_drl.runtime.driver.task import Task
+    from gmi_drl.runtime.driver.driver import Driver
+    from gmi_drl.runtime.driver.task import TaskSpec
+    from gmi_drl.runtime.process.connection import Connection
 
 PENDING: Final = 0
 ELSEWHERE: Final = 1  # it is there; the value lies in the object store, or in the driver
 HERE: Final = 2
 
 _lock = threading.Lock()  # guards every slot's `state` and `_watchers`; never held for long
-
-
-class Holder(Protocol):
-    """Is what references need of the runtime of their process."""
-
-    reads: bool  # slots that are wanted get filled though nobody calls `block`
-
-    def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        """Counts a reference or handle taken up (+1) or dropped (-1), `soon` or when it can."""
-
-    def slot(self, id: bytes, call: str) -> Slot:
-        """Returns this process's slot for an object."""
-
-    def want(self, slots: Sequence[Slot], values: bool) -> None:
-        """Sees to it that these get filled, or (not `values`) at least known to be there."""
-
-    def unwant(self) -> None:
-        """Takes back `want`."""
-
-    def block(self, gate: Gate, timeout_s: float | None) -> bool:
-        """Waits until the gate opens; False when the time is up."""
-
-    def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
-        """Returns the bytes of a value that lies in the object store."""
-
-
-holder: Holder | None = None  # set by the runtime of this process
+current: Driver | Connection | None = None  # the runtime of this process
 
 
 def forget() -> None:
     """Forgets, after a fork, the runtime and the lock that a thread of the parent perhaps held."""
-    global holder, _lock
-    holder, _lock = None, threading.Lock()
+    global current, _lock
+    current, _lock = None, threading.Lock()
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True, repr=False)
 class Slot:
     """One result, as this process knows it. Filled by the runtime; read from any thread."""
 
-    __slots__ = (
-        "__weakref__", "_watchers", "body", "call", "error_", "failed", "held", "id", "keep",
-        "nbytes", "refs", "seekers", "seen", "state", "stored", "task", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, id: bytes, call: str, task: Task | None = None) -> None:
-        self.id = id
-        self.call = call  # "actor.method" or "function", for messages
-        self.state = PENDING
-        self.failed = False
-        self.body: packing.Part = b""
-        self.keep: Any = None  # owns the descriptors that belong to the body
-        self.error_: BaseException | None = None
-        self._watchers: list[Callable[[], None]] | None = None
-        # The driver's alone.
-        self.task = task  # what makes it
-        self.stored = False
-        self.seen = False  # somebody was told that it failed
-        self.held = 0  # references in this process
-        self.nbytes = 0
-        self.refs: Sequence[bytes] = ()  # what its value refers to
-        self.waiting: list[Task] | None = None  # that have it among their arguments
-        self.seekers: list[Any] | None = None  # processes that asked for it
+    id: bytes
+    call: str  # "actor.method" or "function", for messages
+    task: TaskSpec | None = None  # what makes it; the driver's alone
+    state: int = PENDING
+    failed: bool = False
+    body: packing.Part = b""
+    keep: Any = None  # owns the descriptors that belong to the body
+    error_: BaseException | None = None
+    _watchers: list[Callable[[], None]] | None = None
+    # The driver's alone.
+    stored: bool = False
+    seen: bool = False  # somebody was told that it failed
+    held: int = 0  # references in this process
+    nbytes: int = 0
+    refs: Sequence[bytes] = ()  # what its value refers to
+    waiting: list[TaskSpec] | None = None  # that have it among their arguments
+    seekers: list[Any] | None = None  # processes that asked for it
 
     @property
     def done(self) -> bool:
@@ -170,7 +142,7 @@ class Slot:
         what = self._what
         if self.state == HERE:
             return packing.unpack(self.body, what, self.keep.fds if self.keep is not None else ())
-        return packing.unpack(_holder().stored(self, deadline_s), what)
+        return packing.unpack(running().stored(self, deadline_s), what)
 
     def _what(self) -> str:
         return f"the result of {self.call}"
@@ -194,7 +166,15 @@ class ObjectRef:
 
     def future(self) -> Future[Any]:
         """Returns a future of `concurrent.futures` with its value, or what `get` raises."""
-        return _future_of(self)
+        future: Future[Any] = Future()
+        runtime = running()
+        if not runtime.reads:  # only who waits gets anything
+            threading.Thread(target=_fill, args=(future, self), daemon=True).start()
+        elif self.slot.watch(lambda: _arrived.add(future, self)):
+            runtime.want([self.slot], True)
+        else:
+            _arrived.add(future, self)
+        return future
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Gives its value to async code, while others go on."""
@@ -202,7 +182,7 @@ class ObjectRef:
 
     async def _awaited(self) -> Any:
         await arrival([self.slot])
-        return await asyncio.to_thread(get_value, self, None, None)
+        return await asyncio.to_thread(get_value, self)
 
     def __repr__(self) -> str:
         state = "done" if self.slot.done else "pending"
@@ -228,13 +208,13 @@ class ObjectRef:
         return received, (self.slot.id, self.slot.call)
 
     def __del__(self) -> None:
-        if holder is not None and self.slot.id:
-            holder.note(self.slot.id, -1, self.slot.stored or bool(self.slot.refs))
+        if current is not None and self.slot.id:
+            current.note(self.slot.id, -1, self.slot.stored or bool(self.slot.refs))
 
 
 def received(id: bytes, call: str) -> ObjectRef:
     """Makes a reference that came with a value."""
-    runtime = _holder()
+    runtime = running()
     slot = runtime.slot(id, call)
     runtime.note(id, 1)
     return ObjectRef(slot)
@@ -245,7 +225,7 @@ async def arrival(slots: Sequence[Slot]) -> None:
 
     Returns at once where no thread reads for others: then a thread has to wait for it.
     """
-    runtime = _holder()
+    runtime = running()
     if not runtime.reads:
         return
     loop, there = asyncio.get_running_loop(), asyncio.Event()
@@ -300,8 +280,8 @@ def wait_for(
     pending_now = [ref for ref in refs if not ref.slot.state]
     missing = num_returns - (len(refs) - len(pending_now))
     if missing > 0:
-        if holder is not None:
-            holder.want([ref.slot for ref in pending_now], False)
+        if current is not None:
+            current.want([ref.slot for ref in pending_now], False)
         gate = Gate(missing)
         try:
             for ref in pending_now:
@@ -311,8 +291,8 @@ def wait_for(
         finally:
             for ref in pending_now:
                 ref.slot.unwatch(gate.arrived)
-            if holder is not None and missing < len(pending_now):
-                holder.unwant()
+            if current is not None and missing < len(pending_now):
+                current.unwant()
     ready: list[ObjectRef] = []
     pending: list[ObjectRef] = []
     for ref in refs:
@@ -324,18 +304,16 @@ def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> 
     """Returns the values of `refs`; the time is for all of them together."""
     limit_s = seconds(timeout)
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
-    if holder is not None:
+    if current is not None:
         away = [ref.slot for ref in refs if ref.slot.state != HERE]
         if away:
-            holder.want(away, True)
+            current.want(away, True)
     return [_get(ref.slot, deadline_s, limit_s) for ref in refs]
 
 
-def get_value(ref: ObjectRef, deadline_s: float | None, limit_s: float | None) -> Any:
+def get_value(ref: ObjectRef, timeout: timedelta | float | None = None) -> Any:
     """Returns the value of one reference; GetTimeoutError names the call that is late."""
-    if holder is not None and ref.slot.state != HERE:
-        holder.want([ref.slot], True)
-    return _get(ref.slot, deadline_s, limit_s)
+    return get_values((ref,), timeout)[0]
 
 
 def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
@@ -357,35 +335,23 @@ def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
 
 
 def _block(gate: Gate, timeout_s: float | None) -> bool:
-    if holder is None:  # the runtime is gone, and has failed what was pending
+    if current is None:  # the runtime is gone, and has failed what was pending
         return gate.wait(0.0)
-    return holder.block(gate, timeout_s)
+    return current.block(gate, timeout_s)
 
 
-def _holder() -> Holder:
-    if holder is None:
+def running() -> Driver | Connection:
+    """Returns the runtime of this process; NotRunningError if it has none."""
+    if current is None:
         raise NotRunningError("the runtime is not running. Call gmi_drl.runtime.init() first.")
-    return holder
-
-
-def _future_of(ref: ObjectRef) -> Future[Any]:
-    """Returns a future with the value of `ref`, or what `get` raises."""
-    future: Future[Any] = Future()
-    runtime = _holder()
-    if not runtime.reads:  # only who waits gets anything
-        threading.Thread(target=_fill, args=(future, ref), daemon=True).start()
-    elif ref.slot.watch(lambda: _arrived.add(future, ref)):
-        runtime.want([ref.slot], True)
-    else:
-        _arrived.add(future, ref)
-    return future
+    return current
 
 
 def _fill(future: Future[Any], ref: ObjectRef) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(get_value(ref, None, None))
+        future.set_result(get_value(ref))
     except BaseException as error:
         future.set_exception(error.with_traceback(None))  # its frames would keep the reference
 

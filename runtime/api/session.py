@@ -6,23 +6,20 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmi_drl.runtime.errors import ActorRuntimeError, NotRunningError
+from gmi_drl.runtime.errors import ActorRuntimeError
 from gmi_drl.runtime.wire.protocol import Ready
 
 from . import call_context, refs
-from .refs import ObjectRef, get_value, seconds
+from .refs import ObjectRef, get_value, running
 
 if TYPE_CHECKING:
     from gmi_drl.runtime.driver.driver import Driver
-    from gmi_drl.runtime.process.connection import Connection
 
-_runtime: Driver | Connection | None = None
 _changing = threading.RLock()
 _STORE_SHARE = 0.3  # of the memory that is available at the start; it is taken only when used
 
@@ -53,9 +50,8 @@ def init(
     # Not at the top: workers, who import this too, never need it.
     from gmi_drl.runtime.driver.driver import Driver
 
-    global _runtime
     with _changing:
-        if _runtime is not None:
+        if refs.current is not None:
             raise ActorRuntimeError("init() was called before. Call shutdown() first.")
         cores = sorted(os.sched_getaffinity(0))
         if num_cpus is None:
@@ -70,17 +66,12 @@ def init(
         wants = {"CPU": num_cpus, "GPU": num_gpus, **(resources or {})}
         share = {name: amount / devices for name, amount in wants.items() if amount}
         groups = {index: tuple(cores[index::devices]) for index in range(devices)}
-        _runtime = Driver(
-            preload,
-            {index: dict(share) for index in range(devices)},
-            groups if 1 < devices <= len(cores) else {},
-            object_store_bytes or _store_bytes(),
-            None if gcs is None else Path(gcs),
-            gcs_replicas=gcs_replicas,
-            namespace=namespace,
-        )
-        refs.holder = _runtime
-        call_context.reset()
+        refs.current = Driver(
+            preload, {index: dict(share) for index in range(devices)},
+            groups if 1 < devices <= len(cores) else {}, object_store_bytes or _store_bytes(),
+            None if gcs is None else Path(gcs), gcs_replicas=gcs_replicas, namespace=namespace,
+        )  # fmt: skip
+        call_context.set_default(None)
 
 
 def _store_bytes() -> int:
@@ -93,38 +84,26 @@ def _store_bytes() -> int:
 
 def is_initialized() -> bool:
     """Returns whether `init` has been called, and `shutdown` has not."""
-    return _runtime is not None
+    return refs.current is not None
 
 
 def shutdown(grace: timedelta = timedelta(seconds=1)) -> None:
     """Stops every actor, worker and the fork server; nothing is left. Twice is fine."""
-    from gmi_drl.runtime.driver.stopping import stop_actors
-
-    global _runtime
     with _changing:
-        if _runtime is None:
+        if refs.current is None:
             return
         runtime = driver()
         try:
             if runtime.ready.done:  # else no actor has been forked yet
-                stop_actors(runtime, runtime.all_actors(), grace, "the runtime was shut down")
+                runtime.stop_actors(runtime.all_actors(), grace, "the runtime was shut down")
         finally:
-            _runtime = None
+            refs.current = None
             runtime.close()
-            refs.holder = None
-
-
-def enter(connection: Connection) -> None:
-    """Makes a connection the runtime of this process, which a runtime has started."""
-    global _runtime
-    _runtime = connection
 
 
 def preloaded(timeout: timedelta | float | None = None) -> Ready:
     """Waits for the fork server's imports, and returns what it has imported."""
-    limit_s = seconds(timeout)
-    deadline_s = None if limit_s is None else time.monotonic() + limit_s
-    ready: Ready = get_value(ObjectRef(driver().ready), deadline_s, limit_s)
+    ready: Ready = get_value(ObjectRef(driver().ready), timeout)
     return ready
 
 
@@ -138,18 +117,6 @@ def keep_gcs(path: Path | str) -> None:
     driver().gcs.move(Path(path))
 
 
-def current() -> Driver | Connection | None:
-    """Returns the runtime of this process, if it has one."""
-    return _runtime
-
-
-def running() -> Driver | Connection:
-    """Returns the runtime of this process; NotRunningError if it has none."""
-    if _runtime is None:
-        raise NotRunningError("the runtime is not running. Call gmi_drl.runtime.init() first.")
-    return _runtime
-
-
 def driver() -> Driver:
     """Returns the driver's runtime; raises an error in other processes."""
     runtime: Any = running()
@@ -159,19 +126,14 @@ def driver() -> Driver:
     return driver
 
 
-@atexit.register
-def _at_exit() -> None:
-    if _runtime is not None and getattr(_runtime, "owner_pid", None) == os.getpid():
-        shutdown()
-
-
 def _after_fork() -> None:
-    global _runtime, _changing
-    if _runtime is not None and hasattr(_runtime, "forget"):
+    global _changing
+    if refs.current is not None and hasattr(refs.current, "forget"):
         with contextlib.suppress(OSError):
-            _runtime.forget()
-    _runtime, _changing = None, threading.RLock()
+            refs.current.forget()
+    _changing = threading.RLock()
     refs.forget()
 
 
+atexit.register(shutdown)
 os.register_at_fork(after_in_child=_after_fork)

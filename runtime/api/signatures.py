@@ -40,13 +40,23 @@ def method_parameters(cls: type, name: str) -> Parameters:
     return parameters(getattr(cls, name), bound=inspect.isfunction(member))
 
 
+def has_async(cls: type) -> bool:
+    """Returns whether the actors of a class run their calls in an event loop."""
+    return any(
+        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+        for _, member in inspect.getmembers(cls)
+    )
+
+
 def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises TypeError if a call cannot be made with these arguments."""
     if known is None or (not kwargs and _fits(known, len(args))):
         return
     signature = inspect.Signature(
         [
-            inspect.Parameter(name, _KINDS[kind], default=None if optional else inspect._empty)
+            inspect.Parameter(
+                name, inspect._ParameterKind(kind), default=None if optional else inspect._empty
+            )
             for name, kind, optional in known
         ]
     )
@@ -75,10 +85,5 @@ def _shown(known: tuple[tuple[str, int, bool], ...]) -> str:
     return f"({', '.join(shown)})"
 
 
-_KINDS: Final = {int(kind): kind for kind in (
-    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY,
-    inspect.Parameter.VAR_KEYWORD,
-)}  # fmt: skip
 _KEYWORD_ONLY: Final = int(inspect.Parameter.KEYWORD_ONLY)
 _VAR_POSITIONAL: Final = int(inspect.Parameter.VAR_POSITIONAL)

@@ -1,4 +1,8 @@
-"""Keeps the table of actors: how they start, come back after a crash, and end.
+"""Keeps the table of actors: how they start, are called, come back after a crash, and end.
+
+The calls of one caller reach an actor in the order they were made; a call whose inputs are not
+there yet holds up that caller's later ones and nobody else's, and none if the actor runs several
+calls at once.
 
 An actor that may be restarted and runs one call at a time keeps a log: the calls it has answered
 since its last checkpoint. When its process dies, a new one is built (from the checkpoint, if there
@@ -10,8 +14,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import Slot
@@ -22,45 +25,28 @@ from gmi_drl.runtime.errors import (
     OutOfResources,
     TaskError,
 )
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.scheduler.events import ActorGone, ActorSubmitted, Infeasible, StartActor
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Build, Exited, Kind, Place
 
-from .dispatch import Dispatch
-from .event_loop import EventLoop
-from .gpus import Gpus
-from .object_table import DRIVER, ObjectTable
 from .processes import Actor, Process
-from .scheduling import Scheduling
-from .spawner import Spawner
-from .task import Task
-from .task_table import TaskTable
-from .unretrieved_errors import NOBODY, UnretrievedErrors
+from .task import CANCELLED, TaskSpec
+from .unretrieved_errors import NOBODY
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 
 class ActorTable:
     """Every actor that lives, or has records nobody fetched. The runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
-        objects: ObjectTable, *, tasks: TaskTable, dispatch: Dispatch, gpus: Gpus,
-        unretrieved: UnretrievedErrors, table: dict[bytes, Actor], namespace: str,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._scheduling = scheduling
-        self._spawner = spawner
-        self._processes: Mapping[int, Process] = spawner.processes
-        self._objects = objects
-        self._tasks = tasks
-        self._live: Mapping[bytes, Task] = tasks.live
-        self._dispatch = dispatch
-        self._gpus = gpus
-        self._unretrieved = unretrieved
-        self._namespace = namespace
-        self.table = table
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
+        self._tell, self._spawner = driver.tell, driver.spawner
+        self._objects, self._dispatch = driver.objects, driver.dispatch
+        self._tasks, self._live = driver.tasks, driver.tasks.live
+        self.table: dict[bytes, Actor] = {}  # by id
         self.names: dict[tuple[str, str], Actor] = {}  # by namespace and name
 
     def add(self, actor: Actor, caller: int) -> None:
@@ -78,15 +64,11 @@ class ActorTable:
                 )
             self.names[actor.registered] = actor
         self.table[actor.id] = actor
-        process = self._processes.get(caller)
+        process = self._spawner.processes.get(caller)
         if creation.parent and process is not None and process.is_logged:
             # It must be known again when its caller is run again.
             objects.hold(actor.id, ("task", creation.parent))
-        if caller:
-            objects.hold(actor.id, ("process", caller))
-        else:
-            actor.held += 1
-            objects.hold(actor.id, DRIVER)
+        objects.hold_for(caller, actor)
         slot = Slot(ids.result(creation.id), f"{actor.name}.__init__", creation)
         objects.slots[slot.id] = slot
         creation.slots, creation.actor = [slot], actor.id
@@ -95,7 +77,7 @@ class ActorTable:
         self._record(actor, "starting")
         if actor.is_scheduled:
             submitted = ActorSubmitted(actor.id, 0, actor.demand, actor.options.device)
-            self._scheduling.tell(submitted)
+            self._tell(submitted)
         else:
             actor.device = 0
         self._tasks.begin(creation)
@@ -117,10 +99,10 @@ class ActorTable:
         if actor is not None and not actor.dead:
             actor.device = start.device
             if wanted := actor.demand.get("GPU"):
-                actor.gpu_ids = self._gpus.choose(start.device, wanted)
-            self.start_if_ready(actor)
+                actor.gpu_ids = self._driver.gpus.choose(start.device, wanted)
+            self._start_if_ready(actor)
 
-    def start_if_ready(self, actor: Actor) -> None:
+    def _start_if_ready(self, actor: Actor) -> None:
         """Starts it as soon as it has its place and what `__init__` is called with."""
         if actor.device < 0 or actor.creation.missing or actor.process is not None:
             return
@@ -160,31 +142,17 @@ class ActorTable:
             self._loop.send(process.urgent, framing.frame(Kind.ASK_STOP, 0))
         slot = actor.checkpoint_slot
         build = Build(
-            process=process.number,
-            device=actor.device,
-            namespace=self._namespace,
-            actor=actor.id,
-            name=actor.name,
-            setup=actor.setup,
-            cls=actor.cls,
-            max_concurrency=options.max_concurrency or 1,
-            checkpoint_every=options.checkpoint_every,
-            restarts=actor.restarts,
-            state=bytes(slot.body) if slot is not None else b"",
-            sequence=actor.checkpoint,
-            resources=actor.demand,
-            gpu_ids=actor.gpu_ids,
-            concurrency_groups=options.concurrency_groups,
+            device=actor.device, namespace=self._driver.namespace, actor=actor.id,
+            name=actor.name, setup=actor.setup, cls=actor.cls,
+            max_concurrency=options.max_concurrency or 1, restarts=actor.restarts,
+            checkpoint_every=options.checkpoint_every, sequence=actor.checkpoint,
+            state=bytes(slot.body) if slot is not None else b"", resources=actor.demand,
+            gpu_ids=actor.gpu_ids, concurrency_groups=options.concurrency_groups,
             max_task_retries=options.max_task_retries,
-        )
+        )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         self._dispatch.add(creation, process)
         return process
-
-    def built(self, actor: Actor) -> None:
-        """Its `__init__` has returned, or what it was restored from is there."""
-        if not actor.creation.slots[0].failed:
-            self._record(actor, "alive")
 
     def checkpointed(
         self, process: Process, sequence: int, place: Place, refs: list[bytes]
@@ -206,6 +174,93 @@ class ActorTable:
             self._tasks.let_go(actor.log.popleft())
         self._record(actor, "alive")
 
+    # Calls of methods.
+
+    def call(self, task: TaskSpec) -> None:
+        """A method was called; it goes to the actor when its inputs are there, in its turn."""
+        actor = self.table.get(task.actor)
+        if actor is not None and task is actor.creation:
+            self._start_if_ready(actor)
+            return
+        if actor is None or actor.dead:
+            if actor is not None:
+                actor.death_seen = True
+            self._tasks.fail(task, actor.death() if actor is not None else _gone(task.name))
+            return
+        line = actor.line(task)
+        queue = actor.waiting.get(line)
+        if queue is None and not task.missing:
+            self._send(actor, task)
+            return
+        if queue is None:
+            queue = actor.waiting[line] = collections.deque()
+        queue.append(task)
+
+    def ready(self, task: TaskSpec) -> None:
+        """A method's inputs have come."""
+        actor = self.table[task.actor]
+        if task is actor.creation:
+            self._start_if_ready(actor)
+        else:
+            self._advance(actor, actor.line(task))
+
+    def skipped(self, task: TaskSpec) -> None:
+        """A method will not be run after all."""
+        actor = self.table.get(task.actor)
+        if actor is not None and task is actor.creation:
+            if actor.process is None:
+                self.end_unstarted(actor, "", task.slots[0].error())
+        elif actor is not None and not actor.dead:
+            actor.sent(task)
+            actor.unanswered.pop(task.sequence, None)
+            self._advance(actor, actor.line(task))
+            self._maybe_end(actor)
+
+    def _advance(self, actor: Actor, line: int | bytes) -> None:
+        queue = actor.waiting.get(line)
+        live = self._live
+        while queue and not (queue[0].missing and live.get(queue[0].id) is queue[0]):
+            task = queue.popleft()
+            if live.get(task.id) is task:  # else one of its inputs failed, or it was cancelled
+                self._send(actor, task)
+        if queue is not None and not queue:
+            del actor.waiting[line]
+
+    def _send(self, actor: Actor, task: TaskSpec) -> None:
+        if actor.process is None:
+            actor.backlog.append(task)
+            return
+        actor.number(task)
+        self._dispatch.add(task, actor.process)
+
+    def answered(self, process: Process, task: TaskSpec, failure: bytes | None) -> bool:
+        """Whether this answer is to be passed on: not if it was given before the crash."""
+        actor = process.actor
+        assert actor is not None
+        if task is actor.creation:
+            rebuilt = task.slots[0].done
+            if failure is None:
+                self._record(actor, "alive")
+            elif rebuilt:  # it would not be built another time either
+                actor.rebuilding_failed = Slot(b"", task.name)
+                actor.rebuilding_failed.fill(failure, failed=True)
+            return not rebuilt
+        actor.unanswered.pop(task.sequence, None)
+        if self._live.get(task.id) is not task:  # replayed, or cancelled
+            return False
+        # What a call had done when it was cancelled is not known: it is not run again.
+        if actor.keeps_log and not (failure is not None and task.state == CANCELLED):
+            actor.log.append(task)
+        if actor.unreferenced and not actor.unanswered:
+            self._loop.defer(lambda: self._maybe_end(actor))
+        return True
+
+    def keeps(self, task: TaskSpec) -> bool:
+        """Whether a call that was answered may have to be run again, with its inputs."""
+        actor = self.table.get(task.actor) if task.actor else None
+        logged = actor is not None and actor.keeps_log and not actor.dead
+        return logged and task.state != CANCELLED
+
     # Ends.
 
     def process_gone(self, process: Process, exited: Exited) -> None:
@@ -221,7 +276,7 @@ class ActorTable:
         if creation_failed or on_purpose or spent or broken:
             self._end(actor, exited, actor.end_reason or process.end_reason or broken)
             return
-        given_up: list[Task] = []
+        given_up: list[TaskSpec] = []
         if not process.never_forked:
             death = actor.death_by(exited, process.end_reason)
             actor.deaths.append(death)
@@ -258,7 +313,7 @@ class ActorTable:
         # Not before the calls are seen to that went straight to the dead one.
         self._loop.post(self._may_go_straight, actor)
 
-    def _retries(self, actor: Actor, task: Task) -> bool:
+    def _retries(self, actor: Actor, task: TaskSpec) -> bool:
         """Whether a call that was running at a crash is run again; counts it."""
         if self._live.get(task.id) is not task:
             return True
@@ -285,7 +340,7 @@ class ActorTable:
         self._record(actor, "dead", death.how() if cause is None else str(death).splitlines()[0])
         self._free_name(actor)
         if actor.is_scheduled:
-            self._scheduling.tell(ActorGone(actor.id))
+            self._tell(ActorGone(actor.id))
         calls = [*actor.unanswered.values(), *actor.backlog]
         calls += [task for queue in actor.waiting.values() for task in queue]
         actor.unanswered, actor.waiting = {}, {}
@@ -304,11 +359,10 @@ class ActorTable:
         objects.holder_gone(("task", actor.id))  # what __init__ was called with, and called
         actor.death_slot.resolve(actor.death())
         if actor.unreferenced:
-            self._unretrieved.died(actor)
+            self._driver.unretrieved.died(actor)
         self.forget(actor)
 
     def _free_name(self, actor: Actor) -> None:
-        """Another one may have its name."""
         if actor.registered and self.names.get(actor.registered) is actor:
             del self.names[actor.registered]
 
@@ -341,27 +395,9 @@ class ActorTable:
             actor.process.end_reason = reason
             self._spawner.signal(actor.process, number)
 
-    def end_all(self, reason: str) -> None:
-        """Ends those that live, as there are no processes any more."""
-        for actor in list(self.table.values()):
-            if not actor.dead:
-                actor.end_reason = reason
-                self.end_unstarted(actor, reason)
-
     def end_unstarted(self, actor: Actor, reason: str, cause: BaseException | None = None) -> None:
         """Ends an actor that has no process."""
         self._end(actor, Exited(None, None, time.monotonic()), reason, cause)
-
-    def count(self, id: bytes, change: int) -> None:
-        """Handles in the driver."""
-        actor = self.table.get(id)
-        if actor is None:
-            return
-        actor.held += change
-        if change > 0 and actor.held == 1:
-            self._objects.hold(id, DRIVER)
-        elif change < 0 and not actor.held:
-            self._objects.release(id, DRIVER)
 
     def unreferenced(self, id: bytes) -> None:
         """No process, call or object has a handle of this actor any more."""
@@ -370,12 +406,12 @@ class ActorTable:
             return
         actor.unreferenced = True
         if actor.dead:
-            self._unretrieved.died(actor)
+            self._driver.unretrieved.died(actor)
             self.forget(actor)
         else:
-            self.maybe_end(actor)
+            self._maybe_end(actor)
 
-    def maybe_end(self, actor: Actor) -> None:
+    def _maybe_end(self, actor: Actor) -> None:
         """Ends an actor that nobody has a handle of, when it has answered."""
         busy = actor.unanswered or actor.backlog or actor.waiting
         if self._objects.references.held(actor.id):  # it was found by its name since
@@ -391,3 +427,7 @@ class ActorTable:
     def _record(self, actor: Actor, state: str, reason: str = "") -> None:
         actor.state = state
         self._gcs.put(actor.row(reason))
+
+
+def _gone(name: str) -> ActorDiedError:
+    return ActorDiedError(name.partition(".")[0], reason="it has ended, and nobody had its handle")

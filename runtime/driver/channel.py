@@ -49,31 +49,28 @@ class SocketChannel:
 
     def write(self) -> bool:
         """Sends what the socket takes now; True when nothing is left."""
-        with self._lock:
-            return self._write()
-
-    def _write(self) -> bool:
         outgoing = self._outgoing
-        while outgoing:
-            first, fds, keep = outgoing[0]
-            parts = [first]
-            for data, more_fds, _ in itertools.islice(outgoing, 1, _TOGETHER):
-                if more_fds:  # they must begin a message of their own
+        with self._lock:
+            while outgoing:
+                first, fds, keep = outgoing[0]
+                parts = [first]
+                for data, more_fds, _ in itertools.islice(outgoing, 1, _TOGETHER):
+                    if more_fds:  # they must begin a message of their own
+                        break
+                    parts.append(data)
+                try:
+                    sent = framing.send_some(self.sock, parts, fds)
+                except BlockingIOError:
+                    return False
+                except OSError:  # nobody reads any more; its end is noticed by reading
+                    outgoing.clear()
                     break
-                parts.append(data)
-            try:
-                sent = framing.send_some(self.sock, parts, fds)
-            except BlockingIOError:
-                return False
-            except OSError:  # nobody reads any more; its end is noticed by reading
-                outgoing.clear()
-                return True
-            while outgoing and sent >= len(outgoing[0][0]):
-                sent -= len(outgoing.popleft()[0])
-            if sent:
-                data, fds, keep = outgoing[0]
-                # Descriptors went with the first byte; only the first entry can have had any.
-                outgoing[0] = (memoryview(data)[sent:], (), keep)
+                while outgoing and sent >= len(outgoing[0][0]):
+                    sent -= len(outgoing.popleft()[0])
+                if sent:
+                    data, fds, keep = outgoing[0]
+                    # Descriptors went with the first byte; only the first entry can have had any.
+                    outgoing[0] = (memoryview(data)[sent:], (), keep)
         return True
 
     def read(self) -> tuple[list[framing.Message], bool]:

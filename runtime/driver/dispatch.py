@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ActorRuntimeError, ObjectStoreFullError
@@ -23,40 +23,29 @@ from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
 from . import task as states
-from .event_loop import EventLoop
-from .function_table import KEPT_BYTES, FunctionTable
-from .gpus import Gpus
-from .object_table import ObjectTable
+from .function_table import KEPT_BYTES
 from .processes import Actor, PendingCall, Process
-from .scheduling import Scheduling
-from .spawner import Spawner
-from .task import Task
-from .task_table import TaskTable, cancelled_error
+from .task import TaskSpec
+from .task_table import cancelled_error
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 _ONE_CPU: Final = {"CPU": 1.0}
 _PLAIN_BYTES: Final = 2048
 _PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
 
 
-def is_plain(task: Task, actor: Actor) -> bool:
+def is_plain(task: TaskSpec, actor: Actor) -> bool:
     """Whether a call needs nothing but to be sent."""
-    return (
-        not (
-            task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
-        )
-        and len(task.arguments) <= _PLAIN_BYTES
-    )
+    more = task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
+    return not more and len(task.arguments) <= _PLAIN_BYTES
 
 
 def run_frame(
-    task: Task,
-    number: int,
-    arguments: Place,
-    inputs: Sequence[tuple[bytes, Place]],
-    replayed: bool,
-    *,
-    details: Any,
-) -> bytes:
+    task: TaskSpec, number: int, arguments: Place, inputs: Sequence[tuple[bytes, Place]],
+    replayed: bool, *, details: Any,
+) -> bytes:  # fmt: skip
     """A call as a process gets it."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,
@@ -68,18 +57,11 @@ def run_frame(
 class Dispatch:
     """What is to be sent to each process, in order. Used by the runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, scheduling: Scheduling, spawner: Spawner, objects: ObjectTable,
-        tasks: TaskTable, *, functions: FunctionTable, gpus: Gpus,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._scheduling = scheduling
-        self._processes = spawner.processes
-        self._objects = objects
-        self._tasks = tasks
-        self._live = tasks.live
-        self._functions = functions
-        self._gpus = gpus
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._loop, self._tell = driver, driver.loop, driver.tell
+        self._processes, self._objects = driver.processes, driver.objects
+        self._tasks, self._live = driver.tasks, driver.tasks.live
+        self._functions = driver.functions
         self._starved: list[Process] = []  # the next call of theirs finds no room for its inputs
 
     def run(self, run: Run) -> None:
@@ -89,10 +71,10 @@ class Dispatch:
             self._loop.defer(lambda: self._left_out(run.task, process))
             return
         if "GPU" in task.demand and not process.calls and not process.to_send:
-            process.gpu_ids = self._gpus.choose(process.device, task.demand["GPU"])
+            process.gpu_ids = self._driver.gpus.choose(process.device, task.demand["GPU"])
         self.add(task, process)
 
-    def add(self, task: Task, process: Process, replayed: bool = False) -> None:
+    def add(self, task: TaskSpec, process: Process, replayed: bool = False) -> None:
         """Gives a call to a process, after those it was given before."""
         stored: list[bytes] = []
         if task.inputs:
@@ -113,7 +95,7 @@ class Dispatch:
             self._pin(call, process)
         self.proceed(process)
 
-    def sent(self, task: Task, process: Process, number: int) -> None:
+    def sent(self, task: TaskSpec, process: Process, number: int) -> None:
         """A method was called, and the call is on its way to the actor already."""
         actor = process.actor
         assert actor is not None
@@ -171,10 +153,10 @@ class Dispatch:
             else:
                 task.attempts -= 1
                 task.state = states.QUEUED
-        self._scheduling.tell(Returned(process.number, tuple(task.id for task in tasks)))
+        self._tell(Returned(process.number, tuple(task.id for task in tasks)))
         for task in tasks:
             if self._live.get(task.id) is not task:
-                self._scheduling.tell(Cancelled(task.id))
+                self._tell(Cancelled(task.id))
 
     # What waits for its inputs.
 
@@ -252,7 +234,7 @@ class Dispatch:
         self._tasks.fail(call.task, error)
         self.proceed(process)
 
-    def _take_back(self, task: Task, process: Process, inputs: Sequence[Slot]) -> None:
+    def _take_back(self, task: TaskSpec, process: Process, inputs: Sequence[Slot]) -> None:
         """It cannot run yet, or not at all."""
         self._left_out(task.id, process)
         if self._live.get(task.id) is not task:
@@ -269,13 +251,12 @@ class Dispatch:
             self._tasks.queue(task)
 
     def _left_out(self, task_id: Any, process: Process) -> None:
-        """The scheduler's worker will not run this."""
-        self._scheduling.tell(Finished(task_id, process.number, 0.0))
+        self._tell(Finished(task_id, process.number, 0.0))
 
     # What is sent.
 
     def _send(
-        self, task: Task, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
+        self, task: TaskSpec, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
     ) -> None:
         function = task.function
         if not task.actor and function not in process.functions:
@@ -306,8 +287,7 @@ class Dispatch:
             process.actor.sent(task)
         self._started(task, process, number)
 
-    def _started(self, task: Task, process: Process, number: int) -> None:
-        """A process has it now, as this call."""
+    def _started(self, task: TaskSpec, process: Process, number: int) -> None:
         process.calls[number] = task
         task.partial = []
         task.process, task.number, task.state = process, number, states.RUNNING

@@ -6,52 +6,47 @@ wait on slots. `scheduler` and `store` decide without doing; the tables and `dis
 
 from __future__ import annotations
 
-import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.runtime.api.refs import HERE, Gate, Slot
-from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, GetTimeoutError
+from gmi_drl.runtime.api.refs import HERE, Gate, ObjectRef, Slot, wait_for
+from gmi_drl.runtime.errors import ActorDiedError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
-from gmi_drl.runtime.gcs.tables import EventRow
-from gmi_drl.runtime.ids import TASK_BYTES
-from gmi_drl.runtime.process.connection import INLINE_BYTES
+from gmi_drl.runtime.process.connection import place_value
 from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
-from gmi_drl.runtime.scheduler.events import (
-    Infeasible,
-    Recall,
-    Run,
-    StartActor,
-    StartWorker,
-    StopWorker,
-)
+from gmi_drl.runtime.scheduler import events
+from gmi_drl.runtime.scheduler.scheduler import Scheduler
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.protocol import Kind, Place
+from gmi_drl.runtime.wire.protocol import Kind
 
-from .actor_calls import ActorCalls
 from .actor_table import ActorTable
-from .device_failures import DeviceFailures
 from .dispatch import Dispatch, is_plain, run_frame
 from .event_loop import EventLoop
 from .function_table import FunctionTable
 from .gpus import Gpus
 from .lineage import Lineage
 from .object_table import ObjectTable
-from .process_ends import ProcessEnds
 from .processes import Actor
 from .requests import Requests
-from .scheduling import Scheduling
 from .spawner import Spawner
-from .task import Task
+from .task import TaskSpec
 from .task_table import TaskTable
 from .unretrieved_errors import UnretrievedErrors
-from .upkeep import Upkeep
 
 _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and went to disk
 _BACKLOG: Final = 100_000  # unwritten rows of the control store, from which on submitters wait
+_TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
+_DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL
+_TICK_S: Final = 0.005
+_ORPHANS_S: Final = 0.05
+_LOOK_S: Final = 0.1
+_RECORD_S: Final = 0.5  # how late the control store may know of what is not over
 _TOGETHER: Final = 64  # submissions, then it is looked how many rows are unwritten
 
 
@@ -65,7 +60,6 @@ class Driver:
         cores: Mapping[int, tuple[int, ...]], object_store_bytes: int, gcs_path: Path | None,
         *, gcs_replicas: int, namespace: str,
     ) -> None:  # fmt: skip
-        self.owner_pid = os.getpid()
         self.namespace = namespace  # in which names are looked for when nothing is said
         self.arena = arena = Arena.create(object_store_bytes)
         self.server = server = ForkServerProcess(preload, arena)
@@ -77,102 +71,55 @@ class Driver:
             arena.close()
             raise
 
-        # Each part is given what it uses: it knows nothing of those below it.
-        loop = EventLoop()
-        scheduling = Scheduling(devices)
-        spawner = Spawner(loop, gcs, scheduling, server, cores, namespace=namespace)
-        live: dict[bytes, Task] = {}
-        table: dict[bytes, Actor] = {}
-        objects = ObjectTable(loop, gcs, arena, server.directory, live)
-        unretrieved = UnretrievedErrors(objects.slots, table)
-        tasks = TaskTable(
-            loop, gcs, scheduling, spawner, objects, unretrieved=unretrieved, live=live
-        )
-        functions = FunctionTable(loop, gcs)
-        gpus = Gpus(devices, spawner.processes, table)
-        dispatch = Dispatch(
-            loop, scheduling, spawner, objects, tasks, functions=functions, gpus=gpus
-        )
-        actors = ActorTable(
-            loop, gcs, scheduling, spawner, objects, tasks=tasks, dispatch=dispatch, gpus=gpus,
-            unretrieved=unretrieved, table=table, namespace=namespace,
-        )  # fmt: skip
-        lineage = Lineage(gcs, objects, tasks)
-        failures = DeviceFailures(gcs, scheduling, spawner, objects)
-        ends = ProcessEnds(
-            gcs, scheduling, spawner, objects, tasks, actors=actors, device_failures=failures
-        )
-        requests = Requests(
-            loop, scheduling, objects, tasks, actors, dispatch=dispatch, functions=functions
-        )
-        upkeep = Upkeep(gcs, scheduling, spawner, objects, tasks, dispatch=dispatch)
-
-        # What happens in a part that others see to.
-        spawner.handle, spawner.ended = requests.handle, ends.gone
-        spawner.fail_queued = tasks.fail_queued
-        objects.input_ready, objects.wanted_ready = tasks.input_ready, requests.wanted_ready
-        objects.lost, objects.missing = lineage.rebuild, lineage.wanted
-        objects.room_freed = dispatch.room_freed
-        objects.dropped_unseen = unretrieved.dropped
-        objects.actor_unreferenced = actors.unreferenced
-        tasks.methods = ActorCalls(loop, tasks, dispatch, actors)
-        scheduling.carry_out = {
-            Run: dispatch.run,
-            Recall: dispatch.recall,
-            StartWorker: spawner.start_worker,
-            StopWorker: spawner.stop_worker,
-            StartActor: actors.start,
-            Infeasible: actors.infeasible,
+        # Each part keeps those it uses that are made before it, and finds the others here.
+        self.gcs, self.loop = gcs, EventLoop(self)
+        self.post = self.loop.post
+        self.scheduler = Scheduler(devices)
+        self.spawner = Spawner(self, cores)
+        self.processes = self.spawner.processes
+        self.objects = ObjectTable(self)
+        self.tasks = TaskTable(self)
+        self.functions = FunctionTable(self.loop, gcs)
+        self.add_function = self.functions.add
+        self.dispatch = Dispatch(self)
+        self.actors = ActorTable(self)
+        self.gpus = Gpus(devices, self.processes, self.actors.table)
+        self.unretrieved = UnretrievedErrors(self.objects.slots, self.actors.table)
+        self.lineage = Lineage(gcs, self.objects, self.tasks)
+        self.requests = Requests(self)
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            events.Run: self.dispatch.run,
+            events.Recall: self.dispatch.recall,
+            events.StartWorker: self.spawner.start_worker,
+            events.StopWorker: self.spawner.stop_worker,
+            events.StartActor: self.actors.start,
+            events.Infeasible: self.actors.infeasible,
         }
-        loop.timeout_s, loop.tick = upkeep.timeout_s, scheduling.tick
-        loop.after_round = upkeep.after_round
-
-        self.loop, self.gcs, self.scheduling, self.spawner = loop, gcs, scheduling, spawner
-        self.processes, self.objects, self.tasks = spawner.processes, objects, tasks
-        self.actors, self.dispatch, self.requests = actors, dispatch, requests
-        self.functions, self.device_failures = functions, failures
-        self.post, self.add_function = loop.post, functions.add
         self._num_submitted = 0
-        loop.start()
+        self._printed_failure = ""  # of the control store
+        self._ticks = False  # the scheduler may want to know how time goes by
+        self._ticked_s = self._looked_s = self._recorded_s = 0.0
+        self._look_again = True  # something has happened since the last look, or is to be done yet
+        self.loop.start()
 
     @property
     def ready(self) -> Slot:
         """Filled when the fork server has imported what it was told to."""
         return self.spawner.ready
 
-    def lose_device(self, index: int) -> None:
-        """Ends all that runs on a device, and makes again what was made there."""
-        devices = self.scheduling.devices
-        if index not in devices:
-            raise ValueError(f"device {index}; there are {sorted(devices)}. Give one of them.")
-        self.post(self.device_failures.lose, index)
-
-    def restart_scheduler(self) -> None:
-        """Goes on with a new scheduler, which knows what the tables know."""
-
-        def restart() -> None:
-            self.loop.do_deferred()
-            text = self.scheduling.restart(
-                self.processes.values(),
-                self.tasks.live.values(),
-                self.actors.table.values(),
-                self.device_failures.ending,
-            )
-            self.gcs.put(EventRow(time.time(), "scheduler restarted", b"", text))
-
-        self.post(restart)
-
     def close(self) -> None:
         """Ends the thread and the fork server, which kills what still lives."""
         self.loop.stop()
         self.spawner.close()
-        self.actors.end_all(self.spawner.broken)
+        for actor in self.all_actors():
+            if not actor.dead:
+                actor.end_reason = self.spawner.broken
+                self.actors.end_unstarted(actor, actor.end_reason)
         error = self.spawner.unavailable()
         for task in list(self.tasks.live.values()):
             self.tasks.fail(task, error)
         for slot in list(self.objects.slots.values()):
             if slot.state != HERE:
-                slot.error_, slot.failed = error, True
                 slot.fail(error)
         self.ready.fail(ActorDiedError("fork server", reason=self.spawner.broken))
         self.objects.close()
@@ -187,11 +134,10 @@ class Driver:
         self.spawner.forget()
         self.arena.close()
 
-    # What references need (refs.Holder).
+    # What references need.
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        count = self.objects.count if len(id) > TASK_BYTES else self.actors.count
-        self.loop.commands.append((count, (id, change)))
+        self.loop.commands.append((self.objects.count, (id, change)))
         if soon and self.loop.asleep:
             self.loop.wake()
 
@@ -208,37 +154,10 @@ class Driver:
     block = staticmethod(Gate.wait)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
-        id = slot.id
-        results: list[Any] = []
-        gate, wanted = Gate(1), True
+        def unpin(_: object = None) -> None:
+            self.post(self.objects.unpin, slot.id)
 
-        def pinned(result: Any) -> None:
-            if wanted:
-                results.append(result)
-                gate.arrived()
-            elif not isinstance(result, BaseException):
-                self.objects.unpin(id)
-
-        def give_up() -> None:
-            nonlocal wanted
-            wanted = False
-            if results and not isinstance(results[0], BaseException):
-                self.objects.unpin(id)
-
-        self.post(self.objects.pin, id, pinned)
-        try:
-            self._await_value(gate, slot, deadline_s)
-        except BaseException:
-            self.post(give_up)
-            raise
-        if isinstance(results[0], BaseException):
-            raise results.pop()
-        return packing.view(self.arena, results[0], lambda: self.post(self.objects.unpin, id))
-
-    def _await_value(self, gate: Gate, slot: Slot, deadline_s: float | None) -> None:
-        while not gate.wait(1.0):
-            if not self.loop.running:
-                raise ActorRuntimeError("the runtime was shut down")
+        def check() -> None:
             if deadline_s is not None and time.monotonic() > deadline_s + _RESTORE_S:
                 raise GetTimeoutError(
                     f"get timed out: {slot.call} has answered, but {_RESTORE_S:g} s after the "
@@ -246,9 +165,12 @@ class Driver:
                     "time, or object_store_bytes more."
                 )
 
+        place = self.loop.ask(lambda then: self.objects.pin(slot.id, then), check, unpin)
+        return packing.view(self.arena, place, unpin)
+
     # What users call.
 
-    def submit(self, task: Task) -> list[Slot]:
+    def submit(self, task: TaskSpec) -> list[Slot]:
         """Takes a call; its results' slots, each counted as one reference."""
         task.slots = [Slot(id, task.name, task) for id in task.result_ids()]
         actor = self.actors.table.get(task.actor) if task.actor else None
@@ -259,11 +181,13 @@ class Driver:
         if task.body_id:
             self.note(task.body_id, -1)  # from here on the call holds it
         self._num_submitted += 1
-        if not self._num_submitted % _TOGETHER and self.gcs.backlog > _BACKLOG:
-            self._hold_back()
+        if not self._num_submitted % _TOGETHER:
+            # Whoever submits more than can be recorded waits, so that memory has a bound.
+            while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
+                time.sleep(0.005)  # the writer takes thousands of rows at once
         return task.slots
 
-    def _call(self, actor: Actor, task: Task) -> None:
+    def _call(self, actor: Actor, task: TaskSpec) -> None:
         """Sends a small call straight to the actor if nothing is before it; else as others go.
 
         Noted first and sent then, so that the runtime's thread knows of it when it reads the
@@ -285,7 +209,7 @@ class Driver:
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
         """Keeps a value; its slot, counted as one reference."""
         slot = Slot(id, what)
-        place = self.place(id, packed, what, slot)
+        place = place_value(self, id, packed, what)
         if isinstance(place, bytes):
             slot.fill(place)
         self.post(self.requests.put, slot, place, packed.refs, 0)
@@ -294,30 +218,13 @@ class Driver:
             slot.arrived()
         return slot
 
-    def place(
-        self, id: bytes, packed: packing.Packed, what: str, slot: Slot | None = None
-    ) -> Place:
-        """The bytes of a small value, or where a large one now lies."""
-
-        if packed.nbytes <= INLINE_BYTES:
-            return packed.body
-        where = self.loop.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
-        if where is None:  # it is there already
-            return 0, packed.nbytes
-        try:
-            packing.write(self.arena, where, packed, what)
-        except BaseException:
-            self.post(self.objects.abandon, id)
-            raise
-        return 0 if isinstance(where, str) else where, packed.nbytes
-
     def request(self, method: str, *args: Any) -> Any:
         """One of the requests that a process can make, from the driver itself."""
         return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
-    def start_actor(self, creation: Task, *details: Any) -> Actor:
+    def start_actor(self, creation: TaskSpec, **details: Any) -> Actor:
         """Takes a new actor, counted as one handle; returns at once."""
-        actor = Actor(creation, *details)
+        actor = Actor(creation, **details)
 
         def add(then: Callable[[None], None]) -> None:
             self.actors.add(actor, 0)
@@ -342,20 +249,84 @@ class Driver:
         """Sends ASK_STOP or CLOSE; returns at once."""
         self.post(self.actors.ask, actor, kind, reason)
 
-    def signal_actor(self, actor: Actor, number: int, reason: str) -> None:
-        """Signals the actor's process group for good, unless it has ended; returns at once."""
-        self.post(self.actors.signal, actor, number, reason)
+    def stop_actors(
+        self, actors: Sequence[Actor], grace: timedelta, reason: str,
+        before_signals: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Asks, waits for `grace`, then SIGTERM, then SIGKILL, each to the whole process group."""
+        for actor in actors:
+            self.ask_actor(actor, Kind.CLOSE, reason)
+        _await_deaths(actors, grace.total_seconds())
+        if before_signals is not None and not all(actor.dead for actor in actors):
+            before_signals()
+        self.signal_actors(actors, signal.SIGTERM, reason, _TERM_S)
+        self.signal_actors(actors, signal.SIGKILL, reason)
+
+    def signal_actors(
+        self, actors: Sequence[Actor], number: int, reason: str, wait_s: float = _DEATH_S
+    ) -> None:
+        """Signals the process groups of those that live, for good, and waits for their end."""
+        alive = [actor for actor in actors if not actor.dead]
+        for actor in alive:
+            self.post(self.actors.signal, actor, number, reason)
+        _await_deaths(alive, wait_s)
 
     def all_actors(self) -> list[Actor]:
         """Every actor that lives, or whose records nobody has fetched."""
         return list(self.actors.table.values())
 
-    def drained(self, actor: Actor) -> None:
-        """Nobody will ask for this dead actor's records again."""
-        if actor.dead and not actor.records:
-            self.post(self.actors.forget, actor)
+    # In the event loop's thread.
 
-    def _hold_back(self) -> None:
-        """The control store is behind: whoever submits more waits, so that memory has a bound."""
-        while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
-            time.sleep(0.005)  # the writer takes thousands of rows at once
+    def tell(self, event: events.Event) -> None:
+        """Tells the scheduler what has happened, and does what follows before this returns."""
+        now_s = time.monotonic()
+        if not self._ticks:  # the next tick tells whether there is to be another
+            self._ticks, self._ticked_s = True, now_s
+        for instruction in self.scheduler.handle(event, now_s):
+            self._carry_out[instruction.__class__](instruction)
+
+    def tick(self) -> None:
+        """Tells the scheduler that time has passed, if that is wanted and due."""
+        if self._ticks and (now_s := time.monotonic()) - self._ticked_s >= _TICK_S:
+            self._ticked_s = now_s
+            self.tell(events.Ticked())
+            self._ticks = self.scheduler.wants_tick
+
+    def timeout_s(self) -> float:
+        """How long nothing is due; -1: until something arrives."""
+        if self.spawner.orphans:
+            return _ORPHANS_S
+        if self._ticks:
+            return _TICK_S
+        if self._look_again:
+            return _LOOK_S
+        return _RECORD_S if self.tasks.live or self.objects.room_requests else -1
+
+    def after_round(self) -> None:
+        """Does what is due, and what nobody waits for."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _LOOK_S:
+            self._looked_s = now_s
+            self._look(now_s)
+        else:
+            self._look_again = True
+        if self.spawner.orphans:
+            self.spawner.give_up_orphans()
+
+    def _look(self, now_s: float) -> None:
+        self.objects.refuse_late()
+        self._look_again = self.objects.give_back()
+        if now_s - self._recorded_s > _RECORD_S:
+            self._recorded_s = now_s
+            self.tasks.record()
+            self.dispatch.room_freed()  # those that wait for it find out when that is too long
+        failure = self.gcs.failure
+        if failure != self._printed_failure and (failure or not self.gcs.backlog):
+            self._printed_failure = failure  # once, though some rows may find room in between
+            if failure:
+                print(f"gmi-drl: {failure}", file=sys.stderr)
+
+
+def _await_deaths(actors: Sequence[Actor], wait_s: float) -> None:
+    if actors:
+        wait_for([ObjectRef(actor.death_slot) for actor in actors], len(actors), wait_s)

@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime.api.refs import Gate
 from gmi_drl.runtime.errors import ActorRuntimeError
@@ -22,13 +22,17 @@ from gmi_drl.runtime.process.spin import Spin
 
 from .channel import SocketChannel
 
+if TYPE_CHECKING:
+    from .driver import Driver
+
 _TOGETHER: Final = 64  # commands, then what they led to is sent
 
 
 class EventLoop:
     """Sockets with their handlers, and commands of other threads, served by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
         self.running = True
         self.asleep = False  # it must be woken for a command
         self.commands: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
@@ -41,15 +45,10 @@ class EventLoop:
         self._handlers: dict[int, Callable[[], None]] = {}
         self.listen(self._wake_fd, self._woken)
         self._thread = threading.Thread(target=self._serve, name="gmi_drl-runtime", daemon=True)
-        # Connected by the driver, before `start`.
-        self.timeout_s: Callable[[], float]  # how long it may sleep
-        self.tick: Callable[[], None]  # in each round, when all messages are handled
-        self.after_round: Callable[[], None]
 
     # From any thread.
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def post(self, command: Callable[..., Any], *args: Any) -> None:
@@ -58,14 +57,24 @@ class EventLoop:
         if self.asleep:
             self.wake()
 
-    def ask(self, begin: Callable[[Callable[[Any], None]], None]) -> Any:
-        """Has the thread begin something, and waits for what it gives."""
+    def ask(
+        self, begin: Callable[[Callable[[Any], None]], None],
+        check: Callable[[], None] | None = None, unwanted: Callable[[Any], None] | None = None,
+    ) -> Any:  # fmt: skip
+        """Has the thread begin something, and waits for what it gives.
+
+        While it waits `check` is called, which may raise; what is given after that, or after an
+        interrupt, goes to `unwanted`.
+        """
         results: list[Any] = []
-        gate = Gate(1)
+        gate, waits = Gate(1), True
 
         def then(result: Any) -> None:
-            results.append(result)
-            gate.arrived()
+            if waits:
+                results.append(result)
+                gate.arrived()
+            elif unwanted is not None and not isinstance(result, BaseException):
+                unwanted(result)
 
         def start() -> None:
             try:
@@ -73,16 +82,27 @@ class EventLoop:
             except Exception as error:
                 then(error)
 
+        def give_up() -> None:
+            nonlocal waits
+            waits = False
+            for result in results:
+                then(result)
+
         self.post(start)
-        while not gate.wait(1.0):
-            if not self.running:
-                raise ActorRuntimeError("the runtime was shut down")
+        try:
+            while not gate.wait(1.0):
+                if not self.running:
+                    raise ActorRuntimeError("the runtime was shut down")
+                if check is not None:
+                    check()
+        except BaseException:
+            self.post(give_up)
+            raise
         if isinstance(results[0], BaseException):
             raise results.pop()
         return results[0]
 
     def wake(self) -> None:
-        """Ends the thread's sleep."""
         with contextlib.suppress(OSError):  # closed: shutdown was faster
             os.eventfd_write(self._wake_fd, 1)
 
@@ -102,7 +122,6 @@ class EventLoop:
     # From its own thread.
 
     def obey(self) -> None:
-        """Does what other threads asked for."""
         commands, num_done = self.commands, 0
         while commands:
             command, args = commands.popleft()
@@ -117,11 +136,6 @@ class EventLoop:
     def defer(self, action: Callable[[], None]) -> None:
         """Does something at the end of this round."""
         self._deferred.append(action)
-
-    def do_deferred(self) -> None:
-        """Does what was deferred, now."""
-        while self._deferred:
-            self._deferred.popleft()()
 
     def listen(self, fd: int, handler: Callable[[], None]) -> None:
         """Calls `handler` when there is something to read, or room to write for what waits."""
@@ -157,7 +171,7 @@ class EventLoop:
         while self.running:
             spin.until(lambda: commands or deferred or ready.poll(0))
             self.asleep = True
-            events = poll(0 if commands or deferred or self.touched else self.timeout_s())
+            events = poll(0 if commands or deferred or self.touched else self._driver.timeout_s())
             self.asleep = False
             spin.over()
             try:
@@ -175,11 +189,12 @@ class EventLoop:
                     handler()
                 except Exception:
                     traceback.print_exc(file=sys.stderr)
-        self.do_deferred()
-        self.tick()
+        while self._deferred:
+            self._deferred.popleft()()
+        self._driver.tick()
         if self.touched:
             self._write_touched()
-        self.after_round()
+        self._driver.after_round()
 
     def _write_touched(self) -> None:
         touched, self.touched = self.touched, set()

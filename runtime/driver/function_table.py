@@ -30,7 +30,6 @@ class FunctionTable:
         self.nbytes = 0
 
     def add(self, id: bytes, name: str, body: bytes) -> None:
-        """Makes a function known."""
         if id in self._used:
             return
         with self._lock:

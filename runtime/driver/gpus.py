@@ -19,11 +19,9 @@ class Gpus:
     """The GPUs of every device. Used by the runtime's thread only."""
 
     def __init__(
-        self,
-        devices: Mapping[int, Mapping[str, float]],
-        processes: Mapping[int, Process],
+        self, devices: Mapping[int, Mapping[str, float]], processes: Mapping[int, Process],
         actors: Mapping[bytes, Actor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._processes = processes
         self._actors = actors
         self._shares: dict[int, dict[GpuId, float]] = {}  # by device: how much of which

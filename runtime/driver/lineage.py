@@ -14,7 +14,7 @@ from gmi_drl.runtime.gcs.tables import EventRow, TaskRow
 from gmi_drl.runtime.wire import packing
 
 from .object_table import ObjectTable
-from .task import STREAMING, Task
+from .task import STREAMING, TaskSpec
 from .task_table import TaskTable
 
 
@@ -65,7 +65,7 @@ class Lineage:
             self.rebuild(slot, lost)
         return slot  # else the generator yields it yet; or never, and whoever waits sees its end
 
-    def _run_again(self, task: Task) -> list[Slot]:
+    def _run_again(self, task: TaskSpec) -> list[Slot]:
         """Begins a task another time; what must be made again for that."""
         tasks, objects = self._tasks, self._objects
         task.retries = task.options.max_retries
@@ -95,7 +95,7 @@ class Lineage:
             return None
         return next((slot for slot in maker.slots if slot.id == id), None)
 
-    def _why_not(self, task: Task | None) -> str:
+    def _why_not(self, task: TaskSpec | None) -> str:
         """Why it cannot be made again; empty if it can."""
         if task is None or (not task.actor and isinstance(task.function, str)):
             return "put() has no lineage"
@@ -108,7 +108,7 @@ class Lineage:
             )
         return ""
 
-    def _remembered(self, slot: Slot) -> Task | None:
+    def _remembered(self, slot: Slot) -> TaskSpec | None:
         """The task that made an object nobody held any more, from the control store."""
         try:
             row = self._gcs.get(TaskRow, ids.producer(slot.id))
@@ -117,7 +117,7 @@ class Lineage:
         if row is None or not row.spec:
             return None
         spec = row.spec  # not written yet: the task itself
-        task = Task(*(spec.fields() if isinstance(spec, Task) else pickle.loads(spec)))
+        task = TaskSpec(*(spec.fields() if isinstance(spec, TaskSpec) else pickle.loads(spec)))
         task.device = row.device
         slot.call = task.name
         return task

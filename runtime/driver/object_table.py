@@ -12,35 +12,25 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ObjectLostError, ObjectStoreFullError
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow, ObjectRow
-from gmi_drl.runtime.store.arena import Arena
-from gmi_drl.runtime.store.object_store import (
-    Lost,
-    ObjectPinned,
-    ObjectStore,
-    Placed,
-    Refuse,
-    Restore,
-    Spill,
-    Unlink,
-)
+from gmi_drl.runtime.store import object_store
 from gmi_drl.runtime.store.room_requests import PendingRoomRequests, RoomRequest
 from gmi_drl.runtime.store.trimmer import MemoryTrimmer
 from gmi_drl.runtime.wire.protocol import Place
 
-from .event_loop import EventLoop
-from .processes import Process
 from .reference_counts import ReferenceCounter
-from .task import Task
+
+if TYPE_CHECKING:
+    from .driver import Driver
+    from .processes import Actor
 
 DRIVER = 0  # as a holder: this process
 
@@ -50,18 +40,14 @@ PinResult = tuple[int, int] | BaseException
 class ObjectTable:
     """Every object somebody may still ask for. Used by the runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, arena: Arena, directory: Path, live: Mapping[bytes, Task],
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._arena = arena
-        self._directory = directory / "spill"
-        self._live = live  # tasks that are not over
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._arena = driver, driver.arena
+        self._loop, self._gcs = driver.loop, driver.gcs
+        self._directory = driver.server.directory / "spill"
         self._disk: ThreadPoolExecutor | None = None
-        self.nbytes = arena.nbytes
-        self.store = ObjectStore(arena.nbytes)
-        self._trimmer = MemoryTrimmer(arena.nbytes)
+        self.nbytes = driver.arena.nbytes
+        self.store = object_store.ObjectStore(self.nbytes)
+        self._trimmer = MemoryTrimmer(self.nbytes)
         self.slots: dict[bytes, Slot] = {}
         self.references = ReferenceCounter()
         self.hold = self.references.hold
@@ -69,25 +55,21 @@ class ObjectTable:
         self._tries_again = False  # at the end of this round
         self._creating: dict[bytes, RoomRequest] = {}
         self._pinning: dict[bytes, collections.deque[RoomRequest]] = {}
-        # Connected by the driver: those who are told of what happens to objects.
-        self.input_ready: Callable[[Task, Slot], None]  # a task waited for it
-        self.wanted_ready: Callable[[Process, Slot, bool], None]  # a process waited for it
-        self.lost: Callable[[Slot, str], None]  # it is to be made again
-        self.missing: Callable[[bytes], Slot]  # what somebody asks for is not there
-        self.room_freed: Callable[[], None]
-        self.dropped_unseen: Callable[[Task], None]  # an error that nobody has looked at
-        self.actor_unreferenced: Callable[[bytes], None]
 
     # Who holds what.
 
     def add(self, slot: Slot, caller: int) -> None:
         """A new object, with a reference in the process that asked for it."""
         self.slots[slot.id] = slot
+        self.hold_for(caller, slot)
+
+    def hold_for(self, caller: int, held: Slot | Actor) -> None:
+        """The process `caller`, or (0) the driver, has one reference more."""
         if caller:
-            self.hold(slot.id, ("process", caller))
+            self.hold(held.id, ("process", caller))
         else:
-            slot.held += 1
-            self.hold(slot.id, DRIVER)
+            held.held += 1
+            self.hold(held.id, DRIVER)
 
     def release(self, id: bytes, holder: Any) -> None:
         """`holder` refers to an object or an actor no longer."""
@@ -100,25 +82,25 @@ class ObjectTable:
             self._free(freed)
 
     def count(self, id: bytes, change: int) -> None:
-        """References in the driver itself."""
-        slot = self.slots.get(id)
-        if slot is None:
+        """References to an object, or handles of an actor, in the driver itself."""
+        held = self.slots.get(id) or self._driver.actors.table.get(id)
+        if held is None:
             return
-        slot.held += change
-        if change > 0 and slot.held == 1:
+        held.held += change
+        if change > 0 and held.held == 1:
             self.hold(id, DRIVER)
-        elif change < 0 and not slot.held:
+        elif change < 0 and not held.held:
             self.release(id, DRIVER)
 
     def _free(self, id: bytes) -> None:
         slot = self.slots.pop(id, None)
         if slot is None:
             if len(id) == ids.TASK_BYTES:
-                self.actor_unreferenced(id)
+                self._driver.actors.unreferenced(id)
             return
         if slot.failed and not slot.seen and slot.task is not None:
-            self.dropped_unseen(slot.task)
-        if slot.task is not None and slot.task.id not in self._live:
+            self._driver.unretrieved.dropped(slot.task)
+        if slot.task is not None and slot.task.id not in self._driver.tasks.live:
             slot.body = b""  # its task may be kept longer, to be run again
         if slot.stored or id in self.store:
             self._do(self.store.delete(id))
@@ -158,31 +140,17 @@ class ObjectTable:
     def _tell(self, slot: Slot) -> None:
         waiting, slot.waiting = slot.waiting, None
         for task in waiting or ():
-            self.input_ready(task, slot)
+            self._driver.tasks.input_ready(task, slot)
         seekers, slot.seekers = slot.seekers, None
         for process, values in seekers or ():
-            self.wanted_ready(process, slot, values)
-
-    def lose(self, lost: Iterable[bytes]) -> None:
-        """The memory of these is gone."""
-        said = self.store.lose(list(lost))
-        gone = [one for one in said if type(one) is Lost]
-        for one in gone:  # all of them, before one is made again of others
-            self._reset(one.key, one.reason)
-        self._do([one for one in said if type(one) is not Lost])
-        for one in gone:
-            if (slot := self.slots.get(one.key)) is not None:
-                self.lost(slot, one.reason)
+            self._driver.requests.wanted_ready(process, slot, values)
 
     # Memory.
 
     def create(
-        self,
-        id: bytes,
-        nbytes: int,
-        label: str,
+        self, id: bytes, nbytes: int, label: str,
         then: Callable[[int | str | BaseException | None], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Finds room for a value to be written; `then` is called with its offset, or an error.
 
         Or with the path of a file to write it to, if others look at what is in memory for too
@@ -238,7 +206,7 @@ class ObjectTable:
         """One view of it less."""
         self._do(self.store.unpin(id))
         self._room()
-        self.room_freed()
+        self._driver.dispatch.room_freed()
 
     def give_back(self) -> bool:
         """Frees memory that nobody has used for a while; True: call it again in 0.1 s."""
@@ -257,21 +225,21 @@ class ObjectTable:
     def _do(self, instructions: Sequence[Any]) -> None:
         for one in instructions:
             kind = type(one)
-            if kind is ObjectPinned:
+            if kind is object_store.ObjectPinned:
                 self._next_pin(one.key).then((one.offset, one.nbytes))
-            elif kind is Placed:
+            elif kind is object_store.Placed:
                 self._trimmer.mark_used(one.offset, one.nbytes)
                 self._creating.pop(one.key).then(one.offset)
-            elif kind is Spill:
+            elif kind is object_store.Spill:
                 self._on_disk(self._spill, one)
-            elif kind is Restore:
+            elif kind is object_store.Restore:
                 self._trimmer.mark_used(one.offset, one.nbytes)
                 self._on_disk(self._restore, one)
-            elif kind is Unlink:
+            elif kind is object_store.Unlink:
                 self._path(one.key).unlink(missing_ok=True)
-            elif kind is Refuse:
+            elif kind is object_store.Refuse:
                 self._refused(one)
-            elif kind is Lost:
+            elif kind is object_store.Lost:
                 self._lost(one.key, one.reason)
 
     def _next_pin(self, id: bytes) -> RoomRequest:
@@ -281,7 +249,7 @@ class ObjectTable:
             del self._pinning[id]
         return request
 
-    def _refused(self, one: Refuse) -> None:
+    def _refused(self, one: object_store.Refuse) -> None:
         error = ObjectStoreFullError(one.reason)
         request = self._creating.get(one.key) or self._next_pin(one.key)
         if one.pinned and request.patient:
@@ -314,11 +282,6 @@ class ObjectTable:
 
     def _lost(self, id: bytes, reason: str) -> None:
         """Makes it again from its lineage; whoever waited for it goes on waiting."""
-        self._reset(id, reason)
-        if (slot := self.slots.get(id)) is not None:
-            self.lost(slot, reason)
-
-    def _reset(self, id: bytes, reason: str) -> None:
         waiting = self._pinning.pop(id, collections.deque())
         slot = self.slots.get(id)
         if slot is None:
@@ -330,6 +293,7 @@ class ObjectTable:
         slot.reset()
         for request in waiting:
             self._pin_later(slot, request)
+        self._driver.lineage.rebuild(slot, reason)
 
     def _pin_later(self, slot: Slot, request: RoomRequest) -> None:
         def there() -> None:
@@ -348,7 +312,7 @@ class ObjectTable:
             self._disk = ThreadPoolExecutor(1, "gmi_drl-disk")
         self._disk.submit(action, one)
 
-    def _spill(self, one: Spill) -> None:
+    def _spill(self, one: object_store.Spill) -> None:
         error = ""
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -363,7 +327,7 @@ class ObjectTable:
             error = f"{self._directory}: {failure.strerror}"
         self._loop.post(lambda: self._do(self.store.spilled(one.key, error)))
 
-    def _restore(self, one: Restore) -> None:
+    def _restore(self, one: object_store.Restore) -> None:
         error = ""
         try:
             with open(self._path(one.key), "rb") as file:

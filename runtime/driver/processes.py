@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,30 +23,22 @@ from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import CallFailure, Exited, Kind, SpawnRequest
 
 from .channel import SocketChannel
-from .task import Task
+from .task import TaskSpec
 
-_SHOWN: Final = {  # by what the control store calls it
-    "starting": "PENDING_CREATION",
-    "alive": "ALIVE",
-    "restarting": "RESTARTING",
-    "dead": "DEAD",
-}
 RECORDS_KEPT: Final = 100_000  # undrained records per actor
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call that waits until it can be sent to its process."""
 
-    __slots__ = ("asked", "first_s", "places", "replayed", "since_s", "stored", "task")
-
-    def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
-        self.task = task
-        self.replayed = replayed
-        self.stored = stored  # what it needs of the store
-        self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
-        self.asked: object = None  # for it to be pinned: a new one each time
-        self.first_s = 0.0  # when there was first no room for it; -1: that was printed
-        self.since_s = 0.0  # when only others' views were first in its way
+    task: TaskSpec
+    replayed: bool
+    stored: list[bytes]  # what it needs of the store
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # of what is pinned of that
+    asked: object = None  # for it to be pinned: a new one each time
+    first_s: float = 0.0  # when there was first no room for it; -1: that was printed
+    since_s: float = 0.0  # when only others' views were first in its way
 
 
 class Process:
@@ -63,7 +56,7 @@ class Process:
         self.actor = actor
         self.pid: int | None = None
         self.numbers = itertools.count(1)
-        self.calls: dict[int, Task] = {}  # that it was sent, in order
+        self.calls: dict[int, TaskSpec] = {}  # that it was sent, in order
         self.to_send: collections.deque[PendingCall] = collections.deque()
         self.functions: dict[bytes, int] = {}  # that it knows, and their bytes
         self.function_bytes = 0
@@ -76,7 +69,6 @@ class Process:
         self.exited: Exited | None = None
         self.silent = False  # it has closed its socket
         self.never_forked = False  # the fork server died before it came to it
-        self.stopping = False  # the scheduler has let go of it
         self.dead = False
 
     @property
@@ -111,7 +103,6 @@ class Process:
             self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))
 
     def bury(self) -> None:
-        """It is over."""
         self.dead = True
         self.channel.close()
         self.urgent.close()
@@ -127,7 +118,7 @@ class Actor:
     """One actor. The runtime's thread writes it; others read."""
 
     def __init__(
-        self, creation: Task, name: str, class_name: str, methods: Mapping[str, Method],
+        self, creation: TaskSpec, *, name: str, class_name: str, methods: Mapping[str, Method],
         options: ActorOptions, cls: bytes, setup: bytes, request: SpawnRequest,
     ) -> None:  # fmt: skip
         self.id = creation.id
@@ -153,10 +144,10 @@ class Actor:
         self.sending = threading.Lock()  # the driver's calls keep their order under it
         self.unsent_calls = 0  # calls of the driver that are not on their way yet
         self.sequence = 0  # methods dispatched so far
-        self.waiting: dict[int | bytes, collections.deque[Task]] = {}  # by line, in order
-        self.backlog: collections.deque[Task] = collections.deque()  # it has no process yet
-        self.unanswered: dict[int, Task] = {}  # by sequence
-        self.log: collections.deque[Task] = collections.deque()  # answered since the checkpoint
+        self.waiting: dict[int | bytes, collections.deque[TaskSpec]] = {}  # by line, in order
+        self.backlog: collections.deque[TaskSpec] = collections.deque()  # it has no process yet
+        self.unanswered: dict[int, TaskSpec] = {}  # by sequence
+        self.log: collections.deque[TaskSpec] = collections.deque()  # answered since the checkpoint
         self.checkpoint = 0  # the sequence number it covers
         self.checkpoint_slot: Slot | None = None
         self.rebuilding_failed: Slot | None = None  # what __init__ or restore raised then
@@ -173,7 +164,7 @@ class Actor:
         """Whether it may run several calls at once."""
         return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
 
-    def line(self, task: Task) -> int | bytes:
+    def line(self, task: TaskSpec) -> int | bytes:
         """The queue that a call waits in: behind its caller's others, if they run in order."""
         return task.id if self.is_concurrent else task.caller
 
@@ -182,25 +173,25 @@ class Actor:
         """Whether the calls it has answered are kept, to be run again after a crash."""
         return self.options.max_restarts != 0 and not self.is_concurrent
 
-    def number(self, task: Task) -> None:
+    def number(self, task: TaskSpec) -> None:
         """Gives a call its place in the actor's order."""
         self.sequence += 1
         task.sequence = self.sequence
         task.device = self.device
         self.unanswered[task.sequence] = task
 
-    def sent(self, task: Task) -> None:
+    def sent(self, task: TaskSpec) -> None:
         """A call of the driver is on its way, or never will be: the next may go straight."""
         if not task.caller and not task.attempts and task is not self.creation:
             with self.sending:
                 self.unsent_calls -= 1
 
-    def retries(self, task: Task) -> int:
+    def retries(self, task: TaskSpec) -> int:
         """At how many crashes a call is run again that was running; -1: at all."""
         chosen = self._option(task, "max_task_retries")
         return self.options.max_task_retries if chosen is None else int(chosen)
 
-    def begun(self) -> list[Task]:
+    def begun(self) -> list[TaskSpec]:
         """Calls that its process may have begun, of those it was sent."""
         assert self.process is not None
         calls = list(self.process.calls.values())
@@ -216,7 +207,7 @@ class Actor:
                 begun.append(task)
         return begun
 
-    def _option(self, task: Task, name: str) -> Any:
+    def _option(self, task: TaskSpec, name: str) -> Any:
         """What a call was given, or what the class says of its method."""
         changes = task.options or {}
         return changes[name] if name in changes else getattr(self.methods[task.function], name)  # type: ignore[index]
@@ -237,9 +228,9 @@ class Actor:
 
     def state_fields(self) -> tuple[Any, ...]:
         """The fields of an ActorState, as a listing shows it."""
-        state = _SHOWN[self.state]
-        if self.state == "starting" and self.creation.missing:
-            state = "DEPENDENCIES_UNREADY"
+        state = self.state.upper()
+        if self.state == "starting":
+            state = "DEPENDENCIES_UNREADY" if self.creation.missing else "PENDING_CREATION"
         namespace, name = self.registered or ("", "")
         return (
             self.id.hex(), self.class_name, state, name, namespace, self.pid, self.restarts,
@@ -249,9 +240,10 @@ class Actor:
     def row(self, reason: str) -> ActorRow:
         """The actor as the control store keeps it."""
         return ActorRow(
-            self.id, self.name, self.class_name, self.state, self.pid or 0, self.device,
-            self.restarts, self.options.max_restarts, self.checkpoint, self.created_s,
-            time.time() if self.state == "dead" else 0.0, reason,
+            id=self.id, name=self.name, class_name=self.class_name, state=self.state,
+            pid=self.pid or 0, device=self.device, restarts=self.restarts,
+            max_restarts=self.options.max_restarts, checkpoint=self.checkpoint,
+            created_s=self.created_s, died_s=time.time() if self.dead else 0.0, reason=reason,
         )  # fmt: skip
 
     def death_by(
@@ -259,7 +251,7 @@ class Actor:
     ) -> ActorDiedError:
         """The end of its process, as an error."""
         return ActorDiedError(
-            self.name, self.pid, exited.exit_code, exited.signal, log_tail(self.log_path),
+            self.name, self.pid, exited.exit_code, exited.signal, log_tail=log_tail(self.log_path),
             reason=reason, cause=cause, died_s=exited.died_s,
         )  # fmt: skip
 

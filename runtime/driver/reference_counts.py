@@ -69,15 +69,7 @@ class ReferenceCounter:
         return self._freed([key for key in _each(keys) if self._let_go(key, holder)])
 
     def held(self, key: bytes) -> bool:
-        """Whether anybody holds it."""
         return key in self._holders
-
-    def holders(self, key: bytes) -> list[Hashable]:
-        """Who holds it, in no order."""
-        if key not in self._holders:
-            return []
-        lone = self._holders[key]
-        return list(lone) if isinstance(lone, _Many) else [lone]
 
     def keys(self, holder: Hashable) -> list[bytes]:
         """What it holds, in no order."""

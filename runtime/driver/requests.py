@@ -1,42 +1,38 @@
-"""Handles what processes say to the driver."""
+"""Handles what processes say to the driver, and what they leave when they end."""
 
 from __future__ import annotations
 
 import pickle
 import signal
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gmi_drl.runtime.api.refs import PENDING, Slot
-from gmi_drl.runtime.scheduler.events import Blocked, Unblocked
+from gmi_drl.runtime.errors import WorkerDiedError
+from gmi_drl.runtime.gcs.tables import EventRow
+from gmi_drl.runtime.process.logs import log_tail
+from gmi_drl.runtime.scheduler.events import Blocked, Unblocked, WorkerLost
 from gmi_drl.runtime.wire import framing
-from gmi_drl.runtime.wire.protocol import Kind, Place
+from gmi_drl.runtime.wire.protocol import Exited, Kind, Place
 
-from .actor_table import ActorTable
-from .dispatch import Dispatch
-from .event_loop import EventLoop
-from .function_table import FunctionTable
-from .object_table import ObjectTable
 from .processes import Actor, Process
-from .scheduling import Scheduling
-from .task import Task
-from .task_table import TaskTable
+from .task import CANCELLED, TaskSpec
+from .task_table import cancelled_error
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 
 class Requests:
-    """Messages of processes, and requests that are answered. The runtime's thread only."""
+    """Messages, requests and ends of processes. Used by the runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, scheduling: Scheduling, objects: ObjectTable, tasks: TaskTable,
-        actors: ActorTable, *, dispatch: Dispatch, functions: FunctionTable,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._scheduling = scheduling
-        self._objects = objects
-        self._tasks = tasks
-        self._actors = actors
-        self._dispatch = dispatch
-        self._functions = functions
+    def __init__(self, driver: Driver) -> None:
+        self._loop, self._gcs = driver.loop, driver.gcs
+        self._tell, self._spawner = driver.tell, driver.spawner
+        self._objects, self._tasks, self._actors = driver.objects, driver.tasks, driver.actors
+        self._dispatch, self._functions = driver.dispatch, driver.functions
+        self._lineage, self._scheduler = driver.lineage, driver.scheduler
 
     def handle(self, process: Process, message: framing.Message) -> None:
         """Does what one message of a process is about."""
@@ -49,7 +45,7 @@ class Requests:
             if process.actor is not None:
                 self._record(process.actor, message)
         elif kind == Kind.SUBMIT:
-            task = Task(*pickle.loads(message.body))
+            task = TaskSpec(*pickle.loads(message.body))
             self._tasks.submit(task, process.number, process.device)
         elif kind == Kind.COUNTS:
             holder = ("process", process.number)
@@ -106,7 +102,7 @@ class Requests:
         """A process asks for objects; one whose call must wait for them gives its CPUs back."""
         waits = False
         for id in wanted:
-            slot = self._objects.slots.get(id) or self._objects.missing(id)
+            slot = self._objects.slots.get(id) or self._lineage.wanted(id)
             if slot.state == PENDING:
                 if slot.seekers is None:
                     slot.seekers = []
@@ -118,13 +114,13 @@ class Requests:
                 process.send_object(slot, values)
         if waits and not process.blocked:
             process.blocked = True
-            self._scheduling.tell(Blocked(process.scheduled_as))
+            self._tell(Blocked(process.scheduled_as))
         self._loop.touched.add(process.channel)
 
     def _maybe_unblocked(self, process: Process) -> None:
         if process.blocked and not process.wanted:
             process.blocked = False
-            self._scheduling.tell(Unblocked(process.scheduled_as))
+            self._tell(Unblocked(process.scheduled_as))
 
     def _record(self, actor: Actor, message: framing.Message) -> None:
         records = actor.records
@@ -175,12 +171,12 @@ class Requests:
         elif method == "actor":
             fields = self._actors.named(*args)
             if process is None:  # held from now on, so that it does not end before it is called
-                self._actors.count(fields[0], 1)
+                self._objects.count(fields[0], 1)
             then(fields)
         elif method == "nothing":
             then(None)
         elif method == "resources":
-            then(self._scheduling.resources())
+            then(self._scheduler.resources())
         elif method == "names":
             then(sorted(self._actors.names))
         elif method == "actors":
@@ -195,9 +191,69 @@ class Requests:
             self._tasks.cancel(*args)
             then(None)
         elif method == "start":
-            creation, *details = args
-            actor = Actor(Task(*creation), *details)
-            self._actors.add(actor, process.number if process is not None else 0)
+            creation, details = args
+            caller = process.number if process is not None else 0
+            self._actors.add(Actor(TaskSpec(*creation), **details), caller)
             then(None)
         else:
             raise ValueError(f"unknown request {method!r}")
+
+    # The end of a process.
+
+    def process_gone(self, process: Process, exited: Exited) -> None:
+        """Sees to what a process that has ended held, wrote and ran."""
+        for id, count in process.pins.items():
+            for _ in range(count):
+                self._objects.unpin(id)
+        for id in process.creating:
+            self._objects.abandon(id)
+        if process.blocked:
+            process.blocked = False
+            self._tell(Unblocked(process.scheduled_as))
+        if process.actor is not None:
+            self._actors.process_gone(process, exited)
+        else:
+            self._tell(WorkerLost(process.number))
+            error = WorkerDiedError(
+                "a task", process.pid or 0, 1, exited.exit_code, exited.signal,
+                log_tail=log_tail(process.log), reason=process.end_reason,
+            )  # fmt: skip
+            self._run_again(process, error)
+            process.remove_log()
+        self._objects.holder_gone(("process", process.number))
+
+    def _run_again(self, process: Process, error: WorkerDiedError) -> None:
+        """Begins the task again that a worker ran, if it may be; the others always."""
+        calls, process.calls = list(process.calls.values()), {}
+        tasks: list[TaskSpec] = [*calls, *(call.task for call in process.to_send)]
+        process.to_send.clear()
+        for number, task in enumerate(tasks):
+            task.process = None
+            if self._tasks.live.get(task.id) is not task:
+                continue
+            if number == 0 and calls:
+                if task.state == CANCELLED:
+                    self._tasks.fail(task, cancelled_error(task))
+                    continue
+                if self._spawner.broken:
+                    self._tasks.fail(task, self._spawner.unavailable())
+                    continue
+                if not task.retries and not process.never_forked:
+                    error.call, error.attempts = task.name, task.attempts
+                    self._tasks.fail(task, error)
+                    continue
+                task.retries -= not process.never_forked
+                self._keep_results(process, task)
+                text = str(error).splitlines()[0]
+                self._gcs.put(EventRow(time.time(), "task retried", task.id, text))
+            else:
+                task.attempts = max(0, task.attempts - 1)
+            self._tasks.requeue(task)
+
+    def _keep_results(self, process: Process, task: TaskSpec) -> None:
+        """What the task had called is not to be run again with it."""
+        for id in self._objects.references.keys(("process", process.number)):
+            slot, actor = self._objects.slots.get(id), self._actors.table.get(id)
+            made = actor.creation if actor is not None else slot.task if slot is not None else None
+            if made is not None and made.parent == task.id:
+                self._tasks.hold_result(task, id)

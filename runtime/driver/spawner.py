@@ -11,24 +11,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.errors import ActorDiedError, ForkServerError, NotRunningError, tail_text
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.process import descendants
-from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
+from gmi_drl.runtime.process.logs import log_tail
 from gmi_drl.runtime.process.run_directory import working_directory
 from gmi_drl.runtime.scheduler.events import StartWorker, StopWorker, WorkerLost, WorkerStarted
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
 
 from .channel import SocketChannel
-from .event_loop import EventLoop
 from .processes import Actor, Process
-from .scheduling import Scheduling
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork server
 
@@ -36,30 +36,20 @@ _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork
 class Spawner:
     """Starts and ends the processes of a runtime, in the runtime's thread."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, server: ForkServerProcess,
-        cores: Mapping[int, tuple[int, ...]], *, namespace: str,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._scheduling = scheduling
-        self._server = server
+    def __init__(self, driver: Driver, cores: Mapping[int, tuple[int, ...]]) -> None:
+        self._driver, self._server = driver, driver.server
+        self._loop, self._tell = driver.loop, driver.tell
         self._cores = cores  # of each device; empty: not pinned
-        self._namespace = namespace
         self.processes: dict[int, Process] = {}
         self.ready = Slot(b"", "the fork server's imports")
         self.broken = ""  # why no process can be started any more
         self.orphans: set[Process] = set()  # of a fork server that is dead: they follow it
-        self._control = SocketChannel(server.control)
+        self._control = SocketChannel(self._server.control)
         self._orphaned_s = 0.0
         self._forked = False  # the fork server has, something
         self._in_vain = 0  # fork servers, the last ones, that ended before they were of use
         self._numbers = itertools.count(1)
-        loop.listen(self._control.sock.fileno(), self._on_control)
-        # Connected by the driver.
-        self.handle: Callable[[Process, framing.Message], None]  # what a process has sent
-        self.ended: Callable[[Process, Exited], None]  # one is dead, and out of the table
-        self.fail_queued: Callable[[BaseException], None]  # tasks that wait for a worker
+        self._loop.listen(self._control.sock.fileno(), self._on_control)
 
     def unavailable(self) -> ForkServerError | NotRunningError:
         """Why nothing is run any more."""
@@ -94,41 +84,37 @@ class Spawner:
             return
         device = start.device
         request = SpawnRequest(
-            title="worker",
-            environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
-            cores=self._cores.get(device, ()),
-            num_threads=1,
-            log="",
-            directory=working_directory(),
-            sys_path=tuple(sys.path),
-        )
+            title="worker", environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+            cores=self._cores.get(device, ()), num_threads=1, log="",
+            directory=working_directory(), sys_path=tuple(sys.path),
+        )  # fmt: skip
         try:
             process = self.spawn(request, False, device, None)
         except ForkServerError as error:
             failure = error
             self._loop.defer(lambda: self._not_started(device, failure))
             return
-        process.send(Kind.BUILD, 0, Build(process.number, device, self._namespace))
+        process.send(Kind.BUILD, 0, Build(device, self._driver.namespace))
         # Not from within another decision: the scheduler is told when this one is carried out.
         self._loop.defer(lambda: self._started(process, device))
 
     def _started(self, process: Process, device: int) -> None:
-        self._scheduling.tell(WorkerStarted(process.number, device))
+        self._tell(WorkerStarted(process.number, device))
         if process.dead:
-            self._scheduling.tell(WorkerLost(process.number))
+            self._tell(WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
         """Those who wait for a worker do so in vain, unless there is another one."""
         if not any(process.actor is None for process in self.processes.values()):
-            self.fail_queued(error)
+            self._driver.tasks.fail_queued(error)
         number = next(self._numbers)  # the scheduler is answered: it started, and is gone
-        self._scheduling.tell(WorkerStarted(number, device))
-        self._scheduling.tell(WorkerLost(number))
+        self._tell(WorkerStarted(number, device))
+        self._tell(WorkerLost(number))
 
     def stop_worker(self, stop: StopWorker) -> None:
         """Lets a worker go that has nothing to do."""
         process = self.processes[stop.worker]
-        process.stopping, process.end_reason = True, "it was not needed any more"
+        process.end_reason = "it was not needed any more"
         self._loop.send(process.urgent, framing.frame(Kind.CLOSE, 0))
 
     def spawn(
@@ -137,36 +123,28 @@ class Spawner:
         """Asks for a new process, which may be sent to at once; ForkServerError if it cannot be."""
         number = next(self._numbers)
         log = request.log or str(self._server.directory / f"{number}.log")
-        flags = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
-        ours, theirs = _pair(flags)
+        ours, theirs = _pair()
         try:
-            urgent, their_urgent = _pair(flags)
+            urgent, their_urgent = _pair()
         except ForkServerError:
             ours.close()
             theirs.close()
             raise
+        keep = _Closing(theirs, their_urgent)
         process = Process(number, device, log, keep_log, (ours, urgent), actor=actor)
         self.processes[number] = process
         self._loop.listen(ours.fileno(), lambda: self._on_process(process))
         if self.broken:
             self._loop.defer(lambda: self.gone(process))
-            theirs.close()
-            their_urgent.close()
             return process
         # What a task leaves running in a session of its own may serve others: it stays.
         mark = descendants.mark(self._server.directory, None if actor is None else number)
         request = dataclasses.replace(request, log=log, environment=request.environment | mark)
         frame = framing.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
-        keep = _Closing(theirs, their_urgent)
         self._control.queue(frame, [theirs.fileno(), their_urgent.fileno()], keep)
         self._loop.write(self._control)
         self._loop.touched.add(process.channel)
         return process
-
-    def kill_process(self, process: Process, reason: str) -> None:
-        """Ends a process with SIGKILL."""
-        process.end_reason = reason
-        self.signal(process, signal.SIGKILL)
 
     def signal(self, process: Process, number: int) -> None:
         """Signals a process, with all it has started."""
@@ -181,7 +159,14 @@ class Spawner:
         messages, open = self._control.read()
         for message in messages:
             if message.kind == Kind.SERVER_READY:
-                self._on_ready(pickle.loads(message.body), message)
+                ready: Ready = pickle.loads(message.body)
+                if ready.num_threads != 1:
+                    self.broken = (
+                        f"the fork server has {ready.num_threads} threads since it imported "
+                        f"{ready.threaded_by}, and cannot fork safely. Leave that module out of "
+                        "preload"
+                    )
+                self.ready.fill(message.body)
             elif (process := self.processes.get(message.id)) is None:
                 continue
             elif message.kind == Kind.FORKED:
@@ -192,18 +177,11 @@ class Spawner:
                 self.gone(process)
             elif message.kind == Kind.EXITED:
                 process.exited = pickle.loads(message.body)
-                self._read_rest(process)
+                while process.channel.open and all(self._read(process)):
+                    pass  # it had sent more before its end
                 self.gone(process)
         if not open:
             self._on_server_gone()
-
-    def _on_ready(self, ready: Ready, message: framing.Message) -> None:
-        if ready.num_threads != 1:
-            self.broken = (
-                f"the fork server has {ready.num_threads} threads since it imported "
-                f"{ready.threaded_by}, and cannot fork safely. Leave that module out of preload"
-            )
-        self.ready.fill(message.body)
 
     def _on_server_gone(self) -> None:
         """Buries a fork server: its children die with it (PDEATHSIG), what they had started here.
@@ -215,7 +193,7 @@ class Spawner:
         self._loop.ignore(self._control.sock.fileno())
         self._control.close()
         how = server.how_it_died()
-        tail = server.log_tail()
+        tail = log_tail(server.log)
         self._orphaned_s = time.monotonic()
         for process in self.processes.values():
             self.orphans.add(process)
@@ -227,13 +205,13 @@ class Spawner:
                     os.killpg(process.pid, signal.SIGKILL)
         descendants.kill_all(server.directory)
         self._replace_server(f"the fork server {how}", tail)
-        why = self.broken or f"it went down with the fork server {_which(how)}"
+        why = self.broken or "it went down with the fork server " + how.replace(")", "), which", 1)
         for process in list(self.orphans):
             process.end_reason = process.end_reason or why
             if process.silent or self.broken:
                 self.gone(process)
         if self.broken:
-            self.fail_queued(self.unavailable())
+            self._driver.tasks.fail_queued(self.unavailable())
 
     def _replace_server(self, how: str, tail: str) -> None:
         server = self._server
@@ -257,7 +235,7 @@ class Spawner:
             return
         self._control = SocketChannel(server.control)
         self._loop.listen(self._control.sock.fileno(), self._on_control)
-        self._gcs.put(EventRow(time.time(), "fork server restarted", b"", how))
+        self._driver.gcs.put(EventRow(time.time(), "fork server restarted", b"", how))
         print(f"gmi-drl: {how}; another one is started{said}", file=sys.stderr)
 
     def _on_process(self, process: Process) -> None:
@@ -265,27 +243,21 @@ class Spawner:
             return
         if process.channel.full:
             self._loop.write(process.channel)
-        messages, open = process.channel.read()
-        if self._loop.commands:  # calls that went straight are known before their answers
-            self._loop.obey()
-        for message in messages:
-            self.handle(process, message)
+        _, open = self._read(process)
         if not open:
             self._loop.ignore(process.channel.sock.fileno())
             process.silent = True
             if process in self.orphans:  # nobody is left who would tell how it ended
                 self.gone(process)
 
-    def _read_rest(self, process: Process) -> None:
-        """Reads what a dead process had sent before its end."""
-        open = process.channel.open
-        while open:
-            messages, open = process.channel.read()
+    def _read(self, process: Process) -> tuple[bool, bool]:
+        """Handles what a process has sent; whether that was anything, and there may be more."""
+        messages, open = process.channel.read()
+        if self._loop.commands:  # calls that went straight are known before their answers
             self._loop.obey()
-            for message in messages:
-                self.handle(process, message)
-            if not messages:
-                break
+        for message in messages:
+            self._driver.requests.handle(process, message)
+        return bool(messages), open
 
     def gone(self, process: Process) -> None:
         """A process is over: it leaves the table, and what it held and ran is seen to."""
@@ -296,22 +268,19 @@ class Spawner:
         del self.processes[process.number]
         self.orphans.discard(process)
         process.bury()
-        self.ended(process, process.exited or Exited(None, None, time.monotonic()))
+        self._driver.requests.process_gone(
+            process, process.exited or Exited(None, None, time.monotonic())
+        )
 
 
-def _pair(flags: int) -> tuple[socket.socket, socket.socket]:
+def _pair() -> tuple[socket.socket, socket.socket]:
     try:
-        return socket.socketpair(socket.AF_UNIX, flags)
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     except OSError as error:
         raise ForkServerError(
             f"no more processes can be started: {error.strerror}. Each takes two files of the "
             "process that called init(): raise its limit (ulimit -n), or start fewer."
         ) from error
-
-
-def _which(how: str) -> str:
-    """Turns `(pid 12) was killed by SIGKILL` into `(pid 12), which was killed by SIGKILL`."""
-    return how.replace(") ", "), which ", 1)
 
 
 class _Closing:

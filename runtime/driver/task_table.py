@@ -4,69 +4,40 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import TaskCancelledError
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import TaskRow
-from gmi_drl.runtime.scheduler.events import Cancelled, Finished
+from gmi_drl.runtime.scheduler.events import Cancelled, Finished, Submitted
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import STAMP, Kind, Place
 
 from . import task as states
-from .event_loop import EventLoop
-from .object_table import ObjectTable
 from .processes import Process
-from .scheduling import Scheduling
-from .spawner import Spawner
-from .task import STREAMING, Task
-from .unretrieved_errors import UnretrievedErrors
+from .task import STREAMING, TaskSpec
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 _LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may not know of
-
-
-class Methods(Protocol):
-    """Calls of actors' methods, as far as the table of tasks leaves them to the actors'."""
-
-    def call(self, task: Task) -> None:
-        """A method was called."""
-
-    def ready(self, task: Task) -> None:
-        """Its inputs have come."""
-
-    def answered(self, process: Process, task: Task, failure: bytes | None) -> bool:
-        """Whether this answer is to be passed on."""
-
-    def skipped(self, task: Task) -> None:
-        """It will not be run after all."""
-
-    def keeps(self, task: Task) -> bool:
-        """Whether it may have to be run again, with its inputs, though it was answered."""
 
 
 class TaskTable:
     """Every task that is not over. Used by the runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
-        objects: ObjectTable, *, unretrieved: UnretrievedErrors, live: dict[bytes, Task],
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._scheduling = scheduling
-        self._spawner = spawner
-        self._processes: Mapping[int, Process] = spawner.processes
-        self._objects = objects
-        self._unretrieved = unretrieved
-        self.live = live
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
+        self._tell, self._spawner = driver.tell, driver.spawner
+        self._objects = driver.objects
+        self.live: dict[bytes, TaskSpec] = {}  # by id
         self.num_done = 0
         self._callers: set[bytes] = set()  # tasks that hold the results of what they called
-        self.methods: Methods  # connected by the driver
 
-    def submit(self, task: Task, caller: int, device: int) -> None:
+    def submit(self, task: TaskSpec, caller: int, device: int) -> None:
         """A call was made, by the process `caller`."""
         if caller and (known := self._known(task)) is not None:
             self._hold_results(known, caller)  # whoever called it was run again
@@ -79,7 +50,7 @@ class TaskTable:
             self._objects.add(slot, caller)
         if task.actor and task.parent in self.live:
             self._callers.add(task.parent)
-        process = self._processes.get(caller) if caller else None
+        process = self._spawner.processes.get(caller) if caller else None
         logged = process is not None and process.is_logged and task.parent
         if task.parent in self._callers or logged:
             # It must be known again when its caller is run again.
@@ -89,7 +60,7 @@ class TaskTable:
         if caller and task.id in self.live and self._is_parent_cancelled(task, process):
             self._cancel(task, False)
 
-    def _is_parent_cancelled(self, task: Task, process: Process | None) -> bool:
+    def _is_parent_cancelled(self, task: TaskSpec, process: Process | None) -> bool:
         parent = self.live.get(task.parent)
         if parent is None and process is not None:
             # One that is over for us, cancelled as not begun or as one of several, while its
@@ -98,7 +69,7 @@ class TaskTable:
             parent = next((call for call in calls if call.id == task.parent), None)
         return parent is not None and parent.state == states.CANCELLED
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: TaskSpec) -> None:
         """It may run as soon as its inputs are there."""
         objects = self._objects
         self.live[task.id] = task
@@ -110,25 +81,25 @@ class TaskTable:
                 objects.hold(task.body_id, holder)
             for id in task.inputs:
                 objects.hold(id, holder)
-                slot = objects.slots.get(id) or objects.missing(id)
+                slot = objects.slots.get(id) or self._driver.lineage.wanted(id)
                 if slot.state == PENDING:
                     self.await_input(task, slot)
                 elif slot.failed:
                     self.fail(task, slot.error())
                     return
         if task.actor:
-            self.methods.call(task)
+            self._driver.actors.call(task)
         elif not task.missing:
             self.queue(task)
 
-    def await_input(self, task: Task, slot: Slot) -> None:
+    def await_input(self, task: TaskSpec, slot: Slot) -> None:
         """It cannot begin before this is there."""
         task.missing += 1
         if slot.waiting is None:
             slot.waiting = []
         slot.waiting.append(task)
 
-    def _known(self, task: Task) -> Task | None:
+    def _known(self, task: TaskSpec) -> TaskSpec | None:
         """The same call, if it was made before and its results are there, or are to come."""
         live = self.live.get(task.id)
         if live is not None:
@@ -138,18 +109,18 @@ class TaskTable:
             return None
         return slots[0].task  # type: ignore[union-attr]
 
-    def slots_of(self, task: Task) -> list[Slot]:
+    def slots_of(self, task: TaskSpec) -> list[Slot]:
         """Its results' slots: those that somebody has already, and new ones."""
         known = self._objects.slots
         return [known.get(id) or Slot(id, task.name, task) for id in task.result_ids()]
 
-    def _hold_results(self, known: Task, caller: int) -> None:
+    def _hold_results(self, known: TaskSpec, caller: int) -> None:
         """Its results are the caller's, too; they may have been dropped with who called before."""
         for slot in known.slots[: max(1, known.returns)]:
             self._objects.slots.setdefault(slot.id, slot)
             self._objects.hold(slot.id, ("process", caller))
 
-    def input_ready(self, task: Task, slot: Slot) -> None:
+    def input_ready(self, task: TaskSpec, slot: Slot) -> None:
         """One input less to wait for."""
         if task.id not in self.live:
             return
@@ -159,20 +130,21 @@ class TaskTable:
         task.missing -= 1
         if not task.missing:
             if task.actor:
-                self.methods.ready(task)
+                self._driver.actors.ready(task)
             else:
                 self.queue(task)
 
-    def queue(self, task: Task) -> None:
+    def queue(self, task: TaskSpec) -> None:
         """The scheduler may have it run."""
         if self._spawner.broken:
             self.fail(task, self._spawner.unavailable())
             return
         task.state = states.QUEUED
-        self._scheduling.submit(task)
+        function, pinned = task.function, task.options.device
+        assert isinstance(function, bytes)
+        self._tell(Submitted(task.id, function, task.device, task.demand, pinned))
 
-    def requeue(self, task: Task) -> None:
-        """It is run again."""
+    def requeue(self, task: TaskSpec) -> None:
         task.device = max(task.device, 0)
         self.queue(task)
 
@@ -190,7 +162,7 @@ class TaskTable:
         task.process = None
         failed = message.kind == Kind.ERROR
         if not task.actor:
-            self._scheduling.tell(Finished(task.id, process.number, run_s))
+            self._tell(Finished(task.id, process.number, run_s))
             if self.live.get(task.id) is not task:  # it was cancelled
                 self._drop_results(task, process)
                 return
@@ -200,7 +172,7 @@ class TaskTable:
                 task.failures += 1  # what it calls then is called anew
                 self.requeue(task)
                 return
-        elif not self.methods.answered(
+        elif not self._driver.actors.answered(
             process, task, bytes(body[STAMP.size :]) if failed else None
         ):  # run again to rebuild the actor: its answer was given long ago; or cancelled
             self._drop_results(task, process)
@@ -238,7 +210,7 @@ class TaskTable:
         else:
             self._objects.abandon(slot.id)
 
-    def _drop_results(self, task: Task, process: Process) -> None:
+    def _drop_results(self, task: TaskSpec, process: Process) -> None:
         """Frees what an answer that nobody waits for has been written to."""
         for slot in task.slots:
             if slot.id in process.creating:
@@ -272,7 +244,7 @@ class TaskTable:
         else:
             self._settle(slot, place, refs, process)
 
-    def _wants_retry(self, task: Task, body: bytes) -> bool:
+    def _wants_retry(self, task: TaskSpec, body: bytes) -> bool:
         wanted = task.options.retry_exceptions
         if not wanted or not task.retries or task.state == states.CANCELLED:
             return False
@@ -281,7 +253,7 @@ class TaskTable:
         failure = packing.unpack(body[STAMP.size :])
         return isinstance(packing.unpack_exception(failure.cause), tuple(wanted))
 
-    def fail(self, task: Task, error: BaseException | None) -> None:
+    def fail(self, task: TaskSpec, error: BaseException | None) -> None:
         """It will not be run, or not again."""
         if self.live.get(task.id) is not task:
             return
@@ -293,20 +265,20 @@ class TaskTable:
         )
         self._objects.holder_gone(("task", task.id))
         if task.actor:
-            self.methods.skipped(task)
+            self._driver.actors.skipped(task)
 
-    def _finish(self, task: Task, state: str) -> None:
+    def _finish(self, task: TaskSpec, state: str) -> None:
         task.state = state
         self.num_done += 1
         self.live.pop(task.id, None)
         if state == states.FAILED:  # perhaps when its references are gone already
-            self._unretrieved.dropped(task)
+            self._driver.unretrieved.dropped(task)
         self._gcs.put(_row(task))
         holds = task.inputs or task.refs or task.body_id or task.id in self._callers
-        if holds and not self.methods.keeps(task):
+        if holds and not self._driver.actors.keeps(task):
             self.let_go(task)
 
-    def let_go(self, task: Task) -> None:
+    def let_go(self, task: TaskSpec) -> None:
         """It will not be run again: what it was called with, and has called, may go."""
         self._callers.discard(task.id)
         self._objects.holder_gone(("task", task.id))
@@ -318,7 +290,7 @@ class TaskTable:
                 task.recorded = task.state
                 self._gcs.put(_row(task))
 
-    def hold_result(self, caller: Task, id: bytes) -> None:
+    def hold_result(self, caller: TaskSpec, id: bytes) -> None:
         """What a task has called is kept, not to be run again with it."""
         self._callers.add(caller.id)
         self._objects.hold(id, ("task", caller.id))
@@ -327,7 +299,7 @@ class TaskTable:
         """Those that wait for a worker will get none."""
         for task in list(self.live.values()):
             if task.state == states.QUEUED and not task.actor:
-                self._scheduling.tell(Cancelled(task.id))
+                self._tell(Cancelled(task.id))
                 self.fail(task, error)
 
     def cancel(self, id: bytes, force: bool) -> None:
@@ -338,12 +310,12 @@ class TaskTable:
             return
         self._cancel(task, force)
 
-    def _cancel(self, task: Task, force: bool) -> None:
+    def _cancel(self, task: TaskSpec, force: bool) -> None:
         task.retries = 0
         process = task.process
         if process is None:
             if task.state == states.QUEUED:
-                self._scheduling.tell(Cancelled(task.id))
+                self._tell(Cancelled(task.id))
             self.fail(task, cancelled_error(task))
         elif next(iter(process.calls.values())) is not task:  # not begun, or one of several
             self._interrupt(task, process)
@@ -351,7 +323,8 @@ class TaskTable:
         else:
             task.state = states.CANCELLED
             if force and not task.actor:
-                self._spawner.kill_process(process, f"{task.name} was cancelled")
+                process.end_reason = f"{task.name} was cancelled"
+                self._spawner.signal(process, signal.SIGKILL)
             else:
                 self._interrupt(task, process)
         if task.attempts:
@@ -359,23 +332,24 @@ class TaskTable:
                 if self.live.get(child.id) is child:
                     self._cancel(child, force)
 
-    def _interrupt(self, task: Task, process: Process) -> None:
+    def _interrupt(self, task: TaskSpec, process: Process) -> None:
         self._loop.send(process.urgent, framing.frame(Kind.CANCEL, task.number))
 
 
-def cancelled_error(task: Task) -> TaskCancelledError:
+def cancelled_error(task: TaskSpec) -> TaskCancelledError:
     """What the results of a cancelled task raise."""
     return TaskCancelledError(f"{task.name} was cancelled")
 
 
-def _row(task: Task) -> TaskRow:
+def _row(task: TaskSpec) -> TaskRow:
     function, device = task.function, max(task.device, 0)
     kind = "task" if not task.actor else "actor" if task.id == task.actor else "method"
     state = states.WAITING if task.state == states.QUEUED else task.state
     spec = None if task.actor else task  # a method is run again by its actor's log alone
     return TaskRow(
-        task.id, kind, task.name, task.parent, task.actor, task.sequence,
-        function if isinstance(function, bytes) else b"", b"".join(task.inputs),
-        task.returns, spec, state, device, task.pid,  # type: ignore[arg-type]
-        task.submitted_s, task.started_s, task.finished_s, task.attempts, "",
+        id=task.id, kind=kind, name=task.name, parent=task.parent, actor=task.actor,
+        sequence=task.sequence, function=function if isinstance(function, bytes) else b"",
+        inputs=b"".join(task.inputs), num_returns=task.returns, spec=spec,  # type: ignore[arg-type]
+        state=state, device=device, pid=task.pid, submitted_s=task.submitted_s,
+        started_s=task.started_s, finished_s=task.finished_s, attempts=task.attempts,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import CallFailure
 
 from .processes import Actor
-from .task import CANCELLED, Task
+from .task import CANCELLED, TaskSpec
 
 NOBODY: Final = "nobody had a handle of it any more"  # why an actor ends that is not needed
 _LINES: Final = 40
@@ -28,7 +28,7 @@ class UnretrievedErrors:
         self._actors = actors
         self._printed: set[tuple[str, str]] = set()
 
-    def dropped(self, task: Task) -> None:
+    def dropped(self, task: TaskSpec) -> None:
         """A task has failed, and a reference to its result is gone."""
         if any(slot.failed and slot.id in self._slots for slot in task.slots):
             return  # somebody has another reference
@@ -47,7 +47,7 @@ class UnretrievedErrors:
         if not actor.death_seen and (death.cause is not None or not on_purpose):
             self._print(actor.class_name, str(death), f"{actor.name} has died, and nobody asked")
 
-    def _ended_on_purpose(self, task: Task) -> bool:
+    def _ended_on_purpose(self, task: TaskSpec) -> bool:
         """Whether its actor was stopped or killed: what its calls raise then is of no interest."""
         if not task.actor:
             return False

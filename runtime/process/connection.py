@@ -19,12 +19,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context
 from gmi_drl.runtime.api.refs import HERE, Gate, Slot
-from gmi_drl.runtime.driver.task import Task
+from gmi_drl.runtime.driver.task import TaskSpec
 from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing, packing
@@ -32,6 +32,9 @@ from gmi_drl.runtime.wire.protocol import Kind, Place
 
 from .sender import MessageSender
 from .spin import Spin
+
+if TYPE_CHECKING:
+    from gmi_drl.runtime.driver.driver import Driver
 
 _ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
 INLINE_BYTES: Final = 128 << 10  # larger values go to the object store
@@ -52,9 +55,8 @@ class Connection:
         self.functions: dict[bytes, Any] = {}
         self.running = 0  # the number of the call that may be cancelled, in the main thread
         self.cancelled: set[int] = set()  # numbers of calls
-        self.cancel: Callable[[int], object] = (
-            self._interrupt_main
-        )  # sees to one that may be running
+        # Sees to a call that may be running.
+        self.cancel: Callable[[int], object] = self._interrupt_main
         self._sock = sock
         self._urgent = urgent
         self._reader = framing.Reader()
@@ -75,7 +77,7 @@ class Connection:
         self._anything = functools.partial(self._poll.poll, 0)
         self._known: set[bytes] = set()  # functions the driver has from us
         self.note = self.sender.note
-        self.sender.forget = self._forget
+        self.sender.forget = lambda id: self._slots.pop(id, None)
 
     def listen(self) -> None:
         """Begins to hear what cannot wait; from the main thread."""
@@ -95,13 +97,10 @@ class Connection:
         except IndexError:  # given back to the driver in between
             return self.next_call()
 
-    # What references need (refs.Holder), and what the functions of the API call.
+    # What references need, and what the functions of the API call.
 
     def slot(self, id: bytes, call: str) -> Slot:
-        slot = self._slots.get(id)
-        if slot is None:
-            slot = self._slots.setdefault(id, Slot(id, call))
-        return slot
+        return self._slots.get(id) or self._slots.setdefault(id, Slot(id, call))
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
         wanted = [slot.id for slot in slots if slot.state != HERE and slot.id]
@@ -129,7 +128,7 @@ class Connection:
             return place
         return packing.view(self.arena, place, lambda: self.sender.unpin(id))
 
-    def submit(self, task: Task) -> list[Slot]:
+    def submit(self, task: TaskSpec) -> list[Slot]:
         """Passes a call on; its results' slots, each counted as one reference."""
         slots = [self.slot(id, task.name) for id in task.result_ids()]
         for slot in slots:
@@ -139,11 +138,11 @@ class Connection:
             self.note(task.body_id, -1)  # from here on the call holds it
         return slots
 
-    def start_actor(self, creation: Task, *about: Any) -> None:
+    def start_actor(self, creation: TaskSpec, **details: Any) -> None:
         """Passes the start of an actor on; counted as one handle."""
         self.note(creation.id, 1)
         try:
-            self.request("start", creation.fields(), *about)
+            self.request("start", creation.fields(), details)
         except BaseException:
             self.note(creation.id, -1)
             raise
@@ -165,7 +164,7 @@ class Connection:
         slot = self.slot(id, what)
         self.note(id, 1)
         try:
-            place = self.place(id, packed, what)
+            place = place_value(self, id, packed, what)
         except BaseException:
             self.note(id, -1)
             raise
@@ -176,20 +175,6 @@ class Connection:
             slot.stored = True
             slot.arrived()
         return slot
-
-    def place(self, id: bytes, packed: packing.Packed, what: str) -> Place:
-        """Returns the bytes of a small value, or where a large one now lies."""
-        if packed.nbytes <= INLINE_BYTES:
-            return packed.body
-        where: int | str | None = self.request("create", id, packed.nbytes, what)
-        if where is None:  # it is there already
-            return 0, packed.nbytes
-        try:
-            packing.write(self.arena, where, packed, what)
-        except BaseException:
-            self.request("abandon", id)
-            raise
-        return 0 if isinstance(where, str) else where, packed.nbytes
 
     def request(self, method: str, *args: Any) -> Any:
         """Asks the driver, and waits for its answer; raises what it answers with."""
@@ -207,9 +192,6 @@ class Connection:
 
     def _send(self, kind: Kind, id: int, value: Any) -> None:
         self.sender.send(framing.frame(kind, id, pickle.dumps(value, 5)))
-
-    def _forget(self, id: bytes) -> None:
-        self._slots.pop(id, None)
 
     # Reading.
 
@@ -382,3 +364,20 @@ class Connection:
         reads = self._reading.locked() and self._reader_ident in (0, self._main)
         if not reads and not self.sender.is_sending:
             self.check_cancelled(self.running)
+
+
+def place_value(
+    runtime: Connection | Driver, id: bytes, packed: packing.Packed, what: str
+) -> Place:
+    """Returns the bytes of a small value, or writes a large one to the store and tells where."""
+    if packed.nbytes <= INLINE_BYTES:
+        return packed.body
+    where: int | str | None = runtime.request("create", id, packed.nbytes, what)
+    if where is None:  # it is there already
+        return 0, packed.nbytes
+    try:
+        packing.write(runtime.arena, where, packed, what)
+    except BaseException:
+        runtime.request("abandon", id)
+        raise
+    return 0 if isinstance(where, str) else where, packed.nbytes

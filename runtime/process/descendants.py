@@ -65,14 +65,4 @@ def _kill(pid: int, directory: str) -> bool:
 
 
 def pids() -> list[int]:
-    """Returns those of all processes."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
-
-
-def parent(pid: int) -> int:
-    """Returns the parent of a process; 0 if it is over."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

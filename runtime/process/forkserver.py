@@ -85,7 +85,7 @@ class _Server:
         skipped: dict[str, str] = {}
         threaded_by = ""
         for name in ("cloudpickle", *self._config.preload):  # the first is the actors' own need
-            if self._driver_gone():
+            if os.getppid() != self._config.driver_pid:  # it is gone
                 return None
             try:
                 importlib.import_module(name)
@@ -227,11 +227,6 @@ class _Server:
     def _tell(self, kind: Kind, number: int, value: Any) -> None:
         framing.send(self._control, framing.frame(kind, number, pickle.dumps(value, 5)))
 
-    def _driver_gone(self) -> bool:
-        if self._driver_fd >= 0:
-            return bool(select.select([self._driver_fd], [], [], 0)[0])
-        return os.getppid() != self._config.driver_pid
-
     def _kill_all(self) -> None:
         """Kills the actors' groups, then whatever else they left to us; waits until it is gone."""
         deadline_s = time.monotonic() + _LAST_CHILDREN_S
@@ -277,11 +272,12 @@ def _children() -> list[int]:
         with open(f"/proc/self/task/{me}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel that does not list them
-        return [pid for pid in descendants.pids() if descendants.parent(pid) == me]
+        import psutil
+
+        return [child.pid for child in psutil.Process().children()]
 
 
 def main(argument: str) -> None:
-    """Runs the server until its driver is gone."""
     fields: dict[str, Any] = json.loads(argument)
     config = ServerConfig(**fields)
     sys.path[:] = config.sys_path

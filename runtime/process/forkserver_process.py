@@ -17,7 +17,6 @@ from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, ServerConfig
 
 from . import child_setup, descendants, run_directory
-from .logs import log_tail
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
 # Threads that wait must sleep: a GMI's simulator threads want the same cores.
@@ -58,36 +57,20 @@ class ForkServerProcess:
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
         )
         config = ServerConfig(
-            control_fd=theirs.fileno(),
-            lock_fd=self._lock_fd,
-            lifeline_fd=self._lifeline[0],
-            arena_fd=self._arena.fd,
-            arena_bytes=self._arena.nbytes,
-            driver_pid=os.getpid(),
-            directory=str(self.directory),
-            preload=self._preload,
-            sys_path=self._sys_path,
-        )
-        command = [
-            sys.executable,
-            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            "-P",
-            "-m",
-            f"{__package__}.forkserver",
-            json.dumps(dataclasses.asdict(config)),
-        ]
+            control_fd=theirs.fileno(), lock_fd=self._lock_fd, lifeline_fd=self._lifeline[0],
+            arena_fd=self._arena.fd, arena_bytes=self._arena.nbytes, driver_pid=os.getpid(),
+            directory=str(self.directory), preload=self._preload, sys_path=self._sys_path,
+        )  # fmt: skip
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        server = f"{__package__}.forkserver", json.dumps(dataclasses.asdict(config))
         passed_fds = config.control_fd, config.lock_fd, config.lifeline_fd, config.arena_fd
         try:
             with open(self.log, "wb") as log:
                 self.process = subprocess.Popen(
-                    command,
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=passed_fds,
+                    [sys.executable, *flags, "-P", "-m", *server], env=self._environment,
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=passed_fds,
                     start_new_session=True,
-                )
+                )  # fmt: skip
         except OSError:
             self.control.close()
             raise
@@ -116,10 +99,6 @@ class ForkServerProcess:
             self.process.wait()
         if self.process.returncode and not at_once:  # it has not seen to the end of what it forked
             descendants.kill_all(self.directory)
-
-    def log_tail(self) -> str:
-        """Returns the end of what it printed."""
-        return log_tail(self.log)
 
     def remove(self) -> None:
         """Removes the run directory, once all that the fork server has forked is gone."""

@@ -19,19 +19,19 @@ from .child_setup import STACK_SIGNAL
 LOG_BYTES: Final = 16 << 20  # then it begins anew, so that twice as much is on the disk
 PRIVATE_LOG_BYTES: Final = 1 << 20  # of one in a run directory, which goes with its process
 LOOK_S: Final = 2.0  # between two looks at their sizes
-LOG_TAIL_LINES: Final = 40
+_TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 1 << 16
 _CATCH_UPS: Final = 8  # with what is written meanwhile
 _STACKS_LOOK_S: Final = 0.05
 _QUIET_LOOKS: Final = 4  # a log that has not grown for so many looks has all of the stacks
 
 
-def log_tail(path: str | Path, lines: int = LOG_TAIL_LINES) -> str:
-    """Returns the last `lines` lines of a log; empty when it cannot be read."""
+def log_tail(path: str | Path) -> str:
+    """Returns the last 40 lines of a log; empty when it cannot be read."""
     text = _end(path)
-    if text.count("\n") < lines:  # it may have begun anew just now
+    if text.count("\n") < _TAIL_LINES:  # it may have begun anew just now
         text = _end(f"{path}.1") + text
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
 
 def _end(path: str | Path) -> str:
@@ -44,8 +44,8 @@ def _end(path: str | Path) -> str:
         return ""
 
 
-def rotate(path: str, most_bytes: int) -> bool:
-    """Moves the last `most_bytes` of a longer log to `<path>.1` and begins it anew; whether it did.
+def rotate(path: str, most_bytes: int) -> None:
+    """Moves the last `most_bytes` of a longer log to `<path>.1` and begins it anew.
 
     A line written at that moment may be lost. Where there is no room, the log stays as it is.
     """
@@ -56,10 +56,8 @@ def rotate(path: str, most_bytes: int) -> bool:
             if stat.S_ISREG(status.st_mode) and status.st_size > most_bytes:
                 _copy_end(log, f"{path}.1", most_bytes)
                 os.ftruncate(log, 0)
-                return True
         finally:
             os.close(log)
-    return False
 
 
 def _copy_end(log: int, path: str, most_bytes: int) -> None:

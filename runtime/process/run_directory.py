@@ -104,9 +104,8 @@ def remove(path: Path) -> None:
         os.rmdir(path)
 
 
-def sweep() -> list[Path]:
-    """Removes run directories without owner, ends what runs there first, and returns them."""
-    swept = []
+def sweep() -> None:
+    """Removes run directories without owner, and ends what runs there first."""
     for base in bases():
         for path in named(r"gmi-drl-\d+-", base):
             with contextlib.suppress(OSError):
@@ -118,8 +117,6 @@ def sweep() -> list[Path]:
                     remove(path)
                 finally:
                     os.close(lock)
-                swept.append(path)
-    return swept
 
 
 def named(prefix: str, base: Path) -> Iterator[Path]:

@@ -53,7 +53,7 @@ class MessageSender:
         """Sends what was noted and emitted before, then this frame; waits until it is taken."""
         with self._sending:
             if self._notes:
-                frame, fds = self._noted() + frame, fds
+                frame = self._noted() + frame
             if self._records:
                 self._flush()
             self._send(frame, fds)

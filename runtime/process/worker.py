@@ -11,30 +11,32 @@ import atexit
 import concurrent.futures
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import pickle
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import call_context, refs, session
+from gmi_drl.runtime.api import call_context, refs, signatures
+from gmi_drl.runtime.api.options import METHOD_RETRIES, no_group, of_method
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import TaskCancelledError, truncate, truncate_texts
 from gmi_drl.runtime.wire import closures, framing, packing
 from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 
 from . import child_setup
-from .arrived_call import ArrivedCall
-from .connection import INLINE_BYTES, Connection
+from .connection import INLINE_BYTES, Connection, place_value
 
-# Whose frames tell the user nothing.
-_OURS: Final = (__file__, closures.__file__, inspect.getfile(ArrivedCall))
+_OURS: Final = (__file__, closures.__file__)  # whose frames tell the user nothing
+_ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
 _here: Worker | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
@@ -81,13 +83,12 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
     """Serves the connection until told to end, after `prepare`; returns the exit code."""
     global _here
     _here = Worker(connection)
-    refs.holder = connection
-    session.enter(connection)
+    refs.current = connection
     try:
         code = _here.serve(prepare)
     except SystemExit as leaving:
         code = _exit_code(leaving)
-    refs.holder = None
+    refs.current = None
     connection.sender.close()
     threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
     atexit._run_exitfuncs()
@@ -96,6 +97,7 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
 
 def _leave(connection: Connection, code: int) -> None:
     """Ends the process from a thread that runs a call; calls in other threads are cut off."""
+    refs.current = None
     connection.sender.close()
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
@@ -113,12 +115,109 @@ def _exit_code(leaving: SystemExit) -> int:
     return 1
 
 
+class ArrivedCall:
+    """A call as it arrived, with what its process has to know to run it."""
+
+    __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
+                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
+                 "sequence", "task", "yielded")  # fmt: skip
+
+    def __init__(self, worker: Worker, message: framing.Message) -> None:
+        self._worker = worker
+        self._message = message
+        self._retries = 0
+        self.yielded: list[Any] = []  # by a generator that is to give several results
+        self.number = message.id
+        (
+            self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
+            self.sequence, self._attempt, self._failures, self._replayed, self._about,
+        ) = pickle.loads(message.body)  # fmt: skip
+
+    def target(self) -> Any:
+        function = self._function
+        if isinstance(function, str):
+            method = self._worker.method(function)
+            group = self.option("concurrency_group")
+            if group and group not in self._worker.build.concurrency_groups:
+                raise ValueError(no_group(self.name, group, self._worker.build))
+            return method
+        functions = self._worker.connection.functions
+        if isinstance(body := functions[function], bytes):
+            functions[function] = packing.unpack(body, f"the function {self.name}")
+        return functions[function]
+
+    def option(self, name: str) -> Any:
+        """Returns how a method is run: as this call was given, or as the class says."""
+        if self._about and name in self._about:
+            return self._about[name]
+        return getattr(of_method(getattr(type(self._worker.instance), self._function, None)), name)
+
+    def should_retry(self, error: Exception) -> bool:
+        """Returns whether a method that raised this is to be called again, as its next attempt.
+
+        Its calls are counted on, so they are made anew. When the actor is rebuilt all of this
+        happens again, so that the state is what it was.
+        """
+        if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
+            return False
+        limit = self.option("max_task_retries")
+        if limit is None:
+            limit = self._worker.build.max_task_retries
+            if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
+                limit = METHOD_RETRIES
+        wanted = self.option("retry_exceptions")
+        if isinstance(wanted, bytes):
+            wanted = packing.unpack(wanted, f"the retry_exceptions of {self.name}")
+        wanted = (Exception,) if wanted is True else wanted or ()
+        if not isinstance(error, wanted) or 0 <= limit <= self._retries:
+            return False
+        self._retries += 1
+        here = call_context.context()
+        call_context.enter(dataclasses.replace(here, attempt=here.attempt + 1))
+        return True
+
+    def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Returns its arguments, with values in place of references."""
+        if not self._arguments and not self._inputs:
+            return (), {}
+        connection, what = self._worker.connection, self._what_argument
+        # All of them at once, and each once: the view unpins its place in the end.
+        views = {id: connection.view(id, place) for id, place in dict(self._inputs).items()}
+        body = connection.view(ids.arguments(self.task), self._arguments)
+        inputs = [packing.unpack(views[id], what) for id, _ in self._inputs]
+        args, kwargs = packing.unpack(body, what, self._message.fds or (), inputs)
+        self._arguments, self._inputs = b"", ()
+        return args, kwargs
+
+    def enter(self, task: bytes = b"") -> None:
+        """Makes this the context of the code that runs now; `task`: another id for it."""
+        build = self._worker.build
+        resources, gpu_ids = build.resources, build.gpu_ids
+        if not build.actor:
+            resources, gpu_ids = self._about or _ONE_CPU
+        calls = itertools.count(self._failures << 32)  # other ids than those before it raised
+        here = call_context.Context(
+            task_id=task or self.task, name=self.name, attempt=self._attempt,
+            actor_id=build.actor, actor_name=build.name, restarts=build.restarts,
+            device=build.device, replayed=self._replayed, resources=resources, gpu_ids=gpu_ids,
+            calls=calls,
+        )  # fmt: skip
+        call_context.enter(here)
+
+    def _what_argument(self) -> str:
+        return f"an argument of {self.name}"
+
+    def what_result(self) -> str:
+        """Names its result when that cannot be pickled."""
+        return f"the result of {self.name}"
+
+
 class Worker:
     """Runs the calls that come over a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.build = Build(0, 0)
+        self.build = Build(0)
         self.instance: Any = None
         self._titled = ""  # the task that its title names
 
@@ -142,10 +241,7 @@ class Worker:
         except BaseException as error:
             self._fail(1, error, time.time())  # an actor's first call is its creation
             return 1
-        if any(
-            inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-            for _, member in inspect.getmembers(type(self.instance))
-        ):
+        if signatures.has_async(type(self.instance)):
             self._serve_async()
         elif build.max_concurrency > 1 or build.concurrency_groups:
             self._serve_threads()
@@ -155,18 +251,14 @@ class Worker:
                 del message  # its arguments may be large
         return 0
 
-    def method(self, name: str) -> Callable[..., Any]:
+    def method(self, name: str) -> Any:
         """Returns a method of the class; attributes of the instance do not count."""
         instance, cls = self.instance, type(self.instance)
         for base in cls.__mro__:
             if name in base.__dict__:
-                member: Any = base.__dict__[name]
-                bound = member.__get__(instance, cls) if hasattr(member, "__get__") else member
-                break
-        else:
-            bound = getattr(instance, name)
-        method: Callable[..., Any] = bound
-        return method
+                member = base.__dict__[name]
+                return member.__get__(instance, cls) if hasattr(member, "__get__") else member
+        return getattr(instance, name)
 
     def _build_actor(self, build: Build) -> bool:
         """Builds the actor; False when the driver went away before it was asked for."""
@@ -369,7 +461,7 @@ class Worker:
             return b"", [], []
         what = f"the result of {call.name}"
         packed = packing.pack(value, what)
-        place = self.connection.place(ids.result(call.task, index), packed, what)
+        place = place_value(self.connection, ids.result(call.task, index), packed, what)
         return place, packed.refs, packed.memfds
 
     def _reply_value(self, call: ArrivedCall, value: Any, began_s: float, run_s: float) -> None:
@@ -384,7 +476,7 @@ class Worker:
                 body = stamp + packed.body
                 sender.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
                 return
-            place = self.connection.place(ids.result(call.task), packed, call.what_result())
+            place = place_value(self.connection, ids.result(call.task), packed, call.what_result())
             results = [(place, packed.refs)]
         else:
             values = value if isinstance(value, Iterable) else [] if value is None else [value]
@@ -418,7 +510,7 @@ class Worker:
         try:
             packed = packing.pack(self.instance.save(), f"what {build.name}.save gave")
             id = ids.result(build.actor, call.sequence)
-            place = self.connection.place(id, packed, f"a checkpoint of {build.name}")
+            place = place_value(self.connection, id, packed, f"a checkpoint of {build.name}")
         except Exception:  # the calls since the last one stay known, and can be run again
             traceback.print_exc()
             return

@@ -20,13 +20,15 @@ Id: TypeAlias = Any  # whatever the driver names it with
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """Fields of what can wait in a queue that are the scheduler's own; it sets them all."""
+    """Fields of what can wait in a queue that are the scheduler's own."""
 
     want: Demand = field(init=False, repr=False)
     order: int = field(init=False, repr=False)  # by submission
-    overtaken: int = field(init=False, repr=False)  # younger ones that took what it waits for
-    line: Line | None = field(init=False, repr=False)  # where it waits
-    local: LocalScheduler | None = field(init=False, repr=False)  # where it is
+    overtaken: int = field(
+        init=False, repr=False, default=0
+    )  # younger ones that took what it waits for
+    line: Line | None = field(init=False, repr=False, default=None)  # where it waits
+    local: LocalScheduler = field(init=False, repr=False)  # where it is
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +40,7 @@ class Submitted(QueueEntry):
     device: int
     demand: Mapping[str, float]
     pinned: int | None = None  # the device it must run on
-    worker: WorkerState | None = field(init=False, repr=False)
+    worker: WorkerState | None = field(init=False, repr=False, default=None)
     cost_s: float = field(init=False, repr=False)  # what it counts for on its worker
 
 
@@ -50,7 +52,7 @@ class ActorSubmitted(QueueEntry):
     device: int
     demand: Mapping[str, float]
     pinned: int | None = None
-    blocked: bool = field(init=False, repr=False)
+    blocked: bool = field(init=False, repr=False, default=False)
 
 
 Waiting: TypeAlias = Submitted | ActorSubmitted  # what can wait in a queue
@@ -67,13 +69,9 @@ class Finished:
 
 @dataclass(slots=True)
 class Blocked:
-    """The task of a worker (or a method of an actor) waits in get().
-
-    It gives its CPUs back and keeps its other resources. `returned` is what it had not begun.
-    """
+    """The task of a worker, or an actor's method, waits in get(), and lends its CPUs meanwhile."""
 
     worker: Id
-    returned: tuple[Id, ...] = ()
 
 
 @dataclass(slots=True)
@@ -115,8 +113,6 @@ class Returned:
 class Ticked:
     """Time has passed. Wanted every few milliseconds while `Scheduler.wants_tick`."""
 
-    now_s: float
-
 
 @dataclass(slots=True)
 class ActorGone:
@@ -125,21 +121,9 @@ class ActorGone:
     actor: Id
 
 
-@dataclass(slots=True)
-class DeviceLost:
-    """What is queued there is placed anew; of what ran there WorkerLost and ActorGone tell."""
-
-    device: int
-
-
-@dataclass(slots=True)
-class DeviceBack:
-    device: int
-
-
 Event: TypeAlias = (
     Submitted | Finished | Blocked | Unblocked | Cancelled | WorkerStarted | WorkerLost | Returned
-    | Ticked | ActorSubmitted | ActorGone | DeviceLost | DeviceBack
+    | Ticked | ActorSubmitted | ActorGone
 )  # fmt: skip
 
 
@@ -187,3 +171,4 @@ class Infeasible:
 
 
 Instruction: TypeAlias = Run | StartWorker | StopWorker | Recall | StartActor | Infeasible
+Out: TypeAlias = list[Instruction]  # what is to be done is appended to it

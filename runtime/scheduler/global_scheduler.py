@@ -16,10 +16,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .events import ActorSubmitted, Submitted
+from .events import ActorSubmitted, Submitted, Waiting
 from .local_scheduler import LocalScheduler
 from .resources import Demand, to_amounts
 
+THRESHOLD: Final = 16  # how many may wait on a device before more is sent elsewhere
 UNKNOWN_S: Final = 0.01  # taken for the run time of a function until it has been measured
 KEEP_S: Final = 0.005  # a wait for which a task is not sent away
 _REMEDIES: Final = {"CPU": "num_cpus", "GPU": "num_gpus"}
@@ -28,79 +29,56 @@ _REMEDIES: Final = {"CPU": "num_cpus", "GPU": "num_gpus"}
 class GlobalScheduler:
     """Decides from what the local schedulers hold; it keeps nothing."""
 
-    def __init__(self, locals_: Mapping[int, LocalScheduler], threshold: int) -> None:
+    def __init__(self, locals_: Mapping[int, LocalScheduler]) -> None:
         self._locals = locals_
-        self._threshold = threshold
 
     def keeps(self, local: LocalScheduler, entry: Submitted) -> bool:
         """Whether a task stays with the local scheduler it was submitted to."""
         demand = entry.want
-        if not local.alive or not local.resources.will_come(demand):
+        if not local.resources.will_come(demand):
             return False
-        if self._starts_at_once(local, demand):
-            return True
-        if local.queue.length > self._threshold:
-            return False
-        return self._queue_s(local, entry.function) <= KEEP_S
+        return self._starts_at_once(local, demand) or (
+            local.queue.length <= THRESHOLD and self._queue_s(local, entry.function) <= KEEP_S
+        )
 
     def choose(self, entry: Submitted) -> LocalScheduler | None:
         """The device with the least wait; on a tie the submitter's, then the one with least load.
 
-        Devices whose actors, or blocked tasks, leave too little come last. None: no living device
-        has it in total.
+        Devices whose actors, or blocked tasks, leave too little come last. None: no device has it
+        in total.
         """
         demand = entry.want
-        best: LocalScheduler | None = None
-        least_s = math.inf
-        last_resort: LocalScheduler | None = None
-        for local in self._locals.values():
-            if not local.alive:
-                continue
-            if local.resources.will_come(demand):
-                wait_s = self.wait_s(local, entry.function, demand)
-                if wait_s < least_s or (
-                    wait_s == least_s and best is not None and _nearer(entry, local, best)
-                ):
-                    best, least_s = local, wait_s
-            elif local.resources.has_in_total(demand) and (
-                last_resort is None or _nearer(entry, local, last_resort)
-            ):
-                last_resort = local
-        return best or last_resort
+
+        def preference(local: LocalScheduler) -> tuple[object, ...]:
+            comes = local.resources.will_come(demand)
+            wait_s = self.wait_s(local, entry.function, demand) if comes else 0.0
+            load = local.queue.length + len(local.workers) - len(local.idle)
+            return not comes, wait_s, local.index != entry.device, load
+
+        return min(self._able(demand), key=preference, default=None)
 
     def choose_for_actor(self, entry: ActorSubmitted) -> LocalScheduler | None:
         """Where it fits now, else where it will, else where it could; then by actors and wait."""
         demand = entry.want
-        best: LocalScheduler | None = None
-        best_key: tuple[object, ...] = ()
-        for local in self._locals.values():
-            resources = local.resources
-            if not local.alive or not resources.has_in_total(demand):
-                continue
-            fits = not local.queue.length and resources.fits_without_lent(demand)
-            comes = resources.will_come(demand)
-            away = local.index != entry.device
+
+        def preference(local: LocalScheduler) -> tuple[object, ...]:
+            fits = not local.queue.length and local.resources.fits_without_lent(demand)
+            comes = local.resources.will_come(demand)
             wait_s = self._queue_s(local, b"")
-            key = (not fits, not comes, local.actors, wait_s, away, local.index)
-            if best is None or key < best_key:
-                best, best_key = local, key
-        return best
+            away = local.index != entry.device
+            return not fits, not comes, local.actors, wait_s, away, local.index
+
+        return min(self._able(demand), key=preference, default=None)
+
+    def _able(self, demand: Demand) -> list[LocalScheduler]:
+        """The devices that have it in total."""
+        return [each for each in self._locals.values() if each.resources.has_in_total(demand)]
 
     def wait_s(self, local: LocalScheduler, function: bytes, demand: Demand) -> float:
         """How long a task would wait there for its turn."""
         if self._starts_at_once(local, demand):
             return 0.0
         return self._queue_s(local, function)
-
-    def _mean_s(self, local: LocalScheduler, function: bytes) -> float | None:
-        """As measured on that device, else on any."""
-        mean_s = local.run_times.get(function)
-        if mean_s is None:
-            for other in self._locals.values():
-                mean_s = other.run_times.get(function)
-                if mean_s is not None:
-                    break
-        return mean_s
 
     def _starts_at_once(self, local: LocalScheduler, demand: Demand) -> bool:
         return demand not in local.queue.active and local.resources.fits(demand)
@@ -126,28 +104,18 @@ class GlobalScheduler:
         return total_s / local.resources.cpus
 
     def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
-        mean_s = self._mean_s(local, function)
-        if mean_s is None:
-            mean_s = self._mean_s(local, asked)
-        return UNKNOWN_S if mean_s is None else mean_s
+        """The mean as measured on that device, else on any; else that of the function `asked`."""
+        for known in (function, asked):
+            for device in (local, *self._locals.values()):
+                mean_s = device.run_times.get(known)
+                if mean_s is not None:
+                    return mean_s
+        return UNKNOWN_S
 
 
-def _nearer(entry: Submitted, one: LocalScheduler, other: LocalScheduler) -> bool:
-    """Whether one of two devices is the better choice when the waits are the same."""
-    if other.index == entry.device or one.index == entry.device:
-        return one.index == entry.device
-    return _load(one) < _load(other)
-
-
-def _load(local: LocalScheduler) -> int:
-    return local.queue.length + len(local.workers) - len(local.idle)
-
-
-def why_infeasible(
-    what: str, demand: Demand, pinned: int | None, locals_: Iterable[LocalScheduler]
-) -> str:
-    """Value, rule, remedy."""
-    wants = to_amounts(dict(demand.units))
+def why_infeasible(what: str, entry: Waiting, locals_: Iterable[LocalScheduler]) -> str:
+    """Says what is wanted, that no device has it, and what to change."""
+    wants, pinned = to_amounts(dict(entry.want.units)), entry.pinned
     devices = [local for local in locals_ if pinned is None or local.index == pinned]
     if not devices:
         return f"the {what} must run on device {pinned}; there is none. Pin it to one there is."

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from .events import (
     ActorSubmitted,
     Id,
-    Instruction,
+    Out,
     Recall,
     Run,
     StartActor,
@@ -42,39 +43,28 @@ MOST_OVERTAKES: Final = 32
 WEIGHT: Final = 0.2  # of the newest measurement in a mean
 
 
-class RunTimes:
-    """The mean run time of each function on one device."""
-
-    __slots__ = ("get", "means_s")
-
-    def __init__(self) -> None:
-        self.means_s: dict[bytes, float] = {}
-        self.get = self.means_s.get
+class RunTimes(dict[bytes, float]):
+    """The mean run time of each function on one device, in seconds."""
 
     def add(self, function: bytes, run_s: float) -> None:
         mean_s = self.get(function)
-        self.means_s[function] = run_s if mean_s is None else mean_s + WEIGHT * (run_s - mean_s)
+        self[function] = run_s if mean_s is None else mean_s + WEIGHT * (run_s - mean_s)
 
 
+@dataclass(slots=True, eq=False)
 class WorkerState:
     """One process that runs tasks, one at a time, in the order it was given them."""
 
-    __slots__ = (
-        "ahead", "blocked", "demand", "id", "local", "open_for", "recalled", "running", "since_s",
-        "work_s",
-    )  # fmt: skip
-
-    def __init__(self, id: Id, local: LocalScheduler, now_s: float) -> None:
-        self.id = id
-        self.local = local
-        self.running: Submitted | None = None
-        self.ahead: deque[Submitted] = deque()  # run with the resources of the running one
-        self.demand: Demand | None = None  # what it holds
-        self.open_for: Demand | None = None  # what it may be given ahead
-        self.work_s = 0.0  # expected, of all it was given
-        self.since_s = now_s  # it has run this task, or been idle
-        self.blocked = False
-        self.recalled = False
+    id: Id
+    local: LocalScheduler
+    since_s: float  # it has run this task, or been idle
+    running: Submitted | None = None
+    ahead: deque[Submitted] = field(default_factory=deque)  # run with the running one's resources
+    demand: Demand | None = None  # what it holds
+    open_for: Demand | None = None  # what it may be given ahead
+    work_s: float = 0.0  # expected, of all it was given
+    blocked: bool = False
+    recalled: bool = False
 
 
 class LocalScheduler:
@@ -82,7 +72,6 @@ class LocalScheduler:
 
     def __init__(self, index: int, resources: Mapping[str, float]) -> None:
         self.index = index
-        self.alive = True
         self.resources = DeviceResources(resources)
         self.run_times = RunTimes()
         self.queue = TaskQueue()
@@ -93,13 +82,13 @@ class LocalScheduler:
 
     # What comes in
 
-    def accept(self, entry: Submitted, now_s: float, out: list[Instruction]) -> None:
+    def accept(self, entry: Submitted, now_s: float, out: Out) -> None:
         """Starts the task, gives it ahead to a busy worker, or queues it."""
         entry.local = self
         demand = entry.want
         queue = self.queue
         resources = self.resources
-        if not queue.active and self.alive:
+        if not queue.active:
             if resources.fits(demand):
                 if self.idle:
                     self._begin(self.idle.pop(), entry, now_s, out)
@@ -117,12 +106,7 @@ class LocalScheduler:
         self.queue.push(entry, first)
 
     def finished(
-        self,
-        worker: WorkerState,
-        entry: Submitted,
-        run_s: float,
-        now_s: float,
-        out: list[Instruction],
+        self, worker: WorkerState, entry: Submitted, run_s: float, now_s: float, out: Out
     ) -> None:
         """`entry` was on `worker`, and is done after it ran so long."""
         self.run_times.add(entry.function, run_s)
@@ -143,9 +127,7 @@ class LocalScheduler:
         demand = worker.demand
         assert demand is not None
         if (
-            active
-            and self.alive
-            and len(active) == 1
+            len(active) == 1
             and (line := active.get(demand)) is not None
             and not demand.actor
             and not worker.recalled
@@ -165,10 +147,8 @@ class LocalScheduler:
 
     # Who runs next
 
-    def dispatch(self, now_s: float, out: list[Instruction]) -> None:
+    def dispatch(self, now_s: float, out: Out) -> None:
         """Starts all that can start, and asks for the workers that are wanting."""
-        if not self.alive:
-            return
         queue, resources = self.queue, self.resources
         lines = list(queue.active.values())
         held: set[str] = set()
@@ -183,7 +163,11 @@ class LocalScheduler:
             started = False
             if self._admits(demand, promised):
                 if demand.actor:
-                    self._start_actor(queue.pop(line), out)
+                    actor = queue.pop(line)
+                    assert isinstance(actor, ActorSubmitted)
+                    resources.take_for_life(demand)
+                    self.actors += 1
+                    out.append(StartActor(actor.actor, self.index))
                     started = True
                 elif self.idle:
                     task = queue.pop(line)
@@ -196,14 +180,14 @@ class LocalScheduler:
             else:
                 if not demand.actor:
                     self._line_ahead(line, waiting, now_s, out)
-                if line.length:
-                    head = line.entries[0]
+                if line.entries:
+                    head = line.head
                     waiting.append(head)
                     if head.overtaken >= MOST_OVERTAKES and resources.will_come(demand):
                         held |= demand.names
             if started:
                 _overtake(waiting, demand)
-            if not started or not line.length:
+            if not started or not line.entries:
                 lines.remove(line)
         for demand in promised:
             resources.give(demand)
@@ -231,15 +215,13 @@ class LocalScheduler:
         )
 
     def _promise(self, line: Line, promised: list[Demand]) -> None:
-        for _ in range(line.length):
+        for _ in range(len(line.entries)):
             if not self._admits(line.demand, promised):
                 break
             self.resources.take(line.demand)
             promised.append(line.demand)
 
-    def _begin(
-        self, worker: WorkerState, entry: Submitted, now_s: float, out: list[Instruction]
-    ) -> None:
+    def _begin(self, worker: WorkerState, entry: Submitted, now_s: float, out: Out) -> None:
         """An idle worker takes what the task wants, and the task."""
         demand = entry.want
         self.resources.take(demand)
@@ -252,9 +234,7 @@ class LocalScheduler:
         worker.since_s = now_s
         worker.open_for = None if worker.recalled else worker.demand
 
-    def _hand(
-        self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: list[Instruction]
-    ) -> None:
+    def _hand(self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: Out) -> None:
         # One of unknown length is taken to fill the worker, until it has been measured.
         entry.cost_s = cost_s = AHEAD_S if mean_s is None else mean_s
         worker.work_s += cost_s
@@ -262,19 +242,12 @@ class LocalScheduler:
         out.append(Run(entry.task, worker.id))
 
     def _rest(self, worker: WorkerState, now_s: float) -> None:
-        """The worker has nothing left to run."""
         assert worker.demand is not None
         self.resources.give(worker.demand)
         worker.running = worker.demand = worker.open_for = None
         worker.work_s = 0.0
         worker.since_s = now_s
         self.idle.append(worker)
-
-    def _start_actor(self, entry: Waiting, out: list[Instruction]) -> None:
-        assert isinstance(entry, ActorSubmitted)
-        self.resources.take_for_life(entry.want)
-        self.actors += 1
-        out.append(StartActor(entry.actor, self.index))
 
     # Given ahead
 
@@ -287,7 +260,7 @@ class LocalScheduler:
             and len(worker.ahead) < MOST_AHEAD
         )
 
-    def _give_ahead(self, entry: Submitted, now_s: float, out: list[Instruction]) -> bool:
+    def _give_ahead(self, entry: Submitted, now_s: float, out: Out) -> bool:
         """Gives it to the busy worker that has the least to do, if there is one with room."""
         mean_s = self.run_times.get(entry.function)
         if mean_s is not None and mean_s >= SHORT_S:
@@ -310,43 +283,38 @@ class LocalScheduler:
         return True
 
     def _line_ahead(
-        self,
-        line: Line,
-        waiting: list[Waiting],
-        now_s: float,
-        out: list[Instruction],
-        short_only: bool = False,
+        self, line: Line, waiting: list[Waiting], now_s: float, out: Out, short_only: bool = False
     ) -> None:
-        while line.length:
-            head = line.entries[0]
+        while line.entries:
+            head = line.head
             assert isinstance(head, Submitted)
             if short_only and self.run_times.get(head.function) is None:
                 return
             if not self._give_ahead(head, now_s, out):
                 return
-            self.queue.pop(line)
+            self.queue.take(head)
             _overtake(waiting, line.demand)
 
-    def _refill(self, worker: WorkerState, now_s: float, out: list[Instruction]) -> None:
+    def _refill(self, worker: WorkerState, now_s: float, out: Out) -> None:
         """Others wait: the worker gets some of them ahead, as long as no other line is wronged."""
         active = self.queue.active
         demand = worker.open_for
         if len(active) > 1:
             self.dispatch(now_s, out)
             return
-        if demand is None or not self.alive:
+        if demand is None:
             return
         line = active.get(demand)
         if line is None or self.resources.overdrawn(demand):
             return
         get_mean_s = self.run_times.get
-        while line.length:
-            head = line.entries[0]
+        while line.entries:
+            head = line.head
             assert isinstance(head, Submitted)
             mean_s = get_mean_s(head.function)
             if not self._has_room(worker, mean_s):
                 return
-            self.queue.pop(line)
+            self.queue.take(head)
             worker.ahead.append(head)
             self._hand(worker, head, mean_s, out)
 
@@ -357,18 +325,6 @@ class LocalScheduler:
         self.starting = max(0, self.starting - 1)
         self.idle.append(worker)
         return worker
-
-    def restore_task(self, worker: WorkerState, entry: Submitted, now_s: float) -> None:
-        """The worker has been given this task before."""
-        entry.local = self
-        if worker.running is None:
-            self.idle.remove(worker)
-            worker.demand = entry.want
-            self.resources.take(entry.want)
-            self._next(worker, entry, now_s)
-        else:
-            worker.ahead.append(entry)
-        self._hand(worker, entry, None, [])
 
     def remove_worker(self, worker: WorkerState) -> list[Submitted]:
         """It is gone; what it had been given is returned."""
@@ -402,7 +358,7 @@ class LocalScheduler:
         elif not worker.blocked and not worker.recalled:
             worker.open_for = worker.demand
 
-    def block(self, worker: WorkerState, out: list[Instruction]) -> None:
+    def block(self, worker: WorkerState, out: Out) -> None:
         assert worker.demand is not None
         worker.blocked = True
         worker.open_for = None
@@ -414,9 +370,9 @@ class LocalScheduler:
     def unblock(self, worker: WorkerState) -> None:
         assert worker.demand is not None
         worker.blocked = False
-        self.resources.take_back(worker.demand)
+        self.resources.lend(worker.demand, -1)
 
-    def recall_stuck(self, now_s: float, others_fit: bool, out: list[Instruction]) -> None:
+    def recall_stuck(self, now_s: float, others_fit: bool, out: Out) -> None:
         """Asks for what was given ahead to workers whose running task turned out to be long."""
         for worker in self.workers.values():
             if not worker.ahead or worker.recalled or worker.demand is None:
@@ -428,7 +384,7 @@ class LocalScheduler:
                 worker.open_for = None
                 out.append(Recall(worker.id))
 
-    def stop_surplus(self, now_s: float, out: list[Instruction]) -> list[WorkerState]:
+    def stop_surplus(self, now_s: float, out: Out) -> list[WorkerState]:
         """Lets go of idle workers beyond one for each CPU; those are returned."""
         stopped = []
         while self.surplus() and now_s - self.idle[0].since_s >= SURPLUS_S:
@@ -440,10 +396,8 @@ class LocalScheduler:
 
     def surplus(self) -> bool:
         """Whether there is an idle worker too many."""
-        if not self.idle or len(self.workers) <= self.resources.cpus:
-            return False
-        blocked = sum(worker.blocked for worker in self.workers.values())
-        return len(self.workers) - blocked > self.resources.cpus
+        num_going = sum(not worker.blocked for worker in self.workers.values())
+        return bool(self.idle) and num_going > self.resources.cpus
 
 
 def _overtake(waiting: list[Waiting], demand: Demand) -> None:

@@ -108,27 +108,16 @@ class DeviceResources:
         for name, units in demand.units:
             self.fixed[name] -= units
 
-    def lend(self, demand: Demand) -> None:
-        """Its holder waits in get()."""
-        sign = 1 if demand.actor else 0
+    def lend(self, demand: Demand, sign: int = 1) -> None:
+        """Its holder waits in get(), or (`sign` -1) goes on."""
         for name, units in demand.lent:
-            self.free[name] += units
-            self.fixed[name] -= units * sign
+            self.free[name] += sign * units
+            if demand.actor:
+                self.fixed[name] -= sign * units
         if not demand.actor:
             for name, units in demand.kept:
-                self.fixed[name] += units
-        self.lent_cpu += demand.cpu
-
-    def take_back(self, demand: Demand) -> None:
-        """Its holder goes on."""
-        sign = 1 if demand.actor else 0
-        for name, units in demand.lent:
-            self.free[name] -= units
-            self.fixed[name] += units * sign
-        if not demand.actor:
-            for name, units in demand.kept:
-                self.fixed[name] -= units
-        self.lent_cpu -= demand.cpu
+                self.fixed[name] += sign * units
+        self.lent_cpu += sign * demand.cpu
 
 
 def to_units(amounts: Mapping[str, float]) -> dict[str, int]:

@@ -2,30 +2,27 @@
 
 Bottom-up, as in the Ray paper: what a process of device d submits goes to the local scheduler of
 d, and from there to the global one only if it cannot start soon. No processes, no clock (times
-come with the events) and no I/O: the driver tells it what happened and does what it answers. All
-it knows can be told to a new one by `Scheduler.restore`.
+come with the events) and no I/O: the driver tells it what happened and does what it answers.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .events import (
     ActorGone,
     ActorSubmitted,
     Blocked,
     Cancelled,
-    DeviceBack,
-    DeviceLost,
     Event,
     Finished,
     Id,
     Infeasible,
     Instruction,
+    Out,
     Returned,
-    StopWorker,
     Submitted,
     Ticked,
     Unblocked,
@@ -37,8 +34,6 @@ from .global_scheduler import KEEP_S, GlobalScheduler, why_infeasible
 from .local_scheduler import LocalScheduler, WorkerState
 from .resources import Demand, to_amounts, to_units
 
-THRESHOLD: Final = 16  # how many may wait on a device before more is sent elsewhere
-
 
 class Scheduler:
     """Local schedulers of all devices, and the global one.
@@ -47,23 +42,17 @@ class Scheduler:
     report may be overtaken by the loss of who sent it.
     """
 
-    def __init__(
-        self, devices: Mapping[int, Mapping[str, float]], threshold: int = THRESHOLD
-    ) -> None:
-        if not devices:
-            raise ValueError("devices={}; tasks need a device to run on. Give at least one.")
+    def __init__(self, devices: Mapping[int, Mapping[str, float]]) -> None:
         self._locals = {index: LocalScheduler(index, has) for index, has in devices.items()}
-        self._global = GlobalScheduler(self._locals, threshold)
+        self._global = GlobalScheduler(self._locals)
         self._demands: dict[tuple[object, ...], Demand] = {}  # as they are written
         self._known_demands: dict[tuple[object, ...], Demand] = {}  # in units
         self._single = len(self._locals) == 1
         self._tasks: dict[Id, Submitted] = {}
         self._actors: dict[Id, ActorSubmitted] = {}
         self._workers: dict[Id, WorkerState] = {}
-        self._parked: dict[int, Waiting] = {}  # by order: only a lost device has what they want
         self._order = 0
-        self._restored = False  # what was queued then has not been looked at
-        self._handlers: dict[type, Callable[[Any, float, list[Instruction]], None]] = {
+        self._handlers: dict[type, Callable[[Any, float, Out], None]] = {
             Submitted: self._submitted,
             Finished: self._finished,
             Blocked: self._blocked,
@@ -75,125 +64,56 @@ class Scheduler:
             Ticked: self._ticked,
             ActorSubmitted: self._actor_submitted,
             ActorGone: self._actor_gone,
-            DeviceLost: self._device_lost,
-            DeviceBack: self._device_back,
         }
-
-    @classmethod
-    def restore(
-        cls,
-        devices: Mapping[int, Mapping[str, float]],
-        queued: Iterable[Waiting] = (),
-        running: Iterable[tuple[Id, Id, bytes, Mapping[str, float], int]] = (),
-        workers: Iterable[tuple[Id, int]] = (),
-        actors: Iterable[tuple[Id, int, Mapping[str, float]]] = (),
-        now_s: float = 0.0,
-        threshold: int = THRESHOLD,
-    ) -> Scheduler:
-        """A scheduler that goes on from what the control store knows.
-
-        `running`: (task, worker, function, demand, device), those of one worker in the order it
-        was given them; `workers`: (worker, device); `actors` that were started: (actor, device,
-        demand). Tell it `Blocked` and `DeviceLost` again for what is; then `Ticked` starts what is
-        queued. Means are measured anew, workers that were being started are asked for again.
-        """
-        new = cls(devices, threshold)
-        for worker, device in workers:
-            new._workers[worker] = new._locals[device].add_worker(worker, now_s)
-        for actor, device, demand in actors:
-            new._adopt_actor(actor, device, demand)
-        for task, worker, function, demand, device in running:
-            # Where it was pinned to, if it was, is where it is.
-            entry = Submitted(task, function, device, demand, device)
-            new._enter(entry)
-            new._tasks[task] = entry
-            new._locals[device].restore_task(new._workers[worker], entry, now_s)
-        for waiting in queued:
-            new._enter(waiting)
-            if isinstance(waiting, Submitted):
-                new._tasks[waiting.task] = waiting
-            else:
-                new._actors[waiting.actor] = waiting
-            new._parked[waiting.order] = waiting
-        new._restored = True
-        return new
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """What to do now that this has happened, in that order."""
-        out: list[Instruction] = []
+        out: Out = []
         self._handlers[event.__class__](event, now_s, out)
         return out
 
     @property
     def wants_tick(self) -> bool:
         """Whether `Ticked` could lead to anything, as far as is known now."""
-        if self._restored:
-            return True
-        queued = False
-        for local in self._locals.values():
+        locals_ = self._locals.values()
+        for local in locals_:
             if local.surplus():
                 return True
             for worker in local.workers.values():
                 if worker.ahead and not worker.recalled:
                     return True
-            queued = queued or (local.alive and local.queue.length > 0)
-        return queued and not self._single
+        return not self._single and any(local.queue.length for local in locals_)
 
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
         """All that the devices have together, and what of it nobody holds now."""
         total: collections.Counter[str] = collections.Counter()
         free: collections.Counter[str] = collections.Counter()
         for local in self._locals.values():
-            if local.alive:
-                total.update(local.resources.total)
-                free.update({name: max(0, n) for name, n in local.resources.free.items()})
+            total.update(local.resources.total)
+            free.update({name: max(0, n) for name, n in local.resources.free.items()})
         return to_amounts(total), to_amounts(+free)
 
     # Tasks
 
-    def _submitted(self, event: Submitted, now_s: float, out: list[Instruction]) -> None:
+    def _submitted(self, event: Submitted, now_s: float, out: Out) -> None:
         assert event.task not in self._tasks, f"task {event.task!r} was submitted twice"
         self._enter(event)
-        self._tasks[event.task] = event
-        self._place(event, now_s, out)
-
-    def _place(self, entry: Submitted, now_s: float, out: list[Instruction]) -> None:
-        home = self._locals.get(entry.device)
-        chosen: LocalScheduler | None
-        if entry.pinned is not None:
-            chosen = self._locals.get(entry.pinned)
-            if chosen is not None and not chosen.resources.has_in_total(entry.want):
-                chosen = None
-        elif self._single and home is not None and home.alive:
-            chosen = home if home.resources.has_in_total(entry.want) else None
-        elif home is not None and self._global.keeps(home, entry):
+        home = self._locals.get(event.device)
+        if event.pinned is not None:
+            chosen = self._where_pinned(event)
+        elif self._single and home is not None:
+            chosen = home if home.resources.has_in_total(event.want) else None
+        elif home is not None and self._global.keeps(home, event):
             chosen = home
         else:
-            chosen = self._global.choose(entry)
+            chosen = self._global.choose(event)
         if chosen is not None:
-            chosen.accept(entry, now_s, out)
+            self._tasks[event.task] = event
+            chosen.accept(event, now_s, out)
         else:
-            self._park(entry, out)
+            out.append(Infeasible(event.task, why_infeasible("task", event, self._locals.values())))
 
-    def _park(self, entry: Waiting, out: list[Instruction]) -> None:
-        """No living device can run it: one that may come back, or none at all."""
-        entry.local = None
-        if entry.pinned is None and any(
-            local.resources.has_in_total(entry.want) for local in self._locals.values()
-        ):
-            self._parked[entry.order] = entry
-            return
-        task = isinstance(entry, Submitted)
-        what = "task" if task else "actor"
-        reason = why_infeasible(what, entry.want, entry.pinned, self._locals.values())
-        if isinstance(entry, Submitted):
-            del self._tasks[entry.task]
-            out.append(Infeasible(entry.task, reason))
-        else:
-            del self._actors[entry.actor]
-            out.append(Infeasible(entry.actor, reason))
-
-    def _finished(self, event: Finished, now_s: float, out: list[Instruction]) -> None:
+    def _finished(self, event: Finished, now_s: float, out: Out) -> None:
         entry = self._tasks.get(event.task)
         worker = self._workers.get(event.worker)
         if entry is None or worker is None or entry.worker is not worker:
@@ -201,72 +121,55 @@ class Scheduler:
         del self._tasks[event.task]
         worker.local.finished(worker, entry, event.run_s, now_s, out)
 
-    def _cancelled(self, event: Cancelled, now_s: float, out: list[Instruction]) -> None:
+    def _cancelled(self, event: Cancelled, now_s: float, out: Out) -> None:
         entry = self._tasks.get(event.task)
         if entry is None or entry.worker is not None:
             return  # the driver tells the worker
         del self._tasks[event.task]
         self._withdraw(entry, now_s, out)
 
-    def _withdraw(self, entry: Waiting, now_s: float, out: list[Instruction]) -> None:
-        self._parked.pop(entry.order, None)
+    def _withdraw(self, entry: Waiting, now_s: float, out: Out) -> None:
         if entry.line is not None:
-            assert entry.local is not None
-            entry.local.queue.remove(entry)
+            entry.local.queue.take(entry)
             entry.local.dispatch(now_s, out)  # others may have waited for its turn
 
-    def _blocked(self, event: Blocked, now_s: float, out: list[Instruction]) -> None:
+    def _blocked(self, event: Blocked, now_s: float, out: Out) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             actor = self._actors.get(event.worker)
-            if actor is not None and actor.local and actor.line is None and not actor.blocked:
+            if actor is not None and actor.line is None and not actor.blocked:
                 actor.blocked = True
                 actor.local.resources.lend(actor.want)
                 actor.local.dispatch(now_s, out)
             return
-        local = worker.local
-        back = self._taken_back(worker, event.returned, now_s)
         if worker.running is not None and not worker.blocked:
-            local.block(worker, out)
-        self._place_first(local, back, now_s, out)
+            worker.local.block(worker, out)
+        worker.local.dispatch(now_s, out)
 
-    def _unblocked(self, event: Unblocked, now_s: float, out: list[Instruction]) -> None:
+    def _unblocked(self, event: Unblocked, now_s: float, out: Out) -> None:
         worker = self._workers.get(event.worker)
         if worker is not None:
             if worker.blocked:
                 worker.local.unblock(worker)
             return
         actor = self._actors.get(event.worker)
-        if actor is not None and actor.local and actor.blocked:
+        if actor is not None and actor.blocked:
             actor.blocked = False
-            actor.local.resources.take_back(actor.want)
+            actor.local.resources.lend(actor.want, -1)
 
-    def _returned(self, event: Returned, now_s: float, out: list[Instruction]) -> None:
-        worker = self._workers.get(event.worker)
-        if worker is not None:
-            worker.recalled = False
-            back = self._taken_back(worker, event.tasks, now_s)
-            self._place_first(worker.local, back, now_s, out)
-
-    def _taken_back(
-        self, worker: WorkerState, tasks: Iterable[Id], now_s: float
-    ) -> list[Submitted]:
-        entries = [self._tasks[task] for task in tasks if task in self._tasks]
-        entries = [entry for entry in entries if entry.worker is worker]
-        worker.local.take_back(worker, entries, now_s)
-        return entries
-
-    def _place_first(
-        self, local: LocalScheduler, entries: list[Submitted], now_s: float, out: list[Instruction]
-    ) -> None:
+    def _returned(self, event: Returned, now_s: float, out: Out) -> None:
         """Tasks a worker gave back go before those that wait, or to a device that is free."""
+        worker = self._workers.get(event.worker)
+        if worker is None:
+            return
+        local, worker.recalled = worker.local, False
+        known = [self._tasks[task] for task in event.tasks if task in self._tasks]
+        entries = [entry for entry in known if entry.worker is worker]
+        local.take_back(worker, entries, now_s)
         for entry in sorted(entries, key=lambda entry: entry.order, reverse=True):
             if entry.pinned is None and not (self._single or self._global.keeps(local, entry)):
                 chosen = self._global.choose(entry)
-                if chosen is None:
-                    self._park(entry, out)
-                    continue
-                if chosen is not local:
+                if chosen is not None and chosen is not local:
                     chosen.accept(entry, now_s, out)
                     continue
             local.enqueue(entry, first=True)
@@ -274,16 +177,13 @@ class Scheduler:
 
     # Workers and time
 
-    def _worker_started(self, event: WorkerStarted, now_s: float, out: list[Instruction]) -> None:
+    def _worker_started(self, event: WorkerStarted, now_s: float, out: Out) -> None:
         local = self._locals[event.device]
-        if not local.alive:
-            out.append(StopWorker(event.worker))
-            return
         assert event.worker not in self._workers, f"worker {event.worker!r} started twice"
         self._workers[event.worker] = local.add_worker(event.worker, now_s)
         local.dispatch(now_s, out)
 
-    def _worker_lost(self, event: WorkerLost, now_s: float, out: list[Instruction]) -> None:
+    def _worker_lost(self, event: WorkerLost, now_s: float, out: Out) -> None:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
@@ -291,33 +191,30 @@ class Scheduler:
             del self._tasks[entry.task]
         worker.local.dispatch(now_s, out)
 
-    def _ticked(self, event: Ticked, now_s: float, out: list[Instruction]) -> None:
-        if self._restored:
-            self._restored = False
-            self._place_parked(now_s, out)
-        alive = [local for local in self._locals.values() if local.alive]
-        for local in alive:
+    def _ticked(self, event: Ticked, now_s: float, out: Out) -> None:
+        locals_ = self._locals.values()
+        for local in locals_:
             others_fit = not self._single and any(
-                other.idle and not other.queue.length for other in alive if other is not local
+                other.idle and not other.queue.length for other in locals_ if other is not local
             )
             local.recall_stuck(now_s, others_fit, out)
             for worker in local.stop_surplus(now_s, out):
                 del self._workers[worker.id]
         if not self._single:
-            self._balance(alive, now_s, out)
+            self._balance(now_s, out)
 
-    def _balance(self, alive: list[LocalScheduler], now_s: float, out: list[Instruction]) -> None:
+    def _balance(self, now_s: float, out: Out) -> None:
         """Sends the youngest of a long queue to where it can start, if it would wait here."""
-        for local in alive:
+        for local in self._locals.values():
             for line in list(local.queue.active.values()):
-                while line.length:
-                    last = line.entries[-1]
+                while line.entries:
+                    last = next(reversed(line.entries.values()))
                     if not isinstance(last, Submitted) or last.pinned is not None:
                         break
                     chosen = self._global.choose(last)
                     if chosen is None or chosen is local or not self._better(local, chosen, last):
                         break
-                    local.queue.pop_last(line)
+                    local.queue.take(last)
                     chosen.accept(last, now_s, out)
 
     def _better(self, here: LocalScheduler, there: LocalScheduler, entry: Submitted) -> bool:
@@ -331,73 +228,38 @@ class Scheduler:
 
     # Actors
 
-    def _actor_submitted(self, event: ActorSubmitted, now_s: float, out: list[Instruction]) -> None:
+    def _actor_submitted(self, event: ActorSubmitted, now_s: float, out: Out) -> None:
         assert event.actor not in self._actors, f"actor {event.actor!r} was submitted twice"
         self._enter(event)
-        self._actors[event.actor] = event
-        self._place_actor(event, now_s, out)
-
-    def _place_actor(self, entry: ActorSubmitted, now_s: float, out: list[Instruction]) -> None:
-        chosen: LocalScheduler | None
-        if entry.pinned is not None:
-            chosen = self._locals.get(entry.pinned)
-            if chosen is not None and not chosen.resources.has_in_total(entry.want):
-                chosen = None
+        if event.pinned is not None:
+            chosen = self._where_pinned(event)
         else:
-            chosen = self._global.choose_for_actor(entry)
-        if chosen is None:
-            self._park(entry, out)
-            return
-        chosen.enqueue(entry)
-        chosen.dispatch(now_s, out)
+            chosen = self._global.choose_for_actor(event)
+        if chosen is not None:
+            self._actors[event.actor] = event
+            chosen.enqueue(event)
+            chosen.dispatch(now_s, out)
+        else:
+            reason = why_infeasible("actor", event, self._locals.values())
+            out.append(Infeasible(event.actor, reason))
 
-    def _adopt_actor(self, actor: Id, device: int, demand: Mapping[str, float]) -> None:
-        entry = ActorSubmitted(actor, device, demand, device)
-        self._enter(entry)
-        self._actors[actor] = entry
-        entry.local = self._locals[device]
-        entry.local.resources.take_for_life(entry.want)
-        entry.local.actors += 1
-
-    def _actor_gone(self, event: ActorGone, now_s: float, out: list[Instruction]) -> None:
+    def _actor_gone(self, event: ActorGone, now_s: float, out: Out) -> None:
         entry = self._actors.pop(event.actor, None)
         if entry is None:
             return
         local = entry.local
-        if local is None or entry.line is not None:
+        if entry.line is not None:
             self._withdraw(entry, now_s, out)
             return
         if entry.blocked:
-            local.resources.take_back(entry.want)
+            local.resources.lend(entry.want, -1)
         local.resources.give_for_good(entry.want)
         local.actors -= 1
         local.dispatch(now_s, out)
 
-    # Devices
-
-    def _device_lost(self, event: DeviceLost, now_s: float, out: list[Instruction]) -> None:
-        local = self._locals[event.device]
-        local.alive = False
-        local.starting = 0
-        for entry in local.queue.drain():
-            self._place_any(entry, now_s, out)
-
-    def _device_back(self, event: DeviceBack, now_s: float, out: list[Instruction]) -> None:
-        local = self._locals[event.device]
-        local.alive = True
-        local.dispatch(now_s, out)
-        self._place_parked(now_s, out)
-
-    def _place_parked(self, now_s: float, out: list[Instruction]) -> None:
-        parked, self._parked = self._parked, {}
-        for order in sorted(parked):
-            self._place_any(parked[order], now_s, out)
-
-    def _place_any(self, entry: Waiting, now_s: float, out: list[Instruction]) -> None:
-        if isinstance(entry, Submitted):
-            self._place(entry, now_s, out)
-        else:
-            self._place_actor(entry, now_s, out)
+    def _where_pinned(self, entry: Waiting) -> LocalScheduler | None:
+        local = None if entry.pinned is None else self._locals.get(entry.pinned)
+        return local if local is not None and local.resources.has_in_total(entry.want) else None
 
     def _enter(self, entry: Waiting) -> None:
         """Sets the scheduler's own fields of what comes in."""
@@ -411,9 +273,3 @@ class Scheduler:
             self._demands[written] = demand
         entry.want = demand
         entry.order = self._order = self._order + 1
-        entry.overtaken = 0
-        entry.line = entry.local = None
-        if isinstance(entry, Submitted):
-            entry.worker = None
-        else:
-            entry.blocked = False

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from .events import Submitted, Waiting
 from .resources import Demand
 
 
 class Line:
-    """Those that want the same, in order. The first and the last are never cancelled ones."""
+    """Those that want the same, in order."""
 
-    __slots__ = ("demand", "entries", "length")
+    __slots__ = ("demand", "entries")
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
-        self.entries: deque[Waiting] = deque()
-        self.length = 0  # without the cancelled, which stay until they come to an end
+        self.entries: OrderedDict[int, Waiting] = OrderedDict()  # by the order of submission
 
-    def trim(self) -> None:
-        entries = self.entries
-        while entries and entries[0].line is not self:
-            entries.popleft()
-        while entries and entries[-1].line is not self:
-            entries.pop()
+    @property
+    def head(self) -> Waiting:
+        return next(iter(self.entries.values()))
 
 
 class TaskQueue:
@@ -45,12 +41,10 @@ class TaskQueue:
             if line is None:
                 line = self._lines[demand] = Line(demand)
             self.active[demand] = line
+        line.entries[entry.order] = entry
         if first:
-            line.entries.appendleft(entry)
-        else:
-            line.entries.append(entry)
+            line.entries.move_to_end(entry.order, last=False)
         entry.line = line
-        line.length += 1
         self.length += 1
         if isinstance(entry, Submitted):
             functions = self.functions
@@ -58,44 +52,18 @@ class TaskQueue:
 
     def pop(self, line: Line) -> Waiting:
         """Takes the first of a line."""
-        entry = line.entries.popleft()
-        self._left(entry, line)
-        if line.length != len(line.entries):
-            line.trim()
+        entry = line.head
+        self.take(entry)
         return entry
 
-    def pop_last(self, line: Line) -> Waiting:
-        """Takes the last of a line."""
-        entry = line.entries.pop()
-        self._left(entry, line)
-        line.trim()
-        return entry
-
-    def remove(self, entry: Waiting) -> None:
-        """Takes one out of the middle."""
+    def take(self, entry: Waiting) -> None:
+        """Takes one out of its line, wherever it is there."""
         line = entry.line
         assert line is not None
-        self._left(entry, line)
-        line.trim()
-
-    def drain(self) -> list[Waiting]:
-        """Takes out everything but what is pinned, oldest first."""
-        drained: list[Waiting] = []
-        for line in list(self.active.values()):
-            waiting = [entry for entry in line.entries if entry.line is line]
-            # None may stay behind as cancelled: it can come back to this very line.
-            line.entries = deque(entry for entry in waiting if entry.pinned is not None)
-            for entry in waiting:
-                if entry.pinned is None:
-                    self._left(entry, line)
-                    drained.append(entry)
-        return sorted(drained, key=order)
-
-    def _left(self, entry: Waiting, line: Line) -> None:
+        del line.entries[entry.order]
         entry.line = None
-        line.length -= 1
         self.length -= 1
-        if not line.length:
+        if not line.entries:
             del self.active[line.demand]
         if isinstance(entry, Submitted):
             functions = self.functions
@@ -106,9 +74,5 @@ class TaskQueue:
                 functions[entry.function] = number - 1
 
 
-def order(entry: Waiting) -> int:
-    return entry.order
-
-
 def head_order(line: Line) -> int:
-    return line.entries[0].order
+    return next(iter(line.entries))

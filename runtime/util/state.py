@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gmi_drl.runtime.api.session import running
+from gmi_drl.runtime.api.refs import running
 
 
 @dataclasses.dataclass(frozen=True)

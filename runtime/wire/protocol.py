@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
     ITEM = 18  # id: the same; (index, place, references): one item of a generator
     ERROR = 19  # id: the same; STAMP, then a CallFailure
     RECORD = 20  # what emit() was given; id: how many were dropped so far
-    SUBMIT = 21  # the fields of a Task
+    SUBMIT = 21  # the fields of a TaskSpec
     PUT = 22  # (object, place, references)
     WANT = 23  # (objects, values: else only that they are there)
     UNWANT = 24  # objects
@@ -101,7 +101,6 @@ class SpawnRequest:
 class Build:
     """Tells a process who it is. Without a class it runs tasks; with one it is an actor."""
 
-    process: int
     device: int
     namespace: str = ""
     actor: bytes = b""

@@ -73,8 +73,8 @@ def nothing_held():
         "thing is held": lambda: references._holders,
         "holder": lambda: references._keys,
         "task": lambda: driver.tasks.live,
-        "task of the scheduler's": lambda: driver.scheduling.scheduler._tasks,
-        "actor of the scheduler's": lambda: driver.scheduling.scheduler._actors,
+        "task of the scheduler's": lambda: driver.scheduler._tasks,
+        "actor of the scheduler's": lambda: driver.scheduler._actors,
         "living actor": living,
         "name": lambda: driver.actors.names,
         "byte in memory": lambda: driver.objects.store.used_bytes,
@@ -89,7 +89,7 @@ def nothing_held():
         def left(table=table):
             found = table()
             if isinstance(found, dict):
-                found = [(key, what, references.holders(key)) for key, what in found.items()]
+                found = [(key, what, references._holders.get(key)) for key, what in found.items()]
             return str(found)[:1000]
 
         for _ in range(20):

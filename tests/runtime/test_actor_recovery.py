@@ -9,6 +9,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
+from killers import lose
 
 LONG = timedelta(seconds=30)
 
@@ -201,11 +202,11 @@ def test_a_large_answer_is_there_after_the_crash_and_a_lost_one_is_not():
     assert runtime.get(ref, LONG)[0] == 7
 
 
-def test_a_lost_answer_of_a_method_says_why_it_cannot_be_made_again(shared):
+def test_a_lost_answer_of_a_method_says_why_it_cannot_be_made_again():
     actor = counter()
     ref = actor.array.remote(50_000)
     runtime.wait([ref], 1, LONG)
-    shared.post(shared.objects.lose, [ref.id])
+    lose(ref)
     with pytest.raises(runtime.ObjectLostError, match="actor"):
         runtime.get(ref, LONG)
     assert runtime.get(actor.add.remote(), LONG) == 1

@@ -10,6 +10,7 @@ import pytest
 import bodies_tasks as bodies
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
+from killers import lose
 
 LONG = timedelta(seconds=60)
 
@@ -169,8 +170,7 @@ def test_a_lost_result_is_made_again_by_a_function_that_captures(shared):
 
     result = runtime.remote(uses).remote()
     runtime.wait([result], 1, LONG)
-    driver = session.driver()
-    driver.post(driver.objects.lose, [base.id, result.id])
+    lose(base, result)
     assert runtime.get(result, LONG).sum() == 50_000
 
 

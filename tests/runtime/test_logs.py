@@ -21,16 +21,17 @@ def test_a_log_that_is_too_long_begins_anew_and_its_end_is_kept(tmp_path):
     with open(path, "ab", buffering=0) as log:  # as a process has it
         for line in range(100):
             log.write(b"line %d\n" % line)
-        assert not logs.rotate(str(path), 10_000)
-        assert logs.rotate(str(path), 200)
+        logs.rotate(str(path), 10_000)
+        assert os.listdir(tmp_path) == ["a.log"]
+        logs.rotate(str(path), 200)
         assert path.read_bytes() == b""
         kept = (tmp_path / "a.log.1").read_text()
         assert len(kept) == 200
         assert kept.endswith("line 98\nline 99\n")
         log.write(b"and on\n")
-        assert logs.log_tail(path, 3) == "line 98\nline 99\nand on"
+        assert logs.log_tail(path).endswith("\nline 98\nline 99\nand on")
         log.write(b"x" * 300)
-        assert logs.rotate(str(path), 200)
+        logs.rotate(str(path), 200)
     assert (tmp_path / "a.log.1").read_text() == "x" * 200
     assert sorted(os.listdir(tmp_path)) == ["a.log", "a.log.1"]
 
@@ -38,7 +39,7 @@ def test_a_log_that_is_too_long_begins_anew_and_its_end_is_kept(tmp_path):
 def test_what_is_no_file_or_is_missing_is_left_alone(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path / "none", tmp_path):
-        assert not logs.rotate(str(path), 0)
+        logs.rotate(str(path), 0)
     assert os.listdir(tmp_path) == ["pipe"]
 
 
@@ -50,7 +51,7 @@ def test_a_log_for_whose_end_there_is_no_room_stays_as_it_is(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "sendfile", full)
-    assert not logs.rotate(str(path), 200)
+    logs.rotate(str(path), 200)
     assert path.read_text() == "line\n" * 100
     assert os.listdir(tmp_path) == ["a.log"]
 

@@ -12,6 +12,7 @@ import bodies_tasks as bodies
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from gmi_drl.runtime.store import room_requests, trimmer
+from killers import lose
 
 LONG = timedelta(seconds=30)
 MIB = 1 << 20
@@ -114,18 +115,11 @@ def test_values_refer_to_values(shared):
 # What is lost is made again.
 
 
-def lose(driver, *refs):
-    """As if their memory had gone."""
-    for ref in refs:
-        runtime.wait([ref], 1, LONG)
-        driver.post(driver.objects.lose, [ref.id])
-
-
 def test_a_lost_result_is_made_again_by_the_one_task_that_is_needed(shared, tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     first = runtime.remote(bodies.zeros).remote(20_000, a)
     second = runtime.remote(bodies.plus).remote(first, 1, b)
-    lose(shared, second)
+    lose(second)
     assert runtime.get(second, LONG).sum() == 20_000
     assert (bodies.marks(a), bodies.marks(b)) == (1, 2)
 
@@ -136,7 +130,7 @@ def test_what_it_was_made_from_is_made_again_if_it_is_lost_too(shared, tmp_path)
     second = runtime.remote(bodies.plus).remote(first, 1, b)
     third = runtime.remote(bodies.plus).remote(second, 1, c)
     runtime.wait([third], 1, LONG)
-    lose(shared, first, second)
+    lose(first, second)
     assert runtime.get(runtime.remote(bodies.total).remote(second), LONG) == 20_000
     assert (bodies.marks(a), bodies.marks(b), bodies.marks(c)) == (2, 2, 1)
 
@@ -148,7 +142,7 @@ def test_what_nobody_held_any_more_is_made_again_when_it_is_needed(shared, tmp_p
     )
     runtime.wait([second], 1, LONG)
     bodies.until(lambda: shared.post(int) or len(shared.objects.slots) == 1)
-    lose(shared, second)
+    lose(second)
     assert runtime.get(second, LONG).sum() == 20_000
     assert (bodies.marks(a), bodies.marks(b)) == (2, 2)
 
@@ -156,7 +150,7 @@ def test_what_nobody_held_any_more_is_made_again_when_it_is_needed(shared, tmp_p
 def test_a_task_that_already_waits_gets_what_is_made_again(shared, tmp_path):
     first = runtime.remote(bodies.zeros).remote(20_000, tmp_path / "a")
     runtime.wait([first], 1, LONG)
-    shared.post(shared.objects.lose, [first.id])
+    lose(first)
     assert runtime.get(runtime.remote(bodies.total).remote(first), LONG) == 0
     inside = runtime.remote(bodies.get_in_time).remote([first], 20)
     assert runtime.get(inside, LONG).sum() == 0
@@ -170,7 +164,7 @@ def test_one_lost_result_of_several_is_made_again_and_the_others_stay(shared, tm
 
     first, second = runtime.remote(two).options(num_returns=2).remote()
     kept = runtime.get(second, LONG)
-    lose(shared, first)
+    lose(first)
     assert runtime.get(first, LONG)[0] == 1
     assert runtime.get(second, LONG)[0] == kept[0] == 2
     assert bodies.marks(tmp_path / "n") == 2
@@ -178,13 +172,13 @@ def test_one_lost_result_of_several_is_made_again_and_the_others_stay(shared, tm
 
 def test_a_lost_item_of_a_generator_is_made_again(shared):
     items = list(runtime.remote(bodies.count_to).remote(3, size=20_000))
-    lose(shared, items[1])
+    lose(items[1])
     assert [float(runtime.get(item, LONG)[0]) for item in items] == [0, 1, 2]
 
 
 def test_a_put_value_that_is_lost_says_that_it_cannot_be_made_again(shared):
     ref = runtime.put(np.zeros(20_000))
-    lose(shared, ref)
+    lose(ref)
     with pytest.raises(runtime.ObjectLostError, match=r"put\(\)"):
         runtime.get(ref, LONG)
     with pytest.raises(runtime.ObjectLostError, match=r"put\(\)"):

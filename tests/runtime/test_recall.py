@@ -21,7 +21,7 @@ def test_a_task_that_its_worker_gives_back_after_it_was_cancelled_is_never_run(s
     try:
         sleep = runtime.remote(bodies.sleeps)
         calls = [sleep.remote(tmp_path / name) for name in "ab"]
-        workers = driver.scheduling.scheduler._workers
+        workers = driver.scheduler._workers
         bodies.until(lambda: any(one.recalled for one in list(workers.values())), "a recall")
         for call in calls:
             runtime.cancel(call)
@@ -31,4 +31,4 @@ def test_a_task_that_its_worker_gives_back_after_it_was_cancelled_is_never_run(s
         with pytest.raises(runtime.TaskCancelledError):
             runtime.get(call, LONG)
     assert runtime.get(runtime.remote(bodies.add).remote(1), LONG) == 1
-    bodies.until(lambda: not driver.scheduling.scheduler._tasks, "nothing left with the scheduler")
+    bodies.until(lambda: not driver.scheduler._tasks, "nothing left with the scheduler")

@@ -37,11 +37,11 @@ class ToldInPieces:
 
 @contextlib.contextmanager
 def told_of(slot, *messages):
-    before, refs.holder = refs.holder, ToldInPieces(*messages)
+    before, refs.current = refs.current, ToldInPieces(*messages)
     try:
-        yield refs.ObjectRef(slot), refs.holder
+        yield refs.ObjectRef(slot), refs.current
     finally:
-        refs.holder = before
+        refs.current = before
 
 
 @pytest.mark.parametrize("known_before", [False, True])
@@ -51,6 +51,6 @@ def test_a_value_is_waited_for_though_it_is_told_again_that_it_is_there(known_be
         slot.arrived()
     body = packing.pack(3, "a value").body
     with told_of(slot, slot.arrived, lambda: slot.fill(body)) as (ref, driver):
-        assert refs.get_value(ref, None, None) == 3
+        assert refs.get_value(ref) == 3
         assert driver.wanted == [(b"object", True)]
         assert not driver.messages

@@ -7,8 +7,6 @@ from gmi_drl.runtime.scheduler.events import (
     ActorSubmitted,
     Blocked,
     Cancelled,
-    DeviceBack,
-    DeviceLost,
     Finished,
     Infeasible,
     Recall,
@@ -23,6 +21,7 @@ from gmi_drl.runtime.scheduler.events import (
     WorkerLost,
     WorkerStarted,
 )
+from gmi_drl.runtime.scheduler.global_scheduler import THRESHOLD
 from gmi_drl.runtime.scheduler.resources import UNITS, Demand
 from gmi_drl.runtime.scheduler.scheduler import Scheduler
 from scheduler_state import state
@@ -33,8 +32,8 @@ CPU = {"CPU": 1.0}
 class Bench:
     """A scheduler with workers that start when they are asked for, and a clock set by hand."""
 
-    def __init__(self, devices, **options):
-        self.scheduler = Scheduler(devices, **options)
+    def __init__(self, devices):
+        self.scheduler = Scheduler(devices)
         self.now_s = 0.0
         self.workers = 0
         self.tasks = 0
@@ -69,7 +68,7 @@ class Bench:
 
     def tick(self, after_s):
         self.now_s += after_s
-        return self.tell(Ticked(self.now_s))
+        return self.tell(Ticked())
 
     def runs_on(self, task):
         return self.device_of[self.ran_on[task]] if task in self.ran_on else None
@@ -102,12 +101,12 @@ def test_an_overloaded_device_passes_tasks_on():
 
 
 def test_short_tasks_are_not_passed_on_before_the_queue_is_longer_than_the_threshold():
-    bench = Bench({0: {"CPU": 1}, 1: {"CPU": 1}}, threshold=4)
-    bench.measure(0.0005, b"short")
+    bench = Bench({0: {"CPU": 1}, 1: {"CPU": 1}})
+    bench.measure(0.0001, b"short")
     bench.submit(b"short", demand={"CPU": 0.5})  # holds up the others, which want it all
-    tasks = [bench.submit(b"short") for _ in range(7)]
-    assert bench.of(0)["queued"] == 5
-    assert [bench.runs_on(task) for task in tasks[5:]] == [1, 1]
+    tasks = [bench.submit(b"short") for _ in range(THRESHOLD + 3)]
+    assert bench.of(0)["queued"] == THRESHOLD + 1
+    assert [bench.runs_on(task) for task in tasks[THRESHOLD + 1 :]] == [1, 1]
 
 
 def test_a_task_goes_to_the_device_that_has_what_it_wants():
@@ -322,7 +321,7 @@ def test_a_blocked_task_gives_its_cpu_back_and_keeps_the_rest():
     parent = bench.submit(demand={"CPU": 1, "GPU": 1})
     child, other = bench.submit(b"g"), bench.submit(b"g", demand={"GPU": 1})
     assert bench.runs_on(child) is None
-    bench.tell(Blocked(bench.ran_on[parent], ()))
+    bench.tell(Blocked(bench.ran_on[parent]))
     assert (bench.runs_on(child), bench.runs_on(other)) == (0, None)
     bench.finish(child)
     bench.tell(Unblocked(bench.ran_on[parent]))
@@ -334,22 +333,13 @@ def test_a_task_that_goes_on_does_not_wait_for_a_cpu():
     bench = Bench({0: {"CPU": 1}})
     bench.measure(1.0)
     parent, child, third = (bench.submit() for _ in range(3))
-    bench.tell(Blocked(bench.ran_on[parent], ()))
+    bench.tell(Blocked(bench.ran_on[parent]))
     assert bench.tell(Unblocked(bench.ran_on[parent])) == []
     assert bench.of(0)["free"] == {"CPU": -1.0}
     bench.finish(child)
     assert bench.runs_on(third) is None  # the parent has the CPU again
     bench.finish(parent)
     assert bench.runs_on(third) == 0
-
-
-def test_tasks_ahead_of_a_blocked_one_go_to_others():
-    bench = Bench({0: {"CPU": 1}})
-    parent, ahead = bench.submit(), bench.submit()
-    assert bench.ran_on[ahead] == bench.ran_on[parent]
-    told = bench.tell(Blocked(bench.ran_on[parent], (ahead,)))
-    assert told[0] == StartWorker(0)
-    assert bench.ran_on[ahead] != bench.ran_on[parent]
 
 
 def test_a_blocked_worker_gets_nothing_ahead():
@@ -376,7 +366,7 @@ def test_tasks_on_their_way_to_a_worker_that_blocks_are_recalled():
     bench = Bench({0: {"CPU": 1}})
     parent, ahead = bench.submit(), bench.submit()
     worker = bench.ran_on[parent]
-    assert bench.tell(Blocked(worker, ())) == [Recall(worker)]
+    assert bench.tell(Blocked(worker)) == [Recall(worker)]
     bench.tell(Returned(worker, (ahead,)))
     assert bench.ran_on[ahead] != worker
 
@@ -385,7 +375,7 @@ def test_surplus_workers_are_stopped_once_they_have_idled():
     bench = Bench({0: {"CPU": 1}})
     bench.measure(1.0)
     parent, child = bench.submit(), bench.submit()
-    bench.tell(Blocked(bench.ran_on[parent], ()))
+    bench.tell(Blocked(bench.ran_on[parent]))
     assert bench.of(0)["workers"] == 2
     bench.finish(child)
     bench.tell(Unblocked(bench.ran_on[parent]))
@@ -420,7 +410,7 @@ def test_an_actor_does_not_take_lent_cpu_from_tasks_that_wait():
     parent = bench.submit()
     bench.tell(ActorSubmitted("a", 0, CPU))
     child = bench.submit()
-    told = bench.tell(Blocked(bench.ran_on[parent], ()))
+    told = bench.tell(Blocked(bench.ran_on[parent]))
     assert StartActor("a", 0) not in told
     assert bench.runs_on(child) == 0
     assert StartActor("a", 0) in bench.finish(child)  # for the parent may wait for the actor
@@ -430,7 +420,7 @@ def test_a_child_stands_in_for_its_blocked_parent_when_an_actor_took_the_cpu():
     bench = Bench({0: {"CPU": 1}})
     bench.measure(1.0)
     parent = bench.submit()
-    bench.tell(Blocked(bench.ran_on[parent], ()))
+    bench.tell(Blocked(bench.ran_on[parent]))
     assert StartActor("a", 0) in bench.tell(ActorSubmitted("a", 0, CPU))
     child, second = bench.submit(), bench.submit()
     assert (bench.runs_on(child), bench.runs_on(second)) == (0, None)  # one at a time
@@ -533,7 +523,7 @@ def test_a_lost_worker_leaves_nothing_behind():
     bench = Bench({0: {"CPU": 1, "GPU": 1}})
     task = bench.submit(demand={"CPU": 1, "GPU": 1})
     lost = bench.ran_on[task]
-    bench.tell(Blocked(lost, ()))
+    bench.tell(Blocked(lost))
     bench.tell(WorkerLost(lost))
     assert bench.of(0)["free"] == {"CPU": 1.0, "GPU": 1.0}
     assert bench.of(0)["workers"] == 0
@@ -543,51 +533,3 @@ def test_a_lost_worker_leaves_nothing_behind():
     assert bench.tell(Finished(task, lost, 1.0)) == []  # not by the one that was lost
     bench.finish(task)
     assert bench.of(0)["free"] == {"CPU": 1.0, "GPU": 1.0}
-
-
-def test_what_was_queued_on_a_lost_device_goes_elsewhere():
-    bench = Bench({0: {"CPU": 1, "GPU": 1}, 1: {"CPU": 1}})
-    for device in (0, 1):
-        bench.measure(1.0, device=device)
-    blockers = [bench.submit(pinned=device) for device in (0, 1)]
-    task = bench.submit(pinned=None)
-    with_gpu = bench.submit(demand={"CPU": 1, "GPU": 1})
-    pinned = bench.submit(pinned=0)
-    bench.tell(DeviceLost(0))
-    bench.tell(WorkerLost(bench.ran_on[blockers[0]]))
-    assert bench.tell(WorkerStarted("late", 0)) == [StopWorker("late")]
-    bench.finish(blockers[1])
-    assert bench.runs_on(task) == 1
-    assert len(bench.scheduler._parked) == 1
-    bench.tell(DeviceBack(0))
-    assert not bench.scheduler._parked
-    first = with_gpu if with_gpu in bench.ran_on else pinned
-    bench.finish(first)
-    assert bench.runs_on(with_gpu) == bench.runs_on(pinned) == 0
-
-
-def test_a_device_that_is_back_gets_all_the_workers_it_needs_at_once():
-    scheduler = Scheduler({0: {"CPU": 3}, 1: {"CPU": 1}})
-    scheduler.handle(DeviceLost(0), 0.0)
-    for task in range(5):
-        assert scheduler.handle(Submitted(task, b"f", 0, CPU, 0), 0.0) == []
-    assert scheduler.handle(DeviceBack(0), 0.0) == [StartWorker(0)] * 3
-    assert scheduler.handle(Ticked(0.0), 0.0) == []
-
-
-def test_a_restored_scheduler_goes_on_where_the_other_stopped():
-    running = [("t1", "w1", b"f", CPU, 0), ("t2", "w1", b"f", CPU, 0)]
-    queued = [Submitted("t3", b"f", 0, CPU), ActorSubmitted("b", 0, {"GPU": 1})]
-    scheduler = Scheduler.restore(
-        {0: {"CPU": 2, "GPU": 1}},
-        queued,
-        running,
-        workers=[("w1", 0), ("w2", 0)],
-        actors=[("a", 0, {"GPU": 1})],
-    )
-    assert scheduler.wants_tick
-    assert scheduler.handle(Ticked(0.0), 0.0) == [Run("t3", "w2")]
-    assert scheduler.handle(ActorGone("a"), 0.0) == [StartActor("b", 0)]
-    for task, worker in (("t1", "w1"), ("t2", "w1"), ("t3", "w2")):
-        scheduler.handle(Finished(task, worker, 0.1), 0.0)
-    assert state(scheduler)[0]["free"] == {"CPU": 2.0, "GPU": 0.0}

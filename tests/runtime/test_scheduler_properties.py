@@ -18,8 +18,6 @@ from gmi_drl.runtime.scheduler.events import (
     ActorSubmitted,
     Blocked,
     Cancelled,
-    DeviceBack,
-    DeviceLost,
     Finished,
     Infeasible,
     Recall,
@@ -90,7 +88,6 @@ class FakeDriver:
         self.blocked_actors = set()
         self.once_blocked_actors = set()
         self.refused = set()
-        self.lost_devices = set()
         self.stand_ins = {}  # task: the CPU it has though an actor has it too
 
     def tell(self, event):
@@ -103,7 +100,6 @@ class FakeDriver:
                 event = self.given[task] = self.waiting.pop(task)
                 at = self.workers[worker]
                 assert not at.blocked
-                assert at.device not in self.lost_devices
                 assert event.pinned in (None, at.device)
                 if at.tasks:
                     assert self.given[at.tasks[0]].demand == event.demand
@@ -112,7 +108,6 @@ class FakeDriver:
                 if len(at.tasks) == 1:
                     self.check_stand_in(task, at.device)
             case StartWorker(device):
-                assert device not in self.lost_devices
                 self.starting.append(device)
             case StopWorker(worker):
                 if worker in self.workers:
@@ -123,7 +118,6 @@ class FakeDriver:
             case StartActor(actor, device):
                 event = self.actors_waiting.pop(actor)
                 assert event.pinned in (None, device)
-                assert device not in self.lost_devices
                 self.actors[actor] = (device, event.demand)
             case Infeasible(subject, reason):
                 event = self.waiting.pop(subject, None) or self.actors_waiting.pop(subject)
@@ -151,15 +145,9 @@ class FakeDriver:
         self.done.add(task)
         self.tell(Finished(task, name, FUNCTIONS[self.given.pop(task).function]))
 
-    def block(self, name, keep=0):
-        """The last `keep` tasks it was given have not reached it yet."""
-        worker = self.workers[name]
-        returned = list(worker.tasks)[1 : len(worker.tasks) - keep]
-        worker.blocked = True
-        for task in returned:
-            worker.tasks.remove(task)
-            self.waiting[task] = self.given.pop(task)
-        self.tell(Blocked(name, tuple(returned)))
+    def block(self, name):
+        self.workers[name].blocked = True
+        self.tell(Blocked(name))
 
     def unblock(self, name):
         self.workers[name].blocked, self.workers[name].went_on = False, True
@@ -188,59 +176,15 @@ class FakeDriver:
             event = self.given.pop(task)
             self.submit(event.function, event.device, event.demand, event.pinned, task)
 
-    def lose_device(self, device):
-        self.lost_devices.add(device)
-        self.starting = deque(d for d in self.starting if d != device)
-        self.tell(DeviceLost(device))
-        for name, worker in list(self.workers.items()):
-            if worker.device == device:
-                self.lose_worker(name)
-        for actor, (where, _) in list(self.actors.items()):
-            if where == device:
-                self.end_actor(actor)
-
     def end_actor(self, actor):
         self.actors.pop(actor, None)
         self.actors_waiting.pop(actor, None)
         self.blocked_actors.discard(actor)
         self.tell(ActorGone(actor))
 
-    def restart(self):
-        """A new scheduler takes over."""
-        self.starting.clear()
-        running = [
-            (task, name, self.given[task].function, self.given[task].demand, worker.device)
-            for name, worker in self.workers.items()
-            for task in worker.tasks
-        ]
-        queued = [
-            Submitted(e.task, e.function, e.device, e.demand, e.pinned)
-            for e in self.waiting.values()
-        ]
-        queued += [
-            ActorSubmitted(e.actor, e.device, e.demand, e.pinned)
-            for e in self.actors_waiting.values()
-        ]
-        self.scheduler = Scheduler.restore(
-            self.devices,
-            queued,
-            running,
-            [(name, worker.device) for name, worker in self.workers.items()],
-            [(actor, *where) for actor, where in self.actors.items()],
-            self.now_s,
-        )
-        for device in self.lost_devices:
-            self.tell(DeviceLost(device))
-        for name, worker in self.workers.items():
-            if worker.blocked:
-                self.tell(Blocked(name, ()))
-        for actor in self.blocked_actors:
-            self.tell(Blocked(actor))
-        self.tick(0.0)
-
     def tick(self, after_s):
         self.now_s += after_s
-        self.tell(Ticked(self.now_s))
+        self.tell(Ticked())
 
     def use_of(self, device):
         """What is used of each resource, and how much CPU may be used twice: it was lent."""
@@ -299,9 +243,6 @@ class FakeDriver:
 
     def settle(self):
         """Everything goes on, and actors end, until nothing changes any more."""
-        for device in sorted(self.lost_devices):
-            self.lost_devices.remove(device)
-            self.tell(DeviceBack(device))
         for _ in range(10_000):
             before = len(self.done)
             for actor in list(self.actors):
@@ -373,9 +314,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.driver.finish(self.pick(data, self.going()))
 
     @precondition(lambda self: self.going())
-    @rule(data=st.data(), keep=st.integers(0, 1))
-    def block(self, data, keep):
-        self.driver.block(self.pick(data, self.going()), keep)
+    @rule(data=st.data())
+    def block(self, data):
+        self.driver.block(self.pick(data, self.going()))
 
     @precondition(lambda self: len(self.busy()) > len(self.going()))
     @rule(data=st.data())
@@ -436,23 +377,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             driver.blocked_actors.add(actor)
             driver.tell(Blocked(actor))
-
-    @precondition(lambda self: len(self.driver.devices) > len(self.driver.lost_devices))
-    @rule(data=st.data())
-    def lose_device(self, data):
-        alive = set(self.driver.devices) - self.driver.lost_devices
-        self.driver.lose_device(self.pick(data, alive))
-
-    @precondition(lambda self: self.driver.lost_devices)
-    @rule(data=st.data())
-    def device_back(self, data):
-        device = self.pick(data, self.driver.lost_devices)
-        self.driver.lost_devices.remove(device)
-        self.driver.tell(DeviceBack(device))
-
-    @rule()
-    def restart(self):
-        self.driver.restart()
 
     @invariant()
     def resources_are_not_used_twice(self):
@@ -561,7 +485,7 @@ def test_tasks_nested_deeper_than_there_are_workers_never_get_stuck(
             now = left[:1] if draw.random() < 0.5 else left[:]
             del left[: len(now)]
             awaited[task] = {submit(child, worker.device) for child in now}
-            driver.block(name, keep=0)
+            driver.block(name)
         else:
             driver.finish(name)
         driver.check_resources()

@@ -10,6 +10,7 @@ import bodies_tasks as bodies
 from gmi_drl import runtime
 from gmi_drl.runtime.driver import function_table
 from gmi_drl.runtime.gcs.database import GcsError
+from killers import lose
 
 LONG = timedelta(seconds=30)
 
@@ -54,7 +55,7 @@ def test_functions_are_not_kept_for_ever_and_can_be_called_again(shared):
     assert max(known) <= function_table.KEPT_BYTES // nbytes + 10
     first = shared.objects.slots[refs[0].id].task.function
     assert first not in shared.functions._used
-    shared.post(shared.objects.lose, [refs[0].id])
+    lose(refs[0])
     assert runtime.get(refs[0], LONG)[0] == 99  # its function is read from the control store
     assert first in shared.functions._used
     assert runtime.get(kept.remote(), LONG)[0] == 99
