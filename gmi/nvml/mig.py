@@ -18,12 +18,10 @@ _PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb(?:\+\S+)?)", re.IGN
 
 def mig_handles(nvml: Any, handle: Any) -> list[Any]:
     """Returns handles of the MIG devices of a GPU that exist. Their numbers may have gaps."""
-    devices = []
-    for index in range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        device = query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-        if device is not None:
-            devices.append(device)
-    return devices
+    numbers = range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+    by_index = nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    devices = [query(nvml, by_index, handle, number) for number in numbers]
+    return [device for device in devices if device is not None]
 
 
 def read_instances(
@@ -36,62 +34,45 @@ def read_instances(
     """
     instances: list[tuple[int, MigInstance]] = []  # with the GPU instance of each
     for device in handles:
-        instance = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
+        number = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
         attributes = query(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
         memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
-        if instance is None or attributes is None:
+        profile = _PROFILE.search(str(nvml.nvmlDeviceGetName(device)))
+        if number is None or attributes is None or profile is None:
             continue  # it was destroyed while we looked
-        mem_bytes = int(attributes.memorySizeMB) << 20 if memory is None else int(memory.total)
-        start, size = _place(nvml, handle, instance) or (_UNKNOWN, 0)
-        instances.append(
-            (
-                int(instance),
-                MigInstance(
-                    uuid=str(nvml.nvmlDeviceGetUUID(device)),
-                    profile=_profile(str(nvml.nvmlDeviceGetName(device)), attributes, mem_bytes),
-                    start=start,
-                    size=size,
-                    mem_bytes=mem_bytes,
-                    sm_count=int(attributes.multiprocessorCount) or None,
-                ),
-            )
+        start, size = _place(nvml, handle, number) or (_UNKNOWN, 0)
+        instance = MigInstance(
+            uuid=str(nvml.nvmlDeviceGetUUID(device)),
+            profile=profile[1].lower(),
+            start=start,
+            size=size,
+            mem_bytes=int(attributes.memorySizeMB) << 20 if memory is None else int(memory.total),
+            sm_count=int(attributes.multiprocessorCount) or None,
         )
-    if any(one.start == _UNKNOWN for _, one in instances):
-        instances = _placed(instances, gpu)
-    return tuple(sorted((one for _, one in instances), key=lambda one: (one.start, one.uuid)))
+        instances.append((int(number), instance))
+    found = [instance for _, instance in instances]
+    if any(instance.start == _UNKNOWN for instance in found):
+        found = _placed(instances, gpu)
+    return tuple(sorted(found, key=lambda one: (one.start, one.uuid)))
 
 
-def _place(nvml: Any, handle: Any, instance: int) -> tuple[int, int] | None:
+def _place(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:
     """Returns (start, size) of a GPU instance; None for users who may not know."""
-    held = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, instance)
+    held = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
     info = None if held is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, held)
     return None if info is None else (int(info.placement.start), int(info.placement.size))
 
 
-def _profile(name: str, attributes: Any, mem_bytes: int) -> str:
-    """Finds the profile at the end of NVML's name; old drivers leave it out."""
-    if match := _PROFILE.search(name):
-        return match[1].lower()
-    gpu, compute = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
-    part = "" if gpu == compute else f"{compute}c."
-    return f"{part}{gpu}g.{max(1, round(mem_bytes / 1e9))}gb"
-
-
-def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[tuple[int, MigInstance]]:
+def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[MigInstance]:
     """Gives them places that could be theirs; in a row if a profile is not known."""
-    names = {instance: one.profile.rpartition("c.")[2] for instance, one in instances}
+    names = {number: one.profile.rpartition("c.")[2] for number, one in instances}
     known = {profile.name: profile for profile in profiles_of(gpu)}
-    slices = None
-    if all(name in known for name in names.values()):
-        slices = placements([known[name] for name in names.values()])
-    if slices is None:
-        places = {instance: (place, 1) for place, instance in enumerate(names)}
-    else:
-        places = {
-            instance: (its.start, known[its.profile].size)
-            for instance, its in zip(names, slices, strict=True)
-        }
+    places = {number: (place, 1) for place, number in enumerate(names)}
+    if known.keys() >= set(names.values()):
+        slices = placements([known[name] for name in names.values()]) or ()
+        for number, its in zip(names, slices, strict=False):
+            places[number] = its.start, known[its.profile].size
     return [
-        (instance, dataclasses.replace(one, start=places[instance][0], size=places[instance][1]))
-        for instance, one in instances
+        dataclasses.replace(one, start=places[number][0], size=places[number][1])
+        for number, one in instances
     ]

@@ -18,7 +18,8 @@ from gmi_drl.placement.topology import Device, GpuProcess
 _CORES_PER_SM_64: Final = {(7, 0), (7, 2), (7, 5), (8, 0)}
 _CORES_PER_SM: Final = 128  # 8.6, 8.7, 8.9 and everything from 9.0 on
 _PCI: Final = Path("/sys/bus/pci/devices")
-_NODES: Final = 64  # NUMA nodes that are asked about
+_NODES: Final = Path("/sys/devices/system/node")
+_MOST_NODES: Final = 64  # that are asked about
 _MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
     0: "default",
     1: "exclusive",  # of a thread: removed long ago, and as good as of a process
@@ -45,33 +46,26 @@ def nvml_session() -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
-def is_lost(nvml: Any, error: Exception) -> bool:
-    """Tells whether NVML's error says that the GPU (or all of the driver) is gone."""
-    return getattr(error, "value", None) in (
-        nvml.NVML_ERROR_GPU_IS_LOST,
-        nvml.NVML_ERROR_RESET_REQUIRED,
-        nvml.NVML_ERROR_GPU_NOT_FOUND,
-        nvml.NVML_ERROR_UNINITIALIZED,
-        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
-    )
-
-
 def query(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     """Returns NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
+    lost = (
+        nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_GpuNotFound,
+        nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded,
+    )  # fmt: skip
     try:
         return question(*arguments)
-    except nvml.NVMLError as error:
-        if is_lost(nvml, error):
-            raise
+    except lost:  # the GPU, or all of the driver, is gone
+        raise
+    except nvml.NVMLError:
         return None
 
 
-def read_device(nvml: Any, handle: Any, index: int) -> Device:
+def read_device(nvml: Any, handle: Any) -> Device:
     """Reads the GPU, without cores and MIG instances; NVMLError when it does not answer."""
     mode = query(nvml, nvml.nvmlDeviceGetMigMode, handle)
     capability = query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Device(
-        index=index,
+        index=0,
         kind="gpu",
         name=str(nvml.nvmlDeviceGetName(handle)),
         cores=(),
@@ -85,10 +79,26 @@ def read_device(nvml: Any, handle: Any, index: int) -> Device:
     )
 
 
-def read_cores(nvml: Any, handle: Any) -> set[int]:
-    """Returns the CPU cores on the GPU's side of the machine; empty when NVML does not say."""
+def read_cores(nvml: Any, handle: Any, numa_node: int | None) -> frozenset[int]:
+    """Returns the cores on the GPU's side of the machine, or of its node; empty if not known."""
     words = (os.cpu_count() or 1) // 64 + 1
-    return _bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words))
+    near = frozenset(_bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words)))
+    if near or numa_node is None:
+        return near
+    return numa_nodes().get(numa_node, near)
+
+
+def numa_nodes() -> dict[int, frozenset[int]]:
+    """Returns the cores of each NUMA node, as Linux lists them; empty where it lists none."""
+    cores_of = {}
+    for path in _NODES.glob("node[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            cores: set[int] = set()
+            for part in filter(None, (path / "cpulist").read_text().strip().split(",")):
+                first, _, last = part.partition("-")  # 0-3,8
+                cores.update(range(int(first), int(last or first) + 1))
+            cores_of[int(path.name[4:])] = frozenset(cores)
+    return cores_of
 
 
 def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
@@ -124,19 +134,16 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
 
     Not nvmlDeviceGetNumaNodeId: that is the node which the GPU's own memory is on Grace.
     """
-    nodes = _bits(
-        query(
-            nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODES // 64,
-            nvml.NVML_AFFINITY_SCOPE_NODE,
-        )
-    )  # fmt: skip
+    scope, words = nvml.NVML_AFFINITY_SCOPE_NODE, _MOST_NODES // 64
+    nodes = _bits(query(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, words, scope))
     if len(nodes) == 1:
         return nodes.pop()
     pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     if pci is None:
         return None
+    domain, _, rest = bus_id(pci).lower().partition(":")  # Linux has four digits of the domain
     try:
-        node = int((_PCI / _sysfs_name(pci) / "numa_node").read_text())
+        node = int((_PCI / f"{int(domain, 16):04x}:{rest}" / "numa_node").read_text())
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None  # -1: the firmware does not say
@@ -146,12 +153,6 @@ def bus_id(pci: Any) -> str:
     """Returns a PCI address as NVML writes it ("00000000:3B:00.0"), in capitals."""
     text = pci.busId
     return (text.decode() if isinstance(text, bytes) else str(text)).upper()
-
-
-def _sysfs_name(pci: Any) -> str:
-    """Writes the same as Linux does: four digits of the domain, in small letters."""
-    domain, _, rest = bus_id(pci).lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"
 
 
 def _bits(words: Any) -> set[int]:

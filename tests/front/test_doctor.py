@@ -19,7 +19,7 @@ from gmi_drl.comm.plan.torch_facts import TorchFacts
 from gmi_drl.gmi import GmiError, discover
 from gmi_drl.gmi.backends import usable
 from gmi_drl.gmi.backends.backend import GPU_BACKENDS
-from gmi_drl.gmi.health.device_health import HealthFinding
+from gmi_drl.gmi.health import HealthFinding
 from gmi_drl.placement import Topology
 
 CORES = sorted(os.sched_getaffinity(0))

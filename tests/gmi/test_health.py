@@ -15,13 +15,18 @@ import boxes
 import fake_gpus
 import fake_nvml
 from fake_mig import put
-from gmi_drl.gmi import GmiError, discover
+from gmi_drl.gmi import GmiError, discover, health
 from gmi_drl.gmi.backends.mps import MpsBackend
 from gmi_drl.gmi.backends.trial import trial_layout, try_backend
 from gmi_drl.gmi.discover import look
-from gmi_drl.gmi.health import device_health, host_health
-from gmi_drl.gmi.health.device_health import backend_findings, gpu_findings, left_behind
-from gmi_drl.gmi.health.host_health import Host, host_findings, this_host
+from gmi_drl.gmi.health import (
+    Host,
+    backend_findings,
+    gpu_findings,
+    host_findings,
+    left_behind,
+    this_host,
+)
 from gmi_drl.gmi.lease import Lease
 from gmi_drl.placement import Topology
 
@@ -124,8 +129,8 @@ def test_a_driver_that_does_not_answer(
         device.mkdir()
         (device / "vendor").write_text("0x10de\n")
         (device / "class").write_text("0x030200\n")
-    monkeypatch.setattr(device_health, "_PCI", tmp_path)
-    monkeypatch.setattr(device_health, "_DRIVER", [tmp_path] if driver_is_there else [])
+    monkeypatch.setattr(health, "_PCI", tmp_path)
+    monkeypatch.setattr(health, "_DRIVER", [tmp_path] if driver_is_there else [])
     found = by_name(gpu_findings(look(), discover()))["driver"]
     assert found.state == state
     assert words in found.why
@@ -201,7 +206,7 @@ def test_a_process_that_is_killed_on_its_way_is_told(machine, monkeypatch, tmp_p
     )
     topology = machine(*boxes.h200())
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(GmiError, match="gmi 0 .* was killed by SIGKILL"):
+    with pytest.raises(GmiError, match=r"gmi 0 .* was killed by SIGKILL"):
         try_backend("direct", topology)
 
 
@@ -286,6 +291,6 @@ def test_this_host_is_read(monkeypatch, tmp_path):
     (group / "cpu.max").write_text("max 100000\n")
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (group / "memory.max").write_text("1048576\n")
-    monkeypatch.setattr(host_health, "cgroup_folders", lambda _: [group, tmp_path])
+    monkeypatch.setattr(health, "cgroup_folders", lambda _: [group, tmp_path])
     found = this_host()
     assert (found.quota_cores, found.mem_limit_bytes) == (1.5, 1 << 20)

@@ -21,7 +21,7 @@ import bodies_mig
 import boxes
 import fake_gpus
 import fake_nvml
-from fake_mig import FakeGpuInstance, FakeMig, maximal_combinations, put
+from fake_mig import FakeGpuInstance, maximal_combinations, put
 from fake_nvml import FakeProcess
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease
 from gmi_drl.gmi.backends import mig
@@ -141,14 +141,6 @@ def test_every_full_combination_can_be_made(machine, box, count):
             made = [(gi.start, gi.profile_id) for gi in gpu.gpu_instances]
             assert made == [(its.start, profiles[its.profile].profile_id) for its in places]
         assert gpu.gpu_instances == []
-
-
-def test_drivers_that_tell_no_names_of_profiles(machine, monkeypatch, h200):
-    monkeypatch.delattr(FakeMig, "nvmlDeviceGetGpuInstanceProfileInfoV")
-    monkeypatch.delattr(FakeMig, "nvmlGpuInstanceGetComputeInstanceProfileInfoV")
-    with prepared(spec(h200, 0, "1g.35gb", 2)):
-        assert names(h200) == [(0, 19), (2, 15), (4, 9)]
-    assert names(h200) == [(0, 19), (4, 9)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from gmi_drl.gmi.errors import GmiError
 from gmi_drl.gmi.nvml.mig import mig_handles, read_instances
 from gmi_drl.gmi.nvml.nvml import nvml_session, read_processes
 from gmi_drl.placement.layout import MigSlice
-from gmi_drl.placement.mig.instances import profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
 
 _RETRY_S: Final = 0.1  # between two tries while something still holds the GPU
@@ -126,10 +125,7 @@ class MigGpu:
 
     def profile_id(self, wanted: MigSlice, device: Device) -> int:
         """Returns the number by which the driver makes an instance of this profile."""
-        by_name = {_name(info): int(info.id) for info in self._profiles()}
-        listed = {profile.name: profile.profile_id for profile in profiles_of(device)}
-        # Drivers before 525 tell no names.
-        known = listed if set(by_name) == {""} else by_name
+        known = {_name(info): int(info.id) for info in self._profiles()}
         if wanted.profile not in known:
             raise GmiError(
                 f"GPU {device.index} ({device.name}): MIG profile {wanted.profile!r}; there is "
@@ -191,20 +187,16 @@ class MigGpu:
 
     def _profiles(self) -> list[Any]:
         """Returns the driver's information on each profile of GPU instances it offers."""
-        nvml = self._nvml
-        return self._offered(
-            lambda number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, number),
-            lambda number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, number, 1),
-            nvml.NVML_GPU_INSTANCE_PROFILE_COUNT,
-        )
+        ask = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo
+        return self._offered(ask, self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT, self._handle)
 
     def _compute_profiles(self, gi: Any) -> list[Any]:
         nvml, shared = self._nvml, self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-        return self._offered(
-            lambda n: nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, n, shared),
-            lambda n: nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, n, shared, 1),
-            nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT,
-        )
+
+        def ask(gi: Any, number: int) -> Any:
+            return nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, number, shared)
+
+        return self._offered(ask, nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, gi)
 
     def _compute_instances(self, gi: Any) -> list[Any]:
         nvml, instances = self._nvml, []
@@ -217,17 +209,12 @@ class MigGpu:
             instances += handles[: count.value]
         return instances
 
-    def _offered(
-        self, ask: Callable[[int], Any], ask_old: Callable[[int], Any], count: int
-    ) -> list[Any]:
-        """Returns what this GPU has, by number. Old drivers know the old question."""
+    def _offered(self, ask: Callable[[Any, int], Any], count: int, of: Any) -> list[Any]:
+        """Returns what there is, of what the driver numbers."""
         nvml, offered = self._nvml, []
         for number in range(count):
             try:
-                try:
-                    offered.append(ask(number))
-                except nvml.NVMLError_FunctionNotFound:
-                    offered.append(ask_old(number))
+                offered.append(ask(of, number))
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 continue
             except nvml.NVMLError as error:
@@ -267,6 +254,7 @@ def _error(nvml: Any, what: str, code: int) -> MigError:
 
 
 def _name(info: Any) -> str:
-    """Returns the profile's name ("3g.40gb") where the driver tells it, else ""."""
-    raw = getattr(info, "name", b"")
-    return (raw.decode() if isinstance(raw, bytes) else str(raw)).removeprefix("MIG ")
+    """Returns the name of a profile: 3g.40gb."""
+    return (info.name.decode() if isinstance(info.name, bytes) else str(info.name)).removeprefix(
+        "MIG "
+    )
