@@ -338,7 +338,6 @@ class Gang:
             None if raised or isinstance(error, TaskError) else error.exit_code,
             None if raised or isinstance(error, TaskError) else error.signal,
             tail,
-            first=first,
             error=told,
             others=others,
             stopped=healthy,

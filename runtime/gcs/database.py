@@ -12,6 +12,7 @@ import itertools
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
@@ -54,12 +55,12 @@ class WrongValue(GcsError):
     """A row has a value that no control store writes there."""
 
 
+@dataclass(eq=False, repr=False)
 class DamagedStoreError(GcsError):
     """The path of a control store has none, or not a whole one; `reason` says why."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
+    path: Path
+    reason: str
 
     def __str__(self) -> str:
         return (

@@ -24,14 +24,14 @@ class GreenContext:
 
 
 class Partition:
-    """All SMs of the device at `ordinal`, cut once into groups of `group_sms`, dealt out in order.
+    """All SMs of the device, cut once into groups of `group_sms`, dealt out in order.
 
     Making it starts CUDA in this process: it retains the primary context, in which torch works,
     for the life of the process. DriverError where the driver has no green contexts.
     """
 
-    def __init__(self, group_sms: int, ordinal: int = 0) -> None:
-        self._device = cuda_driver.device(ordinal)
+    def __init__(self, group_sms: int) -> None:
+        self._device = cuda_driver.device()
         module = self._module = cuda_driver.driver()
         checked("primary context", module.cuDevicePrimaryCtxRetain(self._device))
         sms = checked("SMs of the GPU", module.cuDeviceGetDevResource(self._device, self._kind))
@@ -61,14 +61,8 @@ class Partition:
         del self._free[:count]
         flags = module.CUstream_flags.CU_STREAM_NON_BLOCKING
         stream = checked("a stream of it", module.cuGreenCtxStreamCreate(handle, int(flags), 0))
-        return GreenContext(handle, int(stream), self.sms_of(handle))
-
-    def sms_of(self, handle: Any) -> int:
-        """Returns the SMs of a green context, as the driver says."""
-        answer = checked(
-            "SMs of a green context", self._module.cuGreenCtxGetDevResource(handle, self._kind)
-        )
-        return int(answer.sm.smCount)
+        seen = checked("SMs of it", module.cuGreenCtxGetDevResource(handle, self._kind))
+        return GreenContext(handle, int(stream), int(seen.sm.smCount))
 
     @property
     def _kind(self) -> Any:
@@ -78,10 +72,8 @@ class Partition:
 def green_context_of(stream: int) -> int:
     """Returns the address of the green context that a stream belongs to; 0 for none."""
     module = cuda_driver.driver()
-    answer = checked(
-        "green context of a stream", module.cuStreamGetGreenCtx(module.CUstream(stream))
-    )
-    return int(answer or 0)
+    found = module.cuStreamGetGreenCtx(module.CUstream(stream))
+    return int(checked("green context of a stream", found) or 0)
 
 
 def is_green(stream: int) -> bool:

@@ -37,12 +37,12 @@ _REMEDIES: Final = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class MigError(GmiError):
     """NVML refused something: what was tried, and its code's name ("IN_USE")."""
 
-    def __init__(self, what: str, code: str) -> None:
-        super().__init__(what, code)
-        self.what, self.code = what, code
+    what: str
+    code: str
 
     def __str__(self) -> str:
         remedy = _REMEDIES.get(self.code)
