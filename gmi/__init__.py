@@ -8,20 +8,7 @@ from .gang import PRELOAD, Gang, GmiState
 from .slices import LayoutSlices
 
 __all__ = [
-    "DEVICE_FAULT",
-    "PRELOAD",
-    "Backend",
-    "DeviceMemoryError",
-    "DiscoveryError",
-    "Gang",
-    "GmiDied",
-    "GmiError",
-    "GmiState",
-    "GmiTimeout",
-    "LayoutSlices",
-    "SliceError",
-    "Slices",
-    "backend_of",
-    "discover",
-    "leave_if_faulted",
-]
+    "DEVICE_FAULT", "PRELOAD", "Backend", "DeviceMemoryError", "DiscoveryError", "Gang", "GmiDied",
+    "GmiError", "GmiState", "GmiTimeout", "LayoutSlices", "SliceError", "Slices", "backend_of",
+    "discover", "leave_if_faulted",
+]  # fmt: skip

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from gmi_drl.placement.topology import Device, Topology, share
 
-from .backends.backend import CORE_BACKENDS, GPU_BACKENDS
-from .backends.usable import this_system, unusable
+from .backends.backend import CORE_BACKENDS, GPU_BACKENDS, this_system, unusable
 from .errors import DiscoveryError
 from .nvml.links import LinkTable, PeerTable, read_links
 from .nvml.mig import mig_handles, read_instances

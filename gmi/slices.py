@@ -37,10 +37,6 @@ class LayoutSlices:
         """Does as `Slices` says."""
         return self._by_backend[spec.backend].environment(spec)
 
-    def fence(self, spec: GmiSpec, pid: int) -> None:
-        """Detaches one GMI; see `Slices`."""
-        self.fence_all([(spec, pid)])
-
     def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
         """Does as `Slices` says."""
         gmis = list(living)

@@ -267,4 +267,6 @@ def _task_error(cause: bytes, *rest: Any) -> TaskError:
 def _died(*fields: Any) -> ActorDiedError:
     from .wire.packing import unpack_exception
 
-    return ActorDiedError(*fields[:6], unpack_exception(fields[6]), fields[7])
+    how = list(fields)
+    how[6] = unpack_exception(how[6])
+    return ActorDiedError(*how)

@@ -18,8 +18,7 @@ from gmi_drl.placement.slicing import sliced
 from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime import TaskError
 
-from .backend import backend_of
-from .usable import why_not_on
+from .backend import backend_of, why_not_on
 
 DEADLINE: Final = timedelta(seconds=60)  # CUDA takes seconds to start on a machine of many GPUs
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Final
 
 from .nvml import bus_id, query
@@ -22,14 +21,6 @@ LinkTable = tuple[tuple[str, ...], ...]
 PeerTable = tuple[tuple[bool, ...], ...]
 
 
-@dataclass(frozen=True)
-class _Ports:
-    """The NVLinks of a GPU that are up."""
-
-    to_switch: int
-    to_gpu: Mapping[str, int]  # by PCI address
-
-
 def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]:
     """Reads `Topology.links` and `Topology.peers` of these GPUs; NVMLError when one is lost.
 
@@ -41,22 +32,22 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]
     for i, one in enumerate(handles):
         row, reached = [], []
         for j, other in enumerate(handles):
-            direct = ports[i].to_gpu.get(addresses[j] or "", 0)
-            count = direct + min(ports[i].to_switch, ports[j].to_switch)
             if i == j:
                 row.append("")
-            else:
-                row.append(f"NVLink x{count}" if count else _route(nvml, one, other))
-            status = (
-                0 if i == j else query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
-            )
+                reached.append(True)
+                continue
+            direct = ports[i][1].get(addresses[j] or "", 0)
+            count = direct + min(ports[i][0], ports[j][0])
+            row.append(f"NVLink x{count}" if count else _route(nvml, one, other))
+            status = query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
             reached.append(status == nvml.NVML_P2P_STATUS_OK)
         links.append(tuple(row))
         peers.append(tuple(reached))
     return tuple(links), tuple(peers)
 
 
-def _ports(nvml: Any, handle: Any) -> _Ports:
+def _ports(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
+    """Counts the NVLinks of a GPU that are up: to switches, and to each GPU by its PCI address."""
     to_switch, to_gpu = 0, dict[str, int]()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         state = query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
@@ -71,7 +62,7 @@ def _ports(nvml: Any, handle: Any) -> _Ports:
         elif remote is not None and kind in (None, nvml.NVML_NVLINK_DEVICE_TYPE_GPU):
             address = bus_id(remote)
             to_gpu[address] = to_gpu.get(address, 0) + 1
-    return _Ports(to_switch, to_gpu)
+    return to_switch, to_gpu
 
 
 def _address(nvml: Any, handle: Any) -> str | None:

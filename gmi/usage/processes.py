@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 IDLE_CORES: Final = 0.02  # a process that uses less of a core does nothing: it waits
 _PROC: Final = Path("/proc")
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # Of what a cgroup has taken, what the kernel gives back before it kills: pages of files, whether
 # read lately or not (what is in memory alone, of tmpfs, is in neither), and its own caches.
@@ -39,8 +40,8 @@ def parents(pids: Iterable[int]) -> set[int]:
     """Returns the processes that these were forked from."""
     parents_of = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
-            parents_of.add(int(_stat(pid)[1]))
+        with contextlib.suppress(psutil.Error):
+            parents_of.add(psutil.Process(pid).ppid())
     return parents_of
 
 
@@ -58,8 +59,9 @@ def cpu_s(pids: Iterable[int]) -> float:
     """Returns the seconds of CPU they have used so far, with children that have ended."""
     total = 0.0
     for pid in pids:
-        with contextlib.suppress(OSError):
-            total += sum(map(int, _stat(pid)[11:15])) * _TICK_S
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
@@ -75,8 +77,7 @@ class HostMemory:
 def host_memory() -> HostMemory:
     """Reads it as it is now. Pages of files that the kernel would give back count as free."""
     fields = _fields(_PROC / "meminfo")
-    kib = 1024
-    machine = HostMemory(fields["MemAvailable"] * kib, fields["MemTotal"] * kib)
+    machine = HostMemory(fields["MemAvailable"] * 1024, fields["MemTotal"] * 1024)
     return min([machine, *_cgroups()], key=lambda memory: memory.free_bytes)
 
 
@@ -103,11 +104,6 @@ def offer_to_oom_killer(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):  # gone, or not ours
             (_PROC / str(pid) / "oom_score_adj").write_text("1000")
-
-
-def _stat(pid: int) -> list[str]:
-    """Reads /proc/<pid>/stat from the third field on: the second, a name, may hold spaces."""
-    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
 
 def _share_bytes(pid: int) -> int:

@@ -327,7 +327,7 @@ def terminate(check: Check) -> None:
         with started("works", slices.environment(gmis[0])) as running:
             running.answer()
             began_s = time.monotonic()
-            slices.fence(gmis[0], running.pid)
+            slices.fence_all([(gmis[0], running.pid)])
             check.row("fence took s", round(time.monotonic() - began_s, 3), None)
             try:
                 running.process.wait(_ENDED_S)

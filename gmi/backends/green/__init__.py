@@ -10,14 +10,13 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.gmi.backends.backend import PlainSlices
+from gmi_drl.gmi.backends.backend import Slices, System
 from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, uuid_of, verify_device, verify_outside_mps
 from gmi_drl.gmi.errors import SliceError
 from gmi_drl.placement.green import group_sms, groups_of, num_groups
 
 if TYPE_CHECKING:
-    from gmi_drl.gmi.backends.usable import System
     from gmi_drl.placement.layout import GmiSpec
     from gmi_drl.placement.topology import Device, Topology
 
@@ -40,12 +39,12 @@ class GreenBackend(GpuBackend):
     torch_limits_memory = True
     trial_gmis = 2
 
-    def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
+    def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """Makes nothing; SliceError where the GMIs of a GPU want more SMs than it has."""
         for device in topology.devices:
             if specs := [spec for spec in gmis if spec.gpu_id == device.index]:
                 _check(specs, device)
-        return PlainSlices(self)
+        return Slices(self)
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
         """Takes the cores and the next free groups of SMs, and makes their stream this thread's.

@@ -20,7 +20,7 @@ from gmi_drl.gmi.lease import Lease, LeaseNotes
 from gmi_drl.placement.mig.instances import whole_instances
 
 from .mig_gpu import MigGpu
-from .slices import INSTANCE, MigSlices, make_slices, undo_notes
+from .slices import INSTANCE, MigSlices, undo_notes
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
@@ -35,7 +35,7 @@ class MigBackend(GpuBackend):
     uses_mig = True
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
-        return make_slices(gmis, topology)
+        return MigSlices(gmis, topology)
 
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """Raises SliceError unless CUDA sees the GMI's instance alone, with its SMs and memory."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl.gmi.backends.backend import Slices
 from gmi_drl.gmi.backends.gpu import gpu_environment, uuid_of
 from gmi_drl.gmi.errors import GmiError, SliceError
 from gmi_drl.gmi.lease import Lease
@@ -83,16 +84,29 @@ def _is_ours(gpu: MigGpu, instance: GpuInstance, note: dict[str, Any]) -> bool:
 INSTANCE: Final = "GMI_DRL_MIG"  # in a GMI's environment: "uuid sm_count mem_bytes" of its instance
 
 
-class MigSlices:
-    """The instances of some GMIs of a run. Use `make_slices`; it is for one thread."""
+class MigSlices(Slices):
+    """The instances of some GMIs of a run. Those that do not exist it makes (as root).
 
-    def __init__(self) -> None:
+    `check` lets a layout name such only with hardware.allow_create. After GmiError all is undone.
+    """
+
+    def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
         self._lease = Lease.open("mig")
         self._noted: dict[int, dict[str, Any]] = {}
         self._instances: dict[int, MigInstance] = {}
+        try:
+            for device in topology.devices:
+                if specs := [gmi for gmi in gmis if gmi.gpu_id == device.index]:
+                    self._take(device, specs)
+        except BaseException as error:
+            try:
+                self.release()
+            except GmiError as left:
+                error.add_note(f"and not all of it could be undone: {left}")
+            raise
 
-    def take(self, device: Device, gmis: Sequence[GmiSpec]) -> None:
-        """Finds or makes the instances of a device's GMIs. GmiError; then `release`."""
+    def _take(self, device: Device, gmis: Sequence[GmiSpec]) -> None:
+        """Finds or makes the instances of a device's GMIs."""
         places = _places(gmis)
         existing = {(one.profile, one.start): one for one in whole_instances(device)}
         missing = []
@@ -118,9 +132,6 @@ class MigSlices:
         instance = self._instances[spec.gmi_id]
         expected = f"{instance.uuid} {instance.sm_count or 0} {instance.mem_bytes}"
         return {**gpu_environment(spec, instance.uuid), INSTANCE: expected}
-
-    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
-        """Does nothing: the end of the process leaves its instance as it was."""
 
     def release(self) -> None:
         """Destroys what was made, the last first. What is still in use is waited for, 10 s.
@@ -208,25 +219,6 @@ class MigSlices:
     def _strike(self, number: int) -> None:
         self._lease.undone(number)
         del self._noted[number]
-
-
-def make_slices(gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
-    """Finds the instances of the GMIs, and makes those that do not exist (as root).
-
-    `check` lets a layout name such only with hardware.allow_create. After GmiError all is undone.
-    """
-    slices = MigSlices()
-    try:
-        for device in topology.devices:
-            if specs := [gmi for gmi in gmis if gmi.gpu_id == device.index]:
-                slices.take(device, specs)
-    except BaseException as error:
-        try:
-            slices.release()
-        except GmiError as left:
-            error.add_note(f"and not all of it could be undone: {left}")
-        raise
-    return slices
 
 
 def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi.backends.backend import Slices, System
 from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, gpu_environment, uuid_of, verify_device
 from gmi_drl.gmi.errors import SliceError
@@ -27,7 +28,6 @@ from gmi_drl.placement.green import groups_of
 from .control import IN_CONTAINERS, Daemon, MpsError, log_tail, missing_programs
 
 if TYPE_CHECKING:
-    from gmi_drl.gmi.backends.usable import System
     from gmi_drl.placement.layout import GmiSpec
     from gmi_drl.placement.topology import Device, Topology
 
@@ -117,7 +117,7 @@ class MpsBackend(GpuBackend):
         return missing_programs()
 
 
-class MpsSlices:
+class MpsSlices(Slices):
     """The daemons of a run, noted in a lease from before they are started."""
 
     def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
@@ -152,7 +152,6 @@ class MpsSlices:
         daemon.start()
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
-        """Returns its daemon, its GPU by UUID, its share of the SMs and memory, and threads."""
         uuid = uuid_of(spec)
         variables = gpu_environment(spec, uuid) | self._daemons[uuid].environment()
         if partition := self._partitions.get(spec.gmi_id):
@@ -164,7 +163,6 @@ class MpsSlices:
         return variables
 
     def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
-        """Makes the servers let go of the processes: killed at work they can leave one stuck."""
         by_gpu: dict[str, list[int]] = {}
         for spec, pid in living:
             by_gpu.setdefault(uuid_of(spec), []).append(pid)

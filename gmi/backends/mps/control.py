@@ -19,6 +19,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from gmi_drl.gmi.errors import GmiError
 
 CONTROL: Final = "nvidia-cuda-mps-control"
@@ -32,7 +34,7 @@ _TERMINATED: Final = timedelta(seconds=2)
 _KILLED: Final = timedelta(seconds=5)
 _LOOK_S: Final = 0.02  # between two looks at processes
 _LOG_LINES: Final = 10
-_PROGRAM: Final = b"nvidia-cuda-mps-"  # clients have the directory in their environment too
+_PROGRAM: Final = "nvidia-cuda-mps-"  # clients have the directory in their environment too
 _OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # of the caller: not for a daemon of ours
 
 
@@ -96,26 +98,19 @@ class Daemon:
             raise
 
     def _launch(self, control: str, options: list[str]) -> None:
-        said = self.logs / "start.log"  # a file: the daemon may keep what would be a pipe open
-        with said.open("wb") as file:
+        command = " ".join([CONTROL, *options])
+        with (self.logs / "start.log").open("wb") as file:  # the daemon may keep a pipe open
             try:
                 ended = subprocess.run(
-                    [control, *options],
-                    env=self._control_environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C in the terminal is not for it
-                    timeout=_START.total_seconds(),
-                    check=False,
-                )
+                    [control, *options], env=self._control_environment(), stdin=subprocess.DEVNULL,
+                    stdout=file, stderr=subprocess.STDOUT, timeout=_START.total_seconds(),
+                    check=False, start_new_session=True,  # Ctrl-C in the terminal is not for it
+                )  # fmt: skip
             except subprocess.TimeoutExpired:
-                raise self._error(
-                    f"{CONTROL} {' '.join(options)} has not come back after "
-                    f"{_START.total_seconds():g} s"
-                ) from None
+                late = f"{command} has not come back after {_START.total_seconds():g} s"
+                raise self._error(late) from None
         if ended.returncode:
-            raise self._error(f"{CONTROL} {' '.join(options)} ended with {ended.returncode}")
+            raise self._error(f"{command} ended with {ended.returncode}")
 
     def _until_it_answers(self) -> None:
         deadline_s = time.monotonic() + _ANSWER.total_seconds()
@@ -128,28 +123,22 @@ class Daemon:
                     raise
             time.sleep(_LOOK_S)
 
-    def ask(self, command: str, timeout: timedelta | None = None) -> str:
+    def ask(self, command: str, timeout: timedelta = _ANSWER) -> str:
         """Returns what the daemon prints on a command, without blanks around it.
 
-        MpsError if no daemon answers by the deadline (None: 5 s).
+        MpsError if no daemon answers by the deadline.
         """
-        timeout = timeout or _ANSWER
         try:
             ended = subprocess.run(
-                [program(CONTROL) or CONTROL],
-                env=self._control_environment(),
-                input=command + "\n",
-                capture_output=True,
-                text=True,
-                timeout=timeout.total_seconds(),
-                check=False,
-            )
+                [program(CONTROL) or CONTROL], env=self._control_environment(),
+                input=command + "\n", capture_output=True, text=True,
+                timeout=timeout.total_seconds(), check=False,
+            )  # fmt: skip
         except OSError as error:
             raise self._error(f"{CONTROL} cannot be run: {error}") from None
         except subprocess.TimeoutExpired:
-            raise self._error(
-                f"{command!r} has no answer after {timeout.total_seconds():g} s"
-            ) from None
+            late = f"{command!r} has no answer after {timeout.total_seconds():g} s"
+            raise self._error(late) from None
         if ended.returncode:
             raise self._error(f"{command!r}: {(ended.stdout + ended.stderr).strip()}")
         return ended.stdout.strip()
@@ -162,11 +151,11 @@ class Daemon:
         except ValueError:
             raise self._error(f"it says {said!r} when it is asked for a percentage") from None
 
-    def servers(self, timeout: timedelta | None = None) -> list[int]:
+    def servers(self, timeout: timedelta = _ANSWER) -> list[int]:
         """Lists the pids of its servers: none before the first client."""
         return _numbers(self.ask("get_server_list", timeout))
 
-    def clients(self, server: int, timeout: timedelta | None = None) -> list[int]:
+    def clients(self, server: int, timeout: timedelta = _ANSWER) -> list[int]:
         """Lists the pids of a server's clients."""
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
@@ -217,9 +206,10 @@ class Daemon:
                 signal_all(self.pipe, number)
                 left = wait_gone(self.pipe, wait)
         if left:
+            pids = ", ".join(str(process.pid) for process in left)
             raise self._error(
-                f"processes {', '.join(map(str, left))} outlive SIGKILL. They hang in the driver: "
-                "look for Xid lines in dmesg; the GPU may need a reset"
+                f"processes {pids} outlive SIGKILL. They hang in the driver: look for Xid lines in "
+                "dmesg; the GPU may need a reset"
             )
         return True
 
@@ -247,29 +237,24 @@ def _numbers(answer: str) -> list[int]:
     return [int(word) for word in answer.split() if word.isdigit()]
 
 
-def processes_of_pipe(pipe: Path) -> list[int]:
-    """Lists the pids of the running daemon and servers of `pipe`.
+def processes_of_pipe(pipe: Path) -> list[psutil.Process]:
+    """Lists the running daemon and servers of `pipe`.
 
     Whoever has our private directory in its environment, and is NVIDIA's program, is ours.
     """
-    return [
-        int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_of_pipe(entry, pipe)
-    ]
+    return [process for process in psutil.process_iter() if _is_of_pipe(process, pipe)]
 
 
-def _is_of_pipe(pid: str, pipe: Path) -> bool:
+def _is_of_pipe(process: psutil.Process, pipe: Path) -> bool:
     try:
-        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+        if not any(_PROGRAM in word for word in process.cmdline()):
             return False
-        if _PROGRAM not in Path("/proc", pid, "cmdline").read_bytes():
-            return False
-        variables = Path("/proc", pid, "environ").read_bytes().split(b"\0")  # of a zombie: none
-    except OSError:  # it has just gone
+        return process.environ().get("CUDA_MPS_PIPE_DIRECTORY") == str(pipe)
+    except (psutil.Error, OSError):  # it has just gone, is a zombie, or another user's
         return False
-    return f"CUDA_MPS_PIPE_DIRECTORY={pipe}".encode() in variables
 
 
-def wait_gone(pipe: Path, timeout: timedelta) -> list[int]:
+def wait_gone(pipe: Path, timeout: timedelta) -> list[psutil.Process]:
     """Waits until none of them runs; returns those that still do after `timeout`."""
     deadline_s = time.monotonic() + timeout.total_seconds()
     while (left := processes_of_pipe(pipe)) and time.monotonic() < deadline_s:
@@ -279,11 +264,6 @@ def wait_gone(pipe: Path, timeout: timedelta) -> list[int]:
 
 def signal_all(pipe: Path, number: int) -> None:
     """Sends a signal to each of them, and to nobody who has got a pid of theirs since."""
-    for pid in processes_of_pipe(pipe):
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            try:
-                if _is_of_pipe(str(pid), pipe):  # the handle is of the process that it is now
-                    signal.pidfd_send_signal(handle, number)
-            finally:
-                os.close(handle)
+    for process in processes_of_pipe(pipe):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
