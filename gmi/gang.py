@@ -81,7 +81,7 @@ class Gang:
         self._failure: GmiDied | None = None
         self._cause: BaseException | None = None
         self._stopped = ""
-        self._asked = False
+        self.asked_to_stop = False  # by `request_stop`
         self._pending: dict[int, ObjectRef] = {}
         self._processes: list[GmiProcess] = []
         self._process_of: dict[int, GmiProcess] = {}
@@ -204,17 +204,12 @@ class Gang:
         """Returns how each GMI is, in the layout's order."""
         return [self._state(gmi_id) for gmi_id in self._specs]
 
-    @property
-    def asked_to_stop(self) -> bool:
-        """Tells whether `request_stop` was called."""
-        return self._asked
-
     def request_stop(self) -> None:
         """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once.
 
         After this, leaving the context by KeyboardInterrupt kills: it is the second Ctrl-C.
         """
-        self._asked = True
+        self.asked_to_stop = True
         for process in self._processes:
             runtime.request_stop(process.handle)
 
@@ -237,7 +232,7 @@ class Gang:
         Where a kill can leave a server stuck (MPS) they are asked first, all together, unless they
         have been, and 2.5 s later those that have not ended are detached from it and killed.
         """
-        asked = self._asked or bool(self._stopped)
+        asked = self.asked_to_stop or bool(self._stopped)
         self._stopped = self._stopped or "it was killed"
         with contextlib.ExitStack() as at_last:  # also on Ctrl-C
             at_last.callback(self._release)  # not before all are gone
@@ -250,12 +245,10 @@ class Gang:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        if kind is KeyboardInterrupt and self._asked:
+        if kind is KeyboardInterrupt and self.asked_to_stop:
             self.kill()
         else:
-            self.stop(
-                reason="it was interrupted" if kind is KeyboardInterrupt else "it was stopped"
-            )
+            self.stop(reason=f"it was {'interrupted' if kind is KeyboardInterrupt else 'stopped'}")
 
     def _release(self) -> None:
         """Gives the slices back when all processes are gone, and ends the runtime if it is ours."""
@@ -293,8 +286,7 @@ class Gang:
         for gmi_id, process in self._process_of.items():
             if process.death.slot.done:
                 death: ActorDiedError = runtime.get(process.death)
-                cause = death.cause
-                when = death.died_s - _COLLECTED_S
+                cause, when = death.cause, death.died_s - _COLLECTED_S
                 if isinstance(cause, TaskError):
                     when = cause.raised_s
                 failures[gmi_id] = (when, death)
@@ -327,6 +319,7 @@ class Gang:
             runtime.stop(self._actors(), _FAILED_GRACE, self._stopped, self._fence)
         handle = self._handles[first]
         self._cause = raised or error
+        ended = error if isinstance(error, ActorDiedError) and raised is None else None
         told, tail = "", runtime.log_tail(handle)
         if isinstance(raised, TaskError):
             told = raised.remote_traceback
@@ -335,14 +328,14 @@ class Gang:
         self._failure = GmiDied(
             first,
             "+".join(self._specs[first].roles),
-            None if raised or isinstance(error, TaskError) else error.exit_code,
-            None if raised or isinstance(error, TaskError) else error.signal,
+            ended.exit_code if ended else None,
+            ended.signal if ended else None,
             tail,
             error=told,
             others=others,
             stopped=healthy,
             deaths=tuple(death.how() for death in runtime.deaths(handle)),
-            reason="" if raised or isinstance(error, TaskError) else error.reason,
+            reason=ended.reason if ended else "",
             log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
         )
         raise self._failure from self._cause

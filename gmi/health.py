@@ -19,6 +19,7 @@ from typing import Final, Literal
 import psutil
 
 from gmi_drl.placement.topology import Device, GpuProcess, Topology, format_cores
+from gmi_drl.runtime import Memfd
 
 from . import lease
 from .backends.backend import CORE_BACKENDS, GPU_BACKENDS, backend_of
@@ -350,14 +351,10 @@ def _shm_bytes() -> int | None:
 
 
 def _share_memory() -> str:
-    """Shares a page as GMIs do; why it cannot be done, or ""."""
+    """Shares a page as GMIs do; returns why it cannot be done, or ""."""
     try:
-        file = os.memfd_create("gmi-drl-doctor", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(file, mmap.PAGESIZE)
-            mmap.mmap(file, mmap.PAGESIZE).close()
-        finally:
-            os.close(file)
+        with contextlib.closing(Memfd.create("gmi-drl-doctor", mmap.PAGESIZE)) as memfd:
+            memfd.map()
     except OSError as error:
         return error.strerror or str(error)
     return ""

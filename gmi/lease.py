@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from gmi_drl.runtime.process import run_directory
 
@@ -49,24 +49,20 @@ class SweptLease:
 
 
 class Lease:
-    """The notes of one kind that this process holds. Used by one thread at a time."""
+    """The notes of one backend that this process holds. Used by one thread at a time.
 
-    def __init__(self, kind: str, directory: Path, lock: int) -> None:
-        self.kind, self.directory = kind, directory
-        self._lock: int | None = lock
+    Its directory (0700, short) may hold the backend's files.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._lock: int | None
+        self.directory, self._lock = run_directory.create(_PREFIX, [_BASE])
         self._open: dict[int, dict[str, Any]] = {}
         self._count = 0
-        self._file = os.open(
-            directory / _NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self.directory / _NOTES, flags, 0o600)
         self._write({"kind": kind, "boot": _boot()})
-
-    @classmethod
-    def open(cls, kind: str) -> Self:
-        """Makes a lease of a backend; its directory (0700, short) may hold the backend's files."""
-        if kind not in BACKENDS:
-            raise ValueError(f"lease of kind {kind!r}; there is {', '.join(BACKENDS)}.")
-        return cls(kind, *run_directory.create(_PREFIX, [_BASE]))
 
     def note(self, what: Mapping[str, Any]) -> int:
         """Writes down, on the disk when it returns, what is about to be done; its number."""

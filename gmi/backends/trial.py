@@ -24,7 +24,7 @@ DEADLINE: Final = timedelta(seconds=60)  # CUDA takes seconds to start on a mach
 
 
 class _NoRole:
-    """What a GMI runs that only takes its slice."""
+    """Runs in a GMI that only takes its slice."""
 
     def __init__(self, spec: GmiSpec) -> None:
         pass

@@ -151,7 +151,10 @@ class DeviceMemory:
         """Returns the peaks by whose they are."""
         if self._device.type == "cpu":
             return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-        held = {"torch": _of_torch(self._device)}
+        import torch
+
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        held = {"torch": int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0}
         for name, library, peak in _COUNTED:
             if (module := sys.modules.get(library)) is not None:
                 # Of a library that cannot use the device there is nothing, nor of a module of the
@@ -161,16 +164,12 @@ class DeviceMemory:
         return held
 
 
-def _of_torch(device: torch.device) -> int:
+def _of_warp(warp: Any, device: torch.device) -> int:
     import torch
 
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0
-
-
-def _of_warp(warp: Any, device: torch.device) -> int:
-    if _torch_uses_the_pool() or not _warp_runs():
-        return 0  # the driver's pool is one, and torch has counted it; or nobody uses warp
+    # The driver's pool is one: where torch allocates from it too, torch has counted it.
+    if torch.cuda.get_allocator_backend() == "cudaMallocAsync" or not _warp_runs():
+        return 0
     return int(warp.get_mempool_used_mem_high(f"cuda:{device.index or 0}"))
 
 
@@ -199,13 +198,6 @@ _COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]]
     ("graphs", "warp", _of_graphs),
     ("jax", "jax", _of_jax),
 )
-
-
-def _torch_uses_the_pool() -> bool:
-    """Tells whether torch allocates from the driver's pool too (backend:cudaMallocAsync)."""
-    import torch
-
-    return bool(torch.cuda.get_allocator_backend() == "cudaMallocAsync")
 
 
 def _parts(held: dict[str, int]) -> str:

@@ -171,10 +171,7 @@ class Arena:
     def _check(self, offset: int, nbytes: int) -> None:
         if self.fd < 0:
             raise ValueError("the Arena is closed. Read and write before close().")
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(
-                f"Arena: bytes {offset} to {offset + nbytes} asked for, it has {self.nbytes}."
-            )
+        assert 0 <= offset <= offset + nbytes <= self.nbytes
 
     def _opened_shared(self) -> FileMapping:
         with self._lock:
@@ -299,38 +296,14 @@ def _os_error(what: str) -> OSError:
     return OSError(error, f"{what}: {os.strerror(error)}. Give init(object_store_bytes=...) less.")
 
 
-class _PyBuffer(ctypes.Structure):
-    """Py_buffer, as the stable ABI has it."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-def _address(view: memoryview) -> int:
-    """Returns where the bytes are; ctypes itself tells it of writable buffers only."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
-    address: int = buffer.buf
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))  # `view` itself holds the memory
-    return address
-
-
 def _move(to: int, views: list[memoryview], nbytes: int) -> None:
     """Copies the views, together `nbytes`, one after the other to an address."""
+    import numpy as np  # which tells where read-only memory lies; ctypes does not
+
     pieces = []
     for view in views:
-        pieces.append((to, _address(view), len(view)))
+        source = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+        pieces.append((to, source, len(view)))
         to += len(view)
     if nbytes < _TWO_THREADS_FROM or len(os.sched_getaffinity(0)) < 2:
         _move_pieces(pieces)

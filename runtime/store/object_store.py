@@ -30,25 +30,30 @@ State = Literal["creating", "memory", "spilling", "disk", "restoring"]
 _NAMED_OBJECTS: Final = 5  # in the text of a refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+@dataclass(frozen=True)
+class _Block:
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+class Placed(_Block):
     """Answers `create`: its writer may write here, until `seal` or `abort`."""
 
-    key: bytes
-    offset: int
-    nbytes: int
 
-
-@dataclass(frozen=True, slots=True)
-class ObjectPinned:
+class ObjectPinned(_Block):
     """Answers one `pin`: the object is here, and stays here until `unpin`."""
 
-    key: bytes
-    offset: int
-    nbytes: int
+
+class Spill(_Block):
+    """Write the block to the object's file, then call `spilled`."""
 
 
-@dataclass(frozen=True, slots=True)
+class Restore(_Block):
+    """Read the object's file into the block, then call `restored`."""
+
+
+@dataclass(frozen=True)
 class Refuse:
     """Answers `create` or one `pin`: there is no room, or (`pinned`) not while others look."""
 
@@ -57,7 +62,7 @@ class Refuse:
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lost:
     """The object is no more; answers all that wait for it."""
 
@@ -65,25 +70,7 @@ class Lost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spill:
-    """Write the block to the object's file, then call `spilled`."""
-
-    key: bytes
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Read the object's file into the block, then call `restored`."""
-
-    key: bytes
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unlink:
     """Delete the object's file."""
 

@@ -168,7 +168,7 @@ def test_instances_in_use_are_let_be_and_no_fault(machine):
     assert re.fullmatch(
         r"1 GMI started and verified in .* s; all of GPU 1 are in use, not tried", found
     )
-    lease = Lease.open("mig")  # another run, whose process is not there yet
+    lease = Lease("mig")  # another run, whose process is not there yet
     with contextlib.closing(lease):
         number = lease.note({"gpu": first.uuid, "uses": 2})
         (mig,) = (one for one in backend_findings(machine(*gpus), try_backend) if "mig" in one.name)
@@ -225,7 +225,7 @@ def test_what_cannot_be_used_is_not_tried(machine):
 
 def test_what_killed_runs_left_is_removed(monkeypatch):
     monkeypatch.setattr(MpsBackend, "undo", lambda *_: True)
-    lease = Lease.open("mps")
+    lease = Lease("mps")
     lease.note({"device_uuid": "GPU-1", "index": 0})
     os.close(lease._lock)  # as when its launcher is killed
     os.close(lease._file)

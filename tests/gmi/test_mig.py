@@ -25,7 +25,6 @@ from fake_mig import FakeGpuInstance, maximal_combinations, put
 from fake_nvml import FakeProcess
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease
 from gmi_drl.gmi.backends import mig
-from gmi_drl.gmi.backends.mig import slices as making
 from gmi_drl.gmi.backends.mig.mig_gpu import MigError
 from gmi_drl.gmi.lease import Lease, LeaseNotes
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
@@ -39,7 +38,7 @@ GIB = 1 << 30
 def machine(monkeypatch):
     """Makes a machine of these GPUs; returns its driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(making, "IN_USE_TIMEOUT", timedelta(milliseconds=300))
+    monkeypatch.setattr(mig, "IN_USE_TIMEOUT", timedelta(milliseconds=300))
     return lambda *gpus, **more: fake_nvml.install(monkeypatch, *gpus, **more)
 
 
@@ -250,7 +249,7 @@ def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machin
     assert names(gpu) == [(4, 9)]
     (swept,) = lease.sweep()
     assert "IN_USE" in swept.error
-    monkeypatch.setattr(making, "IN_USE_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(mig, "IN_USE_TIMEOUT", timedelta(seconds=20))
     thread = threading.Timer(0.1, users.clear)  # an end that takes its time
     thread.start()
     (swept,) = lease.sweep()
@@ -373,7 +372,7 @@ def test_a_gang_lives_in_instances_made_for_it(machine, monkeypatch, tmp_path):
 
 
 def test_others_hold_what_living_launchers_have_noted():
-    mine, other = Lease.open("mig"), Lease.open("mig")
+    mine, other = Lease("mig"), Lease("mig")
     try:
         number = other.note({"gpu": "a"})
         assert [left.notes for left in mine.others()] == [({"gpu": "a"},)]

@@ -124,7 +124,7 @@ class MpsSlices(Slices):
         by_gpu: dict[str, list[GmiSpec]] = {}
         for spec in gmis:
             by_gpu.setdefault(uuid_of(spec), []).append(spec)
-        self._lease = Lease.open("mps")
+        self._lease = Lease("mps")
         self._daemons: dict[str, Daemon] = {}
         self._notes: dict[str, int] = {}
         self._partitions: dict[int, str] = {}  # by gmi_id

@@ -123,11 +123,12 @@ class Daemon:
                     raise
             time.sleep(_LOOK_S)
 
-    def ask(self, command: str, timeout: timedelta = _ANSWER) -> str:
-        """Returns what the daemon prints on a command, without blanks around it.
+    def ask(self, command: str, timeout: timedelta | None = None) -> str:
+        """Returns what the daemon prints on a command; MpsError if none answers by the deadline.
 
-        MpsError if no daemon answers by the deadline.
+        The deadline is in 5 s unless `timeout` is given. Blanks around the answer are left out.
         """
+        timeout = timeout or _ANSWER
         try:
             ended = subprocess.run(
                 [program(CONTROL) or CONTROL], env=self._control_environment(),
@@ -151,11 +152,11 @@ class Daemon:
         except ValueError:
             raise self._error(f"it says {said!r} when it is asked for a percentage") from None
 
-    def servers(self, timeout: timedelta = _ANSWER) -> list[int]:
+    def servers(self, timeout: timedelta | None = None) -> list[int]:
         """Lists the pids of its servers: none before the first client."""
         return _numbers(self.ask("get_server_list", timeout))
 
-    def clients(self, server: int, timeout: timedelta = _ANSWER) -> list[int]:
+    def clients(self, server: int, timeout: timedelta | None = None) -> list[int]:
         """Lists the pids of a server's clients."""
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
