@@ -58,10 +58,7 @@ def driver() -> Any:
 
 
 def checked(what: str, result: tuple[Any, ...]) -> Any:
-    """Returns what a call of the driver gave beside its CUresult; DriverError if that is an error.
-
-    `what` says in words what was tried.
-    """
+    """Returns what a call of the driver gave beside its CUresult; DriverError: what was tried."""
     code = int(result[0])
     if code:
         raise DriverError(what, code, getattr(result[0], "name", str(code)))
@@ -70,10 +67,7 @@ def checked(what: str, result: tuple[Any, ...]) -> Any:
 
 
 def start(timeout: timedelta = timedelta(0)) -> None:
-    """Starts the driver. While an MPS server takes no clients yet it tries again, until `timeout`.
-
-    DriverError says what the driver said last. Calling it again is fine.
-    """
+    """Starts the driver; while an MPS server takes no clients yet, again until `timeout`."""
     module = driver()
     deadline_s = time.monotonic() + timeout.total_seconds()
     while True:

@@ -47,9 +47,8 @@ def discover(
 
     `backend` auto takes GPUs if there are any, cpu never does, any other must have them.
     `cores`: those to use (None: all this process may run on). `allow_create`: a run may make MIG
-    instances. CUDA_VISIBLE_DEVICES is respected; an index in it counts as nvidia-smi does. A GPU
-    that is lost is left out. Takes milliseconds, and starts neither CUDA nor a daemon.
-    DiscoveryError says what is missing.
+    instances. Takes milliseconds, and starts neither CUDA nor a daemon. DiscoveryError says what
+    is missing.
     """
     allowed = _cores(cores)
     if num_gpus is not None and num_gpus < 1:

@@ -16,8 +16,7 @@ from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 from .backends.backend import backend_of
 from .errors import GmiDied, GmiTimeout
 from .faults import FaultWaves
-from .process import Arguments, GmiProcess, grouped, start_process
-from .slices import LayoutSlices
+from .process import Arguments, GmiProcess, LayoutSlices, grouped, start_process
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout
@@ -48,19 +47,15 @@ class GmiState:
 class Gang:
     """Makes the slices of `layout`, and starts an actor of class `body` for each GMI in its own.
 
-    `arguments(spec)` gives the constructor's arguments (default: the spec). `logs` is the folder
-    for `gmi<id>.log`; `env` are variables for all. With a runtime already started by
-    `runtime.init` it uses that one; else it starts one, with `preload`, and ends it in `stop`.
-
-    Where a backend makes threads of GMIs, those of a device share an actor, with a thread and a
-    `body` for each: they have one process id, one log and one death, and come back together.
+    `arguments(spec)` gives the constructor's arguments (default: the spec), `logs` is the folder
+    for `gmi<id>.log`, `env` are variables for all. A runtime that is not running is started, with
+    `preload`, and ended in `stop`. Where GMIs are threads, those of a device share an actor.
 
     A GMI whose process dies is started again in its slice, with the call it was in, up to
-    `max_restarts` times each; `restarts` tells. Where its backend says that a fatal fault of the
-    GPU spreads, the other GMIs of that device are started again with it. As soon as one dies for
-    good, or raises, `wait`, `call` and `check` stop the others and raise GmiDied.
-    As a context manager it stops everything at the end; on Ctrl-C it asks all to stop and waits
-    for `grace`, and a second Ctrl-C kills at once.
+    `max_restarts` times, and with it those that a fault of its GPU spreads to. As soon as one dies
+    for good, or raises, `wait`, `call` and `check` stop the others and raise GmiDied. As a context
+    manager it stops everything at the end; on Ctrl-C it asks all to stop and waits for `grace`, and
+    a second Ctrl-C kills at once.
     """
 
     def __init__(
@@ -141,10 +136,7 @@ class Gang:
         return {gmi_id: runtime.get(ref) for gmi_id, ref in pending.items()}
 
     def call(self, method: str, *args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
-        """Calls `method` on every GMI and returns the answers, in the layout's order.
-
-        GmiTimeout names the late ones; they go on, and their answers are dropped.
-        """
+        """Returns every GMI's answer in the layout's order; late ones are dropped (GmiTimeout)."""
         self.start(method, *args, **kwargs)
         if self.wait(timeout):
             return list(self.results().values())
@@ -186,18 +178,12 @@ class Gang:
         }
 
     def end(self, gmi_id: int, why: str) -> None:
-        """Kills the process of a GMI, which is started again if it has restarts left.
-
-        `why` is told with its death. Returns at once.
-        """
+        """Kills the process of a GMI, for a reason; if it has restarts left it comes back."""
         self._fence(self._process_of[gmi_id].gmi_ids)
         runtime.kill(self._handles[gmi_id], why, no_restart=False)
 
     def write_stacks(self, gmi_id: int) -> bool:
-        """Makes the process of a GMI write the Python stacks of its threads to its log.
-
-        Returns when they are there; False if that takes longer than a moment.
-        """
+        """Has a GMI's process write its Python stacks to its log; False if it does not soon."""
         return runtime.write_stacks(self._handles[gmi_id])
 
     def state(self) -> list[GmiState]:
@@ -205,10 +191,7 @@ class Gang:
         return [self._state(gmi_id) for gmi_id in self._specs]
 
     def request_stop(self) -> None:
-        """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once.
-
-        After this, leaving the context by KeyboardInterrupt kills: it is the second Ctrl-C.
-        """
+        """Asks every GMI to come to an end (`runtime.stop_requested()`); the next Ctrl-C kills."""
         self.asked_to_stop = True
         for process in self._processes:
             runtime.request_stop(process.handle)
@@ -229,8 +212,7 @@ class Gang:
     def kill(self) -> None:
         """Ends all of them with SIGKILL, at once.
 
-        Where a kill can leave a server stuck (MPS) they are asked first, all together, unless they
-        have been, and 2.5 s later those that have not ended are detached from it and killed.
+        Where a kill can leave a server stuck (MPS) they are asked first, unless they have been.
         """
         asked = self.asked_to_stop or bool(self._stopped)
         self._stopped = self._stopped or "it was killed"

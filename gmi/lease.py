@@ -77,7 +77,7 @@ class Lease:
         self._write({"undone": number})
 
     def others(self) -> list[LeaseNotes]:
-        """Returns what the other leases of this kind hold whose launchers, of this user, are alive.
+        """Returns the other leases of this kind, of launchers of this user that are alive.
 
         To see each other, two launchers note what they want and then look here.
         """
@@ -103,10 +103,7 @@ class Lease:
         return self._lock is None
 
     def close(self) -> None:
-        """Gives the lease up, and removes its directory if nothing is left to undo.
-
-        Else the directory stays, and the next `sweep` tries again. Calling it again is fine.
-        """
+        """Gives the lease up; what is left to undo stays for the next `sweep`."""
         if self._lock is None:
             return
         if not self._open:
@@ -121,10 +118,7 @@ class Lease:
 
 
 def sweep() -> list[SweptLease]:
-    """Undoes what launchers of this user left behind that are gone; one entry for each.
-
-    May take seconds. What cannot be undone stays noted. Leases in use are not touched.
-    """
+    """Undoes what launchers of this user left behind that are gone; one entry for each."""
     swept = []
     for path in run_directory.named(_PREFIX, _BASE):
         try:

@@ -61,10 +61,9 @@ class Slices:
         return self._backend.environment(spec)
 
     def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
-        """Detaches processes that may be at work from what they share, before they are killed.
+        """Detaches GMIs, each with its pid, from what they share before they are killed.
 
-        Each GMI with its pid. What it cannot do in three seconds, for all of them, it leaves; it
-        never raises.
+        What it cannot do in three seconds, for all of them, it leaves; it never raises.
         """
 
     def release(self) -> None:
@@ -103,17 +102,11 @@ class Backend(ABC):
         return 0
 
     def undo(self, lease: LeaseNotes) -> bool:
-        """Undoes what the notes of a killed launcher say; whether there was anything to undo.
-
-        GmiError if it could not. Steps that were noted may not have been taken.
-        """
+        """Undoes what a killed launcher has noted, taken or not; returns if there was any of it."""
         return False
 
     def why_not_on(self, device: Device, allow_create: bool = False) -> str:
-        """Says why it cannot be used on this GPU, or nothing.
-
-        `allow_create`: a run may make the MIG instances that it needs.
-        """
+        """Says why it cannot be used on this GPU, or nothing. `allow_create`: of MIG instances."""
         return ""
 
     def why_not_here(self, system: System) -> str:
@@ -164,10 +157,7 @@ def has_bindings() -> bool:
 def unusable(
     devices: Sequence[Device], system: System, allow_create: bool = False
 ) -> tuple[tuple[str, str], ...]:
-    """Returns (backend, why) of each that no GPU here can be used with.
-
-    `allow_create`: a run may make the MIG instances that it needs.
-    """
+    """Returns (backend, why) of each that no GPU here can be used with."""
     whys = {name: _why_not(name, devices, system, allow_create) for name in GPU_BACKENDS}
     return tuple((name, why) for name, why in whys.items() if why)
 

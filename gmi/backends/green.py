@@ -55,8 +55,7 @@ class GreenBackend(GpuBackend):
     def enter(self, spec: GmiSpec, device: Device) -> None:
         """Takes the cores and the next free groups of SMs, and makes their stream this thread's.
 
-        What torch does in this thread from now on it does there: also backward passes, which run
-        on the stream of their forward pass. Starts CUDA in this process.
+        Torch works there from now on: also in backward passes, which are in their forward's stream.
         """
         super().enter(spec, device)
         verify_device(spec, uuid_of(spec))
@@ -162,8 +161,7 @@ class GreenContext:
 class Partition:
     """All SMs of the device, cut once into groups of `group_sms`, dealt out in order.
 
-    Making it starts CUDA in this process: it retains the primary context, in which torch works,
-    for the life of the process. DriverError where the driver has no green contexts.
+    The primary context, in which torch works, is retained for the life of the process.
     """
 
     def __init__(self, group_sms: int) -> None:
@@ -185,10 +183,7 @@ class Partition:
         return len(self._free)
 
     def take(self, count: int) -> GreenContext:
-        """Returns a green context of the next `count` groups, 1 to `num_free`.
-
-        Not for two threads at once. Its stream and the default stream do not wait for each other.
-        """
+        """Returns a green context of the next `count` groups, 1 to `num_free`."""
         module, mine = self._module, self._free[:count]
         what = f"a green context of {count} groups"
         descriptor = checked(what, module.cuDevResourceGenerateDesc(mine, len(mine)))
@@ -213,10 +208,7 @@ def green_context_of(stream: int) -> int:
 
 
 def is_green(stream: int) -> bool:
-    """Tells whether the stream at this address is a green context's; the default stream is not.
-
-    Without cuda-bindings there is none of ours.
-    """
+    """Tells whether the stream at this address is a green context's; the default stream is not."""
     try:
         return stream != 0 and green_context_of(stream) != 0
     except cuda_driver.DriverError as error:

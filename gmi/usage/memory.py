@@ -79,11 +79,7 @@ class DeviceMemory:
         torch.cuda.set_per_process_memory_fraction(fraction, 0 if index is None else index)
 
     def look(self) -> int:
-        """Returns the most bytes that this process has held so far, by what its libraries count.
-
-        On a GPU what torch has reserved, warp's pool, warp's graphs and, where adapter mjx started
-        it, JAX's; else the resident memory.
-        """
+        """Returns the most bytes that this process has held so far, by what its libraries count."""
         held = self._held()
         peak = sum(held.values())
         if self._bound is not None and peak > self._bound and self._who not in _WARNED:
@@ -98,7 +94,7 @@ class DeviceMemory:
     def process_bytes(self) -> int:
         """Returns what the driver says this process holds, contexts and all; 0 if it does not.
 
-        Asks NVML, which takes milliseconds. In a container it may know the process by another id.
+        In a container it may know the process by another id.
         """
         uuid = self._spec.device_uuid
         if self._device.type != "cuda" or uuid is None or self._spec.mig is not None:
@@ -112,10 +108,7 @@ class DeviceMemory:
         return next((p.mem_bytes or 0 for p in processes if p.pid == os.getpid()), 0)
 
     def explained(self, error: BaseException) -> DeviceMemoryError | None:
-        """Returns what to raise for `error`; None unless the device's memory ran out.
-
-        What it was raised from counts, too.
-        """
+        """Returns what to raise for `error`, if that or a cause of it is want of device memory."""
         if self._device.type == "cpu":
             return None
         cause: BaseException | None = error

@@ -48,8 +48,8 @@ def parents(pids: Iterable[int]) -> set[int]:
 def memory_bytes(pids: Iterable[int], sharing: Iterable[int] = ()) -> int:
     """Returns the host memory they hold, at their peaks so far, what they share counted once.
 
-    `sharing` are the processes they were forked from, whose pages of now are counted too. The
-    kernel splits a page evenly among all that map it (PSS).
+    The pages of `sharing`, which they were forked from, count too: the kernel splits a page evenly
+    among all that map it (PSS).
     """
     shares = sum(_share_bytes(pid) for pid in sharing)
     return shares + sum(_share_bytes(pid) + _above_now_bytes(pid) for pid in pids)
@@ -82,10 +82,7 @@ def host_memory() -> HostMemory:
 
 
 def oom_kills() -> int:
-    """Counts the processes that the kernel killed for want of memory, as far as it says.
-
-    In this process's cgroups, or on the machine. It only grows: compare before and after.
-    """
+    """Counts the processes killed for want of memory, in our cgroups or else on the machine."""
     counts = []
     for folder in cgroup_folders("memory"):
         for name in ("memory.events", "memory.oom_control"):  # v2, v1
@@ -117,7 +114,6 @@ def _share_bytes(pid: int) -> int:
 
 
 def _above_now_bytes(pid: int) -> int:
-    """Returns how much more it held at its peak than now."""
     try:
         fields = _fields(_PROC / str(pid) / "status")
         return max(0, fields["VmHWM"] - fields["VmRSS"]) * 1024
@@ -136,7 +132,6 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _cgroups() -> Iterator[HostMemory]:
-    """Yields what is left of each limit above this process."""
     for folder in cgroup_folders("memory"):
         for limit, used, prefix in (
             ("memory.max", "memory.current", ""),  # v2

@@ -6,13 +6,13 @@ has it pinned it is *spilling*, then on *disk*, and *restoring* when somebody pi
 objects never change, so a restored one keeps its copy on disk.
 
 Requests for room are served in the order they came. The first one gets the space of the least
-recently used objects, of those only that lie in the hole it will take. If not even all of them
-would do, it waits as long as objects that are being written would do with them, and is refused
-otherwise; the driver tries again. So whoever waits for a Placed must not keep another one unsealed.
+recently used objects that lie in the hole it will take. If not even all of them would do, it waits
+as long as objects that are being written would do with them, and is refused otherwise. So whoever
+waits for a Placed must not keep another one unsealed.
 
-An object that is deleted or lost while pinned is out of the store at once, and its block is free
-when the last pin is gone. If the key was created again, `unpin` does not say which of the two it
-means: neither may be moved until all pins of the key are gone.
+An object that is deleted or lost while pinned is out of the store at once, its block when the last
+pin is gone: of its key, if that was created again, as `unpin` does not say which of the two it
+means.
 """
 
 from __future__ import annotations

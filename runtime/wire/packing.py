@@ -224,8 +224,7 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
 def pack_exception(error: BaseException) -> bytes:
     """Packs an exception such that `unpack` will succeed; empty when not even its class can travel.
 
-    Many exceptions cannot be unpickled, because their constructor wants other arguments than they
-    keep. Those go as class, arguments and attributes, without what cannot be pickled.
+    One whose constructor wants other arguments than it keeps goes as class, arguments, attributes.
     """
     with contextlib.suppress(SerializationError):
         data = pack_plain(error)
@@ -348,11 +347,7 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, OutOfBand]:
 
 
 def needs_value(data: bytes | bytearray | memoryview) -> bool:
-    """Returns whether a plain pickle refers to what only this process has.
-
-    The script's classes are in `__main__`, which is another module on the other side; and a module
-    may have been registered with cloudpickle.
-    """
+    """Returns whether a plain pickle refers to `__main__`, or a module for cloudpickle alone."""
     loaded = sys.modules.get("cloudpickle")
     return b"__main__" in bytes(data) or bool(loaded and loaded.list_registry_pickle_by_value())
 

@@ -121,8 +121,7 @@ def undo_notes(
 ) -> bool:
     """Undoes each note, the last first, and calls `done` with its number; whether one needed it.
 
-    After a failure nothing more is done on that GPU: its MIG mode stays while an instance does.
-    Raises the first failure, when the other GPUs are done.
+    After a failure, raised at the end, no more is done on that GPU: MIG mode stays with instances.
     """
     failures: dict[str, GmiError] = {}
     undone = False
@@ -221,10 +220,7 @@ class MigSlices(Slices):
         return {**gpu_environment(spec, instance.uuid), INSTANCE: expected}
 
     def release(self) -> None:
-        """Destroys what was made, the last first. What is still in use is waited for, 10 s.
-
-        GmiError says what remains, noted for the next run. Calling it again is fine.
-        """
+        """Destroys what was made, the last first; GmiError says what remains, in use for 10 s."""
         if self._lease.closed:
             return
         try:

@@ -56,14 +56,12 @@ class MpsBackend(GpuBackend):
     trial_gmis = 2
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> MpsSlices:
-        """Starts a daemon for each GPU; returns when all answer. MpsError: what a daemon said."""
         return MpsSlices(gmis, topology)
 
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """Raises SliceError unless CUDA sees the one GPU, as an MPS client, with the share.
 
-        A server that does not let clients in yet is given 30 s. How much memory it may take CUDA
-        does not say: only that the limit stands in the environment is checked.
+        CUDA does not say how much memory it may take: that the limit is set is checked.
         """
         verify_cores(spec)
         try:
@@ -88,7 +86,6 @@ class MpsBackend(GpuBackend):
             )
 
     def undo(self, lease: LeaseNotes) -> bool:
-        """Stops the daemons that a killed launcher left; whether any ran."""
         if not lease.same_boot:
             return False
         daemons = [Daemon(lease.directory, n["device_uuid"], n["index"]) for n in lease.notes]
@@ -181,10 +178,7 @@ class MpsSlices(Slices):
             self._mute.add(uuid)
 
     def release(self) -> None:
-        """Stops the daemons, within 20 s; MpsError for one that cannot be ended.
-
-        That one stays noted, and the next run tries again. Calling it again is fine.
-        """
+        """Stops the daemons, within 20 s; one that cannot be ended stays noted (MpsError)."""
         if self._lease.closed:
             return
         try:
@@ -239,8 +233,7 @@ def partition(
 ) -> dict[int, int]:
     """Returns chunks by gmi_id, for the GMIs of one GPU; none where caps are better.
 
-    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share. A
-    driver of a `cuda` before 13.1 has nothing else.
+    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share.
     """
     if cuda is not None and cuda < _STATIC_CUDA:
         return {}

@@ -1,8 +1,7 @@
 """Runs an MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
 
-The program is both: with -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it
-hands the daemon the commands on its standard input and prints what comes back. Its exit code says
-only whether a daemon answered: what a command did is in what is printed.
+With -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it asks that daemon. Its
+exit code says only whether a daemon answered: what a command did is in what is printed.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ def _path() -> str:
 
 
 class Daemon:
-    """The daemon with its pipe in `directory`/p<index> and its logs beside it, for one GPU.
+    """The daemon with its pipe in `directory`/p<index>, for one GPU; whoever has that speaks to it.
 
-    Making the object does nothing: one made with the same directory speaks to the same daemon.
     `directory` must be private (0700), and short: sockets are made below it.
     """
 
@@ -76,10 +74,7 @@ class Daemon:
         }
 
     def start(self, *, static: bool = False) -> None:
-        """Starts it and returns when it answers; `static`: for partitions (CUDA 13.1 and later).
-
-        MpsError within 20 s if it does not; then nothing of it is left running.
-        """
+        """Starts it and returns when it answers, within 20 s; `static`: with static partitions."""
         control = program(CONTROL)
         if control is None:
             raise MpsError(
@@ -161,11 +156,10 @@ class Daemon:
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
     def terminate(self, pids: Collection[int], timeout: timedelta) -> list[int]:
-        """Makes servers let go of clients, and returns those asked for. Ends by `timeout`.
+        """Makes servers let go of clients, and returns those asked for, by `timeout`.
 
-        A client killed at work can leave its server stuck (MPS guide). After a fatal fault nothing
-        is under way. All are asked at once, as one that hangs is let go of late. MpsError if the
-        daemon does not answer.
+        All are asked at once, as one that hangs is let go of late. A server with a fatal fault has
+        nothing under way. MpsError if the daemon does not answer.
         """
         deadline_s = time.monotonic() + timeout.total_seconds()
 
@@ -191,10 +185,9 @@ class Daemon:
         raise self._error(f"no partition of {chunks} chunks: it says {said!r}")
 
     def stop(self) -> bool:
-        """Ends the daemon and its servers; returns when their processes are gone. Whether any ran.
+        """Ends the daemon and its servers within 20 s; returns whether any ran.
 
-        It is asked, then told by SIGTERM, then killed: within 20 s. MpsError if even that does not
-        help. One that does not run is fine. One in another container can only be asked.
+        MpsError if even SIGKILL does not help. One in another container can only be asked.
         """
         left = processes_of_pipe(self.pipe)
         if not left and not (self.pipe / "control").exists():
@@ -239,10 +232,7 @@ def _numbers(answer: str) -> list[int]:
 
 
 def processes_of_pipe(pipe: Path) -> list[psutil.Process]:
-    """Lists the running daemon and servers of `pipe`.
-
-    Whoever has our private directory in its environment, and is NVIDIA's program, is ours.
-    """
+    """Lists the daemon and servers of `pipe`: NVIDIA's programs with it in their environment."""
     return [process for process in psutil.process_iter() if _is_of_pipe(process, pipe)]
 
 
