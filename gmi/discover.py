@@ -38,11 +38,9 @@ class Machine:
 
 
 def discover(
-    num_gpus: int | None = None,
-    backend: str = "auto",
-    cores: Sequence[int] | None = None,
+    num_gpus: int | None = None, backend: str = "auto", cores: Sequence[int] | None = None,
     allow_create: bool = False,
-) -> Topology:
+) -> Topology:  # fmt: skip
     """Finds the devices to use. `num_gpus` None: all GPUs, or one group of cores.
 
     `backend` auto takes GPUs if there are any, cpu never does, any other must have them.

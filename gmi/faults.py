@@ -58,12 +58,9 @@ class FaultWaves:
     """
 
     def __init__(
-        self,
-        gmis: Sequence[GmiSpec],
-        handles: Mapping[int, ActorHandle],
-        is_dead: Callable[[int], bool],
-        fence: Callable[[Iterable[int]], None],
-    ) -> None:
+        self, gmis: Sequence[GmiSpec], handles: Mapping[int, ActorHandle],
+        is_dead: Callable[[int], bool], fence: Callable[[Iterable[int]], None],
+    ) -> None:  # fmt: skip
         self._specs = {spec.gmi_id: spec for spec in gmis}
         self._handles, self._is_dead, self._fence = handles, is_dead, fence
         self._looked_at: dict[int, int] = {}  # deaths of each GMI that were looked at for faults

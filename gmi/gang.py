@@ -59,17 +59,11 @@ class Gang:
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        body: type,
-        arguments: Arguments | None = None,
-        *,
-        logs: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        grace: timedelta = timedelta(seconds=5),
-        preload: Sequence[str] = PRELOAD,
+        self, layout: Layout, body: type, arguments: Arguments | None = None, *,
+        logs: Path | None = None, env: Mapping[str, str] | None = None,
+        grace: timedelta = timedelta(seconds=5), preload: Sequence[str] = PRELOAD,
         max_restarts: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.layout = layout
         self.grace = grace
         self._logs = logs
@@ -310,9 +304,9 @@ class Gang:
         self._failure = GmiDied(
             first,
             "+".join(self._specs[first].roles),
-            ended.exit_code if ended else None,
-            ended.signal if ended else None,
-            tail,
+            exit_code=ended.exit_code if ended else None,
+            signal=ended.signal if ended else None,
+            log_tail=tail,
             error=told,
             others=others,
             stopped=healthy,

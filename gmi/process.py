@@ -105,17 +105,10 @@ def grouped(layout: Layout, gmi_ids: Collection[int]) -> list[tuple[GmiSpec, ...
 
 
 def start_process(
-    specs: Sequence[GmiSpec],
-    layout: Layout,
-    slices: LayoutSlices,
-    body: type,
-    arguments: Arguments,
-    *,
-    name: str = "gmi",
-    logs: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    max_restarts: int = 0,
-) -> GmiProcess:
+    specs: Sequence[GmiSpec], layout: Layout, slices: LayoutSlices, body: type,
+    arguments: Arguments, *, name: str = "gmi", logs: Path | None = None,
+    env: Mapping[str, str] | None = None, max_restarts: int = 0,
+) -> GmiProcess:  # fmt: skip
     """Starts an actor of class `body` for a GMI, or one with a thread and a `body` for each.
 
     `specs` as `grouped` gives them. The log of a process is its first GMI's; the others link to it.

@@ -9,13 +9,9 @@ from .nvml import bus_id, query
 
 _P2P_READ: Final = 0  # nvidia-ml-py 12 and 13 have the tuple (0,) as NVML_P2P_CAPS_INDEX_READ
 _ROUTES: Final = {  # nvmlGpuTopologyLevel_t
-    0: "same board",
-    10: "PCIe switch",
-    20: "PCIe switches",
-    30: "host bridge",
-    40: "NUMA node",
+    0: "same board", 10: "PCIe switch", 20: "PCIe switches", 30: "host bridge", 40: "NUMA node",
     50: "system",
-}
+}  # fmt: skip
 
 LinkTable = tuple[tuple[str, ...], ...]
 PeerTable = tuple[tuple[bool, ...], ...]

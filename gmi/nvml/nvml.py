@@ -20,12 +20,10 @@ _CORES_PER_SM: Final = 128  # 8.6, 8.7, 8.9 and everything from 9.0 on
 _PCI: Final = Path("/sys/bus/pci/devices")
 _NODES: Final = Path("/sys/devices/system/node")
 _MOST_NODES: Final = 64  # that are asked about
+# Exclusive: of a process, or of a thread (1), which was removed long ago.
 _MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
-    0: "default",
-    1: "exclusive",  # of a thread: removed long ago, and as good as of a process
-    2: "prohibited",
-    3: "exclusive",
-}
+    0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive",
+}  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -16,17 +16,15 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gmi_drl.runtime.process.child_setup import python_path
 from gmi_drl.runtime.wire import framing
 
 from . import membership as do
-from .database import GcsError
+from .database import AnyRow, GcsError
 from .replica import ReplicaFrame, body_of, frame
 from .tables import TABLES, EventRow, Row, TaskRow
-
-AnyRow = TypeVar("AnyRow", bound=Row)
 
 _ROWS_PER_WRITE: Final = 1_000
 _STUCK_S: Final = 1.0  # without an answer, while something waits to be acknowledged

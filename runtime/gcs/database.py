@@ -181,12 +181,9 @@ class Database:
             raise
 
     def _write_tasks(
-        self,
-        table: GcsTable,
-        rows: Iterable[Any],
-        next_number: int,
+        self, table: GcsTable, rows: Iterable[Any], next_number: int,
         changed: list[tuple[bytes, int]],
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Writes tasks under their numbers, notes which are `changed`, and returns the next."""
         numbered: list[tuple[Any, ...]] = []
         for row in rows:
@@ -308,12 +305,9 @@ def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> 
 
 
 def scan(
-    connection: sqlite3.Connection,
-    row_class: type[AnyRow],
-    condition: str = "",
-    *,
+    connection: sqlite3.Connection, row_class: type[AnyRow], condition: str = "", *,
     last: int | None = None,
-) -> Iterator[AnyRow]:
+) -> Iterator[AnyRow]:  # fmt: skip
     """Yields the rows in the order of their first writing; with `last`, the last ones backwards."""
     table = TABLE_OF[row_class]
     where = f"WHERE {condition}" if condition else ""

@@ -13,16 +13,15 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from . import database
-from .database import DamagedStoreError, Database, GcsError
+from .database import AnyRow, DamagedStoreError, Database, GcsError
 from .tables import EventRow, Row, is_final
 
 if TYPE_CHECKING:
     from .chain import Chains
 
-AnyRow = TypeVar("AnyRow", bound=Row)
 _Rows = dict[Any, Row]
 
 _INTERVAL_S: Final = 0.1

@@ -160,11 +160,9 @@ def write(arena: Arena, where: int | str, packed: Packed, what: str) -> None:
 
 
 def unpack(
-    body: Part,
-    what: str | Callable[[], str] = "the value",
-    fds: Sequence[int] = (),
+    body: Part, what: str | Callable[[], str] = "the value", fds: Sequence[int] = (),
     inputs: Sequence[Any] = (),
-) -> Any:
+) -> Any:  # fmt: skip
     """Returns the value again, whose arrays are views of `body`; `what` names it in an error.
 
     `fds` are the descriptors of its Memfds, which are duplicated; `inputs` what stands for the
