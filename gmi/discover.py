@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 
 from gmi_drl.placement.topology import Device, Topology, share
 
+from . import nvml as driver
 from .backends.backend import CORE_BACKENDS, GPU_BACKENDS, this_system, unusable
 from .errors import DiscoveryError
-from .nvml.links import LinkTable, PeerTable, read_links
-from .nvml.mig import mig_handles, read_instances
-from .nvml.nvml import nvml_session, query, read_cores, read_device, read_processes
 
 
 @dataclass(frozen=True)
@@ -23,8 +21,8 @@ class Machine:
 
     devices: tuple[Device, ...] = ()  # without their cores
     near: tuple[frozenset[int], ...] = ()  # the cores on the side of each
-    links: LinkTable = ()
-    peers: PeerTable = ()
+    links: driver.LinkTable = ()
+    peers: driver.PeerTable = ()
     lost: tuple[str, ...] = ()  # GPUs that do not answer, each with its reason
     hidden: tuple[str, ...] = ()  # GPUs that CUDA_VISIBLE_DEVICES leaves out
     driver: str = ""  # its version; none where it does not answer
@@ -94,7 +92,7 @@ def _topology_of(
 def look() -> Machine:
     """Asks the driver for everything. Never raises for what is missing: the Machine says it."""
     try:
-        with nvml_session() as nvml:
+        with driver.nvml_session() as nvml:
             try:
                 return _look(nvml)
             except nvml.NVMLError as error:
@@ -133,11 +131,11 @@ def _look(nvml: Any) -> Machine:
     chosen = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), list(gpus.values()))
     why = f"is not in CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
     read = answers(chosen, lambda number: _read(nvml, gpus[number], chosen[number]))
-    links: LinkTable = ()
-    peers: PeerTable = ()
+    links: driver.LinkTable = ()
+    peers: driver.PeerTable = ()
     while read:  # until no more GPUs are lost on the way
         try:
-            links, peers = read_links(nvml, [gpus[number].handle for number in read])
+            links, peers = driver.read_links(nvml, [gpus[number].handle for number in read])
             break
         except nvml.NVMLError as error:
             alive = answers(read, lambda n: nvml.nvmlDeviceGetMemoryInfo(gpus[n].handle))
@@ -154,14 +152,14 @@ def _look(nvml: Any) -> Machine:
         peers=peers,
         lost=tuple(lost),
         hidden=tuple(f"GPU {number} {why}" for number in gpus if number not in chosen),
-        driver=str(query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
-        cuda=_cuda(query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
+        driver=str(driver.query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
+        cuda=_cuda(driver.query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
     )
 
 
 def _open(nvml: Any, number: int) -> _Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
-    mig = {str(nvml.nvmlDeviceGetUUID(each)): each for each in mig_handles(nvml, handle)}
+    mig = {str(nvml.nvmlDeviceGetUUID(each)): each for each in driver.mig_handles(nvml, handle)}
     nvml.nvmlDeviceGetMemoryInfo(handle)  # one that is lost may answer all but this
     return _Gpu(number, handle, str(nvml.nvmlDeviceGetUUID(handle)), mig)
 
@@ -193,14 +191,14 @@ def _visible(variable: str | None, gpus: Sequence[_Gpu]) -> dict[int, list[str] 
 
 def _read(nvml: Any, gpu: _Gpu, uuids: Sequence[str] | None) -> tuple[Device, frozenset[int]]:
     """Reads a GPU, of its MIG devices those with these uuids (or all), and the cores near it."""
-    device = read_device(nvml, gpu.handle)
-    instances = read_instances(nvml, gpu.handle, list(gpu.mig.values()), device)
+    device = driver.read_device(nvml, gpu.handle)
+    instances = driver.read_instances(nvml, gpu.handle, list(gpu.mig.values()), device)
     device = dataclasses.replace(
         device,
         mig=tuple(mig for mig in instances if uuids is None or mig.uuid in uuids),
-        processes=read_processes(nvml, [gpu.handle, *gpu.mig.values()]),
+        processes=driver.read_processes(nvml, [gpu.handle, *gpu.mig.values()]),
     )
-    return device, read_cores(nvml, gpu.handle, device.numa_node)
+    return device, driver.read_cores(nvml, gpu.handle, device.numa_node)
 
 
 def _cuda(version: int | None) -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ from . import lease
 from .backends.backend import CORE_BACKENDS, GPU_BACKENDS, backend_of
 from .discover import Machine
 from .errors import GmiError
-from .nvml.nvml import numa_nodes
+from .nvml import numa_nodes
 from .usage.processes import cgroup_folders
 
 HealthState = Literal["ok", "not here", "broken"]

@@ -16,7 +16,7 @@ from gmi_drl.placement.config.hardware import HardwareConfig
 from gmi_drl.placement.layout import GmiSpec, Layout, LayoutError
 from gmi_drl.placement.slicing import sliced
 from gmi_drl.placement.topology import Topology
-from gmi_drl.runtime import TaskError
+from gmi_drl.runtime import ActorRuntimeError, TaskError
 
 from .backend import backend_of, why_not_on
 
@@ -56,9 +56,9 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
         return "all instances are in use, not tried"
     try:
         layout = trial_layout(backend, topology)
-    except LayoutError as error:
-        raise GmiError(str(error)) from None
-    _enter(layout, deadline)
+        _enter(layout, deadline)
+    except (LayoutError, ActorRuntimeError) as error:  # the latter: no process can be started here
+        raise GmiError(str(error)) from error
     gpus = len({gmi.gpu_id for gmi in layout.gmis})
     each = counted(backend_of(backend).trial_gmis, "GMI")
     on = "" if gpus == 1 else f" on each of {gpus} GPUs"

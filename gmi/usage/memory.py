@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi import nvml as driver
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.errors import DeviceMemoryError
-from gmi_drl.gmi.nvml import nvml as driver
 from gmi_drl.placement.memory_share import memory_share
 
 if TYPE_CHECKING:

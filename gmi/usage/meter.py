@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from gmi_drl.gmi import nvml as driver
 from gmi_drl.gmi.errors import DiscoveryError
-from gmi_drl.gmi.nvml import nvml as driver
-from gmi_drl.gmi.nvml.mig import mig_handles
+from gmi_drl.gmi.nvml import mig_handles
 
 from . import processes
 

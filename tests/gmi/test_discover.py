@@ -14,9 +14,8 @@ import boxes
 import fake_nvml
 from fake_mig import FakeComputeInstance
 from fake_nvml import FakeGpu
-from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.gmi import DiscoveryError, discover, nvml
 from gmi_drl.gmi.backends.backend import GPU_BACKENDS, System, unusable
-from gmi_drl.gmi.nvml import nvml
 from gmi_drl.placement import Device
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -16,8 +16,7 @@ from datetime import timedelta
 from typing import Any, Final, Self
 
 from gmi_drl.gmi.errors import GmiError
-from gmi_drl.gmi.nvml.mig import mig_handles, read_instances
-from gmi_drl.gmi.nvml.nvml import nvml_session, read_processes
+from gmi_drl.gmi.nvml import mig_handles, nvml_session, read_instances, read_processes
 from gmi_drl.placement.layout import MigSlice
 from gmi_drl.placement.topology import Device, MigInstance
 

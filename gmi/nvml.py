@@ -1,4 +1,4 @@
-"""Reads NVML, the driver's library: one GPU as a Device, without starting CUDA.
+"""Reads NVML, the driver's library, without starting CUDA: GPUs, MIG instances, links.
 
 What the driver cannot say is None; a GPU that is lost is an error of that GPU alone.
 """
@@ -6,13 +6,17 @@ What the driver cannot say is None; a GPU that is lost is an error of that GPU a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from gmi_drl.gmi.errors import DiscoveryError
-from gmi_drl.placement.topology import Device, GpuProcess
+from gmi_drl.placement.mig.instances import placements, profiles_of
+from gmi_drl.placement.topology import Device, GpuProcess, MigInstance
+
+from .errors import DiscoveryError
 
 # CUDA cores per SM, by compute capability (CUDA C programming guide, "Compute Capabilities").
 _CORES_PER_SM_64: Final = {(7, 0), (7, 2), (7, 5), (8, 0)}
@@ -24,6 +28,16 @@ _MOST_NODES: Final = 64  # that are asked about
 _MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
     0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive",
 }  # fmt: skip
+_UNKNOWN: Final = -1
+_PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb(?:\+\S+)?)", re.IGNORECASE)
+_P2P_READ: Final = 0  # nvidia-ml-py 12 and 13 have the tuple (0,) as NVML_P2P_CAPS_INDEX_READ
+_ROUTES: Final = {  # nvmlGpuTopologyLevel_t
+    0: "same board", 10: "PCIe switch", 20: "PCIe switches", 30: "host bridge", 40: "NUMA node",
+    50: "system",
+}  # fmt: skip
+
+LinkTable = tuple[tuple[str, ...], ...]
+PeerTable = tuple[tuple[bool, ...], ...]
 
 
 @contextlib.contextmanager
@@ -161,3 +175,126 @@ def _bits(words: Any) -> set[int]:
         for bit in range(64)
         if word >> bit & 1
     }
+
+
+# ---- MIG instances
+
+
+def mig_handles(nvml: Any, handle: Any) -> list[Any]:
+    """Returns handles of the MIG devices of a GPU that exist. Their numbers may have gaps."""
+    numbers = range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+    by_index = nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    devices = [query(nvml, by_index, handle, number) for number in numbers]
+    return [device for device in devices if device is not None]
+
+
+def read_instances(
+    nvml: Any, handle: Any, handles: Sequence[Any], gpu: Device
+) -> tuple[MigInstance, ...]:
+    """Returns the MIG instances of `gpu` behind these handles, by their start.
+
+    Where a GPU instance lies is told to root alone; for others each gets a place where it could
+    lie, disjoint from the rest.
+    """
+    instances: list[tuple[int, MigInstance]] = []  # with the GPU instance of each
+    for device in handles:
+        number = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
+        attributes = query(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
+        memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
+        profile = _PROFILE.search(str(nvml.nvmlDeviceGetName(device)))
+        if number is None or attributes is None or profile is None:
+            continue  # it was destroyed while we looked
+        start, size = _place(nvml, handle, number) or (_UNKNOWN, 0)
+        instance = MigInstance(
+            uuid=str(nvml.nvmlDeviceGetUUID(device)),
+            profile=profile[1].lower(),
+            start=start,
+            size=size,
+            mem_bytes=int(attributes.memorySizeMB) << 20 if memory is None else int(memory.total),
+            sm_count=int(attributes.multiprocessorCount) or None,
+        )
+        instances.append((int(number), instance))
+    found = [instance for _, instance in instances]
+    if any(instance.start == _UNKNOWN for instance in found):
+        found = _placed(instances, gpu)
+    return tuple(sorted(found, key=lambda one: (one.start, one.uuid)))
+
+
+def _place(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:
+    """Returns (start, size) of a GPU instance; None for users who may not know."""
+    held = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
+    info = None if held is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, held)
+    return None if info is None else (int(info.placement.start), int(info.placement.size))
+
+
+def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[MigInstance]:
+    """Gives them places that could be theirs; in a row if a profile is not known."""
+    names = {number: one.profile.rpartition("c.")[2] for number, one in instances}
+    known = {profile.name: profile for profile in profiles_of(gpu)}
+    places = {number: (place, 1) for place, number in enumerate(names)}
+    if known.keys() >= set(names.values()):
+        slices = placements([known[name] for name in names.values()]) or ()
+        for number, its in zip(names, slices, strict=False):
+            places[number] = its.start, known[its.profile].size
+    return [
+        dataclasses.replace(one, start=places[number][0], size=places[number][1])
+        for number, one in instances
+    ]
+
+
+# ---- links between GPUs
+
+
+def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]:
+    """Reads `Topology.links` and `Topology.peers` of these GPUs; NVMLError when one is lost.
+
+    Through NVSwitch every GPU reaches every other by all the links that it has.
+    """
+    ports = [_ports(nvml, handle) for handle in handles]
+    addresses = [_address(nvml, handle) for handle in handles]
+    links, peers = [], []
+    for i, one in enumerate(handles):
+        row, reached = [], []
+        for j, other in enumerate(handles):
+            if i == j:
+                row.append("")
+                reached.append(True)
+                continue
+            direct = ports[i][1].get(addresses[j] or "", 0)
+            count = direct + min(ports[i][0], ports[j][0])
+            row.append(f"NVLink x{count}" if count else _route(nvml, one, other))
+            status = query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
+            reached.append(status == nvml.NVML_P2P_STATUS_OK)
+        links.append(tuple(row))
+        peers.append(tuple(reached))
+    return tuple(links), tuple(peers)
+
+
+def _ports(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
+    """Counts the NVLinks of a GPU that are up: to switches, and to each GPU by its PCI address."""
+    to_switch, to_gpu = 0, dict[str, int]()
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        state = query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:  # it has no more, or none at all
+            break
+        if not state:
+            continue
+        kind = query(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        remote = query(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            to_switch += 1
+        elif remote is not None and kind in (None, nvml.NVML_NVLINK_DEVICE_TYPE_GPU):
+            address = bus_id(remote)
+            to_gpu[address] = to_gpu.get(address, 0) + 1
+    return to_switch, to_gpu
+
+
+def _address(nvml: Any, handle: Any) -> str | None:
+    pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
+    return None if pci is None else bus_id(pci)
+
+
+def _route(nvml: Any, one: Any, other: Any) -> str:
+    """Returns the way over PCIe, by what is the nearest thing that both hang on."""
+    level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    return _ROUTES.get(level, "unknown")
