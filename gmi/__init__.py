@@ -5,23 +5,10 @@ from .discover import discover
 from .errors import DeviceMemoryError, DiscoveryError, GmiDied, GmiError, GmiTimeout, SliceError
 from .faults import DEVICE_FAULT, leave_if_faulted
 from .gang import PRELOAD, Gang, GmiState
-from .slices import LayoutSlices
+from .process import LayoutSlices
 
 __all__ = [
-    "DEVICE_FAULT",
-    "PRELOAD",
-    "Backend",
-    "DeviceMemoryError",
-    "DiscoveryError",
-    "Gang",
-    "GmiDied",
-    "GmiError",
-    "GmiState",
-    "GmiTimeout",
-    "LayoutSlices",
-    "SliceError",
-    "Slices",
-    "backend_of",
-    "discover",
-    "leave_if_faulted",
-]
+    "DEVICE_FAULT", "PRELOAD", "Backend", "DeviceMemoryError", "DiscoveryError", "Gang", "GmiDied",
+    "GmiError", "GmiState", "GmiTimeout", "LayoutSlices", "SliceError", "Slices", "backend_of",
+    "discover", "leave_if_faulted",
+]  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid as uuids
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -33,12 +34,13 @@ _NOT_YET: Final = (805, 807)
 _LOOK_S: Final = 0.05  # between two tries to get in
 
 
+@dataclass(eq=False, repr=False)
 class DriverError(GmiError):
     """The CUDA driver refused something: `code` and `name` are its CUresult (0: no driver here)."""
 
-    def __init__(self, what: str, code: int, name: str) -> None:
-        super().__init__(what, code, name)
-        self.what, self.code, self.name = what, code, name
+    what: str
+    code: int
+    name: str
 
     def __str__(self) -> str:
         text = _TEXTS.get(self.code)
@@ -50,17 +52,13 @@ def driver() -> Any:
     try:
         from cuda.bindings import driver as module  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise DriverError(
-            "the CUDA driver", 0, f"{error}. Install it: {install('cuda')}."
-        ) from None
+        text = f"{error}. Install it: {install('cuda')}."
+        raise DriverError("the CUDA driver", 0, text) from None
     return module
 
 
 def checked(what: str, result: tuple[Any, ...]) -> Any:
-    """Returns what a call of the driver gave beside its CUresult; DriverError if that is an error.
-
-    `what` says in words what was tried.
-    """
+    """Returns what a call of the driver gave beside its CUresult; DriverError: what was tried."""
     code = int(result[0])
     if code:
         raise DriverError(what, code, getattr(result[0], "name", str(code)))
@@ -69,10 +67,7 @@ def checked(what: str, result: tuple[Any, ...]) -> Any:
 
 
 def start(timeout: timedelta = timedelta(0)) -> None:
-    """Starts the driver. While an MPS server takes no clients yet it tries again, until `timeout`.
-
-    DriverError says what the driver said last. Calling it again is fine.
-    """
+    """Starts the driver; while an MPS server takes no clients yet, again until `timeout`."""
     module = driver()
     deadline_s = time.monotonic() + timeout.total_seconds()
     while True:
@@ -93,45 +88,38 @@ def device_count() -> int:
     return int(checked("cuDeviceGetCount", driver().cuDeviceGetCount()))
 
 
-def attribute(number: int, ordinal: int = 0) -> int:
-    """Returns a CUdevice_attribute of the device at `ordinal` of those visible."""
-    start()
-    module = driver()
-    kind = module.CUdevice_attribute(number)
-    what = f"attribute {number} of device {ordinal}"
-    return int(checked(what, module.cuDeviceGetAttribute(kind, device(ordinal))))
+def attribute(number: int) -> int:
+    """Returns a CUdevice_attribute of the first device that is visible."""
+    kind = driver().CUdevice_attribute(number)
+    return int(checked(f"attribute {number}", driver().cuDeviceGetAttribute(kind, device())))
 
 
-def sm_count(ordinal: int = 0) -> int:
-    """Returns the SMs this process may use of a device: under MPS cut by its share."""
-    return attribute(SM_COUNT, ordinal)
+def sm_count() -> int:
+    """Returns the SMs this process may use of its device: under MPS cut by its share."""
+    return attribute(SM_COUNT)
 
 
-def mps_enabled(ordinal: int = 0) -> bool:
+def mps_enabled() -> bool:
     """Tells whether this process is a client of an MPS server."""
-    return bool(attribute(MPS_ENABLED, ordinal))
+    return bool(attribute(MPS_ENABLED))
 
 
-def device_uuid(ordinal: int = 0) -> str:
-    """Returns a device's UUID, of a MIG device the MIG UUID, without NVML's prefix."""
-    start()
-    given = checked(f"UUID of device {ordinal}", driver().cuDeviceGetUuid(device(ordinal)))
+def device_uuid() -> str:
+    """Returns the first device's UUID, of a MIG device the MIG UUID, without NVML's prefix."""
+    given = checked("UUID of the device", driver().cuDeviceGetUuid(device()))
     return str(uuids.UUID(bytes=bytes(given.bytes)))
 
 
-def total_mem_bytes(ordinal: int = 0) -> int:
-    """Returns the memory of a device, as this process is told."""
-    start()
-    what = f"memory of device {ordinal}"
-    return int(checked(what, driver().cuDeviceTotalMem(device(ordinal))))
+def total_mem_bytes() -> int:
+    """Returns the memory of the first device, as this process is told."""
+    return int(checked("memory of the device", driver().cuDeviceTotalMem(device())))
 
 
-def graph_mem_high_bytes(ordinal: int = 0) -> int:
+def graph_mem_high_bytes(ordinal: int) -> int:
     """Returns the most that allocations within CUDA graphs of this process have taken of a device.
 
     They come from memory of the driver's own, which no pool counts (cudaMallocAsync in a capture).
     """
-    start()
     module = driver()
     what = module.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
     given = module.cuDeviceGetGraphMemAttribute(device(ordinal), what)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from gmi_drl.placement.topology import Device, MigInstance, Topology, share
+from gmi_drl.placement.topology import Device, Topology, share
 
-from .backends.backend import CORE_BACKENDS, GPU_BACKENDS
-from .backends.usable import this_system, unusable
+from . import nvml as driver
+from .backends.backend import CORE_BACKENDS, GPU_BACKENDS, this_system, unusable
 from .errors import DiscoveryError
-from .numa import nodes
-from .nvml.links import LinkTable, PeerTable, read_links
-from .nvml.mig import mig_handles, read_instances
-from .nvml.nvml import nvml_session, query, read_cores, read_device, read_processes
-from .visible import ListedGpu, visible
 
 
 @dataclass(frozen=True)
@@ -26,8 +21,8 @@ class Machine:
 
     devices: tuple[Device, ...] = ()  # without their cores
     near: tuple[frozenset[int], ...] = ()  # the cores on the side of each
-    links: LinkTable = ()
-    peers: PeerTable = ()
+    links: driver.LinkTable = ()
+    peers: driver.PeerTable = ()
     lost: tuple[str, ...] = ()  # GPUs that do not answer, each with its reason
     hidden: tuple[str, ...] = ()  # GPUs that CUDA_VISIBLE_DEVICES leaves out
     driver: str = ""  # its version; none where it does not answer
@@ -41,18 +36,15 @@ class Machine:
 
 
 def discover(
-    num_gpus: int | None = None,
-    backend: str = "auto",
-    cores: Sequence[int] | None = None,
+    num_gpus: int | None = None, backend: str = "auto", cores: Sequence[int] | None = None,
     allow_create: bool = False,
-) -> Topology:
+) -> Topology:  # fmt: skip
     """Finds the devices to use. `num_gpus` None: all GPUs, or one group of cores.
 
     `backend` auto takes GPUs if there are any, cpu never does, any other must have them.
     `cores`: those to use (None: all this process may run on). `allow_create`: a run may make MIG
-    instances. CUDA_VISIBLE_DEVICES is respected; an index in it counts as nvidia-smi does. A GPU
-    that is lost is left out. Takes milliseconds, and starts neither CUDA nor a daemon.
-    DiscoveryError says what is missing.
+    instances. Takes milliseconds, and starts neither CUDA nor a daemon. DiscoveryError says what
+    is missing.
     """
     allowed = _cores(cores)
     if num_gpus is not None and num_gpus < 1:
@@ -68,7 +60,7 @@ def discover(
                 f"hardware.num_gpus={num_gpus}; {count} can be used here"
                 f"{f' ({why_not})' if why_not else ''}. Lower it, or use backend cpu."
             )
-        return topology_of(machine, num_gpus or count, allowed, allow_create)
+        return _topology_of(machine, num_gpus or count, allowed, allow_create)
     why_not = why_not or "the driver lists none"
     if backend != "auto":
         raise DiscoveryError(
@@ -82,8 +74,8 @@ def discover(
     )
 
 
-def topology_of(
-    machine: Machine, num_gpus: int, cores: Sequence[int], allow_create: bool = False
+def _topology_of(
+    machine: Machine, num_gpus: int, cores: Sequence[int], allow_create: bool
 ) -> Topology:
     """Returns the first GPUs of a machine, each with its share of the cores."""
     devices = _with_cores(machine.devices[:num_gpus], machine.near, cores)
@@ -100,7 +92,7 @@ def topology_of(
 def look() -> Machine:
     """Asks the driver for everything. Never raises for what is missing: the Machine says it."""
     try:
-        with nvml_session() as nvml:
+        with driver.nvml_session() as nvml:
             try:
                 return _look(nvml)
             except nvml.NVMLError as error:
@@ -109,107 +101,104 @@ def look() -> Machine:
         return Machine(why_not=str(error))
 
 
-@dataclass
-class _Reading:
-    """One GPU while it is read."""
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """A GPU that the driver lists."""
 
     number: int  # as nvidia-smi counts
     handle: Any
     uuid: str
-    devices: list[Any] = field(default_factory=list)  # handles of its MIG devices
-    mig: dict[str, tuple[int, int]] = field(default_factory=dict)  # uuid: ids of its instances
-    device: Device | None = None
-    near: frozenset[int] = frozenset()
+    mig: dict[str, Any]  # handles of its MIG devices by uuid
 
 
 def _look(nvml: Any) -> Machine:
     lost: list[str] = []
-    readings = _alive(nvml, [_open(nvml, i, lost) for i in range(nvml.nvmlDeviceGetCount())], lost)
-    chosen, hidden = visible(
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-        [ListedGpu(one.number, one.uuid, tuple(one.mig.items())) for one in readings],
-    )
-    by_number = {one.number: one for one in readings}
-    wanted: list[_Reading] = []
-    for number, uuids in chosen:
+
+    def answers(numbers: Iterable[int], ask: Callable[[int], _Answer]) -> dict[int, _Answer]:
+        """Asks these GPUs; those that do not answer are lost."""
+        given = {}
+        for number in numbers:
+            try:
+                given[number] = ask(number)
+            except nvml.NVMLError as error:
+                lost.append(f"GPU {number}: {error}")
+        return given
+
+    gpus = answers(range(nvml.nvmlDeviceGetCount()), lambda number: _open(nvml, number))
+    chosen = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), list(gpus.values()))
+    why = f"is not in CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
+    read = answers(chosen, lambda number: _read(nvml, gpus[number], chosen[number]))
+    links: driver.LinkTable = ()
+    peers: driver.PeerTable = ()
+    while read:  # until no more GPUs are lost on the way
         try:
-            wanted.append(_read(nvml, by_number[number], uuids, len(wanted)))
-        except nvml.NVMLError as error:
-            lost.append(f"GPU {number}: {error}")
-    links: LinkTable = ()
-    peers: PeerTable = ()
-    while wanted:  # until no more GPUs are lost on the way
-        try:
-            links, peers = read_links(nvml, [one.handle for one in wanted])
+            links, peers = driver.read_links(nvml, [gpus[number].handle for number in read])
             break
         except nvml.NVMLError as error:
-            left = _alive(nvml, wanted, lost)
-            if len(left) == len(wanted):  # it answers again, or all does but this
+            alive = answers(read, lambda n: nvml.nvmlDeviceGetMemoryInfo(gpus[n].handle))
+            if len(alive) == len(read):  # it answers again, or all does but this
                 lost.append(f"links between GPUs: {error}")
                 break
-            wanted = left
+            read = {number: read[number] for number in alive}
     return Machine(
         devices=tuple(
-            dataclasses.replace(one.device, index=index)
-            for index, one in enumerate(wanted)
-            if one.device is not None
+            dataclasses.replace(gpu, index=i) for i, (gpu, _) in enumerate(read.values())
         ),
-        near=tuple(one.near for one in wanted),
+        near=tuple(near for _, near in read.values()),
         links=links,
         peers=peers,
         lost=tuple(lost),
-        hidden=tuple(hidden),
-        driver=str(query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
-        cuda=_cuda(query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
+        hidden=tuple(f"GPU {number} {why}" for number in gpus if number not in chosen),
+        driver=str(driver.query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
+        cuda=_cuda(driver.query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
     )
 
 
-def _open(nvml: Any, number: int, lost: list[str]) -> _Reading | None:
-    """Opens a GPU with its MIG devices; None, and a line in `lost`, if it is gone."""
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        one = _Reading(number, handle, str(nvml.nvmlDeviceGetUUID(handle)))
-        one.devices = mig_handles(nvml, handle)
-        for device in one.devices:
-            ids = (
-                int(query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device) or 0),
-                int(query(nvml, nvml.nvmlDeviceGetComputeInstanceId, device) or 0),
-            )
-            one.mig[str(nvml.nvmlDeviceGetUUID(device))] = ids
-        return one
-    except nvml.NVMLError as error:
-        lost.append(f"GPU {number}: {error}")
-        return None
+def _open(nvml: Any, number: int) -> _Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    mig = {str(nvml.nvmlDeviceGetUUID(each)): each for each in driver.mig_handles(nvml, handle)}
+    nvml.nvmlDeviceGetMemoryInfo(handle)  # one that is lost may answer all but this
+    return _Gpu(number, handle, str(nvml.nvmlDeviceGetUUID(handle)), mig)
 
 
-def _alive(nvml: Any, readings: Sequence[_Reading | None], lost: list[str]) -> list[_Reading]:
-    """Returns those that still answer; the others are lost."""
-    alive = []
-    for one in readings:
-        if one is None:
-            continue
-        try:
-            nvml.nvmlDeviceGetMemoryInfo(one.handle)
-            alive.append(one)
-        except nvml.NVMLError as error:
-            lost.append(f"GPU {one.number}: {error}")
-    return alive
+def _visible(variable: str | None, gpus: Sequence[_Gpu]) -> dict[int, list[str] | None]:
+    """Returns the GPUs that a CUDA_VISIBLE_DEVICES lets a process see, in their order.
+
+    A GPU goes with the uuids of its MIG devices that are named, or None for all it has. CUDA reads
+    names from the left (an index, a UUID or a beginning of one that fits one GPU alone) and stops
+    at the first that is none. An index here is nvidia-smi's, in the order of PCI addresses; to
+    CUDA it is so with CUDA_DEVICE_ORDER=PCI_BUS_ID, so UUIDs are better.
+    """
+    if variable is None:
+        return {gpu.number: None for gpu in gpus}
+    chosen: dict[int, list[str] | None] = {}
+    for name in map(str.strip, variable.split(",")):
+        if name.startswith("GPU-"):
+            named = [gpu.number for gpu in gpus if gpu.uuid.startswith(name)]
+        else:
+            named = [gpu.number for gpu in gpus if name == str(gpu.number) or name in gpu.mig]
+        if len(named) != 1:
+            break
+        if not name.startswith("MIG-"):
+            chosen[named[0]] = None
+        elif (uuids := chosen.setdefault(named[0], [])) is not None:
+            uuids.append(name)
+    return chosen
 
 
-def _read(nvml: Any, one: _Reading, uuids: Sequence[str] | None, index: int) -> _Reading:
-    """Reads everything about one GPU; of its MIG devices those with these uuids, or all."""
-    device = read_device(nvml, one.handle, index)
-    instances: tuple[MigInstance, ...] = ()
-    if device.mig_mode:
-        instances = read_instances(nvml, one.handle, one.devices, device)
-    one.device = dataclasses.replace(
+def _read(nvml: Any, gpu: _Gpu, uuids: Sequence[str] | None) -> tuple[Device, frozenset[int]]:
+    """Reads a GPU, of its MIG devices those with these uuids (or all), and the cores near it."""
+    device = driver.read_device(nvml, gpu.handle)
+    instances = driver.read_instances(nvml, gpu.handle, list(gpu.mig.values()), device)
+    device = dataclasses.replace(
         device,
         mig=tuple(mig for mig in instances if uuids is None or mig.uuid in uuids),
-        processes=read_processes(nvml, [one.handle, *one.devices]),
+        processes=driver.read_processes(nvml, [gpu.handle, *gpu.mig.values()]),
     )
-    node = frozenset[int]() if device.numa_node is None else nodes().get(device.numa_node)
-    one.near = frozenset(read_cores(nvml, one.handle)) or node or frozenset()
-    return one
+    return device, driver.read_cores(nvml, gpu.handle, device.numa_node)
 
 
 def _cuda(version: int | None) -> tuple[int, int] | None:

@@ -11,8 +11,8 @@ RuntimeError
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.placement import counted
@@ -35,18 +35,17 @@ class DiscoveryError(GmiError):
     command_exit_code = 2
 
 
+@dataclass(eq=False, repr=False)
 class DeviceMemoryError(GmiError):
     """The memory of a GMI's device ran out; the text says its share, its peak, and what to lower.
 
     `share_bytes` is None where it is not known; `peak_bytes` is what its process had held at most.
     """
 
-    def __init__(self, gmi_id: int, share_bytes: int | None, peak_bytes: int, text: str) -> None:
-        super().__init__(gmi_id, share_bytes, peak_bytes, text)
-        self.gmi_id = gmi_id
-        self.share_bytes = share_bytes
-        self.peak_bytes = peak_bytes
-        self.text = text
+    gmi_id: int
+    share_bytes: int | None
+    peak_bytes: int
+    text: str
 
     def __str__(self) -> str:
         return self.text
@@ -56,48 +55,25 @@ class GmiTimeout(GmiError, TimeoutError):
     """A GMI did not answer by the deadline; the text names it."""
 
 
+@dataclass(eq=False, repr=False)
 class GmiDied(GmiError):
-    """A GMI's process ended, or what it ran raised; the gang has been stopped because of it.
+    """The process of the GMI that went down first ended, or what it ran raised.
 
-    `exit_code` or `signal` says how the process ended; both are None when the role raised, and
-    then `error` is the traceback as the GMI saw it, of which the text has the last calls, or the
-    text alone of an error that says all (whose class has `told_alone`). `log_tail` holds the last
-    40 lines of its log, and `log` is the path of that, if it is kept.
-    `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
-    case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
-    says how its process had ended before, each time that it was restarted after. `reason` is set
-    when it was ended by something other than itself (it hung, say): then `others` had the same
-    fate.
+    The gang has been stopped because of it. `exit_code` or `signal` says how the process ended;
+    both are None when the role raised.
     """
 
-    def __init__(
-        self,
-        gmi_id: int,
-        role: str,
-        exit_code: int | None = None,
-        signal: int | None = None,
-        log_tail: str = "",
-        first: int | None = None,
-        error: str = "",
-        others: tuple[int, ...] = (),
-        stopped: tuple[int, ...] = (),
-        deaths: tuple[str, ...] = (),
-        reason: str = "",
-        log: str = "",
-    ) -> None:
-        super().__init__(gmi_id, role, exit_code, signal)
-        self.gmi_id = gmi_id
-        self.role = role
-        self.exit_code = exit_code
-        self.signal = signal
-        self.log_tail = log_tail
-        self.first = gmi_id if first is None else first
-        self.error = error
-        self.others = others
-        self.stopped = stopped
-        self.deaths = deaths
-        self.reason = reason
-        self.log = log
+    gmi_id: int
+    role: str
+    exit_code: int | None = None
+    signal: int | None = None
+    log_tail: str = ""  # the last 40 lines of its log
+    error: str = ""  # the traceback as the GMI saw it, or the text of an error that says all
+    others: tuple[int, ...] = ()  # GMIs that went down after it
+    stopped: tuple[int, ...] = ()  # GMIs that were stopped because of it
+    deaths: tuple[str, ...] = ()  # how its process had ended before each of its restarts
+    reason: str = ""  # why something else ended it (it hung, say); `others` had the same fate
+    log: str = ""  # the path of its log, if that is kept
 
     def __str__(self) -> str:
         lines = [f"gmi {self.gmi_id} ({self.role}) "]
@@ -121,10 +97,6 @@ class GmiDied(GmiError):
         if self.log and (tail or error):
             lines.append(f"its log: {self.log}")
         return "\n".join(lines) + (tail_text(tail) if tail or not error else "")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        names = [name for name in inspect.signature(type(self)).parameters if name != "self"]
-        return type(self), tuple(getattr(self, name) for name in names)
 
 
 def _last_calls(error: str) -> str:

@@ -26,10 +26,7 @@ DEVICE_FAULT: Final = 86  # exit code of a GMI whose process can use its GPU no 
 
 
 def device_is_lost() -> bool:
-    """Tells whether CUDA is of no more use in this process; False where torch has not started it.
-
-    The device is asked, without waiting for it: an exception may come in any words.
-    """
+    """Tells whether CUDA, if torch has started it here, is of no more use in this process."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
@@ -57,17 +54,13 @@ _LOOK_S: Final = 0.1  # between two looks at who has died
 class FaultWaves:
     """Watches the deaths of GMIs: one by a fatal fault ends those that share its device, once.
 
-    `handles` are the actors by gmi_id, and may still be filled. `is_dead` says whether a GMI has
-    died for good; `fence` detaches GMIs from what they share, before they are killed.
+    `handles` may still be filled; `is_dead` says whether a GMI has died for good.
     """
 
     def __init__(
-        self,
-        gmis: Sequence[GmiSpec],
-        handles: Mapping[int, ActorHandle],
-        is_dead: Callable[[int], bool],
-        fence: Callable[[Iterable[int]], None],
-    ) -> None:
+        self, gmis: Sequence[GmiSpec], handles: Mapping[int, ActorHandle],
+        is_dead: Callable[[int], bool], fence: Callable[[Iterable[int]], None],
+    ) -> None:  # fmt: skip
         self._specs = {spec.gmi_id: spec for spec in gmis}
         self._handles, self._is_dead, self._fence = handles, is_dead, fence
         self._looked_at: dict[int, int] = {}  # deaths of each GMI that were looked at for faults
@@ -76,8 +69,7 @@ class FaultWaves:
     def spread(self) -> None:
         """Ends those that share the server of a GPU with a fatal fault, to be started again.
 
-        New ones are let in when all of the device have left, so each of them dies once in such a
-        wave: of the fault itself, or here. Returns at once.
+        New ones are let in when all have left: each dies once, of the fault itself or here.
         """
         for gmi_id, handle in self._handles.items():
             deaths, spec = runtime.deaths(handle), self._specs[gmi_id]

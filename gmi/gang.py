@@ -16,8 +16,7 @@ from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 from .backends.backend import backend_of
 from .errors import GmiDied, GmiTimeout
 from .faults import FaultWaves
-from .process import Arguments, GmiProcess, grouped, start_process
-from .slices import LayoutSlices
+from .process import Arguments, GmiProcess, LayoutSlices, grouped, start_process
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout
@@ -48,40 +47,30 @@ class GmiState:
 class Gang:
     """Makes the slices of `layout`, and starts an actor of class `body` for each GMI in its own.
 
-    `arguments(spec)` gives the constructor's arguments (default: the spec). `logs` is the folder
-    for `gmi<id>.log`; `env` are variables for all. With a runtime already started by
-    `runtime.init` it uses that one; else it starts one, with `preload`, and ends it in `stop`.
-
-    Where a backend makes threads of GMIs, those of a device share an actor, with a thread and a
-    `body` for each: they have one process id, one log and one death, and come back together.
+    `arguments(spec)` gives the constructor's arguments (default: the spec), `logs` is the folder
+    for `gmi<id>.log`, `env` are variables for all. A runtime that is not running is started, with
+    `preload`, and ended in `stop`. Where GMIs are threads, those of a device share an actor.
 
     A GMI whose process dies is started again in its slice, with the call it was in, up to
-    `max_restarts` times each; `restarts` tells. Where its backend says that a fatal fault of the
-    GPU spreads, the other GMIs of that device are started again with it. As soon as one dies for
-    good, or raises, `wait`, `call` and `check` stop the others and raise GmiDied.
-    As a context manager it stops everything at the end; on Ctrl-C it asks all to stop and waits
-    for `grace`, and a second Ctrl-C kills at once.
+    `max_restarts` times, and with it those that a fault of its GPU spreads to. As soon as one dies
+    for good, or raises, `wait`, `call` and `check` stop the others and raise GmiDied. As a context
+    manager it stops everything at the end; on Ctrl-C it asks all to stop and waits for `grace`, and
+    a second Ctrl-C kills at once.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        body: type,
-        arguments: Arguments | None = None,
-        *,
-        logs: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        grace: timedelta = timedelta(seconds=5),
-        preload: Sequence[str] = PRELOAD,
+        self, layout: Layout, body: type, arguments: Arguments | None = None, *,
+        logs: Path | None = None, env: Mapping[str, str] | None = None,
+        grace: timedelta = timedelta(seconds=5), preload: Sequence[str] = PRELOAD,
         max_restarts: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.layout = layout
         self.grace = grace
         self._logs = logs
         self._failure: GmiDied | None = None
         self._cause: BaseException | None = None
         self._stopped = ""
-        self._asked = False
+        self.asked_to_stop = False  # by `request_stop`
         self._pending: dict[int, ObjectRef] = {}
         self._processes: list[GmiProcess] = []
         self._process_of: dict[int, GmiProcess] = {}
@@ -141,10 +130,7 @@ class Gang:
         return {gmi_id: runtime.get(ref) for gmi_id, ref in pending.items()}
 
     def call(self, method: str, *args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
-        """Calls `method` on every GMI and returns the answers, in the layout's order.
-
-        GmiTimeout names the late ones; they go on, and their answers are dropped.
-        """
+        """Returns every GMI's answer in the layout's order; late ones are dropped (GmiTimeout)."""
         self.start(method, *args, **kwargs)
         if self.wait(timeout):
             return list(self.results().values())
@@ -186,35 +172,21 @@ class Gang:
         }
 
     def end(self, gmi_id: int, why: str) -> None:
-        """Kills the process of a GMI, which is started again if it has restarts left.
-
-        `why` is told with its death. Returns at once.
-        """
+        """Kills the process of a GMI, for a reason; if it has restarts left it comes back."""
         self._fence(self._process_of[gmi_id].gmi_ids)
         runtime.kill(self._handles[gmi_id], why, no_restart=False)
 
     def write_stacks(self, gmi_id: int) -> bool:
-        """Makes the process of a GMI write the Python stacks of its threads to its log.
-
-        Returns when they are there; False if that takes longer than a moment.
-        """
+        """Has a GMI's process write its Python stacks to its log; False if it does not soon."""
         return runtime.write_stacks(self._handles[gmi_id])
 
     def state(self) -> list[GmiState]:
         """Returns how each GMI is, in the layout's order."""
         return [self._state(gmi_id) for gmi_id in self._specs]
 
-    @property
-    def asked_to_stop(self) -> bool:
-        """Tells whether `request_stop` was called."""
-        return self._asked
-
     def request_stop(self) -> None:
-        """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once.
-
-        After this, leaving the context by KeyboardInterrupt kills: it is the second Ctrl-C.
-        """
-        self._asked = True
+        """Asks every GMI to come to an end (`runtime.stop_requested()`); the next Ctrl-C kills."""
+        self.asked_to_stop = True
         for process in self._processes:
             runtime.request_stop(process.handle)
 
@@ -234,10 +206,9 @@ class Gang:
     def kill(self) -> None:
         """Ends all of them with SIGKILL, at once.
 
-        Where a kill can leave a server stuck (MPS) they are asked first, all together, unless they
-        have been, and 2.5 s later those that have not ended are detached from it and killed.
+        Where a kill can leave a server stuck (MPS) they are asked first, unless they have been.
         """
-        asked = self._asked or bool(self._stopped)
+        asked = self.asked_to_stop or bool(self._stopped)
         self._stopped = self._stopped or "it was killed"
         with contextlib.ExitStack() as at_last:  # also on Ctrl-C
             at_last.callback(self._release)  # not before all are gone
@@ -250,12 +221,10 @@ class Gang:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        if kind is KeyboardInterrupt and self._asked:
+        if kind is KeyboardInterrupt and self.asked_to_stop:
             self.kill()
         else:
-            self.stop(
-                reason="it was interrupted" if kind is KeyboardInterrupt else "it was stopped"
-            )
+            self.stop(reason=f"it was {'interrupted' if kind is KeyboardInterrupt else 'stopped'}")
 
     def _release(self) -> None:
         """Gives the slices back when all processes are gone, and ends the runtime if it is ours."""
@@ -293,8 +262,7 @@ class Gang:
         for gmi_id, process in self._process_of.items():
             if process.death.slot.done:
                 death: ActorDiedError = runtime.get(process.death)
-                cause = death.cause
-                when = death.died_s - _COLLECTED_S
+                cause, when = death.cause, death.died_s - _COLLECTED_S
                 if isinstance(cause, TaskError):
                     when = cause.raised_s
                 failures[gmi_id] = (when, death)
@@ -327,6 +295,7 @@ class Gang:
             runtime.stop(self._actors(), _FAILED_GRACE, self._stopped, self._fence)
         handle = self._handles[first]
         self._cause = raised or error
+        ended = error if isinstance(error, ActorDiedError) and raised is None else None
         told, tail = "", runtime.log_tail(handle)
         if isinstance(raised, TaskError):
             told = raised.remote_traceback
@@ -335,15 +304,14 @@ class Gang:
         self._failure = GmiDied(
             first,
             "+".join(self._specs[first].roles),
-            None if raised or isinstance(error, TaskError) else error.exit_code,
-            None if raised or isinstance(error, TaskError) else error.signal,
-            tail,
-            first=first,
+            exit_code=ended.exit_code if ended else None,
+            signal=ended.signal if ended else None,
+            log_tail=tail,
             error=told,
             others=others,
             stopped=healthy,
             deaths=tuple(death.how() for death in runtime.deaths(handle)),
-            reason="" if raised or isinstance(error, TaskError) else error.reason,
+            reason=ended.reason if ended else "",
             log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
         )
         raise self._failure from self._cause

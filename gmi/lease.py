@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from gmi_drl.runtime.process import run_directory
 
@@ -49,24 +49,20 @@ class SweptLease:
 
 
 class Lease:
-    """The notes of one kind that this process holds. Used by one thread at a time."""
+    """The notes of one backend that this process holds. Used by one thread at a time.
 
-    def __init__(self, kind: str, directory: Path, lock: int) -> None:
-        self.kind, self.directory = kind, directory
-        self._lock: int | None = lock
+    Its directory (0700, short) may hold the backend's files.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._lock: int | None
+        self.directory, self._lock = run_directory.create(_PREFIX, [_BASE])
         self._open: dict[int, dict[str, Any]] = {}
         self._count = 0
-        self._file = os.open(
-            directory / _NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self.directory / _NOTES, flags, 0o600)
         self._write({"kind": kind, "boot": _boot()})
-
-    @classmethod
-    def open(cls, kind: str) -> Self:
-        """Makes a lease of a backend; its directory (0700, short) may hold the backend's files."""
-        if kind not in BACKENDS:
-            raise ValueError(f"lease of kind {kind!r}; there is {', '.join(BACKENDS)}.")
-        return cls(kind, *run_directory.create(_PREFIX, [_BASE]))
 
     def note(self, what: Mapping[str, Any]) -> int:
         """Writes down, on the disk when it returns, what is about to be done; its number."""
@@ -81,7 +77,7 @@ class Lease:
         self._write({"undone": number})
 
     def others(self) -> list[LeaseNotes]:
-        """Returns what the other leases of this kind hold whose launchers, of this user, are alive.
+        """Returns the other leases of this kind, of launchers of this user that are alive.
 
         To see each other, two launchers note what they want and then look here.
         """
@@ -107,10 +103,7 @@ class Lease:
         return self._lock is None
 
     def close(self) -> None:
-        """Gives the lease up, and removes its directory if nothing is left to undo.
-
-        Else the directory stays, and the next `sweep` tries again. Calling it again is fine.
-        """
+        """Gives the lease up; what is left to undo stays for the next `sweep`."""
         if self._lock is None:
             return
         if not self._open:
@@ -125,10 +118,7 @@ class Lease:
 
 
 def sweep() -> list[SweptLease]:
-    """Undoes what launchers of this user left behind that are gone; one entry for each.
-
-    May take seconds. What cannot be undone stays noted. Leases in use are not touched.
-    """
+    """Undoes what launchers of this user left behind that are gone; one entry for each."""
     swept = []
     for path in run_directory.named(_PREFIX, _BASE):
         try:

@@ -1,26 +1,69 @@
-"""Starts the processes of a run's GMIs: one each, or one a device where GMIs are threads."""
+"""Makes the slices of a run's GMIs and starts their processes: one each, or one a device."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorHandle, ObjectRef
 
-from .backends.backend import backend_of, take_slice
+from . import lease
+from .backends.backend import Slices, backend_of, take_slice
 from .threads import ThreadHost
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, Layout
 
-    from .slices import LayoutSlices
-
 Arguments = Callable[["GmiSpec"], Sequence[Any]]
+
+
+class LayoutSlices:
+    """Makes the slices of `layout`, and releases them when it is closed, whatever happens.
+
+    Undoes before what killed launchers of this user left, and warns of what could not be.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._by_backend: dict[str, Slices] = {}
+        for swept in lease.sweep():
+            if swept.error:
+                warnings.warn(f"{swept.lease.directory}: {swept.error}", stacklevel=2)
+        try:
+            for name in dict.fromkeys(gmi.backend for gmi in layout.gmis):
+                specs = [gmi for gmi in layout.gmis if gmi.backend == name]
+                self._by_backend[name] = backend_of(name).prepare(specs, layout.topology)
+        except BaseException:
+            self.release()
+            raise
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        """Does as `Slices` says."""
+        return self._by_backend[spec.backend].environment(spec)
+
+    def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
+        """Does as `Slices` says."""
+        gmis = list(living)
+        for name, slices in self._by_backend.items():
+            if own := [(spec, pid) for spec, pid in gmis if spec.backend == name]:
+                slices.fence_all(own)
+
+    def release(self) -> None:
+        """Gives back everything, also what comes after one that fails; raises the first failure."""
+        with contextlib.ExitStack() as stack:
+            while self._by_backend:
+                stack.callback(self._by_backend.popitem()[1].release)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class GmiProcess:
@@ -42,16 +85,10 @@ class GmiProcess:
         return ref
 
     def records(self) -> list[tuple[int, Any]]:
-        """Returns what its GMIs have emitted since the last call: (gmi_id, record), in order.
-
-        With several GMIs, what a thread of no GMI emitted counts for the first.
-        """
-        emitted = runtime.records(self.handle)
+        """Returns the (gmi_id, record) emitted since the last call; of no GMI: of the first."""
         return [
-            (record.label, record.record)
-            if isinstance(record, runtime.Labelled)
-            else (self.gmi_ids[0], record)
-            for record in emitted
+            (one.label, one.record) if isinstance(one, runtime.Labelled) else (self.gmi_ids[0], one)
+            for one in runtime.records(self.handle)
         ]
 
 
@@ -68,21 +105,13 @@ def grouped(layout: Layout, gmi_ids: Collection[int]) -> list[tuple[GmiSpec, ...
 
 
 def start_process(
-    specs: Sequence[GmiSpec],
-    layout: Layout,
-    slices: LayoutSlices,
-    body: type,
-    arguments: Arguments,
-    *,
-    name: str = "gmi",
-    logs: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    max_restarts: int = 0,
-) -> GmiProcess:
+    specs: Sequence[GmiSpec], layout: Layout, slices: LayoutSlices, body: type,
+    arguments: Arguments, *, name: str = "gmi", logs: Path | None = None,
+    env: Mapping[str, str] | None = None, max_restarts: int = 0,
+) -> GmiProcess:  # fmt: skip
     """Starts an actor of class `body` for a GMI, or one with a thread and a `body` for each.
 
-    `specs` as `grouped` gives them. The process logs to `<name><id>.log` of its first GMI; the
-    others' names are links to that. Returns at once.
+    `specs` as `grouped` gives them. The log of a process is its first GMI's; the others link to it.
     """
     first, device = specs[0], layout.topology.devices[specs[0].gpu_id]
     options: dict[str, Any] = {
@@ -107,7 +136,6 @@ def start_process(
 
 
 def _cores(specs: Sequence[GmiSpec]) -> tuple[int, ...]:
-    """Returns the cores of all of them; each thread takes its own."""
     return tuple(sorted({core for spec in specs for core in spec.cores}))
 
 

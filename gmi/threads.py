@@ -11,7 +11,7 @@ import contextvars
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
@@ -31,12 +31,18 @@ class ThreadHost:
     def __init__(
         self, body: type, members: Sequence[tuple[GmiSpec, tuple[Any, ...]]], device: Device
     ) -> None:
-        self._threads = {spec.gmi_id: _GmiThread(spec.gmi_id) for spec, _ in members}
+        self._threads = {
+            spec.gmi_id: ThreadPoolExecutor(1, f"gmi{spec.gmi_id}") for spec, _ in members
+        }
+        entered: dict[int, Future[Any]] = {}
         for spec, _ in members:  # one after the other: shares are dealt out in this order
-            self._threads[spec.gmi_id].begin(take_slice, spec, device).exception()
-        built = [self._threads[spec.gmi_id].build(body, args) for spec, args in members]
-        for one in built:
-            one.exception()
+            entered[spec.gmi_id] = self._submit(spec.gmi_id, take_slice, spec, device)
+            wait([entered[spec.gmi_id]])
+        self._bodies = {
+            spec.gmi_id: self._submit(spec.gmi_id, _build, entered[spec.gmi_id], body, args)
+            for spec, args in members
+        }
+        wait(self._bodies.values())
 
     def call(self, gmi_id: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Calls a method of one GMI's body in its thread, and waits for the answer.
@@ -44,54 +50,28 @@ class ThreadHost:
         What kept that GMI from its slice, or its body from being built, is raised here: the error
         then is of this GMI, and of none of its fellows.
         """
-        return self._threads[gmi_id].call(method, args, kwargs)
+        body = _outcome(self._bodies[gmi_id])
+        return _outcome(self._submit(gmi_id, getattr(body, method), *args, **kwargs))
 
-
-class _GmiThread:
-    """The thread of one GMI."""
-
-    def __init__(self, gmi_id: int) -> None:
-        self._gmi_id = gmi_id
-        self._executor = ThreadPoolExecutor(1, f"gmi{gmi_id}")
-        self._begun: list[Future[Any]] = []  # what has to succeed before it can be called
-        self._body: Any = None
-
-    def begin(self, step: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Runs one step of its beginning, if those before it have succeeded."""
-        future = self._submit(self._after_those_before, step, args, list(self._begun))
-        self._begun.append(future)
-        return future
-
-    def build(self, body: type, args: tuple[Any, ...]) -> Future[Any]:
-        """Builds the body."""
-
-        def make() -> None:
-            self._body = body(*args)
-
-        return self.begin(make)
-
-    def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        for step in self._begun:
-            _outcome(step)
-        return _outcome(self._submit(getattr(self._body, method), *args, **kwargs))
-
-    @staticmethod
-    def _after_those_before(
-        step: Callable[..., Any], args: tuple[Any, ...], before: list[Future[Any]]
-    ) -> None:
-        # They have ended: this thread runs them in turn.
-        if all(one.exception() is None for one in before):
-            step(*args)
-
-    def _submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Runs it in the context of this call, as code of this GMI."""
+    def _submit(
+        self, gmi_id: int, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        """Runs it in the thread of a GMI, in the context of this call, as code of that GMI."""
         context = contextvars.copy_context()
-        context.run(runtime.label_records, self._gmi_id)
-        return self._executor.submit(context.run, _ending, function, *args, **kwargs)
+        context.run(runtime.label_records, gmi_id)
+        thread = self._threads[gmi_id]
+        return thread.submit(context.run, _ending, function, *args, **kwargs)
+
+
+def _build(entered: Future[Any], body: type, args: tuple[Any, ...]) -> Any:
+    """Builds a body, if its thread has entered its slice."""
+    if error := entered.exception():
+        raise error
+    return body(*args)
 
 
 def _outcome(future: Future[Any]) -> Any:
-    """Returns what came of it, waited for; its error without the frames of how it was run."""
+    """Waits for the result; raises its error without the frames of how it was run."""
     error = future.exception()
     if error is None:
         return future.result()
@@ -102,7 +82,7 @@ def _outcome(future: Future[Any]) -> Any:
 
 
 def _ending(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns a GMI that calls sys.exit ends its process, as one with a process of its own does."""
+    """Runs a function; sys.exit in it ends the process, as in a GMI with one of its own."""
     try:
         return function(*args, **kwargs)
     except SystemExit as leaving:

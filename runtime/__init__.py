@@ -1,24 +1,8 @@
 """Runs tasks and actors in processes of their own, and can do again what they did when it is lost.
 
-Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the page for users.
-
-- `api`: what users call: `remote`, `get`, `wait`, `put`, actor handles, references, options.
-- `driver`: the process that calls `init`. One thread holds all tables (tasks, actors,
-  objects, who refers to what) and talks to the other processes over sockets. A lost result is
-  computed again from its lineage; a dead actor is built again, and its answered calls since the
-  last checkpoint run again.
-- `scheduler`: decides which task runs on which device and worker. Like the object store and the
-  chains of replicas it is a pure state machine, tested without processes: events in, instructions
-  out.
-- `store`: the object store: large values in shared memory, and on disk when that is full.
-- `gcs`: the global control store, which records every change in an SQLite file, off the critical
-  path; lineage reads it for tasks that nobody remembers.
-- `process`: the fork server, which forks every process and has imported what they need, and the
-  inside of a worker or an actor.
-- `wire`: the messages between the processes, and values as bytes.
-- `util`: Ray's utilities on top: `ActorPool`, `Queue`, the lists of actors.
-
-Ids are derived from what is called with what (`ids`), so what is run again makes the same ones.
+Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the page for users. The
+scheduler, the object store and the chains of replicas are pure state machines, tested without
+processes: events in, instructions out.
 """
 
 from . import util

@@ -24,20 +24,14 @@ _LONGEST_NAME: Final = 500  # bytes of a lock's file that are read
 
 @dataclass(frozen=True)
 class FileLock:
-    """The outcome of `locked`: if the lock is not held here, `holder` says who holds it.
-
-    `holder` is empty where no lock can be had: in a folder that cannot be written, say.
-    """
+    """The outcome of `locked`: `holder` says who else has it, if a lock can be had at all."""
 
     held: bool
     holder: str = ""
 
 
 def cache_folder() -> Path:
-    """Returns the folder: in $XDG_CACHE_HOME if that is set and absolute, else in ~/.cache.
-
-    A user without a home, as in some containers, has a folder of temporary files.
-    """
+    """Returns the folder: in $XDG_CACHE_HOME, else in ~/.cache, or for temporary files."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
@@ -71,10 +65,9 @@ def locked(
     name: str = "",
     on_wait: Callable[[str], None] = lambda holder: None,
 ) -> Iterator[FileLock]:
-    """Holds the lock of the file `path` while the block runs, if it can be had.
+    """Holds the lock of the file `path` while the block runs, if it can be had by `timeout`.
 
-    Waits for another holder until `timeout`, which `on_wait` is told of once; `name` is what others
-    are told of this one.
+    `on_wait` is told of another holder once; `name` is what others are told of this one.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,8 +18,10 @@ RuntimeError
 
 from __future__ import annotations
 
+import dataclasses
 import signal as _signal
 import types
+from dataclasses import dataclass
 from typing import Any
 
 from gmi_drl.errors import GmiDrlError
@@ -63,18 +65,20 @@ class ObjectStoreFullError(ActorRuntimeError, MemoryError):
     """A value does not fit into the object store; the text says what fills it."""
 
 
+@dataclass(eq=False, repr=False)
 class ObjectLostError(ActorRuntimeError):
     """A value is gone and cannot be made again; the text says which, why, and what would help."""
 
-    def __init__(self, id: bytes, call: str, reason: str) -> None:
-        super().__init__(id, call, reason)
-        self.id, self.call, self.reason = id, call, reason
+    id: bytes
+    call: str
+    reason: str
 
     def __str__(self) -> str:
         what = f"the result of {self.call}" if self.call else f"object {self.id.hex()[:12]}"
         return f"{what} is lost: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class WorkerDiedError(ActorRuntimeError):
     """The process that ran a task ended before the task was done, `attempts` times.
 
@@ -82,14 +86,13 @@ class WorkerDiedError(ActorRuntimeError):
     something other than itself.
     """
 
-    def __init__(
-        self, call: str, pid: int, attempts: int, exit_code: int | None, signal: int | None,
-        log_tail: str = "", reason: str = "",
-    ) -> None:  # fmt: skip
-        super().__init__(call, pid, attempts, exit_code, signal, log_tail, reason)
-        self.call, self.pid, self.attempts = call, pid, attempts
-        self.exit_code, self.signal = exit_code, signal
-        self.log_tail, self.reason = log_tail, reason
+    call: str
+    pid: int
+    attempts: int
+    exit_code: int | None
+    signal: int | None
+    log_tail: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         how = exit_text(self.exit_code, self.signal) + (f": {self.reason}" if self.reason else "")
@@ -143,25 +146,24 @@ def tail_text(log_tail: str) -> str:
     return f"\n  the last {last} of its log:\n{body}"
 
 
+@dataclass(eq=False, repr=False)
 class ActorDiedError(ActorRuntimeError):
     """The actor's process ended before this call was answered, or had ended before it was made.
 
-    Without `exit_code` and `signal` it never started. `reason` is set when it was ended by
-    something other than itself, `cause` when its `__init__` raised. `log_tail` holds the last 40
-    lines of its output; `died_s` is a time on the host's monotonic clock.
+    Without `exit_code` and `signal` it never started.
     """
 
-    def __init__(
-        self, name: str, pid: int | None = None, exit_code: int | None = None,
-        signal: int | None = None, log_tail: str = "", reason: str = "",
-        cause: BaseException | None = None, died_s: float = 0.0,
-    ) -> None:  # fmt: skip
-        super().__init__(name, pid, exit_code, signal)
-        self.name, self.pid = name, pid
-        self.exit_code, self.signal = exit_code, signal
-        self.log_tail, self.reason = log_tail, reason
-        self.cause = self.__cause__ = cause
-        self.died_s = died_s
+    name: str
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    log_tail: str = ""  # the last 40 lines of its output
+    reason: str = ""  # if it was ended by something other than itself
+    cause: BaseException | None = None  # if its `__init__` raised
+    died_s: float = 0.0  # on the host's monotonic clock
+
+    def __post_init__(self) -> None:
+        self.__cause__ = self.cause
 
     def __str__(self) -> str:
         who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
@@ -183,10 +185,7 @@ class ActorDiedError(ActorRuntimeError):
 
     def fields(self) -> tuple[Any, ...]:
         """Returns what the constructor takes, in its order."""
-        return (
-            self.name, self.pid, self.exit_code, self.signal, self.log_tail, self.reason,
-            self.cause, self.died_s,
-        )  # fmt: skip
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
 class TaskError(ActorRuntimeError):
@@ -268,6 +267,6 @@ def _task_error(cause: bytes, *rest: Any) -> TaskError:
 def _died(*fields: Any) -> ActorDiedError:
     from .wire.packing import unpack_exception
 
-    name, pid, exit_code, signal, log_tail, reason, cause, died_s = fields
-    how = {"log_tail": log_tail, "reason": reason, "cause": unpack_exception(cause)}
-    return ActorDiedError(name, pid, exit_code, signal, died_s=died_s, **how)
+    how = list(fields)
+    how[6] = unpack_exception(how[6])
+    return ActorDiedError(*how)

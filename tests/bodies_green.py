@@ -32,7 +32,7 @@ class Where:
         import torch
         from cuda.bindings import driver
 
-        from gmi_drl.gmi.backends.green.contexts import is_green
+        from gmi_drl.gmi.backends.green import is_green
 
         driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
         _, plain = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)

@@ -99,7 +99,7 @@ def _launch(driver, step):
     topology = discover(backend="mig")
     gmis = specs(topology, 2, 35 << 30)
     arm()
-    mig.make_slices(gmis, topology).release()
+    mig.MigSlices(gmis, topology).release()
 
 
 def _sweep(driver, step):

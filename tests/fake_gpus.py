@@ -90,6 +90,6 @@ def _pipe_of(pid):
         variables = Path("/proc", pid, "environ").read_bytes().split(b"\0")
     except OSError:
         return None
-    if control._PROGRAM not in command:
+    if control._PROGRAM.encode() not in command:
         return None
     return next((v for v in variables if v.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")), None)

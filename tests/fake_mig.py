@@ -165,12 +165,9 @@ class FakeMig:
         known = info._obj
         known.id, known.sliceCount, known.multiprocessorCount = row.id, row.compute, row.sm_count
         known.memorySizeMB = row.mem_mb
-        if hasattr(known, "name"):
-            known.name = f"MIG {row.name}".encode()
+        known.name = f"MIG {row.name}".encode()
         known.instanceCount = 1 if "+me" in row.name else len(row.starts)
         return gpu.state()
-
-    nvmlDeviceGetGpuInstanceProfileInfo = nvmlDeviceGetGpuInstanceProfileInfoV  # tells no name
 
     def nvmlDeviceGetGpuInstancePossiblePlacements_v2(self, handle, profile_id, places, count):
         if not self.root:
@@ -246,8 +243,6 @@ class FakeMig:
         known.instanceCount = row.compute // slices
         known.multiprocessorCount = row.sm_count * slices // row.compute
         return gpu.state()
-
-    nvmlGpuInstanceGetComputeInstanceProfileInfo = nvmlGpuInstanceGetComputeInstanceProfileInfoV
 
     @changes
     def nvmlGpuInstanceCreateComputeInstance(self, handle, profile_id, made):

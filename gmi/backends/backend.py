@@ -1,21 +1,26 @@
-"""Defines what every backend offers, and tables those that exist."""
+"""Defines what every backend offers, and says which of them cannot be used on this machine.
+
+It looks at files and numbers alone; what only a trial can show `gmi-drl doctor` tries.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from gmi_drl.gmi.errors import GmiError
+from gmi_drl.placement.extras import install
+from gmi_drl.placement.topology import Device, Topology
 
 if TYPE_CHECKING:
     from gmi_drl.gmi.lease import LeaseNotes
     from gmi_drl.placement.layout import GmiSpec
-    from gmi_drl.placement.topology import Device, Topology
-
-    from .usable import System
 
 # Name -> module:class. A new backend is a file or a folder, and a line here.
 _ON_CORES: Final = {"cpu": ".cpu:CpuBackend"}
@@ -28,19 +33,37 @@ _ON_GPUS: Final = {
 CORE_BACKENDS: Final = tuple(_ON_CORES)
 GPU_BACKENDS: Final = tuple(_ON_GPUS)
 BACKENDS: Final = _ON_CORES | _ON_GPUS
+# gVisor answers uname(2) with this version, whatever it runs on.
+_GVISOR: Final = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 
 
-class Slices(Protocol):
-    """The slices of some GMIs of a run, in the launcher: made and ready to be entered."""
+@dataclass(frozen=True)
+class System:
+    """The software of a machine, as far as backends depend on it."""
+
+    cuda: tuple[int, int] | None = None  # the newest that the driver can run; None: not known
+    missing_programs: tuple[str, ...] = ()  # that backends need
+    bindings: bool = True  # package cuda-bindings
+    sandbox: str = ""  # what kind, where MPS is not known to work in it
+
+
+class Slices:
+    """The slices of some GMIs of a run, in the launcher: made and ready to be entered.
+
+    These are of a backend with nothing to make: all is in the environment.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
         """Returns the variables that a GMI's process must have before it imports anything."""
+        return self._backend.environment(spec)
 
     def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
-        """Detaches processes that may be at work from what they share, before they are killed.
+        """Detaches GMIs, each with its pid, from what they share before they are killed.
 
-        Each GMI with its pid. What it cannot do in three seconds, for all of them, it leaves; it
-        never raises.
+        What it cannot do in three seconds, for all of them, it leaves; it never raises.
         """
 
     def release(self) -> None:
@@ -60,7 +83,7 @@ class Backend(ABC):
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """Makes the slices, in the launcher. What it raises it has undone."""
-        return PlainSlices(self)
+        return Slices(self)
 
     @abstractmethod
     def environment(self, spec: GmiSpec) -> dict[str, str]:
@@ -79,21 +102,15 @@ class Backend(ABC):
         return 0
 
     def undo(self, lease: LeaseNotes) -> bool:
-        """Undoes what the notes of a killed launcher say; whether there was anything to undo.
-
-        GmiError if it could not. Steps that were noted may not have been taken.
-        """
+        """Undoes what a killed launcher has noted, taken or not; returns if there was any of it."""
         return False
 
     def why_not_on(self, device: Device, allow_create: bool = False) -> str:
-        """Says why it cannot be used on this GPU, or nothing.
-
-        `allow_create`: a run may make the MIG instances that it needs.
-        """
+        """Says why it cannot be used on this GPU, or nothing. `allow_create`: of MIG instances."""
         return ""
 
     def why_not_here(self, system: System) -> str:
-        """Says why it cannot be used on a machine with this software, or nothing. Pure."""
+        """Says why it cannot be used on a machine with this software, or nothing."""
         return ""
 
     def missing_programs(self) -> list[str]:
@@ -103,19 +120,6 @@ class Backend(ABC):
     def idle_part(self, topology: Topology) -> tuple[Topology, list[int]]:
         """Returns the topology without what others use, and the GPUs of which nothing is left."""
         return topology, []
-
-
-class PlainSlices:
-    """The slices of a backend with nothing to make: all is in the environment."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.environment = backend.environment
-
-    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
-        """Does nothing: the end of the process is the end of its share."""
-
-    def release(self) -> None:
-        """Does nothing."""
 
 
 @functools.cache
@@ -133,3 +137,45 @@ def take_slice(spec: GmiSpec, device: Device) -> None:
     backend = backend_of(spec.backend)
     backend.enter(spec, device)
     backend.verify(spec, device)
+
+
+def this_system(cuda: tuple[int, int] | None) -> System:
+    """Looks at the machine this process is on; the driver's `cuda` is NVML's to say."""
+    missing = [name for backend in GPU_BACKENDS for name in backend_of(backend).missing_programs()]
+    sandbox = "gVisor" if os.uname().version == _GVISOR else ""
+    return System(cuda, tuple(missing), has_bindings(), sandbox)
+
+
+def has_bindings() -> bool:
+    """Tells whether cuda-bindings can be imported; does not import it."""
+    try:
+        return importlib.util.find_spec("cuda.bindings.driver") is not None
+    except ImportError:
+        return False
+
+
+def unusable(
+    devices: Sequence[Device], system: System, allow_create: bool = False
+) -> tuple[tuple[str, str], ...]:
+    """Returns (backend, why) of each that no GPU here can be used with."""
+    whys = {name: _why_not(name, devices, system, allow_create) for name in GPU_BACKENDS}
+    return tuple((name, why) for name, why in whys.items() if why)
+
+
+def why_not_on(device: Device, backend: str, allow_create: bool = False) -> str:
+    """Says why a backend cannot be used on this GPU, or nothing."""
+    if device.compute_mode == "prohibited":
+        return (
+            f"GPU {device.index} ({device.name}) has compute mode prohibited; "
+            "nvidia-smi -c 0 (as root) changes it"
+        )
+    return backend_of(backend).why_not_on(device, allow_create)
+
+
+def _why_not(backend: str, devices: Sequence[Device], system: System, allow_create: bool) -> str:
+    reasons = [why_not_on(device, backend, allow_create) for device in devices]
+    if reasons and all(reasons):
+        return reasons[0]
+    if not system.bindings:  # every GMI on a GPU verifies its slice with it
+        return f"cuda-bindings is not installed; {install('cuda')}"
+    return backend_of(backend).why_not_here(system)

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi import nvml as driver
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.errors import DeviceMemoryError
-from gmi_drl.gmi.nvml import nvml as driver
 from gmi_drl.placement.memory_share import memory_share
 
 if TYPE_CHECKING:
@@ -79,11 +79,7 @@ class DeviceMemory:
         torch.cuda.set_per_process_memory_fraction(fraction, 0 if index is None else index)
 
     def look(self) -> int:
-        """Returns the most bytes that this process has held so far, by what its libraries count.
-
-        On a GPU what torch has reserved, warp's pool, warp's graphs and, where adapter mjx started
-        it, JAX's; else the resident memory.
-        """
+        """Returns the most bytes that this process has held so far, by what its libraries count."""
         held = self._held()
         peak = sum(held.values())
         if self._bound is not None and peak > self._bound and self._who not in _WARNED:
@@ -98,7 +94,7 @@ class DeviceMemory:
     def process_bytes(self) -> int:
         """Returns what the driver says this process holds, contexts and all; 0 if it does not.
 
-        Asks NVML, which takes milliseconds. In a container it may know the process by another id.
+        In a container it may know the process by another id.
         """
         uuid = self._spec.device_uuid
         if self._device.type != "cuda" or uuid is None or self._spec.mig is not None:
@@ -112,10 +108,7 @@ class DeviceMemory:
         return next((p.mem_bytes or 0 for p in processes if p.pid == os.getpid()), 0)
 
     def explained(self, error: BaseException) -> DeviceMemoryError | None:
-        """Returns what to raise for `error`; None unless the device's memory ran out.
-
-        What it was raised from counts, too.
-        """
+        """Returns what to raise for `error`, if that or a cause of it is want of device memory."""
         if self._device.type == "cpu":
             return None
         cause: BaseException | None = error
@@ -151,7 +144,10 @@ class DeviceMemory:
         """Returns the peaks by whose they are."""
         if self._device.type == "cpu":
             return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-        held = {"torch": _of_torch(self._device)}
+        import torch
+
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        held = {"torch": int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0}
         for name, library, peak in _COUNTED:
             if (module := sys.modules.get(library)) is not None:
                 # Of a library that cannot use the device there is nothing, nor of a module of the
@@ -161,16 +157,12 @@ class DeviceMemory:
         return held
 
 
-def _of_torch(device: torch.device) -> int:
+def _of_warp(warp: Any, device: torch.device) -> int:
     import torch
 
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0
-
-
-def _of_warp(warp: Any, device: torch.device) -> int:
-    if _torch_uses_the_pool() or not _warp_runs():
-        return 0  # the driver's pool is one, and torch has counted it; or nobody uses warp
+    # The driver's pool is one: where torch allocates from it too, torch has counted it.
+    if torch.cuda.get_allocator_backend() == "cudaMallocAsync" or not _warp_runs():
+        return 0
     return int(warp.get_mempool_used_mem_high(f"cuda:{device.index or 0}"))
 
 
@@ -199,13 +191,6 @@ _COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]]
     ("graphs", "warp", _of_graphs),
     ("jax", "jax", _of_jax),
 )
-
-
-def _torch_uses_the_pool() -> bool:
-    """Tells whether torch allocates from the driver's pool too (backend:cudaMallocAsync)."""
-    import torch
-
-    return bool(torch.cuda.get_allocator_backend() == "cudaMallocAsync")
 
 
 def _parts(held: dict[str, int]) -> str:

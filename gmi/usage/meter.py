@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from gmi_drl.gmi import nvml as driver
 from gmi_drl.gmi.errors import DiscoveryError
-from gmi_drl.gmi.nvml import nvml as driver
-from gmi_drl.gmi.nvml.mig import mig_handles
+from gmi_drl.gmi.nvml import mig_handles
 
 from . import processes
 
@@ -38,36 +38,33 @@ class DeviceUsage:
     sm_activity: float | None  # share of SMs that were busy since `begin`, mean over devices
 
 
-@dataclass
 class DeviceMeter:
     """Measures the GPUs of one gang. Make it before the GMIs start; `close` it afterwards.
 
     Of a GPU the GMIs may have what is free and theirs; or their limit (mps) or MIG instance.
     """
 
-    _devices: dict[int, _Device] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self._devices: dict[int, _Device] = {}
         self._stack = contextlib.ExitStack()
         self._nvml: Any = None
         self._before: dict[str, int] = {}
-        try:
+        with contextlib.suppress(DiscoveryError):  # no driver here
             self._nvml = self._stack.enter_context(driver.nvml_session())
+        if self._nvml is None:
+            return
+        with self._measuring():
             for number in range(self._nvml.nvmlDeviceGetCount()):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
                 for name, part in self._parts(handle, True) + self._parts(handle, False):
                     memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
                     self._before[name] = 0 if memory is None else int(memory.used)
-        except DiscoveryError:  # no driver here
-            self._nvml = None
-        except Exception as error:  # a GPU that is lost; what uses it will say so
-            self._give_up(error)
 
     def look(self, layout: Layout, pids: Mapping[int, int]) -> None:
         """Looks how full the devices of `layout` are. `pids`: the GMIs' processes, by gmi_id."""
         if self._nvml is None:
             return
-        try:
+        with self._measuring():
             for spec in layout.gmis:
                 device = layout.topology.devices[spec.gpu_id]
                 if device.uuid is not None and device.index not in self._devices:
@@ -75,50 +72,42 @@ class DeviceMeter:
                     self._devices[device.index] = _Device(handle)
             for index, seen in self._devices.items():
                 self._look(layout, index, seen, pids)
-        except Exception as error:
-            self._give_up(error)
 
     def begin(self) -> None:
         """Begins to count how busy the SMs are."""
-        if self._nvml is None:
-            return
-        try:
-            for seen in self._devices.values():
-                seen.sample = seen.sample or self._sample(seen.handle)
-        except Exception as error:
-            self._give_up(error)
+        if self._nvml is not None:
+            with self._measuring():
+                for seen in self._devices.values():
+                    seen.sample = seen.sample or self._sample(seen.handle)
 
     def end(self) -> DeviceUsage:
         """Returns what was used so far."""
-        busy: list[float] = []
-        try:
-            for seen in self._devices.values():
-                if self._nvml is not None and seen.sample is not None:
-                    busy += self._busy(seen)
-        except Exception as error:
-            self._give_up(error)
-        seen_all = self._devices.values()
+        all_seen, busy = self._devices.values(), list[float]()
+        if self._nvml is not None:
+            with self._measuring():
+                for seen in all_seen:
+                    busy += self._busy(seen) if seen.sample is not None else []
         return DeviceUsage(
-            max((seen.peak_bytes for seen in seen_all), default=None),
-            max((seen.share for seen in seen_all), default=0.0),
+            max((seen.peak_bytes for seen in all_seen), default=None),
+            max((seen.share for seen in all_seen), default=0.0),
             sum(busy) / len(busy) if busy else None,
         )
 
     def close(self) -> None:
         """Lets go of the driver."""
-        if self._nvml is not None:
-            for seen in self._devices.values():
-                if seen.sample is not None:
-                    with contextlib.suppress(self._nvml.NVMLError):
-                        self._nvml.nvmlGpmSampleFree(seen.sample)
+        for seen in self._devices.values():
+            if seen.sample is not None:
+                self._free(seen.sample)
         self._devices, self._nvml = {}, None
         self._stack.close()
 
-    def _give_up(self, error: Exception) -> None:
-        """Measures no further: a GPU is lost, and a run on it ends by that."""
-        if self._nvml is None or not isinstance(error, self._nvml.NVMLError):
-            raise error
-        self._nvml = None
+    @contextlib.contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """Measures no further when a GPU is lost in the block: a run on it ends by that."""
+        try:
+            yield
+        except self._nvml.NVMLError:
+            self._nvml = None
 
     def _parts(self, handle: Any, in_mig: bool) -> list[tuple[str, Any]]:
         """Returns what has memory of its own: a GPU, or each of its MIG devices."""
@@ -157,10 +146,14 @@ class DeviceMeter:
             return None
         sample = driver.query(nvml, nvml.nvmlGpmSampleAlloc)
         if sample is not None and driver.query(nvml, nvml.nvmlGpmSampleGet, handle, sample) is None:
-            with contextlib.suppress(nvml.NVMLError):
-                nvml.nvmlGpmSampleFree(sample)
+            self._free(sample)
             return None
         return sample
+
+    def _free(self, sample: Any) -> None:
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlGpmSampleFree(sample)
 
     def _busy(self, seen: _Device) -> list[float]:
         nvml, now = self._nvml, self._sample(seen.handle)
@@ -176,8 +169,7 @@ class DeviceMeter:
                 return []
             return [float(answer.metrics[0].value) / 100]  # NVML says percent
         finally:
-            with contextlib.suppress(nvml.NVMLError):
-                nvml.nvmlGpmSampleFree(now)
+            self._free(now)
 
 
 _LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundredths of a second

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 IDLE_CORES: Final = 0.02  # a process that uses less of a core does nothing: it waits
 _PROC: Final = Path("/proc")
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # Of what a cgroup has taken, what the kernel gives back before it kills: pages of files, whether
 # read lately or not (what is in memory alone, of tmpfs, is in neither), and its own caches.
@@ -39,16 +40,16 @@ def parents(pids: Iterable[int]) -> set[int]:
     """Returns the processes that these were forked from."""
     parents_of = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
-            parents_of.add(int(_stat(pid)[1]))
+        with contextlib.suppress(psutil.Error):
+            parents_of.add(psutil.Process(pid).ppid())
     return parents_of
 
 
 def memory_bytes(pids: Iterable[int], sharing: Iterable[int] = ()) -> int:
     """Returns the host memory they hold, at their peaks so far, what they share counted once.
 
-    `sharing` are the processes they were forked from, whose pages of now are counted too. The
-    kernel splits a page evenly among all that map it (PSS).
+    The pages of `sharing`, which they were forked from, count too: the kernel splits a page evenly
+    among all that map it (PSS).
     """
     shares = sum(_share_bytes(pid) for pid in sharing)
     return shares + sum(_share_bytes(pid) + _above_now_bytes(pid) for pid in pids)
@@ -58,8 +59,9 @@ def cpu_s(pids: Iterable[int]) -> float:
     """Returns the seconds of CPU they have used so far, with children that have ended."""
     total = 0.0
     for pid in pids:
-        with contextlib.suppress(OSError):
-            total += sum(map(int, _stat(pid)[11:15])) * _TICK_S
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
@@ -75,16 +77,12 @@ class HostMemory:
 def host_memory() -> HostMemory:
     """Reads it as it is now. Pages of files that the kernel would give back count as free."""
     fields = _fields(_PROC / "meminfo")
-    kib = 1024
-    machine = HostMemory(fields["MemAvailable"] * kib, fields["MemTotal"] * kib)
+    machine = HostMemory(fields["MemAvailable"] * 1024, fields["MemTotal"] * 1024)
     return min([machine, *_cgroups()], key=lambda memory: memory.free_bytes)
 
 
 def oom_kills() -> int:
-    """Counts the processes that the kernel killed for want of memory, as far as it says.
-
-    In this process's cgroups, or on the machine. It only grows: compare before and after.
-    """
+    """Counts the processes killed for want of memory, in our cgroups or else on the machine."""
     counts = []
     for folder in cgroup_folders("memory"):
         for name in ("memory.events", "memory.oom_control"):  # v2, v1
@@ -105,11 +103,6 @@ def offer_to_oom_killer(pids: Iterable[int]) -> None:
             (_PROC / str(pid) / "oom_score_adj").write_text("1000")
 
 
-def _stat(pid: int) -> list[str]:
-    """Reads /proc/<pid>/stat from the third field on: the second, a name, may hold spaces."""
-    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-
-
 def _share_bytes(pid: int) -> int:
     try:
         return _fields(_PROC / str(pid) / "smaps_rollup")["Pss"] * 1024
@@ -121,7 +114,6 @@ def _share_bytes(pid: int) -> int:
 
 
 def _above_now_bytes(pid: int) -> int:
-    """Returns how much more it held at its peak than now."""
     try:
         fields = _fields(_PROC / str(pid) / "status")
         return max(0, fields["VmHWM"] - fields["VmRSS"]) * 1024
@@ -140,7 +132,6 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _cgroups() -> Iterator[HostMemory]:
-    """Yields what is left of each limit above this process."""
     for folder in cgroup_folders("memory"):
         for limit, used, prefix in (
             ("memory.max", "memory.current", ""),  # v2

@@ -16,17 +16,15 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gmi_drl.runtime.process.child_setup import python_path
 from gmi_drl.runtime.wire import framing
 
 from . import membership as do
-from .database import GcsError
-from .frames import ReplicaFrame, body_of, frame
+from .database import AnyRow, GcsError
+from .replica import ReplicaFrame, body_of, frame
 from .tables import TABLES, EventRow, Row, TaskRow
-
-AnyRow = TypeVar("AnyRow", bound=Row)
 
 _ROWS_PER_WRITE: Final = 1_000
 _STUCK_S: Final = 1.0  # without an answer, while something waits to be acknowledged
@@ -74,7 +72,15 @@ class ReplicaProcess:
         self._out: collections.deque[tuple[memoryview, list[int]]] = collections.deque()
         self.sock, theirs = socket.socketpair()
         try:
-            self.process = _start_process(theirs.fileno())
+            command = ["-P", "-m", f"{__package__}.replica", str(theirs.fileno()), str(os.getpid())]
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                env={**os.environ, "PYTHONPATH": python_path()},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is not for them
+            )
         except BaseException:
             self.sock.close()
             raise
@@ -126,17 +132,6 @@ class ReplicaProcess:
             for fd in fds:
                 os.close(fd)
         self._out.clear()
-
-
-def _start_process(control_fd: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", f"{__package__}.replica", str(control_fd), str(os.getpid())],
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(control_fd,),
-        start_new_session=True,  # Ctrl-C is not for them
-    )
 
 
 class Chains:

@@ -12,6 +12,7 @@ import itertools
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
@@ -54,12 +55,12 @@ class WrongValue(GcsError):
     """A row has a value that no control store writes there."""
 
 
+@dataclass(eq=False, repr=False)
 class DamagedStoreError(GcsError):
     """The path of a control store has none, or not a whole one; `reason` says why."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
+    path: Path
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -112,26 +113,19 @@ class Database:
 
     def take_over(self, path: Path) -> None:
         """Copies in what another store, which nobody writes now, has recorded."""
-        names = ", ".join(TABLE_OF[TaskRow].columns)
+        names, execute = ", ".join(TABLE_OF[TaskRow].columns), self._connection.execute
         base = self._last_number()
-        self._connection.execute("ATTACH ? AS old", (str(path),))
+        execute("ATTACH ? AS old", (str(path),))
         try:
             with self._transaction():
                 if base:
-                    self._connection.execute(
-                        "DELETE FROM tasks WHERE id IN (SELECT id FROM old.tasks)"
-                    )
-                self._connection.execute(
-                    f"INSERT INTO tasks (number, {names}) "
-                    f"SELECT number + {base}, {names} FROM old.tasks"
-                )
-                for table in TABLES:
-                    if table.key != "number":
-                        self._connection.execute(
-                            f"INSERT OR REPLACE INTO {table.name} SELECT * FROM old.{table.name}"
-                        )
+                    execute("DELETE FROM tasks WHERE id IN (SELECT id FROM old.tasks)")
+                moved = f"SELECT number + {base}, {names} FROM old.tasks"
+                execute(f"INSERT INTO tasks (number, {names}) {moved}")
+                for name in (table.name for table in TABLES if table.key != "number"):
+                    execute(f"INSERT OR REPLACE INTO {name} SELECT * FROM old.{name}")
         finally:
-            self._connection.execute("DETACH old")
+            execute("DETACH old")
         self._unfinished.update(self._find_unfinished(base))
         self._next = self._last_number() + 1
 
@@ -187,12 +181,9 @@ class Database:
             raise
 
     def _write_tasks(
-        self,
-        table: GcsTable,
-        rows: Iterable[Any],
-        next_number: int,
+        self, table: GcsTable, rows: Iterable[Any], next_number: int,
         changed: list[tuple[bytes, int]],
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Writes tasks under their numbers, notes which are `changed`, and returns the next."""
         numbered: list[tuple[Any, ...]] = []
         for row in rows:
@@ -228,12 +219,9 @@ class Database:
         return last or 0
 
     def _find_unfinished(self, after: int) -> dict[bytes, int]:
-        unfinished = self._connection.execute(
-            "SELECT id, number FROM tasks WHERE number > ? "
-            "AND state NOT IN ('finished', 'failed', 'cancelled')",
-            (after,),
-        )
-        return dict(unfinished.fetchall())
+        final = "('finished', 'failed', 'cancelled')"
+        text = f"SELECT id, number FROM tasks WHERE number > ? AND state NOT IN {final}"
+        return dict(self._connection.execute(text, (after,)).fetchall())
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
@@ -249,31 +237,29 @@ def open_to_read(path: Path) -> sqlite3.Connection:
         )
     for option in ("", "&immutable=1"):  # the second: in a folder that nobody may write to
         uri = f"{path.absolute().as_uri()}?mode=ro{option}"
-        connection: sqlite3.Connection | None = None
-        try:
-            connection = sqlite3.connect(
-                uri, timeout=_BUSY_S, uri=True, isolation_level=None, check_same_thread=False
-            )
-            application, version = _identity(connection)
-            connection.execute("PRAGMA trusted_schema=OFF")
-            connection.execute("PRAGMA cell_size_check=ON")
-            strange = _strange_table(connection)
-        except SQLITE_ERRORS as error:
-            if connection is not None:
-                connection.close()
-            if option or os.access(path.parent, os.W_OK):
-                raise _cannot_open(path, error) from error
-            continue
-        if (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
-            connection.close()
-            raise _not_a_store(path, application, version)
-        if strange:
-            connection.close()
-            raise GcsError(
-                f"{path}: {strange}, and a control store has the tables that gmi-drl makes. "
-                "Somebody has changed this one: do not use it."
-            )
-        return connection
+        with contextlib.ExitStack() as on_error:
+            try:
+                connection = sqlite3.connect(
+                    uri, timeout=_BUSY_S, uri=True, isolation_level=None, check_same_thread=False
+                )
+                on_error.callback(connection.close)
+                application, version = _identity(connection)
+                connection.execute("PRAGMA trusted_schema=OFF")
+                connection.execute("PRAGMA cell_size_check=ON")
+                strange = _strange_table(connection)
+            except SQLITE_ERRORS as error:
+                if option or os.access(path.parent, os.W_OK):
+                    raise _cannot_open(path, error) from error
+                continue
+            if (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
+                raise _not_a_store(path, application, version)
+            if strange:
+                raise GcsError(
+                    f"{path}: {strange}, and a control store has the tables that gmi-drl makes. "
+                    "Somebody has changed this one: do not use it."
+                )
+            on_error.pop_all()
+            return connection
     raise AssertionError
 
 
@@ -285,12 +271,9 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
 
 def _strange_table(connection: sqlite3.Connection) -> str:
     """Tells which table is not as we make it: a view instead could compute for ever."""
-    there = {
-        name: (kind, text)
-        for name, kind, text in connection.execute("SELECT name, type, sql FROM sqlite_master")
-    }
+    there = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
     for table in TABLES:
-        kind, text = there.get(table.name, ("", None))
+        kind, text = next((rest for name, *rest in there if name == table.name), ("", None))
         if kind != "table" or text != table.creation[0].replace(" IF NOT EXISTS", ""):
             what = f"is this {kind}: {str(text)[:200]!r}" if kind else "is not there"
             return f"{table.name} {what}"
@@ -322,12 +305,9 @@ def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> 
 
 
 def scan(
-    connection: sqlite3.Connection,
-    row_class: type[AnyRow],
-    condition: str = "",
-    *,
+    connection: sqlite3.Connection, row_class: type[AnyRow], condition: str = "", *,
     last: int | None = None,
-) -> Iterator[AnyRow]:
+) -> Iterator[AnyRow]:  # fmt: skip
     """Yields the rows in the order of their first writing; with `last`, the last ones backwards."""
     table = TABLE_OF[row_class]
     where = f"WHERE {condition}" if condition else ""

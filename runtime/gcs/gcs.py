@@ -13,16 +13,15 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from . import database
-from .database import DamagedStoreError, Database, GcsError
+from .database import AnyRow, DamagedStoreError, Database, GcsError
 from .tables import EventRow, Row, is_final
 
 if TYPE_CHECKING:
     from .chain import Chains
 
-AnyRow = TypeVar("AnyRow", bound=Row)
 _Rows = dict[Any, Row]
 
 _INTERVAL_S: Final = 0.1
@@ -36,12 +35,9 @@ class Gcs:
     """The control store of one run, in the SQLite file at `path`.
 
     Rows are put by one thread; everything else may be called from any. With `replicas`, the rows
-    also go to chains of that many processes, a chain for each of `shards` parts of the ids,
-    before `sync` returns.
-
-    A file that cannot be written, as on a full disk, stops nothing: `failure` says what is wrong,
-    and rows wait. When 200,000 wait, the oldest that have ended are dropped, and counted in
-    `dropped`.
+    also go to `shards` chains of that many processes, before `sync` returns. A file that cannot be
+    written stops nothing: `failure` says what is wrong, and rows wait, 200,000 at most; beyond
+    that the oldest that have ended are dropped, and counted in `dropped`.
     """
 
     def __init__(self, path: Path, *, shards: int = 4, replicas: int = 0) -> None:
@@ -151,8 +147,7 @@ class Gcs:
     def move(self, path: Path) -> None:
         """Goes on in another file, with all that was recorded; the old one is removed.
 
-        A store that is there already, as when a run is resumed, is added to. On GcsError nothing
-        has changed; DamagedStoreError says that what is there cannot be added to.
+        A store that is there already is added to. On GcsError nothing has changed.
         """
         with self._file:
             old = self._database

@@ -5,28 +5,58 @@
 Writes reach the head of a chain from the client and each other member from the one before it; the
 tail acknowledges (van Renesse and Schneider, OSDI'04). A write has a version; what comes again is
 passed on and not applied again, and what comes too early is left: it will come again.
+
+`marshal` reads and writes the bodies of frames: rows are plain tuples of numbers, bytes and text,
+and both ends are of one Python.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import marshal
 import os
 import select
 import signal
 import socket
 import sys
+from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
 from gmi_drl.runtime.wire import framing
 
-from .frames import ReplicaFrame, body_of, frame
 from .tables import TABLES, is_final
 
 _ROWS_PER_STATE: Final = 256
 _EVENTS: Final = next(i for i, table in enumerate(TABLES) if not table.key)
 
 _Key: TypeAlias = tuple[int, Any]
+
+
+class ReplicaFrame(IntEnum):
+    """Kinds of frames; the id and the body are as said here."""
+
+    WRITE = 1  # id: version of the first of the body's (table, row), the others follow
+    ACK = 2  # to the client: everything up to version id is here
+    ACKS = 3  # to a replica: id is 1 if it is to send these
+    BEFORE = 4  # to a replica, with a descriptor: where its writes come from now
+    AFTER = 5  # with a descriptor: where to pass them on; id is 1 if all rows are to go first
+    STATE = 6  # id: version; (whether it is the last, some of the rows: (version, table, row))
+    FLUSHED = 7  # to a replica: rows up to version id are in the file
+    GET = 8  # to a replica: id is the request's number, the body (table, id)
+    GOT = 9  # to the client: the same number, the row or None
+    PING = 10  # to a replica: are you there?
+    PONG = 11  # to the client: yes; also when it has started
+
+
+def frame(kind: ReplicaFrame, id: int = 0, body: Any = None, num_fds: int = 0) -> bytes:
+    """Returns the bytes of a frame; `num_fds` descriptors are sent with the first of them."""
+    return framing.frame(kind, id, marshal.dumps(body), num_fds)
+
+
+def body_of(message: framing.Message) -> Any:
+    """Returns the body that `frame` was given."""
+    return marshal.loads(message.body)
 
 
 class Rows:

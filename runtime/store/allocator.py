@@ -62,8 +62,7 @@ class Allocator:
     def to_free(self, nbytes: int, offsets: Iterable[int]) -> list[int] | None:
         """Returns which of `offsets` to free so that `nbytes` fit; None if all will not do.
 
-        Blocks are added in the order given until there is a hole; of those, the ones are chosen
-        that leave the fewest bytes freed, then the first ones.
+        Of those up to the first hole the ones are chosen with the fewest bytes, then the first.
         """
         size = block_bytes(nbytes)
         joined: list[tuple[int, int, int, int]] = []
@@ -89,11 +88,7 @@ class Allocator:
         return _cheapest(blocks, start, stop, size, place[1])
 
     def _find(self, size: int) -> tuple[int, int] | None:
-        """Returns (a hole, where in it a block of `size` would lie): first fit, by and large.
-
-        All larger bins are looked at, of the request's own bin only the first few blocks unless
-        nothing else is left.
-        """
+        """Returns (a hole, where in it a block of `size` would lie): first fit, by and large."""
         ends, small, own = self._ends, size < PAGE, size.bit_length()
         if own >= len(self._bins):
             return None

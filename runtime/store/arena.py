@@ -3,17 +3,15 @@
 The file is sparse, as large as the store may become; bytes that were never written cost nothing.
 `ObjectStore` and `Allocator` decide where an object lies in it.
 
-Writing. Bytes go in through write(2) where this process has not written before, which is quicker
-than page faults and says ENOMEM instead of SIGBUS; and by memmove, in two threads when large,
-where it has. Behind the last byte lies a number that counts how often memory was given back: when
-it has changed, a process makes sure that pages are there before it writes to them.
+Bytes go in through write(2) where this process has not written before, which is quicker than page
+faults and says ENOMEM instead of SIGBUS; and by memmove where it has. Behind the last byte lies a
+number that counts how often memory was given back: when it has changed, a process makes sure that
+pages are there before it writes to them.
 
-Seeing. Read-only views lie in one private mapping of the file, whose pages stay mapped: to look
-at a block again costs no page fault. A writable view (for torch tensors) has a private mapping of
-its own, so nobody else sees what is written through it. Somebody may write through a read-only
-view all the same (`torch.from_numpy` lets them, and warns): no other process sees that either, and
-the pages are dropped with the view, before another object lies there. A block of less than 64 KiB
-is copied, which takes less time than all this.
+Read-only views lie in one private mapping, whose pages stay mapped: to look at a block again costs
+no page fault. What somebody writes through one all the same (`torch.from_numpy` lets them) no other
+process sees, and the pages are dropped with the view. A writable view (for torch tensors) has a
+private mapping of its own. A block of less than 64 KiB is copied, which takes less time.
 """
 
 from __future__ import annotations
@@ -132,8 +130,7 @@ class Arena:
     ) -> memoryview:
         """Returns the bytes of a block as they are; nobody may write to it while the view lives.
 
-        `on_release` is called once, when the last array, tensor or slice on the view is gone: from
-        any thread, at any point of any code. What is written to a `writable` view is lost with it.
+        `on_release` is called once, from any thread, when the last array or slice on it is gone.
         """
         self._check(offset, nbytes)
         if nbytes < _COPY_BELOW:
@@ -171,10 +168,7 @@ class Arena:
     def _check(self, offset: int, nbytes: int) -> None:
         if self.fd < 0:
             raise ValueError("the Arena is closed. Read and write before close().")
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(
-                f"Arena: bytes {offset} to {offset + nbytes} asked for, it has {self.nbytes}."
-            )
+        assert 0 <= offset <= offset + nbytes <= self.nbytes
 
     def _opened_shared(self) -> FileMapping:
         with self._lock:
@@ -257,11 +251,9 @@ class PrivateMapping(FileMapping):
             os.close(fd)
 
 
+# One type of a length that none has serves all: making a ctypes type takes long.
 class Pages(ctypes.c_ubyte * (1 << 46)):  # type: ignore[misc]
-    """Pages of the private mapping, or a mapping of their own that is unmapped with them.
-
-    The length is that of no mapping: one type serves all, as making a ctypes type takes long.
-    """
+    """Pages of the private mapping, or a mapping of their own that is unmapped with them."""
 
     mapping: PrivateMapping | None
     address: int
@@ -299,38 +291,14 @@ def _os_error(what: str) -> OSError:
     return OSError(error, f"{what}: {os.strerror(error)}. Give init(object_store_bytes=...) less.")
 
 
-class _PyBuffer(ctypes.Structure):
-    """Py_buffer, as the stable ABI has it."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-def _address(view: memoryview) -> int:
-    """Returns where the bytes are; ctypes itself tells it of writable buffers only."""
-    buffer = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
-    address: int = buffer.buf
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))  # `view` itself holds the memory
-    return address
-
-
 def _move(to: int, views: list[memoryview], nbytes: int) -> None:
     """Copies the views, together `nbytes`, one after the other to an address."""
+    import numpy as np  # which tells where read-only memory lies; ctypes does not
+
     pieces = []
     for view in views:
-        pieces.append((to, _address(view), len(view)))
+        source = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+        pieces.append((to, source, len(view)))
         to += len(view)
     if nbytes < _TWO_THREADS_FROM or len(os.sched_getaffinity(0)) < 2:
         _move_pieces(pieces)

@@ -14,10 +14,7 @@ from gmi_drl.runtime.wire import packing
 
 
 class Memfd:
-    """One anonymous shared file, whose descriptor this object owns and closes when collected.
-
-    Mappings stay valid after `close`. Only calls can carry it, as an argument or a result.
-    """
+    """One anonymous shared file; its descriptor is closed with this object, mappings are not."""
 
     def __init__(self, fd: int, name: str = "") -> None:
         self._fd = fd

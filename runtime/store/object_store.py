@@ -6,13 +6,13 @@ has it pinned it is *spilling*, then on *disk*, and *restoring* when somebody pi
 objects never change, so a restored one keeps its copy on disk.
 
 Requests for room are served in the order they came. The first one gets the space of the least
-recently used objects, of those only that lie in the hole it will take. If not even all of them
-would do, it waits as long as objects that are being written would do with them, and is refused
-otherwise; the driver tries again. So whoever waits for a Placed must not keep another one unsealed.
+recently used objects that lie in the hole it will take. If not even all of them would do, it waits
+as long as objects that are being written would do with them, and is refused otherwise. So whoever
+waits for a Placed must not keep another one unsealed.
 
-An object that is deleted or lost while pinned is out of the store at once, and its block is free
-when the last pin is gone. If the key was created again, `unpin` does not say which of the two it
-means: neither may be moved until all pins of the key are gone.
+An object that is deleted or lost while pinned is out of the store at once, its block when the last
+pin is gone: of its key, if that was created again, as `unpin` does not say which of the two it
+means.
 """
 
 from __future__ import annotations
@@ -30,25 +30,30 @@ State = Literal["creating", "memory", "spilling", "disk", "restoring"]
 _NAMED_OBJECTS: Final = 5  # in the text of a refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+@dataclass(frozen=True)
+class _Block:
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+class Placed(_Block):
     """Answers `create`: its writer may write here, until `seal` or `abort`."""
 
-    key: bytes
-    offset: int
-    nbytes: int
 
-
-@dataclass(frozen=True, slots=True)
-class ObjectPinned:
+class ObjectPinned(_Block):
     """Answers one `pin`: the object is here, and stays here until `unpin`."""
 
-    key: bytes
-    offset: int
-    nbytes: int
+
+class Spill(_Block):
+    """Write the block to the object's file, then call `spilled`."""
 
 
-@dataclass(frozen=True, slots=True)
+class Restore(_Block):
+    """Read the object's file into the block, then call `restored`."""
+
+
+@dataclass(frozen=True)
 class Refuse:
     """Answers `create` or one `pin`: there is no room, or (`pinned`) not while others look."""
 
@@ -57,7 +62,7 @@ class Refuse:
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lost:
     """The object is no more; answers all that wait for it."""
 
@@ -65,25 +70,7 @@ class Lost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spill:
-    """Write the block to the object's file, then call `spilled`."""
-
-    key: bytes
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Read the object's file into the block, then call `restored`."""
-
-    key: bytes
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unlink:
     """Delete the object's file."""
 

@@ -51,8 +51,7 @@ class ActorPool:
     ) -> Any:
         """Returns the next result in the order of `submit`, or raises what the call raised.
 
-        StopIteration when there is none to come; GetTimeoutError when it is not there in time, and
-        `ignore_if_timedout` then gives that result up.
+        StopIteration when there is none to come; GetTimeoutError, which may give it up, when late.
         """
         return self._get(lambda places: places[:1], timeout, ignore_if_timedout)
 

@@ -11,29 +11,23 @@ from gmi_drl.runtime.api.refs import running
 
 @dataclasses.dataclass(frozen=True)
 class ActorState:
-    """One actor, as `list_actors` tells of it.
-
-    `state` is DEPENDENCIES_UNREADY (an argument of `__init__` is not there yet), PENDING_CREATION,
-    ALIVE, RESTARTING or DEAD. `name` and `namespace` are empty for one that cannot be found by a
-    name; `death_cause` for one that lives.
-    """
+    """One actor, as `list_actors` tells of it."""
 
     actor_id: str
     class_name: str
-    state: str
-    name: str
+    state: str  # DEPENDENCIES_UNREADY, PENDING_CREATION, ALIVE, RESTARTING or DEAD
+    name: str  # empty for one that cannot be found by a name
     namespace: str
     pid: int | None
     num_restarts: int
     required_resources: Mapping[str, float]
-    death_cause: str
+    death_cause: str  # empty while it lives
 
 
 def list_actors(filters: Sequence[tuple[str, str, Any]] = (), limit: int = 100) -> list[ActorState]:
     """Lists the actors that live, and those that died and that somebody still has a handle of.
 
-    `filters` are (field, "=" or "!=", value), of which all must hold. The control store has them
-    all.
+    `filters` are (field, "=" or "!=", value), of which all must hold.
     """
     known = [field.name for field in dataclasses.fields(ActorState)]
     for field, relation, _ in filters:

@@ -34,10 +34,7 @@ class Code:
 
 
 class FunctionWithRefs:
-    """A function that captures references or handles, as workers keep it.
-
-    It is unpickled for each call: a worker that has it holds nothing between two calls.
-    """
+    """A function that captures references: unpickled for each call, it holds none between two."""
 
     def __init__(self, body: bytes, what: str) -> None:
         self._body = body

@@ -1,10 +1,8 @@
 """Frames messages between processes on a Unix stream socket, with descriptors beside them.
 
-A frame is a header and a body, which `packing` reads and writes. Descriptors of `Memfd`s travel
-with the first byte of their frame (SCM_RIGHTS). Large values lie in the object store instead.
-
-Both ends are processes of one user on one host, joined by a socketpair: nothing here is reachable
-by a stranger, which is what makes unpickling safe.
+Descriptors of `Memfd`s travel with the first byte of their frame (SCM_RIGHTS). Both ends are
+processes of one user on one host, joined by a socketpair: no stranger reaches them, which is what
+makes unpickling safe.
 """
 
 from __future__ import annotations

@@ -8,21 +8,26 @@ A packed value is either a pickle alone (it begins with 0x80), or
 
 with each buffer at a multiple of 64 bytes. `pack` also says which references, actor handles and
 Memfds it met: they mean something only to a runtime that knows of them.
+
+Tensors go as plain memory (CUDA tensors are copied to the CPU and arrive there), without the rest
+of the storage that they are a view of, and without the graph they were computed by.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copyreg
+import functools
+import io
 import os
 import pickle
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime.errors import ObjectStoreFullError, SerializationError
-
-from .pickling import dump, needs_value
 
 if TYPE_CHECKING:
     from gmi_drl.runtime.store.arena import Arena
@@ -41,6 +46,7 @@ class _PackingState(threading.local):
     """Keeps what the value being pickled or unpickled in this thread meets."""
 
     packed: Packed | None = None
+    beside: OutOfBand | None = None
     fds: Sequence[int] = ()
     inputs: Sequence[Any] = ()
 
@@ -154,11 +160,9 @@ def write(arena: Arena, where: int | str, packed: Packed, what: str) -> None:
 
 
 def unpack(
-    body: Part,
-    what: str | Callable[[], str] = "the value",
-    fds: Sequence[int] = (),
+    body: Part, what: str | Callable[[], str] = "the value", fds: Sequence[int] = (),
     inputs: Sequence[Any] = (),
-) -> Any:
+) -> Any:  # fmt: skip
     """Returns the value again, whose arrays are views of `body`; `what` names it in an error.
 
     `fds` are the descriptors of its Memfds, which are duplicated; `inputs` what stands for the
@@ -218,8 +222,7 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
 def pack_exception(error: BaseException) -> bytes:
     """Packs an exception such that `unpack` will succeed; empty when not even its class can travel.
 
-    Many exceptions cannot be unpickled, because their constructor wants other arguments than they
-    keep. Those go as class, arguments and attributes, without what cannot be pickled.
+    One whose constructor wants other arguments than it keeps goes as class, arguments, attributes.
     """
     with contextlib.suppress(SerializationError):
         data = pack_plain(error)
@@ -279,3 +282,126 @@ def _unpicklable(what: str | Callable[[], str], error: Exception) -> Serializati
         f"{type(error).__name__}: {error}. "
         "Send plain data, arrays, or objects of importable classes."
     )
+
+
+# ---- pickles, with the memory of arrays and tensors out of band
+
+
+class OutOfBand:
+    """Keeps the buffers beside a pickle, and which of them are the memory of tensors."""
+
+    __slots__ = ("_in_band_bytes", "_tensors", "buffers")
+
+    def __init__(self, in_band_bytes: int = 0) -> None:
+        self._in_band_bytes = in_band_bytes  # smaller buffers stay inside the pickle
+        self._tensors: list[Any] = []
+        self.buffers: list[memoryview] = []
+
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keeps a buffer beside the pickle; True leaves it inside."""
+        raw = buffer.raw()
+        if raw.nbytes < self._in_band_bytes:
+            return True
+        self.buffers.append(raw)
+        return False
+
+    def is_tensor(self, buffer: memoryview) -> bool:
+        """Returns whether this is a tensor's memory, which torch cannot take read-only."""
+        return any(buffer.obj is memory for memory in self._tensors)
+
+    def reduce_tensor(self, tensor: Any) -> Any:
+        """Takes a tensor apart; NotImplemented if torch must do it."""
+        import torch
+
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return NotImplemented
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+        memory = flat.contiguous().view(torch.uint8).numpy()
+        self._tensors.append(memory)
+        wants_grad = tensor.is_leaf and tensor.requires_grad
+        return _tensor, (pickle.PickleBuffer(memory), tensor.dtype, tuple(tensor.shape), wants_grad)
+
+
+def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, OutOfBand]:
+    """Returns the pickle of `value` and its buffers; raises whatever a __reduce__ raises."""
+    outer = _local.beside
+    try:
+        beside = _local.beside = OutOfBand(in_band_bytes)
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, 5, buffer_callback=beside.take)
+        pickler.dispatch_table = _dispatch_table()
+        try:
+            pickler.dump(value)
+            if not needs_value(payload := file.getbuffer()):
+                return payload, beside
+        except Exception:  # a lambda, a local class
+            pass
+        beside = _local.beside = OutOfBand(in_band_bytes)
+        file = io.BytesIO()
+        _by_value()(file, beside).dump(value)
+        return file.getbuffer(), beside
+    finally:
+        _local.beside = outer  # else what was packed last would stay in memory
+
+
+def needs_value(data: bytes | bytearray | memoryview) -> bool:
+    """Returns whether a plain pickle refers to `__main__`, or a module for cloudpickle alone."""
+    loaded = sys.modules.get("cloudpickle")
+    return b"__main__" in bytes(data) or bool(loaded and loaded.list_registry_pickle_by_value())
+
+
+_table: dict[type, Any] = {}
+_table_size = -1
+
+
+def _dispatch_table() -> dict[type, Any]:
+    """copyreg's reducers and ours, as the plain dict that the C pickler is quickest with."""
+    global _table, _table_size
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)  # not there yet while torch is being imported
+    size = len(copyreg.dispatch_table) + (tensor is not None)
+    if size != _table_size:
+        _table = dict(copyreg.dispatch_table)
+        if tensor is not None:
+            _table[tensor] = _reduce_tensor
+        _table_size = size
+    return _table
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    beside = _local.beside
+    assert beside is not None
+    reduced = beside.reduce_tensor(tensor)
+    return tensor.__reduce_ex__(5) if reduced is NotImplemented else reduced
+
+
+def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], wants_grad: bool) -> Any:
+    import torch
+
+    memory = memoryview(buffer)
+    if not memory.nbytes:
+        return torch.empty(shape, dtype=dtype, requires_grad=wants_grad)
+    if memory.readonly:  # it came inside the pickle
+        memory = memoryview(bytearray(memory))
+    return torch.frombuffer(memory, dtype=dtype).view(shape).requires_grad_(wants_grad)
+
+
+@functools.cache
+def _by_value() -> Any:
+    """Returns the pickler for functions and classes that cannot be imported."""
+    import cloudpickle
+
+    class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, file: io.BytesIO, beside: OutOfBand) -> None:
+            super().__init__(file, protocol=5, buffer_callback=beside.take)
+            self._beside = beside
+
+        def reducer_override(self, obj: Any) -> Any:
+            torch = sys.modules.get("torch")
+            if torch is not None and type(obj) is torch.Tensor:
+                reduced = self._beside.reduce_tensor(obj)
+                if reduced is not NotImplemented:
+                    return reduced
+            return super().reducer_override(obj)
+
+    return ByValue

@@ -18,11 +18,8 @@ from typing import Final
 
 # What OpenMP, MKL, OpenBLAS and numexpr read when they are loaded.
 THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
 
 STAMP: Final = struct.Struct("<dd")  # before a result: Unix time of the call's begin, its seconds
 

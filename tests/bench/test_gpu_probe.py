@@ -17,7 +17,7 @@ import fake_gpus
 import fake_nvml
 from cuda_on_cpu import CudaOnCpu
 from gmi_drl import runtime
-from gmi_drl.gmi.nvml import nvml
+from gmi_drl.gmi import nvml
 from gmi_drl.placement import Device, Topology
 from gmi_drl.placement.topology import GpuProcess
 

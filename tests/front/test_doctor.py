@@ -17,9 +17,9 @@ from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan import plan as planning
 from gmi_drl.comm.plan.torch_facts import TorchFacts
 from gmi_drl.gmi import GmiError, discover
-from gmi_drl.gmi.backends import usable
+from gmi_drl.gmi.backends import backend
 from gmi_drl.gmi.backends.backend import GPU_BACKENDS
-from gmi_drl.gmi.health.device_health import HealthFinding
+from gmi_drl.gmi.health import HealthFinding
 from gmi_drl.placement import Topology
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -102,7 +102,7 @@ def test_gpus_that_are_well(machine, capsys):
 
 def test_gpus_without_cuda_bindings_are_of_no_use(machine, monkeypatch, capsys):
     machine(*boxes.h200())
-    monkeypatch.setattr(usable, "has_bindings", lambda: False)
+    monkeypatch.setattr(backend, "has_bindings", lambda: False)
     code, out = run(capsys, "--json")
     found = {finding["name"]: finding for finding in json.loads(out)["findings"]}
     assert code == 1

@@ -9,7 +9,7 @@ import pytest
 import boxes
 import fake_nvml
 from gmi_drl.gmi import discover
-from gmi_drl.gmi.backends.usable import System
+from gmi_drl.gmi.backends.backend import System
 from gmi_drl.launcher.plan.planning import backend_reason, faults_of, find_devices
 from gmi_drl.placement import MigSlice, layout_of, load_config
 from gmi_drl.report.layout_text import device_text

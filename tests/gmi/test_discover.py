@@ -14,10 +14,8 @@ import boxes
 import fake_nvml
 from fake_mig import FakeComputeInstance
 from fake_nvml import FakeGpu
-from gmi_drl.gmi import DiscoveryError, discover, numa
-from gmi_drl.gmi.backends.backend import GPU_BACKENDS
-from gmi_drl.gmi.backends.usable import System, unusable
-from gmi_drl.gmi.nvml import nvml
+from gmi_drl.gmi import DiscoveryError, discover, nvml
+from gmi_drl.gmi.backends.backend import GPU_BACKENDS, System, unusable
 from gmi_drl.placement import Device
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -129,7 +127,7 @@ def test_a_driver_that_does_not_name_cores_names_their_node(monkeypatch, tmp_pat
     for node, cores in ((0, "0-2,4"), (1, "3,5-7")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
-    monkeypatch.setattr(numa, "_NODES", tmp_path)
+    monkeypatch.setattr(nvml, "_NODES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     fake_nvml.install(
         monkeypatch, *(FakeGpu(uuid=f"GPU-{n}", numa_node=n) for n in range(2)),
@@ -303,14 +301,10 @@ def test_visible_devices_are_read_as_cuda_reads_them(monkeypatch, visible, expec
     assert len(topology.left_out) == 2 - len(expected)
 
 
-@pytest.mark.parametrize("old_name", [False, True])
-def test_visible_mig_devices_are_all_that_is_seen_of_their_gpu(monkeypatch, old_name):
+def test_visible_mig_devices_are_all_that_is_seen_of_their_gpu(monkeypatch):
     gpus = boxes.a30(("2g.12gb", 0), ("2g.12gb", 2))
-    second = gpus[1].gpu_instances[1]
-    uuid = second.compute_instances[0].uuid
-    monkeypatch.setenv(
-        "CUDA_VISIBLE_DEVICES", f"MIG-{gpus[1].uuid}/{second.id}/0" if old_name else uuid
-    )
+    uuid = gpus[1].gpu_instances[1].compute_instances[0].uuid
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
     fake_nvml.install(monkeypatch, *gpus)
     (device,) = discover().devices
     assert (device.uuid, [its.uuid for its in device.mig]) == (gpus[1].uuid, [uuid])

@@ -116,7 +116,7 @@ def test_a_gmi_that_goes_down_is_named_and_the_others_are_stopped(
         with pytest.raises(GmiDied, match=text) as caught:
             running.call("run", timeout=LONG)
         error = caught.value
-        assert (error.gmi_id, error.first, error.role) == (1, 1, "simulator+trainer")
+        assert (error.gmi_id, error.role) == (1, "simulator+trainer")
         assert (error.exit_code, error.signal) == (exit_code, by_signal)
         assert (error.others, error.stopped) == ((), (0, 2))
         if fault.at_step >= 0:
@@ -205,10 +205,10 @@ def test_shared_memory_reaches_every_gmi():
 
 
 def test_errors_survive_pickling():
-    error = GmiDied(2, "trainer", None, 9, "the log", 2, "", (1,), (0, 3))
+    error = GmiDied(2, "trainer", None, 9, "the log", "", (1,), (0, 3))
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
-    assert (copy.others, copy.stopped, copy.first) == ((1,), (0, 3), 2)
+    assert (copy.others, copy.stopped) == ((1,), (0, 3))
     late = pickle.loads(pickle.dumps(GmiTimeout("late: gmi 3")))
     assert str(late) == "late: gmi 3"
 

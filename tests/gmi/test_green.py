@@ -15,7 +15,7 @@ import fake_gpus
 from bodies_green import Where
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied, SliceError, backend_of
-from gmi_drl.gmi.backends.green import contexts
+from gmi_drl.gmi.backends import green
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.placement.green import group_sms, groups_of, num_groups, percent_of
 
@@ -191,7 +191,7 @@ def test_where_there_are_no_green_contexts_no_stream_is_green(monkeypatch, broke
     monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(driver=old))
     if broken == "no bindings":
         monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    assert not contexts.is_green(0x1000)
+    assert not green.is_green(0x1000)
 
 
 def test_another_gpu_is_found_out(gang):

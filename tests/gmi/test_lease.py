@@ -27,7 +27,7 @@ def left_behind(*lines):
     """The directory of a lease that a process made which was killed, with these lines run in it."""
     code = (
         "import os, private_leases, signal\nfrom gmi_drl.gmi.lease import Lease\n"
-        "lease = Lease.open('mps')\nprint(lease.directory, flush=True)\n"
+        "lease = Lease('mps')\nprint(lease.directory, flush=True)\n"
         + "\n".join(lines)
         + "\nos.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -64,7 +64,7 @@ def test_a_lease_without_notes_just_goes(undone):
 
 
 def test_one_in_use_is_not_touched_and_its_end_leaves_nothing(undone):
-    held = lease.Lease.open("mps")
+    held = lease.Lease("mps")
     number = held.note({"step": 1})
     assert lease.sweep() == []
     held.undone(number)
@@ -75,7 +75,7 @@ def test_one_in_use_is_not_touched_and_its_end_leaves_nothing(undone):
 
 
 def test_what_could_not_be_undone_by_its_holder_is_tried_by_the_next_run(undone):
-    held = lease.Lease.open("mps")
+    held = lease.Lease("mps")
     held.note({"step": 1})
     held.close()
     assert [swept.lease.directory for swept in lease.sweep()] == [held.directory]
@@ -133,8 +133,6 @@ def test_notes_of_another_version_stop_no_run():
     (swept,) = lease.sweep()  # by mps itself
     assert "KeyError: 'device_uuid'. Another version" in swept.error
     run_directory.remove(directory)
-    with pytest.raises(ValueError, match="lease of kind 'new'; there is cpu"):
-        lease.Lease.open("new")
 
 
 def test_another_users_lease_is_not_touched(undone, monkeypatch):
@@ -161,7 +159,7 @@ def test_what_is_only_called_like_a_lease_is_not_touched(undone):
 
 
 def test_leases_lie_where_every_process_of_the_user_finds_them(monkeypatch):
-    code = "from gmi_drl.gmi.lease import Lease; its = Lease.open('mps'); print(its.directory);"
+    code = "from gmi_drl.gmi.lease import Lease; its = Lease('mps'); print(its.directory);"
     for given in ("/run/user/1000", os.environ["XDG_RUNTIME_DIR"], ""):
         monkeypatch.setenv("XDG_RUNTIME_DIR", given)
         done = subprocess.run(
@@ -171,7 +169,7 @@ def test_leases_lie_where_every_process_of_the_user_finds_them(monkeypatch):
 
 
 def test_files_that_are_tidied_away_do_not_free_a_lease_in_use(undone):
-    held = lease.Lease.open("mps")
+    held = lease.Lease("mps")
     for name in os.listdir(held.directory):
         (held.directory / name).unlink()
     assert lease.sweep() == []
@@ -190,7 +188,7 @@ def test_one_that_is_swept_while_it_is_made_is_made_anew(undone, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(run_directory.tempfile, "mkdtemp", mkdtemp)
-    held = lease.Lease.open("mps")
+    held = lease.Lease("mps")
     assert [str(held.directory)] == made[1:]
     held.close()
 

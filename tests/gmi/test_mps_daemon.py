@@ -112,8 +112,8 @@ def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monk
 def test_a_stale_socket_is_no_daemon(tmp_path):
     daemon = Daemon(tmp_path, GPU.uuid)
     daemon.start()
-    for pid in control.processes_of_pipe(daemon.pipe):
-        os.kill(pid, signal.SIGKILL)
+    for process in control.processes_of_pipe(daemon.pipe):
+        process.kill()
     while control.processes_of_pipe(daemon.pipe):
         time.sleep(0.01)  # between two looks at the kill's effect
     assert (daemon.pipe / "control").exists()

@@ -101,9 +101,9 @@ def test_one_thread_writes_the_same_as_two(arena, monkeypatch):
 
 
 def test_bytes_outside_the_arena_are_refused(arena):
-    with pytest.raises(ValueError, match="bytes 268435455 to 268435457 asked for"):
+    with pytest.raises(AssertionError):
         arena.write(arena.nbytes - 1, [b"ab"])
-    with pytest.raises(ValueError, match="bytes -1 to 0 asked for"):
+    with pytest.raises(AssertionError):
         arena.view(-1, 1, nothing)
     with pytest.raises(ValueError, match="must be positive"):
         Arena.create(0)

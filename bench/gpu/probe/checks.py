@@ -22,9 +22,9 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gmi_drl import runtime
+from gmi_drl.gmi import nvml as driver
 from gmi_drl.gmi.backends.mps import chunk_sms, num_chunks
 from gmi_drl.gmi.discover import look
-from gmi_drl.gmi.nvml import nvml as driver
 from gmi_drl.gmi.process import start_process
 from gmi_drl.gmi.usage.meter import DeviceMeter
 from gmi_drl.launcher.start.preload import PRELOAD
@@ -327,7 +327,7 @@ def terminate(check: Check) -> None:
         with started("works", slices.environment(gmis[0])) as running:
             running.answer()
             began_s = time.monotonic()
-            slices.fence(gmis[0], running.pid)
+            slices.fence_all([(gmis[0], running.pid)])
             check.row("fence took s", round(time.monotonic() - began_s, 3), None)
             try:
                 running.process.wait(_ENDED_S)

@@ -25,7 +25,7 @@ _CALL_S: Final = 10  # for a call of CUDA by another thread
 def green_contexts(*parts: int) -> tuple[int, list[Any]]:
     """SMs in a group, and a green context for each part: 2 is half of the groups."""
     from gmi_drl.gmi import cuda_driver
-    from gmi_drl.gmi.backends.green.contexts import Partition
+    from gmi_drl.gmi.backends.green import Partition
     from gmi_drl.placement import Device
     from gmi_drl.placement.green import group_sms
 
@@ -240,7 +240,7 @@ def green() -> Any:
     """What runs in three green contexts of one split, and on which SMs."""
     import torch
 
-    from gmi_drl.gmi.backends.green.contexts import green_context_of
+    from gmi_drl.gmi.backends.green import green_context_of
 
     torch.zeros(1, device="cuda")  # the primary context is there, for the kernel
     size, contexts = green_contexts(2, 4, 4)

@@ -16,10 +16,8 @@ from datetime import timedelta
 from typing import Any, Final, Self
 
 from gmi_drl.gmi.errors import GmiError
-from gmi_drl.gmi.nvml.mig import mig_handles, read_instances
-from gmi_drl.gmi.nvml.nvml import nvml_session, read_processes
+from gmi_drl.gmi.nvml import mig_handles, nvml_session, read_instances, read_processes
 from gmi_drl.placement.layout import MigSlice
-from gmi_drl.placement.mig.instances import profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
 
 _RETRY_S: Final = 0.1  # between two tries while something still holds the GPU
@@ -38,12 +36,12 @@ _REMEDIES: Final = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class MigError(GmiError):
     """NVML refused something: what was tried, and its code's name ("IN_USE")."""
 
-    def __init__(self, what: str, code: str) -> None:
-        super().__init__(what, code)
-        self.what, self.code = what, code
+    what: str
+    code: str
 
     def __str__(self) -> str:
         remedy = _REMEDIES.get(self.code)
@@ -79,7 +77,8 @@ class MigGpu:
 
     def mode(self) -> tuple[bool, bool]:
         """Tells whether MIG mode is on now, and whether it will be after the GPU's next reset."""
-        now, then = self._ask("MIG mode", self._nvml.nvmlDeviceGetMigMode, self._handle)
+        with self._trying("MIG mode"):
+            now, then = self._nvml.nvmlDeviceGetMigMode(self._handle)
         return bool(now), bool(then)
 
     def switch(self, on: bool) -> None:
@@ -89,10 +88,12 @@ class MigGpu:
         """
         set_mode, what = self._nvml.nvmlDeviceSetMigMode, f"MIG mode {'on' if on else 'off'}"
         before, _ = self.mode()
-        activated = int(self._ask(what, set_mode, self._handle, int(on)))
+        with self._trying(what):
+            activated = int(set_mode(self._handle, int(on)))
         if activated:
             # It would come with the next reset: not what anybody asked for then.
-            self._ask("MIG mode as it was", set_mode, self._handle, int(before))
+            with self._trying("MIG mode as it was"):
+                set_mode(self._handle, int(before))
             raise self._error(what, activated)
         self._find()
 
@@ -112,24 +113,21 @@ class MigGpu:
     def instances(self) -> list[GpuInstance]:
         """Lists all GPU instances there are."""
         nvml, instances = self._nvml, []
-        for info in self._profiles():
-            handles = (nvml.c_nvmlGpuInstance_t * max(1, info.instanceCount))()
+        for profile in self._profiles():
+            handles = (nvml.c_nvmlGpuInstance_t * max(1, profile.instanceCount))()
             count = c_uint()
-            self._ask(
-                "GPU instances", nvml.nvmlDeviceGetGpuInstances, self._handle, info.id, handles,
-                byref(count),
-            )  # fmt: skip
-            for handle in handles[: count.value]:
-                info = self._ask("a GPU instance", nvml.nvmlGpuInstanceGetInfo, handle)
-                instances.append(GpuInstance(info.id, info.profileId, info.placement.start, handle))
+            with self._trying("GPU instances"):
+                nvml.nvmlDeviceGetGpuInstances(self._handle, profile.id, handles, byref(count))
+                for handle in handles[: count.value]:
+                    one = nvml.nvmlGpuInstanceGetInfo(handle)
+                    instances.append(
+                        GpuInstance(one.id, one.profileId, one.placement.start, handle)
+                    )
         return instances
 
     def profile_id(self, wanted: MigSlice, device: Device) -> int:
         """Returns the number by which the driver makes an instance of this profile."""
-        by_name = {_name(info): int(info.id) for info in self._profiles()}
-        listed = {profile.name: profile.profile_id for profile in profiles_of(device)}
-        # Drivers before 525 tell no names.
-        known = listed if set(by_name) == {""} else by_name
+        known = {_name(info): int(info.id) for info in self._profiles()}
         if wanted.profile not in known:
             raise GmiError(
                 f"GPU {device.index} ({device.name}): MIG profile {wanted.profile!r}; there is "
@@ -139,33 +137,33 @@ class MigGpu:
 
     def make(self, profile_id: int, start: int) -> int:
         """Makes a GPU instance at memory slice `start`; its id. Nobody sees it before `fill`."""
-        nvml = self._nvml
+        nvml, what = self._nvml, f"a MIG instance of profile {profile_id} at {start}"
         places, count = (nvml.c_nvmlGpuInstancePlacement_t * 16)(), c_uint(16)
-        what = f"a MIG instance of profile {profile_id} at {start}"
-        self._ask(
-            what, nvml.nvmlDeviceGetGpuInstancePossiblePlacements, self._handle, profile_id,
-            places, byref(count),
-        )  # fmt: skip
-        place = next((one for one in places[: count.value] if one.start == start), None)
-        if place is None:
-            starts = [one.start for one in places[: count.value]]
-            raise GmiError(f"{what} of {self.uuid}; it can begin at {starts}. Use one of them.")
-        handle = self._ask(
-            what, nvml.nvmlDeviceCreateGpuInstanceWithPlacement, self._handle, profile_id,
-            byref(place),
-        )  # fmt: skip
-        return int(self._ask(what, nvml.nvmlGpuInstanceGetInfo, handle).id)
+        with self._trying(what):
+            nvml.nvmlDeviceGetGpuInstancePossiblePlacements(
+                self._handle, profile_id, places, byref(count)
+            )
+            by_start = {one.start: one for one in places[: count.value]}
+            if start not in by_start:
+                raise GmiError(
+                    f"{what} of {self.uuid}; it can begin at {list(by_start)}. Use one of them."
+                )
+            handle = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                self._handle, profile_id, byref(by_start[start])
+            )
+            return int(nvml.nvmlGpuInstanceGetInfo(handle).id)
 
     def fill(self, instance_id: int, device: Device) -> MigInstance:
         """Makes a compute instance over all of a GPU instance: the device that a process sees."""
-        nvml, gi = self._nvml, self._instance(instance_id)
-        what = f"the compute instance of MIG instance {instance_id}"
+        nvml, what = self._nvml, f"the compute instance of MIG instance {instance_id}"
+        gi = next(one for one in self.instances() if one.id == instance_id)
         kinds = self._compute_profiles(gi.handle)
         whole = max(kinds, key=lambda info: (info.sliceCount, info.multiprocessorCount))
-        self._ask(what, nvml.nvmlGpuInstanceCreateComputeInstance, gi.handle, whole.id)
-        for seen in mig_handles(nvml, self._handle):
-            if self._ask(what, nvml.nvmlDeviceGetGpuInstanceId, seen) == instance_id:
-                return read_instances(nvml, self._handle, [seen], device)[0]
+        with self._trying(what):
+            nvml.nvmlGpuInstanceCreateComputeInstance(gi.handle, whole.id)
+            for seen in mig_handles(nvml, self._handle):
+                if nvml.nvmlDeviceGetGpuInstanceId(seen) == instance_id:
+                    return read_instances(nvml, self._handle, [seen], device)[0]
         raise GmiError(
             f"{what} of {self.uuid} was made, and is not listed. In a container it is not seen "
             "before the container is started anew: have the instances made before."
@@ -173,70 +171,63 @@ class MigGpu:
 
     def destroy(self, gi: GpuInstance, timeout: timedelta = timedelta(0)) -> None:
         """Destroys its compute instances and then itself. While it is in use, waits `timeout`."""
-        what = f"destroying MIG instance {gi.id}"
-        inner, outer = self._nvml.nvmlComputeInstanceDestroy, self._nvml.nvmlGpuInstanceDestroy
+
+        def step(destroy: Callable[[Any], None], handle: Any) -> None:
+            with self._trying(f"destroying MIG instance {gi.id}"):
+                destroy(handle)
+
         for handle in self._compute_instances(gi.handle):
-            retry_while_in_use(timeout, functools.partial(self._ask, what, inner, handle))
-        retry_while_in_use(timeout, functools.partial(self._ask, what, outer, gi.handle))
+            inner = self._nvml.nvmlComputeInstanceDestroy
+            retry_while_in_use(timeout, functools.partial(step, inner, handle))
+        outer = self._nvml.nvmlGpuInstanceDestroy
+        retry_while_in_use(timeout, functools.partial(step, outer, gi.handle))
 
     def is_filled(self, gi: GpuInstance) -> bool:
         """Tells whether it has compute instances."""
         return bool(self._compute_instances(gi.handle))
 
     def _find(self) -> None:
-        self._handle = self._ask("looking for it", self._nvml.nvmlDeviceGetHandleByUUID, self.uuid)
-
-    def _instance(self, instance_id: int) -> GpuInstance:
-        return next(one for one in self.instances() if one.id == instance_id)
+        with self._trying("looking for it"):
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid)
 
     def _profiles(self) -> list[Any]:
         """Returns the driver's information on each profile of GPU instances it offers."""
-        nvml = self._nvml
-        return self._offered(
-            lambda number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, number),
-            lambda number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, number, 1),
-            nvml.NVML_GPU_INSTANCE_PROFILE_COUNT,
-        )
+        ask = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo
+        return self._offered(ask, self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT, self._handle)
 
     def _compute_profiles(self, gi: Any) -> list[Any]:
         nvml, shared = self._nvml, self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-        return self._offered(
-            lambda n: nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, n, shared),
-            lambda n: nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, n, shared, 1),
-            nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT,
-        )
+
+        def ask(gi: Any, number: int) -> Any:
+            return nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, number, shared)
+
+        return self._offered(ask, nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, gi)
 
     def _compute_instances(self, gi: Any) -> list[Any]:
         nvml, instances = self._nvml, []
         for info in self._compute_profiles(gi):
             handles, count = (nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))(), c_uint()
-            self._ask(
-                "compute instances", nvml.nvmlGpuInstanceGetComputeInstances, gi, info.id, handles,
-                byref(count),
-            )  # fmt: skip
+            with self._trying("compute instances"):
+                nvml.nvmlGpuInstanceGetComputeInstances(gi, info.id, handles, byref(count))
             instances += handles[: count.value]
         return instances
 
-    def _offered(
-        self, ask: Callable[[int], Any], ask_old: Callable[[int], Any], count: int
-    ) -> list[Any]:
-        """Returns what this GPU has, by number. Old drivers know the old question."""
+    def _offered(self, ask: Callable[[Any, int], Any], count: int, of: Any) -> list[Any]:
+        """Returns what there is, of what the driver numbers."""
         nvml, offered = self._nvml, []
         for number in range(count):
-            try:
-                try:
-                    offered.append(ask(number))
-                except nvml.NVMLError_FunctionNotFound:
-                    offered.append(ask_old(number))
-            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
-                continue
-            except nvml.NVMLError as error:
-                raise self._error("MIG profiles", error.value) from error
+            with (
+                self._trying("MIG profiles"),
+                contextlib.suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument),
+            ):
+                offered.append(ask(of, number))
         return offered
 
-    def _ask(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    @contextlib.contextmanager
+    def _trying(self, what: str) -> Iterator[None]:
+        """Raises what NVML refuses in the block as MigError; `what` says what was tried."""
         try:
-            return function(*arguments)
+            yield
         except self._nvml.NVMLError as error:
             raise self._error(what, error.value) from error
 
@@ -267,6 +258,7 @@ def _error(nvml: Any, what: str, code: int) -> MigError:
 
 
 def _name(info: Any) -> str:
-    """Returns the profile's name ("3g.40gb") where the driver tells it, else ""."""
-    raw = getattr(info, "name", b"")
-    return (raw.decode() if isinstance(raw, bytes) else str(raw)).removeprefix("MIG ")
+    """Returns the name of a profile: 3g.40gb."""
+    return (info.name.decode() if isinstance(info.name, bytes) else str(info.name)).removeprefix(
+        "MIG "
+    )

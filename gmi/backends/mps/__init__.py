@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi.backends.backend import Slices, System
 from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, gpu_environment, uuid_of, verify_device
 from gmi_drl.gmi.errors import SliceError
@@ -27,7 +28,6 @@ from gmi_drl.placement.green import groups_of
 from .control import IN_CONTAINERS, Daemon, MpsError, log_tail, missing_programs
 
 if TYPE_CHECKING:
-    from gmi_drl.gmi.backends.usable import System
     from gmi_drl.placement.layout import GmiSpec
     from gmi_drl.placement.topology import Device, Topology
 
@@ -56,14 +56,12 @@ class MpsBackend(GpuBackend):
     trial_gmis = 2
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> MpsSlices:
-        """Starts a daemon for each GPU; returns when all answer. MpsError: what a daemon said."""
         return MpsSlices(gmis, topology)
 
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """Raises SliceError unless CUDA sees the one GPU, as an MPS client, with the share.
 
-        A server that does not let clients in yet is given 30 s. How much memory it may take CUDA
-        does not say: only that the limit stands in the environment is checked.
+        CUDA does not say how much memory it may take: that the limit is set is checked.
         """
         verify_cores(spec)
         try:
@@ -88,7 +86,6 @@ class MpsBackend(GpuBackend):
             )
 
     def undo(self, lease: LeaseNotes) -> bool:
-        """Stops the daemons that a killed launcher left; whether any ran."""
         if not lease.same_boot:
             return False
         daemons = [Daemon(lease.directory, n["device_uuid"], n["index"]) for n in lease.notes]
@@ -117,14 +114,14 @@ class MpsBackend(GpuBackend):
         return missing_programs()
 
 
-class MpsSlices:
+class MpsSlices(Slices):
     """The daemons of a run, noted in a lease from before they are started."""
 
     def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
         by_gpu: dict[str, list[GmiSpec]] = {}
         for spec in gmis:
             by_gpu.setdefault(uuid_of(spec), []).append(spec)
-        self._lease = Lease.open("mps")
+        self._lease = Lease("mps")
         self._daemons: dict[str, Daemon] = {}
         self._notes: dict[str, int] = {}
         self._partitions: dict[int, str] = {}  # by gmi_id
@@ -152,7 +149,6 @@ class MpsSlices:
         daemon.start()
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
-        """Returns its daemon, its GPU by UUID, its share of the SMs and memory, and threads."""
         uuid = uuid_of(spec)
         variables = gpu_environment(spec, uuid) | self._daemons[uuid].environment()
         if partition := self._partitions.get(spec.gmi_id):
@@ -164,7 +160,6 @@ class MpsSlices:
         return variables
 
     def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
-        """Makes the servers let go of the processes: killed at work they can leave one stuck."""
         by_gpu: dict[str, list[int]] = {}
         for spec, pid in living:
             by_gpu.setdefault(uuid_of(spec), []).append(pid)
@@ -183,10 +178,7 @@ class MpsSlices:
             self._mute.add(uuid)
 
     def release(self) -> None:
-        """Stops the daemons, within 20 s; MpsError for one that cannot be ended.
-
-        That one stays noted, and the next run tries again. Calling it again is fine.
-        """
+        """Stops the daemons, within 20 s; one that cannot be ended stays noted (MpsError)."""
         if self._lease.closed:
             return
         try:
@@ -241,8 +233,7 @@ def partition(
 ) -> dict[int, int]:
     """Returns chunks by gmi_id, for the GMIs of one GPU; none where caps are better.
 
-    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share. A
-    driver of a `cuda` before 13.1 has nothing else.
+    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share.
     """
     if cuda is not None and cuda < _STATIC_CUDA:
         return {}

@@ -1,8 +1,7 @@
 """Runs an MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
 
-The program is both: with -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it
-hands the daemon the commands on its standard input and prints what comes back. Its exit code says
-only whether a daemon answered: what a command did is in what is printed.
+With -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it asks that daemon. Its
+exit code says only whether a daemon answered: what a command did is in what is printed.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from gmi_drl.gmi.errors import GmiError
 
 CONTROL: Final = "nvidia-cuda-mps-control"
@@ -32,7 +33,7 @@ _TERMINATED: Final = timedelta(seconds=2)
 _KILLED: Final = timedelta(seconds=5)
 _LOOK_S: Final = 0.02  # between two looks at processes
 _LOG_LINES: Final = 10
-_PROGRAM: Final = b"nvidia-cuda-mps-"  # clients have the directory in their environment too
+_PROGRAM: Final = "nvidia-cuda-mps-"  # clients have the directory in their environment too
 _OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # of the caller: not for a daemon of ours
 
 
@@ -55,9 +56,8 @@ def _path() -> str:
 
 
 class Daemon:
-    """The daemon with its pipe in `directory`/p<index> and its logs beside it, for one GPU.
+    """The daemon with its pipe in `directory`/p<index>, for one GPU; whoever has that speaks to it.
 
-    Making the object does nothing: one made with the same directory speaks to the same daemon.
     `directory` must be private (0700), and short: sockets are made below it.
     """
 
@@ -74,10 +74,7 @@ class Daemon:
         }
 
     def start(self, *, static: bool = False) -> None:
-        """Starts it and returns when it answers; `static`: for partitions (CUDA 13.1 and later).
-
-        MpsError within 20 s if it does not; then nothing of it is left running.
-        """
+        """Starts it and returns when it answers, within 20 s; `static`: with static partitions."""
         control = program(CONTROL)
         if control is None:
             raise MpsError(
@@ -96,26 +93,19 @@ class Daemon:
             raise
 
     def _launch(self, control: str, options: list[str]) -> None:
-        said = self.logs / "start.log"  # a file: the daemon may keep what would be a pipe open
-        with said.open("wb") as file:
+        command = " ".join([CONTROL, *options])
+        with (self.logs / "start.log").open("wb") as file:  # the daemon may keep a pipe open
             try:
                 ended = subprocess.run(
-                    [control, *options],
-                    env=self._control_environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C in the terminal is not for it
-                    timeout=_START.total_seconds(),
-                    check=False,
-                )
+                    [control, *options], env=self._control_environment(), stdin=subprocess.DEVNULL,
+                    stdout=file, stderr=subprocess.STDOUT, timeout=_START.total_seconds(),
+                    check=False, start_new_session=True,  # Ctrl-C in the terminal is not for it
+                )  # fmt: skip
             except subprocess.TimeoutExpired:
-                raise self._error(
-                    f"{CONTROL} {' '.join(options)} has not come back after "
-                    f"{_START.total_seconds():g} s"
-                ) from None
+                late = f"{command} has not come back after {_START.total_seconds():g} s"
+                raise self._error(late) from None
         if ended.returncode:
-            raise self._error(f"{CONTROL} {' '.join(options)} ended with {ended.returncode}")
+            raise self._error(f"{command} ended with {ended.returncode}")
 
     def _until_it_answers(self) -> None:
         deadline_s = time.monotonic() + _ANSWER.total_seconds()
@@ -129,27 +119,22 @@ class Daemon:
             time.sleep(_LOOK_S)
 
     def ask(self, command: str, timeout: timedelta | None = None) -> str:
-        """Returns what the daemon prints on a command, without blanks around it.
+        """Returns what the daemon prints on a command; MpsError if none answers by the deadline.
 
-        MpsError if no daemon answers by the deadline (None: 5 s).
+        The deadline is in 5 s unless `timeout` is given. Blanks around the answer are left out.
         """
         timeout = timeout or _ANSWER
         try:
             ended = subprocess.run(
-                [program(CONTROL) or CONTROL],
-                env=self._control_environment(),
-                input=command + "\n",
-                capture_output=True,
-                text=True,
-                timeout=timeout.total_seconds(),
-                check=False,
-            )
+                [program(CONTROL) or CONTROL], env=self._control_environment(),
+                input=command + "\n", capture_output=True, text=True,
+                timeout=timeout.total_seconds(), check=False,
+            )  # fmt: skip
         except OSError as error:
             raise self._error(f"{CONTROL} cannot be run: {error}") from None
         except subprocess.TimeoutExpired:
-            raise self._error(
-                f"{command!r} has no answer after {timeout.total_seconds():g} s"
-            ) from None
+            late = f"{command!r} has no answer after {timeout.total_seconds():g} s"
+            raise self._error(late) from None
         if ended.returncode:
             raise self._error(f"{command!r}: {(ended.stdout + ended.stderr).strip()}")
         return ended.stdout.strip()
@@ -171,11 +156,10 @@ class Daemon:
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
     def terminate(self, pids: Collection[int], timeout: timedelta) -> list[int]:
-        """Makes servers let go of clients, and returns those asked for. Ends by `timeout`.
+        """Makes servers let go of clients, and returns those asked for, by `timeout`.
 
-        A client killed at work can leave its server stuck (MPS guide). After a fatal fault nothing
-        is under way. All are asked at once, as one that hangs is let go of late. MpsError if the
-        daemon does not answer.
+        All are asked at once, as one that hangs is let go of late. A server with a fatal fault has
+        nothing under way. MpsError if the daemon does not answer.
         """
         deadline_s = time.monotonic() + timeout.total_seconds()
 
@@ -201,10 +185,9 @@ class Daemon:
         raise self._error(f"no partition of {chunks} chunks: it says {said!r}")
 
     def stop(self) -> bool:
-        """Ends the daemon and its servers; returns when their processes are gone. Whether any ran.
+        """Ends the daemon and its servers within 20 s; returns whether any ran.
 
-        It is asked, then told by SIGTERM, then killed: within 20 s. MpsError if even that does not
-        help. One that does not run is fine. One in another container can only be asked.
+        MpsError if even SIGKILL does not help. One in another container can only be asked.
         """
         left = processes_of_pipe(self.pipe)
         if not left and not (self.pipe / "control").exists():
@@ -217,9 +200,10 @@ class Daemon:
                 signal_all(self.pipe, number)
                 left = wait_gone(self.pipe, wait)
         if left:
+            pids = ", ".join(str(process.pid) for process in left)
             raise self._error(
-                f"processes {', '.join(map(str, left))} outlive SIGKILL. They hang in the driver: "
-                "look for Xid lines in dmesg; the GPU may need a reset"
+                f"processes {pids} outlive SIGKILL. They hang in the driver: look for Xid lines in "
+                "dmesg; the GPU may need a reset"
             )
         return True
 
@@ -247,29 +231,21 @@ def _numbers(answer: str) -> list[int]:
     return [int(word) for word in answer.split() if word.isdigit()]
 
 
-def processes_of_pipe(pipe: Path) -> list[int]:
-    """Lists the pids of the running daemon and servers of `pipe`.
-
-    Whoever has our private directory in its environment, and is NVIDIA's program, is ours.
-    """
-    return [
-        int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_of_pipe(entry, pipe)
-    ]
+def processes_of_pipe(pipe: Path) -> list[psutil.Process]:
+    """Lists the daemon and servers of `pipe`: NVIDIA's programs with it in their environment."""
+    return [process for process in psutil.process_iter() if _is_of_pipe(process, pipe)]
 
 
-def _is_of_pipe(pid: str, pipe: Path) -> bool:
+def _is_of_pipe(process: psutil.Process, pipe: Path) -> bool:
     try:
-        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+        if not any(_PROGRAM in word for word in process.cmdline()):
             return False
-        if _PROGRAM not in Path("/proc", pid, "cmdline").read_bytes():
-            return False
-        variables = Path("/proc", pid, "environ").read_bytes().split(b"\0")  # of a zombie: none
-    except OSError:  # it has just gone
+        return process.environ().get("CUDA_MPS_PIPE_DIRECTORY") == str(pipe)
+    except (psutil.Error, OSError):  # it has just gone, is a zombie, or another user's
         return False
-    return f"CUDA_MPS_PIPE_DIRECTORY={pipe}".encode() in variables
 
 
-def wait_gone(pipe: Path, timeout: timedelta) -> list[int]:
+def wait_gone(pipe: Path, timeout: timedelta) -> list[psutil.Process]:
     """Waits until none of them runs; returns those that still do after `timeout`."""
     deadline_s = time.monotonic() + timeout.total_seconds()
     while (left := processes_of_pipe(pipe)) and time.monotonic() < deadline_s:
@@ -279,11 +255,6 @@ def wait_gone(pipe: Path, timeout: timedelta) -> list[int]:
 
 def signal_all(pipe: Path, number: int) -> None:
     """Sends a signal to each of them, and to nobody who has got a pid of theirs since."""
-    for pid in processes_of_pipe(pipe):
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            try:
-                if _is_of_pipe(str(pid), pipe):  # the handle is of the process that it is now
-                    signal.pidfd_send_signal(handle, number)
-            finally:
-                os.close(handle)
+    for process in processes_of_pipe(pipe):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

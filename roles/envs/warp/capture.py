@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import warp as wp
 
-from gmi_drl.gmi.backends.green.contexts import is_green
+from gmi_drl.gmi.backends.green import is_green
 from gmi_drl.roles.graphs import Graph, Pool
 
 from .world import WarpWorld, stream_of_torch

@@ -23,14 +23,15 @@ from gmi_drl.gmi import GmiError, discover
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.gmi.discover import look
-from gmi_drl.gmi.health.device_health import (
+from gmi_drl.gmi.health import (
     HealthFinding,
     HealthState,
     backend_findings,
     gpu_findings,
+    host_findings,
     left_behind,
+    this_host,
 )
-from gmi_drl.gmi.health.host_health import host_findings, this_host
 from gmi_drl.launcher.view.tables import print_folded, print_table
 from gmi_drl.placement import Layout, LayoutError, Topology, format_cores, tcg_ex
 from gmi_drl.placement.backends import choose_backend

@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 import warp_cache  # noqa: F401
 from device_only import DeviceOnly
 from fake_graphs import FakeCuda, FakeStream
-from gmi_drl.gmi.backends.green.contexts import Partition
+from gmi_drl.gmi.backends.green import Partition
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, as_gymnasium, check_env, make_env
 from gmi_drl.roles.envs.errors import EnvStateError
 from gmi_drl.roles.envs.protocol import VecEnv

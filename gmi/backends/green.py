@@ -2,26 +2,31 @@
 
 It needs no daemon and no rights. Its GMIs read each other's GPU memory as their own, share one
 limit on memory and one interpreter (GIL), and die together. It stays outside MPS.
+
+The whole device is split once, so that no two groups share an SM; a green context is over some of
+the groups, and work in a stream of it runs on those SMs and no others. CUDA driver API, "Green
+Contexts".
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.gmi.backends.backend import PlainSlices
-from gmi_drl.gmi.backends.cpu import verify_cores
-from gmi_drl.gmi.backends.gpu import GpuBackend, uuid_of, verify_device, verify_outside_mps
+from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi.cuda_driver import checked
 from gmi_drl.gmi.errors import SliceError
 from gmi_drl.placement.green import group_sms, groups_of, num_groups
 
+from .backend import Slices, System
+from .cpu import verify_cores
+from .gpu import GpuBackend, uuid_of, verify_device, verify_outside_mps
+
 if TYPE_CHECKING:
-    from gmi_drl.gmi.backends.usable import System
     from gmi_drl.placement.layout import GmiSpec
     from gmi_drl.placement.topology import Device, Topology
-
-    from .contexts import GreenContext, Partition
 
 _lock = threading.Lock()
 _partition: Partition | None = None  # of the one GPU this process sees
@@ -40,18 +45,17 @@ class GreenBackend(GpuBackend):
     torch_limits_memory = True
     trial_gmis = 2
 
-    def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
+    def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """Makes nothing; SliceError where the GMIs of a GPU want more SMs than it has."""
         for device in topology.devices:
             if specs := [spec for spec in gmis if spec.gpu_id == device.index]:
                 _check(specs, device)
-        return PlainSlices(self)
+        return Slices(self)
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
         """Takes the cores and the next free groups of SMs, and makes their stream this thread's.
 
-        What torch does in this thread from now on it does there: also backward passes, which run
-        on the stream of their forward pass. Starts CUDA in this process.
+        Torch works there from now on: also in backward passes, which are in their forward's stream.
         """
         super().enter(spec, device)
         verify_device(spec, uuid_of(spec))
@@ -64,8 +68,6 @@ class GreenBackend(GpuBackend):
         """Raises SliceError unless this thread works on the SMs of the spec, and on no others."""
         verify_cores(spec)
         import torch
-
-        from .contexts import green_context_of
 
         green: GreenContext = _mine.green
         stream = torch.cuda.current_stream().cuda_stream
@@ -122,8 +124,6 @@ def _groups(spec: GmiSpec, device: Device) -> int:
 
 def _take(spec: GmiSpec, device: Device) -> GreenContext:
     """Takes the groups of one GMI, of the one split that this process makes of its GPU."""
-    from .contexts import Partition
-
     global _partition
     if _partition is None:
         _partition = Partition(group_sms(device))
@@ -147,3 +147,73 @@ def _use(spec: GmiSpec, stream: int) -> None:
             "is built for CUDA, of a version that the driver runs."
         )
     torch.cuda.set_stream(torch.cuda.ExternalStream(stream))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class GreenContext:
+    """Some SMs, and a stream that runs on them alone. Both are there as long as the process is."""
+
+    handle: Any  # CUgreenCtx
+    stream: int  # the address of its CUstream
+    sm_count: int
+
+
+class Partition:
+    """All SMs of the device, cut once into groups of `group_sms`, dealt out in order.
+
+    The primary context, in which torch works, is retained for the life of the process.
+    """
+
+    def __init__(self, group_sms: int) -> None:
+        self._device = cuda_driver.device()
+        module = self._module = cuda_driver.driver()
+        checked("primary context", module.cuDevicePrimaryCtxRetain(self._device))
+        sms = checked("SMs of the GPU", module.cuDeviceGetDevResource(self._device, self._kind))
+        wanted = max(1, sms.sm.smCount // group_sms)
+        groups, count, _ = checked(
+            f"SMs in groups of {group_sms}",
+            module.cuDevSmResourceSplitByCount(wanted, sms, 0, group_sms),
+        )
+        self._free = list(groups[:count])
+        self.num_groups = int(count)  # may be fewer than SMs // group_sms: the driver decides
+
+    @property
+    def num_free(self) -> int:
+        """Counts the groups that nobody has taken."""
+        return len(self._free)
+
+    def take(self, count: int) -> GreenContext:
+        """Returns a green context of the next `count` groups, 1 to `num_free`."""
+        module, mine = self._module, self._free[:count]
+        what = f"a green context of {count} groups"
+        descriptor = checked(what, module.cuDevResourceGenerateDesc(mine, len(mine)))
+        flags = module.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # 12.x knows no other
+        handle = checked(what, module.cuGreenCtxCreate(descriptor, self._device, int(flags)))
+        del self._free[:count]
+        flags = module.CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = checked("a stream of it", module.cuGreenCtxStreamCreate(handle, int(flags), 0))
+        seen = checked("SMs of it", module.cuGreenCtxGetDevResource(handle, self._kind))
+        return GreenContext(handle, int(stream), int(seen.sm.smCount))
+
+    @property
+    def _kind(self) -> Any:
+        return self._module.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+
+
+def green_context_of(stream: int) -> int:
+    """Returns the address of the green context that a stream belongs to; 0 for none."""
+    module = cuda_driver.driver()
+    found = module.cuStreamGetGreenCtx(module.CUstream(stream))
+    return int(checked("green context of a stream", found) or 0)
+
+
+def is_green(stream: int) -> bool:
+    """Tells whether the stream at this address is a green context's; the default stream is not."""
+    try:
+        return stream != 0 and green_context_of(stream) != 0
+    except cuda_driver.DriverError as error:
+        if error.code:
+            raise
+    except RuntimeError:  # cuda-bindings: the driver is older than green contexts
+        pass
+    return False

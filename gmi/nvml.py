@@ -1,0 +1,300 @@
+"""Reads NVML, the driver's library, without starting CUDA: GPUs, MIG instances, links.
+
+What the driver cannot say is None; a GPU that is lost is an error of that GPU alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from gmi_drl.placement.mig.instances import placements, profiles_of
+from gmi_drl.placement.topology import Device, GpuProcess, MigInstance
+
+from .errors import DiscoveryError
+
+# CUDA cores per SM, by compute capability (CUDA C programming guide, "Compute Capabilities").
+_CORES_PER_SM_64: Final = {(7, 0), (7, 2), (7, 5), (8, 0)}
+_CORES_PER_SM: Final = 128  # 8.6, 8.7, 8.9 and everything from 9.0 on
+_PCI: Final = Path("/sys/bus/pci/devices")
+_NODES: Final = Path("/sys/devices/system/node")
+_MOST_NODES: Final = 64  # that are asked about
+# Exclusive: of a process, or of a thread (1), which was removed long ago.
+_MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
+    0: "default", 1: "exclusive", 2: "prohibited", 3: "exclusive",
+}  # fmt: skip
+_UNKNOWN: Final = -1
+_PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb(?:\+\S+)?)", re.IGNORECASE)
+_P2P_READ: Final = 0  # nvidia-ml-py 12 and 13 have the tuple (0,) as NVML_P2P_CAPS_INDEX_READ
+_ROUTES: Final = {  # nvmlGpuTopologyLevel_t
+    0: "same board", 10: "PCIe switch", 20: "PCIe switches", 30: "host bridge", 40: "NUMA node",
+    50: "system",
+}  # fmt: skip
+
+LinkTable = tuple[tuple[str, ...], ...]
+PeerTable = tuple[tuple[bool, ...], ...]
+
+
+@contextlib.contextmanager
+def nvml_session() -> Iterator[Any]:
+    """Opens nvidia-ml-py until the end of the block; DiscoveryError says why not."""
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError:
+        raise DiscoveryError("nvidia-ml-py is not installed") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise DiscoveryError(f"NVML: {error}") from error
+    try:
+        yield pynvml
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):  # the last GPU may just have been lost
+            pynvml.nvmlShutdown()
+
+
+def query(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
+    lost = (
+        nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_GpuNotFound,
+        nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded,
+    )  # fmt: skip
+    try:
+        return question(*arguments)
+    except lost:  # the GPU, or all of the driver, is gone
+        raise
+    except nvml.NVMLError:
+        return None
+
+
+def read_device(nvml: Any, handle: Any) -> Device:
+    """Reads the GPU, without cores and MIG instances; NVMLError when it does not answer."""
+    mode = query(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    capability = query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return Device(
+        index=0,
+        kind="gpu",
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        cores=(),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        sm_count=_sm_count(nvml, handle, capability),
+        mem_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        numa_node=_numa_node(nvml, handle),
+        compute_mode=_MODES.get(query(nvml, nvml.nvmlDeviceGetComputeMode, handle)),
+        mig_mode=None if mode is None else bool(mode[0] == nvml.NVML_DEVICE_MIG_ENABLE),
+    )
+
+
+def read_cores(nvml: Any, handle: Any, numa_node: int | None) -> frozenset[int]:
+    """Returns the cores on the GPU's side of the machine, or of its node; empty if not known."""
+    words = (os.cpu_count() or 1) // 64 + 1
+    near = frozenset(_bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words)))
+    if near or numa_node is None:
+        return near
+    return numa_nodes().get(numa_node, near)
+
+
+def numa_nodes() -> dict[int, frozenset[int]]:
+    """Returns the cores of each NUMA node, as Linux lists them; empty where it lists none."""
+    cores_of = {}
+    for path in _NODES.glob("node[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            cores: set[int] = set()
+            for part in filter(None, (path / "cpulist").read_text().strip().split(",")):
+                first, _, last = part.partition("-")  # 0-3,8
+                cores.update(range(int(first), int(last or first) + 1))
+            cores_of[int(path.name[4:])] = frozenset(cores)
+    return cores_of
+
+
+def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
+    """Lists who holds a GPU, by pid. `handles`: the GPU's, and those of its MIG devices.
+
+    Under MPS a client is in two of the driver's lists. A container may show the host's pids.
+    """
+    kinds: tuple[tuple[Literal["graphics", "compute", "mps"], Any], ...] = (
+        ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+        ("compute", nvml.nvmlDeviceGetComputeRunningProcesses_v3),
+        ("mps", nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+    )
+    found: dict[int, GpuProcess] = {}
+    for kind, question in kinds:
+        for handle in handles:
+            for process in query(nvml, question, handle) or ():
+                memory = process.usedGpuMemory
+                known = None if memory is None else int(memory)
+                found[int(process.pid)] = GpuProcess(int(process.pid), kind, known)
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int] | None) -> int | None:
+    """Counts SMs, where NVML counts cores; None when it does not say."""
+    cores = query(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
+    if cores is None or capability is None:
+        return None
+    return int(cores) // (64 if tuple(capability) in _CORES_PER_SM_64 else _CORES_PER_SM)
+
+
+def _numa_node(nvml: Any, handle: Any) -> int | None:
+    """Returns the node of the host's memory near the GPU; None where there is no choice.
+
+    Not nvmlDeviceGetNumaNodeId: that is the node which the GPU's own memory is on Grace.
+    """
+    scope, words = nvml.NVML_AFFINITY_SCOPE_NODE, _MOST_NODES // 64
+    nodes = _bits(query(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, words, scope))
+    if len(nodes) == 1:
+        return nodes.pop()
+    pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
+    if pci is None:
+        return None
+    domain, _, rest = bus_id(pci).lower().partition(":")  # Linux has four digits of the domain
+    try:
+        node = int((_PCI / f"{int(domain, 16):04x}:{rest}" / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None  # -1: the firmware does not say
+
+
+def bus_id(pci: Any) -> str:
+    """Returns a PCI address as NVML writes it ("00000000:3B:00.0"), in capitals."""
+    text = pci.busId
+    return (text.decode() if isinstance(text, bytes) else str(text)).upper()
+
+
+def _bits(words: Any) -> set[int]:
+    """Returns the places of the bits that are set in 64-bit words."""
+    return {
+        64 * place + bit
+        for place, word in enumerate(words or ())
+        for bit in range(64)
+        if word >> bit & 1
+    }
+
+
+# ---- MIG instances
+
+
+def mig_handles(nvml: Any, handle: Any) -> list[Any]:
+    """Returns handles of the MIG devices of a GPU that exist. Their numbers may have gaps."""
+    numbers = range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+    by_index = nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    devices = [query(nvml, by_index, handle, number) for number in numbers]
+    return [device for device in devices if device is not None]
+
+
+def read_instances(
+    nvml: Any, handle: Any, handles: Sequence[Any], gpu: Device
+) -> tuple[MigInstance, ...]:
+    """Returns the MIG instances of `gpu` behind these handles, by their start.
+
+    Where a GPU instance lies is told to root alone; for others each gets a place where it could
+    lie, disjoint from the rest.
+    """
+    instances: list[tuple[int, MigInstance]] = []  # with the GPU instance of each
+    for device in handles:
+        number = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
+        attributes = query(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
+        memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
+        profile = _PROFILE.search(str(nvml.nvmlDeviceGetName(device)))
+        if number is None or attributes is None or profile is None:
+            continue  # it was destroyed while we looked
+        start, size = _place(nvml, handle, number) or (_UNKNOWN, 0)
+        instance = MigInstance(
+            uuid=str(nvml.nvmlDeviceGetUUID(device)),
+            profile=profile[1].lower(),
+            start=start,
+            size=size,
+            mem_bytes=int(attributes.memorySizeMB) << 20 if memory is None else int(memory.total),
+            sm_count=int(attributes.multiprocessorCount) or None,
+        )
+        instances.append((int(number), instance))
+    found = [instance for _, instance in instances]
+    if any(instance.start == _UNKNOWN for instance in found):
+        found = _placed(instances, gpu)
+    return tuple(sorted(found, key=lambda one: (one.start, one.uuid)))
+
+
+def _place(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:
+    """Returns (start, size) of a GPU instance; None for users who may not know."""
+    held = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
+    info = None if held is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, held)
+    return None if info is None else (int(info.placement.start), int(info.placement.size))
+
+
+def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[MigInstance]:
+    """Gives them places that could be theirs; in a row if a profile is not known."""
+    names = {number: one.profile.rpartition("c.")[2] for number, one in instances}
+    known = {profile.name: profile for profile in profiles_of(gpu)}
+    places = {number: (place, 1) for place, number in enumerate(names)}
+    if known.keys() >= set(names.values()):
+        slices = placements([known[name] for name in names.values()]) or ()
+        for number, its in zip(names, slices, strict=False):
+            places[number] = its.start, known[its.profile].size
+    return [
+        dataclasses.replace(one, start=places[number][0], size=places[number][1])
+        for number, one in instances
+    ]
+
+
+# ---- links between GPUs
+
+
+def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]:
+    """Reads `Topology.links` and `Topology.peers` of these GPUs; NVMLError when one is lost.
+
+    Through NVSwitch every GPU reaches every other by all the links that it has.
+    """
+    ports = [_ports(nvml, handle) for handle in handles]
+    addresses = [_address(nvml, handle) for handle in handles]
+    links, peers = [], []
+    for i, one in enumerate(handles):
+        row, reached = [], []
+        for j, other in enumerate(handles):
+            if i == j:
+                row.append("")
+                reached.append(True)
+                continue
+            direct = ports[i][1].get(addresses[j] or "", 0)
+            count = direct + min(ports[i][0], ports[j][0])
+            row.append(f"NVLink x{count}" if count else _route(nvml, one, other))
+            status = query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
+            reached.append(status == nvml.NVML_P2P_STATUS_OK)
+        links.append(tuple(row))
+        peers.append(tuple(reached))
+    return tuple(links), tuple(peers)
+
+
+def _ports(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
+    """Counts the NVLinks of a GPU that are up: to switches, and to each GPU by its PCI address."""
+    to_switch, to_gpu = 0, dict[str, int]()
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        state = query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:  # it has no more, or none at all
+            break
+        if not state:
+            continue
+        kind = query(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        remote = query(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            to_switch += 1
+        elif remote is not None and kind in (None, nvml.NVML_NVLINK_DEVICE_TYPE_GPU):
+            address = bus_id(remote)
+            to_gpu[address] = to_gpu.get(address, 0) + 1
+    return to_switch, to_gpu
+
+
+def _address(nvml: Any, handle: Any) -> str | None:
+    pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
+    return None if pci is None else bus_id(pci)
+
+
+def _route(nvml: Any, one: Any, other: Any) -> str:
+    """Returns the way over PCIe, by what is the nearest thing that both hang on."""
+    level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    return _ROUTES.get(level, "unknown")
