@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
-from gmi_drl.selector.tune.candidate import (
-    DeviceSplit,
-    Measured,
-    Skipped,
-    candidate_text,
-    row_text,
-)
+from gmi_drl.selector.tune.candidate import DeviceSplit, Measured, Skipped, candidate_text, row_text
 from gmi_drl.selector.tune.race import scores_of
 
 from .results import CandidateResult, TuneResults, compared

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly
 from gmi_drl.selector.tune.algorithms.saturation import mem_bytes
-from gmi_drl.selector.tune.candidate import (
-    Ask,
-    Candidate,
-    DeviceSplit,
-    Failed,
-    Measured,
-    row_order,
-)
+from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured, row_order
 
 if TYPE_CHECKING:
     from gmi_drl.selector.tune.candidate import Answer, Chosen

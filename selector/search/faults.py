@@ -9,15 +9,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gmi_drl.placement import (
-    ABSENT,
-    ALGORITHMS,
-    AUTO,
-    Config,
-    Fault,
-    RangeConfig,
-    template_of,
-)
+from gmi_drl.placement import ABSENT, ALGORITHMS, AUTO, Config, Fault, RangeConfig, template_of
 from gmi_drl.placement.checks.learning import learning_faults
 from gmi_drl.placement.config.explain import explain
 from gmi_drl.placement.config.schema import ConfigSchema
