@@ -28,7 +28,7 @@ from . import race
 from .algorithms.default import default, most_profiles
 from .algorithms.paper import paper
 from .candidate import Candidate, Failed, Measured, Space, TuneSearch
-from .profile.candidate_timeout import CandidateTimeout
+from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler
 from .profile.race_run import RaceTrainer
 from .request import TuneRequest, still_answers

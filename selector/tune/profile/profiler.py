@@ -7,11 +7,11 @@ and work, and no import of torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
@@ -19,12 +19,8 @@ from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement import Config, counted
 from gmi_drl.selector.tune.candidate import Ask, Failed, Measured
 
-from .candidate_run import StopRun, candidate_config, run_watched
-from .candidate_timeout import CandidateTimeout, PendingIteration, memory_failure
+from .candidate_run import CandidateTimeout, StopRun, candidate_config, run_watched
 from .estimate import Estimate, Reading, estimate
-
-if TYPE_CHECKING:
-    from gmi_drl.roles import DRL_role
 
 _IMPORTS: Final = timedelta(seconds=120)
 _TIMEOUT: Final = CandidateTimeout()
@@ -38,42 +34,32 @@ _TRAINING: Final = -1  # the stream of the GMIs that train
 class Profiler:
     """Measures candidates, one at a time: `profiler(ask)` returns Measured or Failed.
 
-    `config` is the user's, `beside` the folder where its role modules lie, `roles` classes in place
-    of the config's. Blocks for the asked seconds of training at most, and for start and end, each
-    of which has a deadline: nothing of a candidate keeps the caller. What a candidate does never
-    raises; KeyboardInterrupt does, when everything is ended, and what is wrong with the runtime or
-    the disk. Afterwards no process, file or memory of the candidate is left.
+    `config` is the user's, `beside` the folder where its role modules lie. Blocks for the asked
+    seconds of training at most, and for start and end, each of which has a deadline. What a
+    candidate does never raises; see `run_watched`.
     """
 
     def __init__(
-        self,
-        config: Config,
-        beside: Path | None = None,
-        *,
-        roles: Mapping[str, type[DRL_role]] | None = None,
-        timeout: CandidateTimeout = _TIMEOUT,
+        self, config: Config, beside: Path | None = None, *, timeout: CandidateTimeout = _TIMEOUT
     ) -> None:
-        self._config, self._beside, self._roles = config, beside, roles
-        self._timeout = timeout
+        self._config, self._beside, self._timeout = config, beside, timeout
 
     def __call__(self, ask: Ask) -> Measured | Failed:
         runtime.preloaded(_IMPORTS)  # of the first candidate: it is not to be charged for that
-        watch, ended = run_watched(
-            lambda folder: candidate_config(
-                self._config, ask.candidate, folder, total_steps=_ENDLESS
-            ),
-            lambda meter: ProfileWatch(ask.seconds, self._timeout, meter),
-            self._beside,
-            self._roles,
-        )
+        one = ask.candidate
+        with Meter() as meter:
+            watch = ProfileWatch(ask.seconds, self._timeout, meter)
+            ended = run_watched(
+                lambda folder: candidate_config(self._config, one, folder, total_steps=_ENDLESS),
+                watch, self._beside,
+            )  # fmt: skip
         if ended is None:
             assert watch.answer is not None
             return watch.answer
         if isinstance(ended, Failed):
             return ended
-        return Failed(
-            "crash", f"the run ended by itself after {counted(ended.iteration, 'iteration')}"
-        )
+        count = counted(ended.iteration, "iteration")
+        return Failed("crash", f"the run ended by itself after {count}")
 
 
 @dataclass
@@ -121,8 +107,6 @@ class ProfileWatch:
         self._estimate: Estimate | None = None
         self._start_s = time.monotonic()
         self._first_s: float | None = None  # when every stream had its first reading
-
-    # What the launcher calls ---------------------------------------------------------------
 
     def show(self, record: dict[str, Any]) -> None:
         """See `Watch`: an iteration of all that train, or what one GMI has served.
@@ -173,8 +157,6 @@ class ProfileWatch:
             [self._streams[number] for number in sorted(others)],
         )
 
-    # Its end -------------------------------------------------------------------------------
-
     def _measured(self, gang: Gang, streams: Sequence[_IterationStream]) -> Measured | None:
         """The answer, if enough is measured or the time is used, and nothing is late."""
         estimated, first_s = self._estimate, self._first_s
@@ -200,19 +182,16 @@ class ProfileWatch:
     def _failed(self, gang: Gang, streams: Sequence[_IterationStream]) -> Failed | None:
         """Why nothing more is to be waited for."""
         heard_s = max((stream.heard_s for stream in streams), default=0.0)
-        if self._first_s is None:
-            limit_s = self._timeout.first_s + self._asked_s
-            late = PendingIteration(True, self._start_s, limit_s, heard_s)
+        timeout, is_first = self._timeout, self._first_s is None
+        if is_first:
+            since_s, limit_s = self._start_s, timeout.first_s + self._asked_s
         else:
             since_s = min(stream.heard_s for stream in streams)
-            late = PendingIteration(False, since_s, self._next_limit_s(), heard_s)
-        return memory_failure() or late.failure(gang.layout, self._meter, self._timeout)
-
-    def _next_limit_s(self) -> float:
-        """How long an iteration after the first may take.
-
-        Up to twice as long where the first one took long and yet ended: it shows about how long.
-        """
-        limit_s, training = max(self._timeout.next_s, self._asked_s), self._streams.get(_TRAINING)
-        first_s = training.readings[0].time_s if training and training.readings else 0.0
-        return min(max(limit_s, 2 * first_s), 2 * limit_s)
+            limit_s, training = max(timeout.next_s, self._asked_s), self._streams.get(_TRAINING)
+            # Twice as long at most where the first one took long and yet ended.
+            first_s = training.readings[0].time_s if training and training.readings else 0.0
+            limit_s = min(max(limit_s, 2 * first_s), 2 * limit_s)
+        return timeout.failure(
+            gang.layout, self._meter, since_s=since_s, limit_s=limit_s, heard_s=heard_s,
+            is_first=is_first,
+        )  # fmt: skip
