@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.colocated_runs import records_folder
+from gmi_drl.launcher.watch.promise import Promise
+from gmi_drl.placement import Config, Topology
 from gmi_drl.selector.errors import RecordError
 from gmi_drl.selector.tune.candidate import (
     REASONS,
@@ -30,6 +33,7 @@ from gmi_drl.selector.tune.candidate import (
     Skipped,
 )
 
+from .identity import answer_key
 from .journal import FORMAT, Journal, append, begin_journal, cut, damaged, line_text, read_journal
 from .results import TuneResults, results_of
 
@@ -151,6 +155,17 @@ def expire(path: Path, steps_per_s: float, text: str) -> str:
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}); it still promises what it did"
     return ""
+
+
+def promise_of(config: Config, topology: Topology, beside: Path | None = None) -> Promise | None:
+    """What the newest fresh record promises for this resolved config; looks at no device."""
+    key: str | None = None
+    for record in records():
+        if record.fresh and record.promised is not None:
+            key = key or answer_key(config, topology, (beside or Path.cwd()).resolve())
+            if record.choice.get("answer") == key:
+                return Promise(record.promised, record.path, functools.partial(expire, record.path))
+    return None
 
 
 class TuneJournal:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from gmi_drl.selector.ask_tell import SearchAlgorithm
-
 RunKey: TypeAlias = tuple[int, int]  # (trial, number of its run)
 Values: TypeAlias = Mapping[str, Any]  # by dotted key of the config
 
@@ -28,8 +26,21 @@ class TrialRun:
         return self.trial, self.number
 
 
-class TrialAlgorithm(SearchAlgorithm[TrialRun, float | None], Protocol):
-    """A search among trials. Of scores larger is better; None is told of a run that failed."""
+class TrialAlgorithm(Protocol):
+    """A search among trials, which is asked what to train next and told what came of it.
+
+    Pure: one that was killed goes on from the scores on record. Of scores larger is better.
+    """
+
+    @property
+    def done(self) -> bool:
+        """Whether it asks for nothing any more, whatever it is told."""
+
+    def ask(self) -> TrialRun | None:
+        """The next run; None when it must be told of others first, and when it is done."""
+
+    def tell(self, run: TrialRun, score: float | None) -> None:
+        """Takes in how a run ended that was asked for; None: it failed."""
 
     @property
     def total(self) -> int:

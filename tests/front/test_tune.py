@@ -6,8 +6,7 @@ import yaml
 import gmi_drl
 from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.placement import Device, Topology, load_config
-from gmi_drl.selector.record.promises import promise_of
-from gmi_drl.selector.record.record import read
+from gmi_drl.selector.record.record import promise_of, read
 from gmi_drl.selector.tune import session as measuring
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.race import TrainingCurve, scores_of

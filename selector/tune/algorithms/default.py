@@ -33,7 +33,6 @@ import math
 from collections.abc import Callable, Generator
 from typing import Final
 
-from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.tune.candidate import (
     Answer,
     Ask,
@@ -76,7 +75,7 @@ def default(
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
     limit = most_profiles(space) if profiles is None else profiles
-    return GeneratorSearch(_Default(space, seconds, limit, own).run())
+    return TuneSearch(_Default(space, seconds, limit, own).run())
 
 
 def most_profiles(space: Space) -> int:

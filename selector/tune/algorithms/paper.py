@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.tune.candidate import (
     Answer,
     Ask,
@@ -30,7 +29,7 @@ def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
     Every profile gets the same `seconds`. The rows are what the space has (the paper's: one, two,
     four, eight ... GMIs), `num_env` whatever is in them (the paper's: powers of two from 128).
     """
-    return GeneratorSearch(_paper(space, seconds, alpha))
+    return TuneSearch(_paper(space, seconds, alpha))
 
 
 def _paper(space: Space, seconds: float, alpha: float) -> Generator[Ask, Answer, Chosen]:
