@@ -77,10 +77,7 @@ def titled(axis: Any, text: str) -> None:
 
 
 def ladder(axis: Any, results: TuneResults, most: int = 10) -> None:
-    """num_env by powers of two, as numbers; the same range in every panel.
-
-    `most`: so many numbers have room.
-    """
+    """num_env by powers of two, `most` of them; the same range in every panel."""
     from matplotlib.ticker import NullLocator
 
     all_of = [f.candidate.num_env for f in results.all]

@@ -33,8 +33,8 @@ _GIB: Final = 1 << 30
 def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
     """All that a record of tuning this config on these devices depends on, as JSON's types.
 
-    `beside`: the folder of the config; role modules there count with what is in them. Looks at no
-    device, and imports nothing that is named.
+    Modules in the config's folder `beside` count with what is in them. Looks at no device, and
+    imports nothing that is named.
     """
     whole = _problem(config, beside)
     free = free_of(config)
@@ -111,10 +111,7 @@ def versions() -> dict[str, str]:
 
 
 def _versions_of(config: Config) -> dict[str, str]:
-    """The versions without those of extras that only environments on a GPU use, if these are not.
-
-    Code of the user's may use any of them.
-    """
+    """The versions, without extras that only environments on a GPU use where these are not."""
     from gmi_drl.roles.envs import choose_adapter
 
     if config.roles or choose_adapter(config.env.id, config.env.adapter) not in _WITHOUT_EXTRAS:

@@ -77,7 +77,7 @@ def begin_journal(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Adds a line, which is on the disk then; OSError, and the file as it was, if it cannot be.
+    """Adds a line, which is on the disk then; on OSError the file is as it was.
 
     A torn last line goes: whoever was at it is dead, as lines are written whole.
     """

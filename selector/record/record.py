@@ -145,10 +145,7 @@ def records() -> Iterator[TuneRecord]:
 
 
 def expire(path: Path, steps_per_s: float, text: str) -> str:
-    """Notes that a real run did other than promised: from now on the record is stale.
-
-    What went wrong, in words, or nothing; never raises OSError.
-    """
+    """Notes that a real run did other than promised, so that the record is stale; why it cannot."""
     line = {"kind": "drift", "at": time.time(), "steps_per_s": steps_per_s, "text": text}
     try:
         append(path, line)
@@ -171,8 +168,7 @@ def promise_of(config: Config, topology: Topology, beside: Path | None = None) -
 class TuneJournal:
     """The journal a tuner adds to. `trouble` says why nothing is kept, or is "".
 
-    One that cannot be written keeps what it is given for as long as it lives; `text` is what its
-    file has, or should have.
+    `text` is what its file has, or should have where that cannot be written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -186,8 +182,8 @@ class TuneJournal:
     ) -> tuple[TuneJournal, list[str]]:
         """The journal at `path`, gone on with or begun, and what the user should know of it.
 
-        `anew`: what was there goes. A file that is no record is put aside, and so is one of another
-        format. Hold the tuners' lock.
+        `anew`: what was there goes. A file that is no record of this format is put aside. Hold the
+        tuners' lock.
         """
         journal = cls(path, header)
         notes: list[str] = []
@@ -222,11 +218,7 @@ class TuneJournal:
     def profiled(
         self, ask: Ask, answer: Measured | Failed, cost_s: float, waits_s: float = 0.0
     ) -> None:
-        """Adds a measurement that took `cost_s` seconds of the clock.
-
-        `waits_s`: how long its first iteration was waited for at most; who waits longer asks again
-        for what was too slow.
-        """
+        """Adds a measurement that took `cost_s`, its first iteration waited for up to `waits_s`."""
         measurement = {"ask": asdict(ask), "answer": asdict(answer)}
         self._add("profile", {**measurement, "cost_s": cost_s, "waits_s": waits_s})
 

@@ -76,8 +76,7 @@ class TuneResults:
     def base(self) -> CandidateResult | None:
         """What the choice is held against, see `base_name`; None where it was not measured.
 
-        A plain start is, of the fewest GMIs, what lies nearest to the `num_env` of a user who does
-        not tune, within a factor of two.
+        A plain start is, of the fewest GMIs, what lies within a factor of two of a plain `num_env`.
         """
         if (own := self._result(self.own)) is not None:
             return own
@@ -96,10 +95,7 @@ class TuneResults:
         return "config as given" if own else "plain start"
 
     def knee(self, row: DeviceSplit) -> CandidateResult | None:
-        """The first of a row than which nothing larger in it is clearly faster.
-
-        None where nothing larger was measured, so that nobody knows.
-        """
+        """The first of a row than which nothing larger is clearly faster; None if none is larger."""
         along = self.rows[row]
         for place, result in enumerate(along[:-1], 1):
             later = max(other.measured.steps_per_s for other in along[place:])
@@ -130,10 +126,10 @@ def results_of(
     chosen: Chosen | None = None,
     own: Candidate | None = None,
 ) -> TuneResults:
-    """Puts answers in order; several of one candidate become one.
+    """Puts answers in order; several of one candidate become one, as in the search.
 
-    One that failed when it was asked for again is a failure, as in the search; one that was slow
-    with less time than it has been measured in is none.
+    One that failed when it was asked for again is a failure, unless that was for the little time
+    left.
     """
     measured: dict[Candidate, list[Measured]] = {}
     failures: dict[Candidate, CandidateFailure] = {}

@@ -88,10 +88,9 @@ def open_folder(
 ) -> Iterator[tuple[SearchFolder, Journal, str]]:
     """The newest search of this very config, or a new one; its lock is held while the block runs.
 
-    `beside` is the folder of the config. With `again` always a new one. Yields its journal as well,
-    cut off behind the last whole line, and why an earlier search of the config is not gone on with
-    ("" if there is no such). SearchError if none can be made, or if it is another process that
-    searches; waits at most 30 s for others that begin.
+    Yields its journal, cut off behind the last whole line, and why an earlier search of the config
+    is not gone on with, or "". SearchError if none can be made, or another process searches there;
+    waits at most 30 s for others that begin.
     """
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
@@ -173,10 +172,7 @@ def run_lines(journal: Journal) -> list[dict[str, Any]]:
 
 
 def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun]:
-    """Brings the algorithm to where the journal ends; the runs that were begun and have no end.
-
-    SearchError when it asks for something else than is on record.
-    """
+    """Brings the algorithm to where the journal ends; the runs that were begun and have no end."""
     begun: dict[RunKey, TrialRun] = {}
     for line in journal.lines:
         if line["kind"] == "finished":

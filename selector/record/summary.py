@@ -72,8 +72,7 @@ def why(record: TuneRecord) -> str:
 
 
 def is_sure(record: TuneRecord) -> bool:
-    """Whether a second tune would choose the same: by a search that came to its end, and beyond
-    the noise. A race is run with one seed, and proves nothing."""
+    """Whether a second tune would choose the same: complete, and decided beyond the noise."""
     results, chosen = record.results(), record.chosen
     if results.winner is None or chosen is None or not chosen.complete or record.races:
         return False

@@ -88,8 +88,8 @@ def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
 def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
     """What the schema says of the values: of a choice all, of a range the first that is told.
 
-    Between two valid ends all is valid: a field's rules are bounds. Not so if the ends alone are
-    whole numbers, which is why one between them that is not is looked at too.
+    Rules of fields are bounds, so that two valid ends are enough, and one between them that is not
+    whole.
     """
     faults = []
     for kind, shown, value in _probes(span):

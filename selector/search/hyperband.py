@@ -1,8 +1,7 @@
 """Searches by HyperBand (Li et al., JMLR 2018): successive halving, hedged by brackets.
 
-A bracket begins with many trials of few steps; of each rung the best one in eta trains on, eta
-times as long. How few steps tell good from bad is not known, so there are brackets from many short
-trials to a few that train to the end.
+Of each rung of a bracket the best one in eta trains on, eta times as long. How few steps tell good
+from bad is not known, so there are brackets from many short trials to a few that train to the end.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ class Rung:
 def brackets_of(total_steps: int, min_steps: int | None, eta: int) -> list[tuple[Rung, ...]]:
     """The rungs of all brackets, that with the most trials first.
 
-    With R = `total_steps` over `min_steps`, s_max = floor(log_eta R), and bracket s has
-    n = ceil((s_max + 1) / (s + 1) * eta^s) trials (line 2 of Algorithm 1, where B = (s_max + 1) R);
-    rung i keeps floor(n eta^-i) of them up to `total_steps` * eta^(i - s) steps. For R = 81 and
-    eta = 3 these are 81, 34, 15, 8 and 5 trials. The paper's Table 1 prints 81, 27, 9, 6 and 5,
-    which is floor((s_max + 1) / (s + 1)) * eta^s and leaves a part of the budget B unused; we keep
+    With R = `total_steps` over `min_steps`, s_max = floor(log_eta R), and bracket s has n =
+    ceil((s_max + 1) / (s + 1) * eta^s) trials (line 2 of Algorithm 1, where B = (s_max + 1) R);
+    rung i keeps floor(n eta^-i) of them up to `total_steps` * eta^(i - s) steps. The paper's Table
+    1 has fewer trials, floor((s_max + 1) / (s + 1)) * eta^s, and leaves a part of B unused; we keep
     to the algorithm. `min_steps` None: a rung of `total_steps` / eta^3.
     """
     s_max = 0
@@ -76,8 +74,8 @@ class _Bracket:
 class HyperBand:
     """A `TrialAlgorithm`. Trials are numbered through all brackets in their order.
 
-    What is asked for depends on the scores alone, not on the order in which they come: rungs wait
-    for all of their trials. Meanwhile the next bracket begins, so that nothing idles.
+    Rungs wait for all of their trials, so that the order of scores changes nothing. Meanwhile the
+    next bracket begins.
     """
 
     def __init__(

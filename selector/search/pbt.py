@@ -1,8 +1,7 @@
 """Searches by population based training (Jaderberg et al., 2017): the worse follow the better.
 
-Members train side by side. After each interval the worst take over a checkpoint and the values of
-one of the best (exploit, by truncation) and change the values a little (explore), so that values
-become a schedule that no single trial could have been given.
+After each interval the worst members take over a checkpoint and the values of one of the best
+(exploit, by truncation) and change the values a little (explore), which makes a schedule of them.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ _SOURCES = 2  # the stream of random numbers that decides whom to go on from; se
 class Population:
     """A `TrialAlgorithm`.
 
-    The paper's members compare themselves whenever they are ready, with whatever the others have
-    reached. Here all of a generation are compared at once: their scores are of the same number of
-    steps, and the same seed makes the same search however many train side by side. A member that
-    failed goes on from one of the best, in addition to the `truncation` that are worst.
+    The paper's members compare themselves whenever they are ready. Here all of a generation are
+    compared at once: their scores are of the same number of steps, and the same seed makes the same
+    search however many train side by side. A member that failed goes on from one of the best, in
+    addition to the `truncation` that are worst.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Looks for hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side.
 
-The driver deals out devices, asks the algorithm what to train, and tells it how that ended. It
-never imports torch. Whatever becomes of a trial, the search goes on.
+The driver never imports torch. Whatever becomes of a trial, the search goes on.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ def search(
     """Looks for the hyper-parameters of `config`'s section `search`, and returns the best.
 
     A search of the same config that was killed is gone on with, and one that is done is answered
-    from its record; `again` begins anew. A trial that fails never ends the search. Raises
-    ConfigError with every fault, and SearchError when nothing was found or the folder is in use.
-    Leaves no process behind; `best.yaml`, the record and a picture lie in the search's folder.
+    from its record; `again` begins anew. Raises ConfigError with every fault, and SearchError when
+    nothing was found or the folder is in use. Leaves no process behind.
     """
     overrides = list(overrides)
     with terminate_as_interrupt():

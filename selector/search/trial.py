@@ -1,8 +1,7 @@
 """Trains a run of a trial as a runtime task: one GMI, from a checkpoint, up to a step count.
 
-The worker it runs in is warm: torch is there, and no process starts for a run. What a run does
-is decided by its job alone, so that one whose worker dies is run again, from the last checkpoint it
-has written itself or else from the one it had begun with, and ends the same.
+Its worker is warm, and a job alone decides a run: one whose worker dies is run again, from the last
+checkpoint it has written itself or else from the one it had begun with, and ends the same.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ class TrialResult:
 def train(job: TrialJob) -> TrialResult:
     """Trains as `job` says, in this process, and returns when the last checkpoint is written.
 
-    Takes the cores of the job's GMI for this time, and its GPU. Raises what training raises:
-    DivergedError, CheckpointError, or whatever a role of the user's does.
+    Takes the GMI's cores for this time, and its GPU. Raises what training raises.
     """
     began_s = time.monotonic()
     spec = job.layout.gmi(0)
@@ -185,8 +183,7 @@ def _curve(metrics: Path) -> tuple[tuple[int, float], ...]:
 def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
     """In this block the process has the cores of the GMI, that many threads for torch, its GPU.
 
-    Yields torch's name of the device. It has an index, since `cuda` alone is the GPU of the thread
-    that asks, and a role may have threads.
+    Yields torch's name of the device, with its index: `cuda` alone is that of the thread that asks.
     """
     import torch
 
@@ -207,10 +204,7 @@ def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _given_back() -> Iterator[None]:
-    """After this block, however it ends, the process holds none of the GPU's memory.
-
-    The next trial of this worker may be on another GPU, and another worker's on this one.
-    """
+    """After this block, however it ends, the process holds none of the GPU's memory."""
     import torch
 
     try:
@@ -224,10 +218,7 @@ def _given_back() -> Iterator[None]:
 
 
 def _move_threads(cores: set[int]) -> None:
-    """Lets all threads of this process run on these cores alone.
-
-    The pools of torch and OpenMP were made on the cores of an earlier trial, and would stay there.
-    """
+    """Lets all threads run on these cores alone: pools would stay where they were made."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             os.sched_setaffinity(int(thread), cores)

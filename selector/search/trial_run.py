@@ -61,10 +61,7 @@ class TrialHistory:
         self.scores: dict[RunKey, float] = {}
 
     def best(self) -> RunKey | None:
-        """Of those that trained longest the highest score, of equals the first trial.
-
-        A short run's score says little of a long one's, so they are not compared.
-        """
+        """Of those that trained longest, which alone compare, the highest score and first trial."""
         runs, scores = self.runs, self.scores
         return max(scores, key=lambda key: (runs[key].steps, scores[key], -key[0]), default=None)
 

@@ -49,8 +49,7 @@ class _Running:
 class TrialRunner:
     """Trains what the algorithm asks for; what becomes of it goes to the journal, and to `lines`.
 
-    `beside` is the folder of role modules; `algorithm` stands where the record ends, and `lines`
-    are those of the record that say how a run ended.
+    `algorithm` stands where the record ends; `lines` are those that say how a run ended.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Races the best few by steps/s for equal time (objective `reward`): the highest return wins.
 
-The largest num_env is not the fastest learner: it makes fewer updates of more steps. So the race is
-run between batches of different sizes. Two rounds: all for a part of the time, then the better two,
-from the beginning again, for twice as long. Pure: what trains is given to it.
+The largest num_env makes fewer updates, so it is not the fastest learner. Two rounds: all for a
+part of the time, then the better two, from the beginning again, for twice as long. Pure.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _SMALLER: Final = 0.5  # of a batch: less is one of another size
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """What training with a candidate showed: (seconds of training, mean return), as it rose.
-
-    The mean is of the last 100 episodes; there is no point before the first has ended.
-    """
+    """(seconds of training, mean return of the last 100 episodes), as it rose."""
 
     points: tuple[tuple[float, float], ...]
     seconds: float  # that it trained; as asked, if it had done all its steps before
@@ -60,8 +56,7 @@ Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many
 def finalists(record: TuneRecord, winner: Candidate, most: int = FINALISTS) -> list[Candidate]:
     """Whom to race: the winner by steps/s, the fastest with batches of half the size and less.
 
-    Then the fastest of the others, so that no two have the same num_env and number of GMIs. As in
-    the search, none that failed later or that fills the memory.
+    Then the fastest of the others, so that no two have the same num_env and number of GMIs.
     """
     results = results_of(record.profiles)
     measured = {result.candidate: result.measured for result in results.all}
@@ -110,10 +105,7 @@ def _round(
     number: int,
     scores: list[RaceScore],
 ) -> list[tuple[Candidate, float]]:
-    """Those whose return was seen, the best first; among alike ones, who was there sooner.
-
-    All that ran are added to `scores`.
-    """
+    """Those whose return was seen, the best first, of alike ones the sooner; adds to `scores`."""
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
     equal_s = min((curve.seconds for _, curve in curves), default=0.0)
@@ -154,10 +146,7 @@ def return_at(curve: TrainingCurve, seconds: float) -> float | None:
 
 
 def scores_of(record: TuneRecord) -> list[RaceScore]:
-    """How the race was judged that led to the choice; before there is one, what each run came to.
-
-    Of a race that did not lead to it nothing.
-    """
+    """How the race was judged that led to the choice; before there is one, what each run came to."""
     if "judged" in record.choice:
         lines = record.choice["judged"]
         return [

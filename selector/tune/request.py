@@ -72,7 +72,7 @@ class TuneRequest:
     def resolved(self, candidate: Candidate, layout: str | None) -> Config:
         """The config with a candidate's values; `layout`: the text of its layout file, if any.
 
-        The file is written beside the record, or where that fails in the runtime's folder.
+        The file is written beside the record, or else in the runtime's folder.
         """
         if layout is None:
             return config_of(self.config, candidate)
@@ -97,10 +97,7 @@ class TuneRequest:
 
 
 def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
-    """The resolved config that a fresh record means, and lines for people.
-
-    They say where it comes from, and what it makes of the batch, or of the horizon.
-    """
+    """The resolved config that a fresh record means; where that is from, and what of the batch."""
     assert record.chosen is not None
     winner = record.chosen.winner
     assert winner is not None, record.path

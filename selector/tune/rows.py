@@ -1,8 +1,7 @@
 """Lists the ways of cutting a device, and the numbers of environments to try in each.
 
-How many GMIs, by which backend, with how much over-commitment, evenly or not. In a row `num_env`
-rises by powers of two and the half steps between. Algorithm `paper` (GMI-DRL, Algorithm 2) knows
-powers of two alone, of both, and the backend that `auto` means.
+In a row `num_env` rises by powers of two and the half steps between. Algorithm `paper` (GMI-DRL,
+Algorithm 2) knows powers of two alone, of both, and the backend that `auto` means.
 """
 
 from __future__ import annotations
@@ -95,8 +94,8 @@ def _backends(
 def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
     """Yields shares of a device's SMs where its GMIs have different roles: two thirds for the one.
 
-    The roles' needs differ (GMI-DRL, Table 3), and which needs more the measurement says. Thirds
-    are the step after halves; over-commitment covers what lies between, as idle SMs are lent then.
+    The roles' needs differ (GMI-DRL, Table 3), and which needs more the measurement says.
+    Over-commitment covers what lies between.
     """
     kinds = list(dict.fromkeys(device))
     if len(kinds) == 2:

@@ -1,8 +1,6 @@
 """Drives a search of tuning: asks are answered from the journal if they are there, else measured.
 
-Knows of no process: what measures, the journal and the listener are given to it. A tuner that was
-killed is run again with the same space and budget, and measures nothing twice: the search is pure
-and makes the same asks, whose answers are there.
+A tuner that was killed makes the same asks again, and measures nothing twice.
 """
 
 from __future__ import annotations
@@ -72,11 +70,10 @@ def run_search(
 ) -> SearchOutcome:
     """What `search` chooses in `space` with `budget_s` seconds of the clock.
 
-    What is taken from the journal counts with the seconds it took then; what is no longer asked for
-    does not. Blocks as long as `profile` does; nothing ends a measurement once it has begun. The
-    last one is shorter than it was asked for where less is left. Each is on record before the next
-    begins. `waits_s`: how long `profile` waits for a first iteration; what was too slow where that
-    was less is measured again. BudgetTooShort when not one fits, NothingMeasured when all fail.
+    What is recalled counts with the seconds it took. Blocks as long as `profile` does; nothing ends
+    a measurement once it has begun, and each is on record before the next begins. `waits_s`: how
+    long `profile` waits for a first iteration; what was too slow where that was less is measured
+    again. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
     answerer = _Answerer(profile, journal, budget_s, listener, clock=clock, waits_s=waits_s)
     while (ask := search.ask()) is not None:

@@ -58,8 +58,7 @@ def measure(request: TuneRequest, title: str, view: ViewName, *, again: bool) ->
 
     Blocks for the config's budget and some seconds, longer if its last candidate is slow to start;
     before that for another tuner, up to `TUNER_TIMEOUT`. ConfigError when there is nothing to tune,
-    TuneError when nothing is found, and what is wrong with the runtime. Everything that was
-    measured until then stays on record.
+    TuneError when nothing is found. Everything that was measured until then stays on record.
     """
     space_of(request.config, request.topology)  # what is wrong is said before any wait
     with _alone(title, view):

@@ -42,8 +42,7 @@ def space_of(
     """Every candidate of `config` that `check` lets run here, and what is held fixed, in words.
 
     `works`: the backends that were found to work on these GPUs; None: all that are not known to be
-    unusable. What the config says `auto` of is free, and if it says it of nothing, both are.
-    ConfigError where there is nothing to tune, or no candidate can run.
+    unusable. ConfigError where there is nothing to tune, or no candidate can run.
     """
     if config.layout.file is not None:
         rule = "it says which GMIs there are, and these are what tuning finds"
@@ -103,8 +102,8 @@ def auto_faults(config: Config, topology: Topology) -> list[Fault]:
 def environments(config: Config, topology: Topology) -> int:
     """How many steps an update takes of all GMIs for each step of the horizon.
 
-    Of a resolved config with a template. In sync modes all GMIs that simulate fill an update; in
-    async each trainer takes so many segments.
+    In sync modes all GMIs that simulate fill an update; in async each trainer takes so many
+    segments.
     """
     planned = template_of(config).planned(shape_of(config, topology))
     gmis = [roles for device in planned for roles in device]
@@ -115,10 +114,9 @@ def environments(config: Config, topology: Topology) -> int:
 
 
 def most_samples(config: Config, topology: Topology) -> int | None:
-    """The largest batch that is tried: a run of its length must have updates enough to learn.
+    """The largest batch that is tried: a run must have updates enough to learn; None: any.
 
-    That of the config as it is, if that is larger; None where nothing is learned, or the batch is
-    held. A power of two otherwise, so that a run a little longer is tuned alike.
+    A power of two, so that a run a little longer is tuned alike, or that of the config if larger.
     """
     if config.mode == "serving" or config.tune.batch is not None:
         return None
@@ -134,10 +132,7 @@ def horizons(config: Config) -> tuple[int, int]:
 
 
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
-    """The resolved config that is `config` with a candidate's values.
-
-    A candidate with `percents` needs the layout file that `layout_text` is for.
-    """
+    """`config` with a candidate's values, whose layout file it needs where `percents` differ."""
     row = candidate.row
     chosen = resolved(
         config,
@@ -161,10 +156,7 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
 
 
 def own_of(config: Config, space: Space) -> Candidate | None:
-    """The candidate that is `config` as it is given.
-
-    None if that leaves something open, or is none of those that are tried.
-    """
+    """The candidate that is `config` as it is given; None if none of `space` is."""
     own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
     every = (one for row in space.rows for one in row)
     return next((c for c in every if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
@@ -176,10 +168,7 @@ def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str
 
 
 def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
-    """What becomes of the learning problem with this candidate, in plain words; "" if nothing.
-
-    Compared with the config as it is given, `auto` being what a plain user has.
-    """
+    """What becomes of the batch and horizon of the config with this candidate; "" if nothing."""
     plain = simplest(config)
     before = environments(plain, topology) * plain.algorithm.horizon
     horizon = ""

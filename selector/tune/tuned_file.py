@@ -54,9 +54,9 @@ class TunedFile:
         return self.path.with_name(f"{self.path.stem}.report")
 
     def write(self, config: Config, layout: str | None, head: Sequence[str]) -> None:
-        """Writes the config, and the layout's text if it needs one; OutputError if that fails.
+        """Writes the config, and its layout file `layout` if it has one; OutputError if it cannot.
 
-        `head`: lines of the comment at the top. The config's layout file, if any, is `layout`.
+        `head`: lines of the comment at the top.
         """
         data = config.model_dump(mode="json", exclude_unset=True)
         if config.layout.file is not None:

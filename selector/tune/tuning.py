@@ -1,7 +1,7 @@
 """Finds num_env and GMIs per GPU by measuring, and writes a config with them.
 
-What was found once is on record, and answers: `launch` and `plan` take it for what a config says
-`auto` of, and runs are held against what was promised. Nothing here imports torch.
+What was found is on record: `launch` and `plan` take it for what a config says `auto` of, and runs
+are held against it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -75,10 +75,9 @@ def tune(
 
     `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
     write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record.
-    Blocks for the budget and some seconds, longer if its last candidate is slow to start; before
-    that for another tuner on this machine. One that was ended goes on where it was. Raises
-    ConfigError with every fault, TuneError when nothing was found or can be written; leaves no
-    process behind.
+    Blocks for the budget and some seconds; before that for another tuner on this machine. One that
+    was ended goes on where it was. Raises ConfigError with every fault, TuneError when nothing was
+    found or can be written; leaves no process behind.
     """
     with terminate_as_interrupt():
         source = Path(config) if isinstance(config, (str, Path)) else None
@@ -118,8 +117,7 @@ def resolve(
 ) -> tuple[Config, list[str]]:
     """`config` with what tuning found for `auto`, and lines that say so.
 
-    Takes a fresh record, and measures first where there is none, or one that a shorter budget
-    ended, as `tune` does.
+    Measures first where there is no fresh record, or one that a shorter budget ended.
     """
     request = TuneRequest.of(config, beside)
     recorded = request.fresh()

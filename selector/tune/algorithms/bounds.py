@@ -40,7 +40,7 @@ def in_row(known: Observations, row: int, gap: int = 1) -> list[Place]:
 def above(known: Observations, row: int, step: int) -> int:
     """The place `step` half steps above a row's last measured, or below what is barred there.
 
-    Half-way to what failed: how far that reaches down is not known. The last itself, if none is.
+    Half-way to what failed. The last itself, if none is.
     """
     last, top, candidates = known.measured_in(row)[-1], known.top(row), known.rows[row]
     failed = top < len(candidates) and known.is_done(candidates[top])
@@ -50,7 +50,7 @@ def above(known: Observations, row: int, step: int) -> int:
 def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
     """What a row's measured points let its `at`-th candidate reach; infinite without any.
 
-    No more than `once` times what a single point has, unless that is only where nothing failed.
+    No more than `once` times what a single point has, unless something failed there.
     """
     points = known.points(row)
     if not points:
@@ -65,8 +65,8 @@ def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
 def everywhere(known: Observations, reach: int = 1) -> list[Place]:
     """All of `in_row`, and in rows beside the best what lies where the best does in its own row.
 
-    Beside: as many GMIs, or the `reach` next numbers up or down, shared in any way. There: as many
-    environments in each GMI, or on each device.
+    Beside: as many GMIs, or the `reach` next numbers up or down. There: as many environments in
+    each GMI, or on each device.
     """
     places = [place for row in range(len(known.rows)) for place in in_row(known, row)]
     best = known.best()

@@ -1,30 +1,24 @@
 """Searches as `gmi-drl tune` does unless told otherwise.
 
-It climbs the first row, the fewest GMIs, in steps of four times as many
-environments. An iteration takes a fixed time, and a time for each environment that does not get
-shorter when there are more of them. So what was measured says what each other place of a row can
-reach at most (`throughput_bound`), and the climb ends where all that is left of the row can reach
-less than 1 % more, or 3 % where memory grows more than ten times as fast as throughput (Sat below
-0.1). Gaps beside the best are then halved. The other rows are looked at by rising number of GMIs,
-each where as many environments of a device lie as the best has, until two numbers in succession
-are worse by a tenth; of several ways to share a device, the best with the second number is kept.
+It climbs the first row, the fewest GMIs, in steps of four times as many environments, until what is
+left of the row can reach less than 1 % more (`throughput_bound`), or 3 % where memory grows more
+than ten times as fast as throughput (Sat below 0.1); gaps beside the best are then halved. The
+other rows are looked at by rising number of GMIs, each where as many environments of a device lie
+as the best has, until two numbers in succession are worse by a tenth; of several ways to share a
+device, the best with the second number is kept. The config as it was given, if it is a candidate,
+is the second that is asked for, and is chosen where nothing is faster by more than two standard
+errors.
 
-The config as it was given, if it is a candidate, is the second that is asked for: what is chosen is
-held against it, and is it where nothing is faster by more than two standard errors.
+From then on it asks for what can reach most: gaps in any row, beyond the ends of what a row has
+measured, and the place of the best in rows beside its own. Not asked for is what a projection says
+does not fit the memory, whose three iterations take longer than eight first looks, or what lies
+above a failure in its row. This ends when nothing can reach 1 % more than the best.
 
-From then on it always asks for what can reach most: gaps in any row, beyond the ends of what a row
-has measured, and in rows beside the best (as many GMIs, or the next number or two up or down,
-shared in any way) the place of the best. Nothing is asked for that a projection says does not fit
-the memory, whose three iterations take longer than eight first looks, or that lies above a failure
-in its row. This ends when nothing can reach 1 % more than the best.
-
-Answers that are not sure are asked for again: always the less certain of the best and of the one
-that may be better still by what noise hides. Noisy ones get more time, as much as makes a look
-certain to 5 %, but 16 times the first at most, and a quarter of the asks is kept to tell the best
-apart. Answers for one candidate are combined by 1 / error^2. Of those that are within 1 % of the
-best, and within the noise, the one with the fewest samples between two updates wins, as smaller
-batches learn better; such are looked for in the row of the best, unless the config as given is
-within the noise. All in all it asks for a quarter of the space at most.
+Answers that are not sure are asked for again: the less certain of the best and of the one that may
+be better still by what noise hides. Noisy ones get as much time as makes a look certain to 5 %, but
+16 times the first at most, and a quarter of the asks is kept to tell the best apart. Of those
+within 1 % of the best, and within the noise, the one with the fewest samples between two updates
+wins, as smaller batches learn better. All in all it asks for a quarter of the space at most.
 """
 
 from __future__ import annotations
@@ -69,8 +63,7 @@ def default(
 
     `own`: the candidate that is the config as it was given. `seconds` is what a first look at a
     quiet candidate takes; asks take up to 16 x as long where answers are noisy, and up to 8 x for
-    long iterations. What fewer `profiles` than the quarter have ended is not complete. ValueError
-    unless `seconds` is above 0.
+    long iterations. ValueError unless it is above 0.
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
@@ -159,10 +152,7 @@ class _Default:
             yield from self._ask(candidates[at])
 
     def _refine(self, places: Callable[[], list[Place]]) -> _Steps:
-        """Asks for what can reach most, until nothing can reach more than the best.
-
-        Nor more than noise may hide, when no more asks are left than are kept to tell.
-        """
+        """Asks for what can reach more than the best, or may by noise while asks are left for it."""
         while open_places := places():
             highest, one = max(open_places, key=lambda place: (place[0], place[1].samples))
             best = self.known.best()

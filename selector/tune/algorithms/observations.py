@@ -85,10 +85,7 @@ def is_uncertain(measured: Measured) -> bool:
 def usable(
     measured: Mapping[Candidate, Measured], failed: Collection[Candidate]
 ) -> list[Candidate]:
-    """Those that may be chosen: measured, not failed since, and with memory left for a long run.
-
-    Where all that ran fill it, all of them.
-    """
+    """Those measured, not failed since, and with memory left for a long run; if all fill it, all."""
     ran = [candidate for candidate in measured if candidate not in failed]
     return [candidate for candidate in ran if measured[candidate].memory <= FULL] or ran
 
@@ -102,11 +99,7 @@ class SearchEnded(Exception):
 
 
 class Observations:
-    """The answers so far. Those for one candidate are combined by 1 / error^2.
-
-    `own` is the candidate that is the config as it was given: nothing wins over it that is not
-    faster beyond the noise.
-    """
+    """The answers so far. Nothing wins over `own`, the config as given, within the noise."""
 
     def __init__(self, space: Space, longest_s: float, own: Candidate | None = None) -> None:
         self.rows = space.rows
@@ -180,10 +173,7 @@ class Observations:
         return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
 
     def points(self, row: int) -> list[Point]:
-        """The measured points of a row, by rising num_env, without those that are near another.
-
-        Between two near ones noise is more than the curve. A ladder's own steps are wider.
-        """
+        """The measured points of a row, rising, without near ones, whose noise is the larger."""
         if row not in self._points:
             points: list[Point] = []
             for one in (self.rows[row][i] for i in self.measured_in(row)):
@@ -262,10 +252,7 @@ class Observations:
         return self._top[row]
 
     def winner(self) -> Candidate | None:
-        """The config as given, if nothing is faster beyond the noise.
-
-        Else, of the best and those that are alike, the one with the fewest samples between updates.
-        """
+        """The config as given, or what is beyond the noise of it with the fewest samples."""
         best = self.best()
         if best is None:
             return None

@@ -27,7 +27,7 @@ def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
     """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all.
 
     Every profile gets the same `seconds`. The rows are what the space has (the paper's: one, two,
-    four, eight ... GMIs), `num_env` whatever is in them (the paper's: powers of two from 128).
+    four, eight ... GMIs, and `num_env` by powers of two from 128).
     """
     return TuneSearch(_paper(space, seconds, alpha))
 

@@ -1,13 +1,11 @@
 """Estimates how fast a run is, by what it says after each iteration, and how sure that is. Pure.
 
-A rate is environment steps over seconds of several iterations, and its error the standard error of
-that ratio. Three things would make the error a lie, and are met:
-- the first iterations are slower (allocators and caches fill): so many are left out as make the
-  error of the others least, at most half (White 1997, "An effective truncation heuristic for bias
-  reduction in simulation output": the marginal standard error rule);
-- neighbours are alike: many short iterations are taken together in batches, and what is left of
-  their correlation counts;
-- few numbers show too little of the spread: Student's t.
+A rate is environment steps over seconds of several iterations, its error the standard error of that
+ratio. Three things would make the error a lie: the first iterations are slower: so many are left
+out as make the error of the others least, at most half (White 1997, "An effective truncation
+heuristic for bias reduction in simulation output": the marginal standard error rule); neighbours
+are alike: short iterations are taken together in batches, and what is left of their correlation
+counts; few numbers show too little: Student's t.
 """
 
 from __future__ import annotations
@@ -36,10 +34,7 @@ _STUDENT: Final = (1.84, 1.32, 1.20, 1.14)
 
 @dataclass(frozen=True)
 class Reading:
-    """What one stream of iterations says after one of them.
-
-    All GMIs that train are one stream: they meet in each iteration. GMIs that serve are one each.
-    """
+    """What a stream says after an iteration: all GMIs that train, which meet, or one that serves."""
 
     steps: int  # environment steps so far
     time_s: float  # so far, on any clock
@@ -83,8 +78,8 @@ def estimate(
 ) -> Estimate | None:
     """Of the streams of a run together; None until each has two readings.
 
-    The first reading only says where counting starts: its own iteration is the warm-up's. `others`
-    are streams whose steps are in `streams` already: their phases count, and nothing else.
+    The first reading's own iteration is the warm-up's. `others` are streams whose steps are in
+    `streams` already: only their phases count.
     """
     if not streams or any(len(readings) < 2 for readings in streams):
         return None
@@ -128,10 +123,7 @@ def _relative(rate: _Rate) -> float:
 
 
 def _alone(first: Reading, only: _Stretch) -> _Rate:
-    """Of one iteration: held against the first, where the clock began with that.
-
-    The first one has the warm-up in it, so that they differ by more than two later ones would.
-    """
+    """Of one iteration, held against the first, which has the warm-up in it."""
     rate = _ratio([only])
     if first.time_s > 0 and rate.value:
         off = abs(first.steps / first.time_s / rate.value - 1)

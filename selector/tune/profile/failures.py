@@ -37,8 +37,7 @@ def classify(
 ) -> Failed | None:
     """What an error of `launch` says of the candidate; None: it is trouble of another kind.
 
-    `layout` is the one that ran, if any did; `oom_kills` counts the processes that the kernel
-    killed for want of memory while it ran.
+    `oom_kills` counts the processes that the kernel killed for want of memory while it ran.
     """
     if isinstance(error, GmiDied):
         return _of_gmi(error, layout, oom_kills)

@@ -1,7 +1,6 @@
 """Measures one candidate: all its GMIs together, by the real launcher and the real roles.
 
-The caller keeps a runtime warm (`runtime.init(PRELOAD)`, once), so that a candidate costs processes
-and work, and no import of torch.
+The caller keeps a runtime warm (`runtime.init(PRELOAD)`), so that no candidate imports torch.
 """
 
 from __future__ import annotations
@@ -109,10 +108,7 @@ class ProfileWatch:
         self._first_s: float | None = None  # when every stream had its first reading
 
     def show(self, record: dict[str, Any]) -> None:
-        """See `Watch`: an iteration of all that train, or what one GMI has served.
-
-        Lines of metrics that the launcher makes of the latter are heard already.
-        """
+        """See `Watch`: an iteration of all that train, or what one GMI has served."""
         try:
             if record.get("kind") == "served":
                 number, time_s, seconds = record["gmi_id"], record["until_s"], [record["seconds"]]
