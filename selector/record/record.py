@@ -13,7 +13,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -107,7 +107,8 @@ class TuneRecord:
         """The record with one more line."""
         kind, values = line["kind"], dict(vars(self))
         if kind == "profile":
-            values["profiles"] += ((_ask_of(line["ask"]), _answer_of(line["answer"])),)
+            ask = Ask(candidate_of(line["ask"]["candidate"]), float(line["ask"]["seconds"]))
+            values["profiles"] += ((ask, _answer_of(line["answer"])),)
             values["costs_s"] += (float(line["cost_s"]),)
             values["waits_s"] += (float(line.get("waits_s", 0.0)),)
         elif kind == "race":
@@ -116,9 +117,10 @@ class TuneRecord:
             chosen = _chosen_of(line)
             values |= {"chosen": chosen, "choice": line, "drifts": ()}
             if line.get("raced"):  # who had won was not known when the lines of the race came
-                values["races"] = tuple(
+                races = [
                     {**race, "winner": race["candidate"] == chosen.winner} for race in self.races
-                )
+                ]
+                values["races"] = tuple(races)
         elif kind == "drift":
             values["drifts"] += (line,)
         else:
@@ -139,7 +141,7 @@ def read(path: Path) -> TuneRecord:
 def records() -> Iterator[TuneRecord]:
     """All records of this user that can be read, the newest first."""
     with contextlib.suppress(OSError):
-        for path in sorted(records_folder().glob("*.jsonl"), key=_age, reverse=True):
+        for path in _newest_first(records_folder()):
             with contextlib.suppress(OSError, RecordError):
                 yield read(path)
 
@@ -219,8 +221,8 @@ class TuneJournal:
         self, ask: Ask, answer: Measured | Failed, cost_s: float, waits_s: float = 0.0
     ) -> None:
         """Adds a measurement that took `cost_s`, its first iteration waited for up to `waits_s`."""
-        measurement = {"ask": asdict(ask), "answer": asdict(answer)}
-        self._add("profile", {**measurement, "cost_s": cost_s, "waits_s": waits_s})
+        facts = {"ask": asdict(ask), "answer": asdict(answer), "cost_s": cost_s, "waits_s": waits_s}
+        self._add("profile", facts)
 
     def raced(self, candidate: Candidate, facts: Mapping[str, Any]) -> None:
         """Adds how one finalist did in one round of a race."""
@@ -234,17 +236,15 @@ class TuneJournal:
         line = {"kind": kind, "at": time.time(), **facts}
         text = line_text(line)
         self.record, self.text = self.record.extended(json.loads(text)), self.text + text
-        if self.trouble:
-            return
         try:
-            append(self.path, line)
+            if not self.trouble:
+                append(self.path, line)
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.trouble = (
-            f"{self.path} cannot be written ({error.strerror}); what is measured is not kept"
-        )
+        why = f"cannot be written ({error.strerror}); what is measured is not kept"
+        self.trouble = f"{self.path} {why}"
 
 
 def candidate_of(data: Mapping[str, Any]) -> Candidate:
@@ -254,10 +254,6 @@ def candidate_of(data: Mapping[str, Any]) -> Candidate:
         row["percents"] = tuple(int(percent) for percent in row["percents"])
     sizes = (int(data[key]) for key in ("num_env", "horizon", "samples"))
     return Candidate(DeviceSplit(**row), *sizes)
-
-
-def _ask_of(data: Mapping[str, Any]) -> Ask:
-    return Ask(candidate_of(data["candidate"]), float(data["seconds"]))
 
 
 def _answer_of(data: Mapping[str, Any]) -> Measured | Failed:
@@ -284,15 +280,16 @@ def _chosen_of(data: Mapping[str, Any]) -> Chosen:
 
 
 def _prune(path: Path) -> None:
-    others: Sequence[Path] = [p for p in path.parent.glob("*.jsonl") if p != path]
-    for old in sorted(others, key=_age, reverse=True)[_MAX_RECORDS - 1 :]:
+    others = [other for other in _newest_first(path.parent) if other != path]
+    for old in others[_MAX_RECORDS - 1 :]:
         for gone in (old, old.with_suffix(".layout.yaml")):
             with contextlib.suppress(OSError):
                 gone.unlink()
 
 
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # it has just gone
-        return 0.0
+def _newest_first(folder: Path) -> list[Path]:
+    times: dict[Path, float] = {}
+    for path in folder.glob("*.jsonl"):
+        with contextlib.suppress(OSError):  # it has just gone
+            times[path] = path.stat().st_mtime
+    return sorted(times, key=times.__getitem__, reverse=True)

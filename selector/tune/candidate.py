@@ -160,11 +160,6 @@ def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
     return parts
 
 
-def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
-    """Sorts by number of GMIs, then by what they get: rows without percents compare too."""
-    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
-
-
 def shape_text(candidate: Candidate) -> str:
     """A candidate on its own: num_env 512, 2 GMIs on each device, backend mps."""
     row = candidate.row

@@ -146,7 +146,7 @@ def return_at(curve: TrainingCurve, seconds: float) -> float | None:
 
 
 def scores_of(record: TuneRecord) -> list[RaceScore]:
-    """How the race was judged that led to the choice; before there is one, what each run came to."""
+    """How the race was judged that led to the choice; before that, what each run came to."""
     if "judged" in record.choice:
         lines = record.choice["judged"]
         return [

@@ -15,7 +15,7 @@ from gmi_drl.launcher.view.screen import Screen, ViewName, bar, duration, opened
 from gmi_drl.placement import counted
 from gmi_drl.selector.record.results import results_of
 
-from .candidate import Answer, Ask, Failed, Measured, Space, candidate_text
+from .candidate import Ask, Failed, Measured, Space, candidate_text
 
 _LAST: Final = 8  # answers that a terminal shows
 
@@ -32,7 +32,7 @@ class TuneView:
 
     def __init__(self, screen: Screen, title: str, space: Space, budget_s: float) -> None:
         self._screen, self._title, self._space, self._budget_s = screen, title, space, budget_s
-        self._profiles: list[tuple[Ask, Answer]] = []
+        self._profiles: list[tuple[Ask, Measured | Failed]] = []
         self._splits = space.splits
         self._width = max(len(candidate_text(c, self._splits)) for row in space.rows for c in row)
         self._now, self._since_s, self._left_s = "", time.monotonic(), budget_s
@@ -43,18 +43,20 @@ class TuneView:
         self._screen.note(text)
 
     def asks(self, ask: Ask, left_s: float) -> None:
-        """This candidate is measured from now on."""
+        """It is being measured from now on."""
         self._begin(candidate_text(ask.candidate, self._splits), left_s)
 
-    def answers(self, ask: Ask, answer: Answer, *, recalled: bool, left_s: float) -> None:
-        """It has been; `recalled`: long ago, and the record told."""
+    def answers(
+        self, ask: Ask, answer: Measured | Failed, *, recalled: bool, left_s: float
+    ) -> None:
+        """It was measured, or (`recalled`) it was on record."""
         before = self._best()
         self._profiles.append((ask, answer))
         self._begin("", left_s)
         is_best = isinstance(answer, Measured) and self._best() != before
         self._screen.line(
             f"{len(self._profiles):4d}  "
-            f"{candidate_text(ask.candidate, self._splits):<{self._width}}  {answer_text(answer)}  "
+            f"{candidate_text(ask.candidate, self._splits):<{self._width}}  {_answer_text(answer)}  "
             f"{'on record' if recalled else f'{duration(max(0.0, left_s))} left'}"
             f"{'  best so far' if is_best else ''}"
         )
@@ -92,7 +94,7 @@ class TuneView:
         for ask, answer in self._profiles[-_LAST:]:
             style = "red" if isinstance(answer, Failed) else ""
             setting = candidate_text(ask.candidate, self._splits)
-            table.add_row(setting, Text(answer_text(answer).strip(), style))
+            table.add_row(setting, Text(_answer_text(answer).strip(), style))
         lines = Table.grid(padding=(0, 2))
         for name, text in (
             ("now", f"{self._now or '...'}   {duration(since_s)}"),
@@ -105,10 +107,7 @@ class TuneView:
         return Group(head, lines, bar(budget_s, budget_s - left_s, width))
 
 
-def answer_text(answer: Answer) -> str:
-    """An answer on a line."""
-    if isinstance(answer, Measured):
-        return f"{answer.steps_per_s:>11,.0f} steps/s ± {100 * answer.error:.1f} %"
+def _answer_text(answer: Measured | Failed) -> str:
     if isinstance(answer, Failed):
         return f"{'failed':>11} ({answer.reason}): {answer.text}"
-    return f"{'-':>11} the budget is used up"
+    return f"{answer.steps_per_s:>11,.0f} steps/s ± {100 * answer.error:.1f} %"

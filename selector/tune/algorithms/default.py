@@ -152,7 +152,7 @@ class _Default:
             yield from self._ask(candidates[at])
 
     def _refine(self, places: Callable[[], list[Place]]) -> _Steps:
-        """Asks for what can reach more than the best, or may by noise while asks are left for it."""
+        """Asks for what can reach more than the best, or may by noise while asks are left."""
         while open_places := places():
             highest, one = max(open_places, key=lambda place: (place[0], place[1].samples))
             best = self.known.best()

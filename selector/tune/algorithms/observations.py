@@ -85,7 +85,7 @@ def is_uncertain(measured: Measured) -> bool:
 def usable(
     measured: Mapping[Candidate, Measured], failed: Collection[Candidate]
 ) -> list[Candidate]:
-    """Those measured, not failed since, and with memory left for a long run; if all fill it, all."""
+    """Those measured, not failed since, with memory left for a long run; if all fill it, all."""
     ran = [candidate for candidate in measured if candidate not in failed]
     return [candidate for candidate in ran if measured[candidate].memory <= FULL] or ran
 

@@ -34,7 +34,7 @@ _STUDENT: Final = (1.84, 1.32, 1.20, 1.14)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a stream says after an iteration: all GMIs that train, which meet, or one that serves."""
+    """What a stream says after an iteration: of all GMIs that train, or of one that serves."""
 
     steps: int  # environment steps so far
     time_s: float  # so far, on any clock
