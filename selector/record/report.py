@@ -6,7 +6,7 @@ import re
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.launcher.view.tables import print_table
@@ -30,58 +30,44 @@ _KEY: Final = (
 _CELL: Final = 14  # columns of the terminal for one row of the space
 
 
-@dataclass(frozen=True)
-class ReportTable:
-    """A part of the report: every row has a cell for each column."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    key: str = ""  # what its marks mean
-    numbers: bool = False  # all columns but the first are to the right
-
-
 def show(console: Console, record: TuneRecord) -> None:
     """Prints all there is to say of a record, whether it is finished or not."""
-    results = record.results()
+    results, table = record.results(), partial(print_table, console, style_of=_style)
     console.out(headline(record), highlight=False, style="bold" if is_sure(record) else "")
     for text in (why(record), sureness(record)):
         _wrapped(console, text)
     console.out("")
-    for table in tables(record, results, max(1, (console.width - 10) // _CELL)):
-        print_table(
-            console, table.title, table.columns, table.rows, numbers=table.numbers, style_of=_style
-        )
-        console.out(f"{table.key}\n" if table.key else "", highlight=False)
-    for line in notes(record):
+    columns, most = list(results.rows), max(1, (console.width - 10) // _CELL)
+    for first in range(0, len(columns), most):
+        few = columns[first : first + most]
+        names = (row_text(row, results.rows) for row in few)
+        table("Steps/s", ("num_env", *names), _throughput(results, few), numbers=True)
+        console.out(f"{_KEY}\n", highlight=False)
+    rows: Sequence[tuple[str, ...]]
+    if named := compared(results):
+        rows = _closer(named, results, record.header.get("mode") != "serving")
+        table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
+        console.out("")
+    if record.races:
+        head = ("round", "setting", "after", "return", "")
+        table("Return at equal time", head, _races(record, results))
+        console.out("")
+    if results.failures:
+        rows = [
+            (candidate_text(f.candidate, results.rows), f.failed.reason, f.failed.text)
+            for f in results.failures
+        ]
+        table("Failed", ("setting", "what", "what it said"), rows)
+        console.out("")
+    if rows := list(_left_out(results)):
+        table("Left out", ("GMIs", "num_env", "why"), rows)
+        console.out("")
+    for line in _notes(record):
         _wrapped(console, line)
     console.out(f"Record: {record.path}", highlight=False)  # whole, to be copied
 
 
-def tables(record: TuneRecord, results: TuneResults, most: int) -> Iterator[ReportTable]:
-    """The tables of a report; `most` rows of the space fit beside each other."""
-    columns = list(results.rows)
-    for first in range(0, len(columns), most):
-        yield _throughput(results, columns[first : first + most])
-    if results.winner is not None:
-        trains = record.header.get("mode") != "serving"
-        yield _closer(compared(results), results, trains)
-    if record.races:
-        yield _races(record, results)
-    if results.failures:
-        yield ReportTable(
-            "Failed",
-            ("setting", "what", "what it said"),
-            tuple(
-                (candidate_text(f.candidate, results.rows), f.failed.reason, f.failed.text)
-                for f in results.failures
-            ),
-        )
-    if out := tuple(_left_out(results)):
-        yield ReportTable("Left out", ("GMIs", "num_env", "why"), out)
-
-
-def notes(record: TuneRecord) -> Iterator[str]:
+def _notes(record: TuneRecord) -> Iterator[str]:
     """What was held fixed, where and when it was measured, and whether it still holds."""
     header = record.header
     if held := header.get("held"):
@@ -101,7 +87,7 @@ def notes(record: TuneRecord) -> Iterator[str]:
         yield f"Stale: {drift.get('text') or 'a run did other than promised'}. Tune again."
 
 
-def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> ReportTable:
+def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple[str, ...]]:
     """steps/s: a line for each num_env, a column for each row of the space."""
     cells: dict[tuple[int, DeviceSplit], str] = {}
     for skipped in results.chosen.skipped if results.chosen else ():
@@ -114,23 +100,15 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> ReportTabl
             mark = _WINNER if result is results.winner else mark
             text = f"{result.measured.steps_per_s:,.0f} {mark or ' '}"
             cells[result.candidate.num_env, row] = text
-    for failure in results.failures:
-        cells[failure.candidate.num_env, failure.candidate.row] = (
-            f"{failure.failed.reason} {_FAILED}"
-        )
+    for one in results.failures:
+        cells[one.candidate.num_env, one.candidate.row] = f"{one.failed.reason} {_FAILED}"
     ladder = sorted({num_env for num_env, row in cells if row in rows})
-    return ReportTable(
-        "Steps/s",
-        ("num_env", *(row_text(row, results.rows) for row in rows)),
-        tuple((f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder),
-        _KEY,
-        numbers=True,
-    )
+    return [(f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder]
 
 
 def _closer(
     named: Sequence[tuple[str, CandidateResult]], results: TuneResults, trains: bool
-) -> ReportTable:
+) -> list[tuple[str, ...]]:
     """All that is known of a few, side by side."""
     few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
     phases = {phase: None for measured in few for phase in measured.phases}
@@ -147,16 +125,15 @@ def _closer(
         ("SMs active", *map(_percent, few)),
         ("measured", *(f"{m.seconds:.1f} s, {counted(m.iterations, 'iteration')}" for m in few)),
     ]
-    known = tuple(line for line in lines if set(line[1:]) != {"-"})
-    return ReportTable("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
+    return [line for line in lines if set(line[1:]) != {"-"}]
 
 
-def _races(record: TuneRecord, results: TuneResults) -> ReportTable:
+def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
     """What decided: the returns when all of a round had trained for as long."""
     scores = sorted(scores_of(record), key=lambda score: score.round)
     last = max((score.round for score in scores), default=0)
     winner = results.winner and results.winner.candidate
-    rows = [
+    return [
         (
             str(score.round),
             candidate_text(score.candidate, results.rows),
@@ -168,8 +145,6 @@ def _races(record: TuneRecord, results: TuneResults) -> ReportTable:
         )
         for score in scores
     ]
-    columns = ("round", "setting", "after", "return", "")
-    return ReportTable("Return at equal time", columns, tuple(rows))
 
 
 def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly
 from gmi_drl.selector.tune.algorithms.saturation import mem_bytes
-from gmi_drl.selector.tune.candidate import (
-    Candidate,
-    DeviceSplit,
-    Failed,
-    Measured,
-    Spent,
-    row_order,
-)
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured
 
 if TYPE_CHECKING:
     from gmi_drl.selector.tune.candidate import Ask, Chosen
@@ -102,7 +95,7 @@ class TuneResults:
         return "config as given" if own else "plain start"
 
     def knee(self, row: DeviceSplit) -> CandidateResult | None:
-        """The first of a row than which nothing larger is clearly faster; None if it is the last."""
+        """The first of a row than which nothing larger is clearly faster; None for the last."""
         along = self.rows[row]
         for place, result in enumerate(along[:-1], 1):
             later = max(other.measured.steps_per_s for other in along[place:])

@@ -56,7 +56,8 @@ class TuneView:
         is_best = isinstance(answer, Measured) and self._best() != before
         self._screen.line(
             f"{len(self._profiles):4d}  "
-            f"{candidate_text(ask.candidate, self._splits):<{self._width}}  {_answer_text(answer)}  "
+            f"{candidate_text(ask.candidate, self._splits):<{self._width}}  "
+            f"{_answer_text(answer)}  "
             f"{'on record' if recalled else f'{duration(max(0.0, left_s))} left'}"
             f"{'  best so far' if is_best else ''}"
         )
