@@ -90,6 +90,11 @@ class TuneRecord:
         """Environment steps a second of the winner, where there is one."""
         return float(self.choice["steps_per_s"]) if "steps_per_s" in self.choice else None
 
+    @property
+    def when(self) -> str:
+        """When its choice was made, for people."""
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(float(self.choice["at"])))
+
     @classmethod
     def of(cls, journal: Journal) -> TuneRecord:
         """What a journal says; RecordError for what no tuner has written."""

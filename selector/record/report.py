@@ -62,12 +62,12 @@ def show(console: Console, record: TuneRecord) -> None:
     if rows := list(_left_out(results)):
         table("Left out", ("GMIs", "num_env", "why"), rows)
         console.out("")
-    for line in _notes(record):
+    for line in notes(record):
         _wrapped(console, line)
     console.out(f"Record: {record.path}", highlight=False)  # whole, to be copied
 
 
-def _notes(record: TuneRecord) -> Iterator[str]:
+def notes(record: TuneRecord) -> Iterator[str]:
     """What was held fixed, where and when it was measured, and whether it still holds."""
     header = record.header
     if held := header.get("held"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +52,9 @@ class TuneRequest:
     def stale(self) -> Iterator[str]:
         """Why what is on record of this config does not answer; nothing if there is nothing."""
         record = self.record()
-        if record is not None:
-            if record.drifts:
-                yield f"{record.drifts[-1]['text']}: it is tuned anew"
-            return
-        if (other := self.elsewhere()) is not None:
+        if record is not None and record.drifts:
+            yield f"{record.drifts[-1]['text']}: it is tuned anew"
+        elif record is None and (other := self.elsewhere()) is not None:
             yield f"{other[0]}: tuned anew"
 
     def elsewhere(self) -> tuple[str, Path] | None:
@@ -101,11 +98,9 @@ def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str
     assert record.chosen is not None
     winner = record.chosen.winner
     assert winner is not None, record.path
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(record.choice["at"])))
-    line = f"{shape_text(winner)}: tuned {when}, {record.promised:,.0f} steps/s promised"
-    changes = batch_sentence(request.config, request.topology, winner)
-    lines = [line, *([changes] if changes else [])]
-    return request.resolved(winner, record.choice.get("layout")), lines
+    line = f"{shape_text(winner)}: tuned {record.when}, {record.promised:,.0f} steps/s promised"
+    lines = filter(None, [line, batch_sentence(request.config, request.topology, winner)])
+    return request.resolved(winner, record.choice.get("layout")), list(lines)
 
 
 def still_answers(record: TuneRecord, budget_s: float) -> bool:
