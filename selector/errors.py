@@ -49,13 +49,11 @@ class NothingMeasured(TuneError):
 
     def __str__(self) -> str:
         tried = "the candidate" if len(self.reasons) == 1 else f"all {len(self.reasons)} candidates"
-        return "\n".join(
-            [
-                f"nothing could be measured: {tried} that tuning tried failed. Launch one with "
-                "gmi-drl launch --set to see more, or allow smaller ones (tune.min_num_env).",
-                *(f"  {reason}" for reason in self.reasons),
-            ]
+        head = (
+            f"nothing could be measured: {tried} that tuning tried failed. Launch one with gmi-drl "
+            "launch --set to see more, or allow smaller ones (tune.min_num_env)."
         )
+        return "\n  ".join([head, *self.reasons])
 
 
 class TunerBusy(TuneError):

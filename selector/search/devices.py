@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gmi_drl.gmi import DiscoveryError
 from gmi_drl.launcher.plan.planning import find_devices
-from gmi_drl.placement import (
-    Config,
-    Device,
-    Fault,
-    Layout,
-    Topology,
-    check,
-    counted,
-    format_cores,
-    layout_of,
-)
+from gmi_drl.placement import Config, Device, Fault, Layout, Topology, check, counted, layout_of
 from gmi_drl.roles.envs import check_env
 
 from .faults import search_faults
@@ -27,45 +17,27 @@ from .ranges import Ranges, applied
 _BACKENDS: Final = ("auto", "cpu", "direct")  # a trial has its GPU to itself
 
 
-@dataclass(frozen=True)
-class TrialDevice:
-    """One device that a trial trains on; the others do not exist for it."""
-
-    device: Device
-
-    @property
-    def name(self) -> str:
-        """For people: "cores 2-3", "GPU 1"."""
-        if self.device.kind == "cpu":
-            return f"cores {format_cores(self.device.cores)}"
-        return self.device.name
-
-
-def trial_devices(config: Config) -> list[TrialDevice]:
+def trial_devices(config: Config) -> list[Device]:
     """The devices to deal out, for a config without `placement_faults`."""
     assert config.search is not None
     settings, topology = config.search, find_devices(config)
     cores = _cores_of(topology)
     if cores is None:
-        return [TrialDevice(device) for device in topology.devices[: settings.trials_at_once]]
+        return list(topology.devices[: settings.trials_at_once])
     number = settings.trials_at_once or len(cores) // settings.cores
-    groups = Topology.from_cores(cores[: number * settings.cores], number)
-    return [TrialDevice(device) for device in groups.devices]
+    return list(Topology.from_cores(cores[: number * settings.cores], number).devices)
 
 
-def layout_on(place: TrialDevice, config: Config) -> Layout:
+def layout_on(device: Device, config: Config) -> Layout:
     """The one GMI of a trial on a device."""
-    return layout_of(*_alone(place, config))
+    return layout_of(*_alone(device, config))
 
 
-def _alone(place: TrialDevice, config: Config) -> tuple[Config, Topology]:
+def _alone(device: Device, config: Config) -> tuple[Config, Topology]:
     """The config and the devices as they are for a trial on a device."""
-    changes: dict[str, object] = {"num_gpus": 1}
-    if place.device.kind == "gpu":
-        changes["backend"] = "direct"
-    hardware = config.hardware.model_copy(update=changes)
-    topology = Topology((replace(place.device, index=0),))
-    return config.model_copy(update={"hardware": hardware}), topology
+    on_gpu = {"backend": "direct"} if device.kind == "gpu" else {}
+    hardware = config.hardware.model_copy(update={"num_gpus": 1, **on_gpu})
+    return config.model_copy(update={"hardware": hardware}), Topology((replace(device, index=0),))
 
 
 def placement_faults(config: Config) -> list[Fault | str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,8 +57,8 @@ class SearchResult:
     seconds: float  # of all searching, those before a resume included
     lines: list[dict[str, Any]]  # of the record: every run that ended or failed
     picture: Path | None
-    resumed: bool  # an earlier search of this config was gone on with
-    recalled: bool  # it was done already
+    resumed: bool = False  # an earlier search of this config was gone on with
+    recalled: bool = False  # it was done already
 
     @property
     def failed(self) -> int:
@@ -114,12 +114,10 @@ def search(
                             )
                             raise
                 best = algorithm.best()
-                result = _result_of(
-                    resolved, source, folder, lines, best, resumed=resumed, recalled=recalled
-                )
+                result = _result_of(resolved, source, folder, lines, best)
                 if not recalled:
                     folder.append("finished", best=best, total_s=result.seconds)
-                return result
+                return replace(result, resumed=resumed, recalled=recalled)
         finally:
             if not started:
                 runtime.shutdown()
@@ -132,16 +130,8 @@ def algorithm_of(config: Config) -> TrialAlgorithm:
     ranges = Ranges(settings.ranges, settings.seed)
     if settings.algorithm == "hyperband":
         return HyperBand(ranges, total, settings.min_steps, settings.eta, settings.brackets)
-    return Population(
-        ranges,
-        total,
-        seed=settings.seed,
-        population=settings.population,
-        interval_steps=settings.interval_steps,
-        truncation=settings.truncation,
-        perturb=settings.perturb,
-        resample=settings.resample,
-    )
+    names = ("seed", "population", "interval_steps", "truncation", "perturb", "resample")
+    return Population(ranges, total, **{name: getattr(settings, name) for name in names})
 
 
 def _result_of(
@@ -150,9 +140,6 @@ def _result_of(
     folder: SearchFolder,
     lines: list[dict[str, Any]],
     best: RunKey | None,
-    *,
-    resumed: bool,
-    recalled: bool,
 ) -> SearchResult:
     """Writes the best config and the picture of what `lines` of the record say.
 
@@ -180,8 +167,6 @@ def _result_of(
         seconds=seconds_of(lines),
         lines=lines,
         picture=picture,
-        resumed=resumed,
-        recalled=recalled,
     )
 
 

@@ -10,7 +10,6 @@ import contextlib
 import gc
 import json
 import os
-import shutil
 import tempfile
 import time
 import traceback
@@ -80,12 +79,19 @@ def train(job: TrialJob) -> TrialResult:
     spec = job.layout.gmi(0)
     device = job.layout.topology.devices[spec.gpu_id]
     job.folder.mkdir(parents=True, exist_ok=True)
-    sockets = Path(tempfile.mkdtemp(prefix="t", dir=job.sockets))
-    try:
-        with on_device(spec, device) as name:
-            outcome = GmiHost(0, _gmi_job(job, sockets, name)).run()
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="t", dir=job.sockets, ignore_cleanup_errors=True
+        ) as sockets,
+        on_device(spec, device) as name,
+    ):
+        told = Job(
+            layout=job.layout, config=job.config, sockets=Path(sockets), folder=job.folder,
+            group=create_group([f"gmi 0, {device_name(device)}"]), resume=job.resume,
+            classes={spec.roles[-1]: _pausing(job)}, role_folder=job.role_folder,
+            session=job.session, tally=create_tally(1, COUNTERS), wires=Wires(), device=name,
+        )  # fmt: skip
+        outcome = GmiHost(0, told).run()
     return TrialResult(
         return_mean=outcome["return_mean"],
         steps=outcome["steps"],
@@ -100,33 +106,16 @@ def train(job: TrialJob) -> TrialResult:
 train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
 
 
-def _gmi_job(job: TrialJob, sockets: Path, device: str) -> Job:
-    """What the one GMI is told; `device` is torch's name of where it trains."""
-    spec = job.layout.gmi(0)
-    name = f"gmi 0, {device_name(job.layout.topology.devices[spec.gpu_id])}"
-    return Job(
-        job.layout,
-        job.config,
-        create_group([name]),
-        sockets,
-        job.folder,
-        job.resume,
-        {spec.roles[-1]: _pausing(job)},
-        job.role_folder,
-        job.session,
-        create_tally(1, COUNTERS),
-        Wires(),
-        device,
-    )
-
-
 def _pausing(job: TrialJob) -> type[Trainer]:
     """The class that trains, changed to end at the job's steps and to say what it reached."""
     from gmi_drl.roles.role.role import load_role
     from gmi_drl.roles.role.trainer import Trainer
     from gmi_drl.roles.state.training import Pause
 
-    reference = _role_of(job.config)
+    template = template_of(job.config)
+    name = template.class_roles[0]
+    given = job.config.roles.get(name)
+    reference = template.classes[name] if given is None else given.class_
     role = load_role(reference, job.role_folder)
     if not issubclass(role, Trainer):
         raise TrialError(
@@ -141,12 +130,6 @@ def _pausing(job: TrialJob) -> type[Trainer]:
 
     Pausing.__name__ = Pausing.__qualname__ = role.__name__
     return Pausing
-
-
-def _role_of(config: Config) -> str:
-    template = template_of(config)
-    name = template.class_roles[0]
-    return config.roles[name].class_ if name in config.roles else template.classes[name]
 
 
 def last_line(metrics: Path) -> dict[str, Any] | None:
@@ -174,9 +157,6 @@ def _curve(metrics: Path) -> tuple[tuple[int, float], ...]:
                     points.append((int(record["steps"]), float(record["return_mean"])))
     every = -(-len(points) // _POINTS)
     return tuple(points[::-1][::every][::-1]) if points else ()  # the last one is always there
-
-
-# Its device: the worker has trials of all --------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -228,11 +208,8 @@ def _cuda_index(spec: GmiSpec) -> int:
     """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
     import torch
 
-    wanted = bare_uuid(uuid_of(spec))
-    seen = [
-        bare_uuid(str(torch.cuda.get_device_properties(i).uuid))
-        for i in range(torch.cuda.device_count())
-    ]
+    wanted, count = bare_uuid(uuid_of(spec)), torch.cuda.device_count()
+    seen = [bare_uuid(str(torch.cuda.get_device_properties(i).uuid)) for i in range(count)]
     if wanted not in seen:
         raise TrialError(
             f"GPU {spec.device_uuid} is not among those that CUDA sees here ({', '.join(seen)}). "

@@ -99,12 +99,9 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
 
 
 def _round(
-    candidates: Sequence[Candidate],
-    train: Train,
-    seconds: float,
-    number: int,
+    candidates: Sequence[Candidate], train: Train, seconds: float, number: int,
     scores: list[RaceScore],
-) -> list[tuple[Candidate, float]]:
+) -> list[tuple[Candidate, float]]:  # fmt: skip
     """Those whose return was seen, the best first, of alike ones the sooner; adds to `scores`."""
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
@@ -122,10 +119,7 @@ def _round(
     # At the ceiling of a task all are alike: who was there first had the higher return on the way.
     best = max((value for _, value, _ in standing), default=0.0)
     near = best - _ALIKE * abs(best)
-    standing.sort(
-        key=lambda place: (place[1] >= near, place[2] if place[1] >= near else place[1]),
-        reverse=True,
-    )
+    standing.sort(key=lambda s: (s[1] >= near, s[2] if s[1] >= near else s[1]), reverse=True)
     return [(one, value) for one, value, _ in standing]
 
 
@@ -148,20 +142,16 @@ def return_at(curve: TrainingCurve, seconds: float) -> float | None:
 def scores_of(record: TuneRecord) -> list[RaceScore]:
     """How the race was judged that led to the choice; before that, what each run came to."""
     if "judged" in record.choice:
-        lines = record.choice["judged"]
         return [
-            RaceScore(**{**line, "candidate": candidate_of(line["candidate"])}) for line in lines
+            RaceScore(**{**line, "candidate": candidate_of(line["candidate"])})
+            for line in record.choice["judged"]
         ]
-    return [
-        RaceScore(
-            int(line["round"]),
-            line["candidate"],
-            float(points[-1][0]) if (points := line.get("points")) else 0.0,
-            line.get("return_mean"),
-            str(line.get("text", "")),
-        )
-        for line in record.races
-    ]
+    scores = []
+    for line in record.races:
+        seconds = float(points[-1][0]) if (points := line.get("points")) else 0.0
+        mean, text = line.get("return_mean"), str(line.get("text", ""))
+        scores.append(RaceScore(int(line["round"]), line["candidate"], seconds, mean, text))
+    return scores
 
 
 def curves_of(record: TuneRecord) -> list[dict[str, Any]]:

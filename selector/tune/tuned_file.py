@@ -61,7 +61,10 @@ class TunedFile:
         data = config.model_dump(mode="json", exclude_unset=True)
         if config.layout.file is not None:
             data["layout"] = {"file": self.layout.name}
-        rest = "\n".join([*map(_comment, head), write_yaml(data)])
+        filled = [
+            textwrap.fill(line, 100, initial_indent="# ", subsequent_indent="#   ") for line in head
+        ]
+        rest = "\n".join([*filled, write_yaml(data)])
         first = [_FIRST, f"{_OF}{self._source_name}", f"{_DIGEST}{_digest(rest)}"]
         try:
             if layout is not None:
@@ -120,14 +123,8 @@ class TunedFile:
         modules = modules_beside(config, folder)
         if not modules or self.path.resolve().parent == folder.resolve():
             return ""
-        return (
-            f"the config names {modules[0].name}, which lies beside it and is looked for there. "
-            f"Give a file in {folder.resolve()}"
-        )
-
-
-def _comment(line: str) -> str:
-    return textwrap.fill(line, 100, initial_indent="# ", subsequent_indent="#   ")
+        there = f"{modules[0].name}, which lies beside it and is looked for there"
+        return f"the config names {there}. Give a file in {folder.resolve()}"
 
 
 def _digest(text: str) -> str:
