@@ -21,7 +21,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -54,24 +54,23 @@ class SearchFolder:
     def append(self, kind: str, **content: Any) -> dict[str, Any]:
         """Adds a line, and returns when it is on the disk; the line. SearchError if it cannot."""
         line = {"kind": kind, **content}
-        try:
-            append(self.path / RECORD, line)
-        except OSError as error:
-            raise self._unwritable(error) from error
+        self._write(append, line)
         return line
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Begins the journal. SearchError if it cannot."""
-        try:
-            begin_journal(self.path / RECORD, header)
-        except OSError as error:
-            raise self._unwritable(error) from error
+        self._write(begin_journal, header)
 
-    def _unwritable(self, error: OSError) -> SearchError:
-        return SearchError(
-            f"{self.path / RECORD} cannot be written ({error.strerror}). Free some space; the "
-            "same command then goes on with this search."
-        )
+    def _write(
+        self, write: Callable[[Path, Mapping[str, Any]], None], content: Mapping[str, Any]
+    ) -> None:
+        try:
+            write(self.path / RECORD, content)
+        except OSError as error:
+            raise SearchError(
+                f"{self.path / RECORD} cannot be written ({error.strerror}). Free some space; the "
+                "same command then goes on with this search."
+            ) from error
 
 
 def identity_of(config: Config, beside: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from gmi_drl.selector.record.search_folder import (
     seconds_of,
 )
 
-from .devices import placement_faults
+from .faults import placement_faults
 from .hyperband import HyperBand
 from .pbt import Population
 from .ranges import Ranges, applied

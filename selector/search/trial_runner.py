@@ -19,7 +19,7 @@ from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record.search_folder import SearchFolder, key_of, score_of, seconds_of
 
-from .devices import layout_on, trial_devices
+from .faults import layout_on, trial_devices
 from .ranges import applied
 from .search_view import SearchProgress, SearchView
 from .trial import METRICS, TrialError, TrialJob, last_line, train_task

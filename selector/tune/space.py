@@ -1,4 +1,9 @@
-"""Lists what of a config can be tuned here: all candidates that can run, and what is held."""
+"""Lists what of a config can be tuned here: all candidates that can run, and what is held.
+
+How many GMIs, by which backend, with how much over-commitment, evenly or not. In a row `num_env`
+rises by powers of two and the half steps between. Algorithm `paper` (GMI-DRL, Algorithm 2) knows
+powers of two alone, of both, and the backend that `auto` means.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +21,7 @@ from gmi_drl.placement import (
     LayoutConfig,
     Topology,
     check,
+    choose_backend,
     counted,
     layout_of,
     resolved,
@@ -25,15 +31,19 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.checks.layout import layout_faults
 from gmi_drl.placement.resolve import shape_of, simplest
+from gmi_drl.placement.templates.template import Roles
 
 from .candidate import Candidate, DeviceSplit, Space
-from .rows import ladder_of, rows_of, unused_counts
 
 _UPDATES: Final = 20  # that a run must have
 # How far the horizon may go from the config's own where the batch is held. Of a far shorter one
 # advantages see too little of what comes of an action, and a far longer one learns from old data.
 _STRETCH: Final = 4
 _SHORTEST: Final = 8  # unless the config's own is shorter
+_COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
+_GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
+_OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA suggests for MPS
+_NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
 
 
 def space_of(
@@ -48,14 +58,14 @@ def space_of(
         rule = "it says which GMIs there are, and these are what tuning finds"
         remedy = "Leave it out, or name a template."
         raise ConfigError([Fault("layout.file", config.layout.file, rule, remedy)])
-    if ignored := unused_counts(config):
+    if ignored := _unused_counts(config):
         raise ConfigError([ignored])
     faults: list[Fault] = []
     dropped: dict[int, Fault] = {}  # the first fault of each number of GMIs
     rows = []
-    for row in rows_of(config, topology, works):
+    for row in _rows_of(config, topology, works):
         candidates = []
-        for num_env in ladder_of(config, topology):
+        for num_env in _ladder_of(config, topology):
             one = _candidate(config, topology, row, num_env)
             refused = one if isinstance(one, Fault) else _refused(config, topology, one)
             if refused is not None:
@@ -277,3 +287,105 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
     devices = topology.devices
     names = ", ".join(dict.fromkeys(device.name for device in devices))
     yield f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}: {names}"
+
+
+def _rows_of(
+    config: Config, topology: Topology, works: Sequence[str] | None
+) -> Iterator[DeviceSplit]:
+    """All rows, the fewest GMIs first. `works`: see `space_of`."""
+    cores = min((len(device.cores) for device in topology.devices), default=0)
+    for count in _counts(config, topology, cores):
+        for backend in _backends(config, topology, works, count):
+            if backend != "mps":
+                yield DeviceSplit(count, backend)
+                continue
+            given = config.hardware.sm_overcommit
+            yield DeviceSplit(count, backend, given)
+            if count < 2 or config.tune.algorithm == "paper":
+                continue
+            if given == 1.0:
+                yield DeviceSplit(count, backend, _OVERCOMMIT)
+            shape = replace(shape_of(config, topology), gmi_per_gpu=count)
+            for percents in _unequal(template_of(config).planned(shape)[0]):
+                yield DeviceSplit(count, backend, 1.0, percents)
+
+
+def _unused_counts(config: Config) -> Fault | None:
+    """A fault where `tune.gmi_per_gpu` asks for numbers of GMIs that are not free."""
+    given, own = config.tune.gmi_per_gpu, config.layout.gmi_per_gpu
+    if given is None or own == AUTO or config.env.num_env != AUTO or set(given) == {own}:
+        return None
+    return Fault(
+        "tune.gmi_per_gpu", list(given), f"no other number than layout.gmi_per_gpu, {own}, is "
+        "tried where that is a number and env.num_env is auto",
+        "Use layout.gmi_per_gpu: auto, or leave tune.gmi_per_gpu out.",
+    )  # fmt: skip
+
+
+def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
+    """How many GMIs of a device to try, the fewest first."""
+    if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
+        return [config.layout.gmi_per_gpu]
+    given = config.tune.gmi_per_gpu
+    if given is not None:
+        own = config.layout.gmi_per_gpu
+        return sorted({*given, own} if own != AUTO else {*given})
+    on_cores = any(device.kind == "cpu" for device in topology.devices)
+    # Each GMI is a process that drives its GPU from a core: with fewer cores they take turns there.
+    most = cores if on_cores else max(2, cores)
+    counts = {count for count in _COUNTS if template_of(config).least_gmis <= count <= most}
+    if config.tune.algorithm == "paper":
+        return sorted(count for count in counts if count & (count - 1) == 0)
+    if on_cores and cores >= template_of(config).least_gmis:
+        counts.add(cores)  # a core for each
+    if template_of(config).least_gmis <= config.layout.gmi_per_gpu <= most:  # not auto
+        counts.add(config.layout.gmi_per_gpu)  # what is to be beaten
+    return sorted(counts)
+
+
+def _backends(
+    config: Config, topology: Topology, works: Sequence[str] | None, count: int
+) -> Sequence[str]:
+    """One, unless the config leaves it open and several GMIs are to share a GPU."""
+    if config.hardware.backend != "auto":
+        return [config.hardware.backend]
+    meant = choose_backend(config.mode, topology, count)[0]
+    if meant == "cpu" or count == 1 or config.tune.algorithm == "paper":
+        return [meant]
+    usable = works
+    if usable is None:
+        usable = [name for name in _GPU_BACKENDS if name not in dict(topology.unusable)]
+    return [meant, *(name for name in _GPU_BACKENDS if name in usable and name != meant)]
+
+
+def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
+    """Yields shares of a device's SMs where its GMIs have different roles: two thirds for the one.
+
+    The roles' needs differ (GMI-DRL, Table 3), and which needs more the measurement says.
+    Over-commitment covers what lies between.
+    """
+    kinds = list(dict.fromkeys(device))
+    if len(kinds) == 2:
+        for both in ((67, 33), (33, 67)):
+            of_kind = dict(zip(kinds, both, strict=True))
+            yield tuple(max(1, of_kind[roles] // device.count(roles)) for roles in device)
+
+
+def _ladder_of(config: Config, topology: Topology) -> list[int]:
+    """The `num_env` of a row, rising."""
+    if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
+        return [config.env.num_env]
+    kind = "gpu" if any(device.kind == "gpu" for device in topology.devices) else "cpu"
+    least, most = _NUM_ENV[kind]
+    # A bound that is given alone moves the other if it must.
+    least = config.tune.min_num_env or min(least, config.tune.max_num_env or least)
+    most = config.tune.max_num_env or max(most, least)
+    sizes: list[int] = []
+    power = 1
+    while power <= most:
+        steps = (power,) if config.tune.algorithm == "paper" else (power, power * 3 // 2)
+        sizes += [num for num in steps if least <= num <= most and num not in sizes]
+        power *= 2
+    if config.tune.algorithm != "paper" and least <= config.env.num_env <= most:  # not auto
+        sizes = sorted({*sizes, config.env.num_env})  # what is to be beaten
+    return sizes or [least]
