@@ -160,8 +160,7 @@ def _machine(topology: Topology) -> dict[str, Any]:
         "devices": [
             {
                 "name": device.name if device.kind == "gpu" else "cores",
-                "cores": len(device.cores),
-                "sm_count": device.sm_count,
+                "cores": len(device.cores), "sm_count": device.sm_count,
                 "mem_bytes": device.mem_bytes,
                 "capability": device.capability and list(device.capability),
                 "mig": [mig.profile for mig in device.mig],
@@ -169,7 +168,7 @@ def _machine(topology: Topology) -> dict[str, Any]:
             for device in topology.devices
         ],
         "links": [list(row) for row in topology.links],
-    }
+    }  # fmt: skip
 
 
 def _short(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
-from gmi_drl.selector.tune.candidate import DeviceSplit, Measured, Skipped, candidate_text, row_text
+from gmi_drl.selector.tune.candidate import DeviceSplit, Skipped, candidate_text, row_text
 from gmi_drl.selector.tune.race import scores_of
 
 from .results import CandidateResult, TuneResults, compared
@@ -27,12 +27,14 @@ _KEY: Final = (
     f"{_WINNER} winner  {_RUNNER_UP} runner-up  {_SATURATED} saturated from here on  "
     f"{_FAILED} failed  {_LEFT_OUT} left out"
 )
+_STYLES: Final = {_WINNER: "green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
 _CELL: Final = 14  # columns of the terminal for one row of the space
 
 
 def show(console: Console, record: TuneRecord) -> None:
     """Prints all there is to say of a record, whether it is finished or not."""
-    results, table = record.results(), partial(print_table, console, style_of=_style)
+    results = record.results()
+    table = partial(print_table, console, style_of=lambda cell: _STYLES.get(cell[-1:], ""))
     console.out(headline(record), highlight=False, style="bold" if is_sure(record) else "")
     for text in (why(record), sureness(record)):
         _wrapped(console, text)
@@ -122,7 +124,7 @@ def _closer(
         ("device memory", *(_gib(m.device_bytes) for m in few)),
         ("fullest memory", *(f"{100 * m.memory:.0f} % full" for m in few)),
         ("cores busy", *(f"{m.cores:.1f}" for m in few)),
-        ("SMs active", *map(_percent, few)),
+        ("SMs active", *("-" if (a := m.sm_activity) is None else f"{100 * a:.0f} %" for m in few)),
         ("measured", *(f"{m.seconds:.1f} s, {counted(m.iterations, 'iteration')}" for m in few)),
     ]
     return [line for line in lines if set(line[1:]) != {"-"}]
@@ -168,12 +170,3 @@ def _wrapped(console: Console, text: str) -> None:
 
 def _gib(count: int | None) -> str:
     return "-" if count is None else f"{count / 2**30:.2f} GiB"
-
-
-def _percent(measured: Measured) -> str:
-    return "-" if measured.sm_activity is None else f"{100 * measured.sm_activity:.0f} %"
-
-
-def _style(cell: str) -> str:
-    styles = {_WINNER: "green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
-    return styles.get(cell[-1:], "")

@@ -37,7 +37,7 @@ from .journal import Journal, append, begin_journal, cut, read_journal
 
 RECORD: Final = "record.jsonl"
 # Changes of these are no other search.
-_FREE: Final = ("trials_at_once", "timeout_s", "folder")
+_FREE: Final = {"trials_at_once", "timeout_s", "folder"}
 _CHOOSING: Final = timedelta(seconds=30)  # that others which begin are waited for
 
 
@@ -73,14 +73,6 @@ class SearchFolder:
             ) from error
 
 
-def identity_of(config: Config, beside: Path) -> dict[str, Any]:
-    """What makes two searches the same: the config, its own modules in `beside`, versions."""
-    data = config.model_dump(mode="json")
-    data["search"] = {k: v for k, v in data["search"].items() if k not in _FREE}
-    versions = identity.versions()
-    return {"config": data, "modules": identity.contents(config, beside), "versions": versions}
-
-
 @contextlib.contextmanager
 def open_folder(
     config: Config, beside: Path, again: bool
@@ -93,7 +85,10 @@ def open_folder(
     """
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
-    wanted = identity_of(config, beside)
+    wanted = {
+        "config": config.model_dump(mode="json", exclude={"search": _FREE}),
+        "modules": identity.contents(config, beside), "versions": identity.versions(),
+    }  # fmt: skip
     with contextlib.suppress(OSError):  # told by `_new`
         base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -98,20 +98,15 @@ def sureness(record: TuneRecord) -> str:
             f"({candidate_text(nearest.candidate, results.rows)}) with "
             f"{_spread(nearest.measured)}"
         )
-    if record.own is None and _says_all(record):
+    config = record.header.get("config") or {}
+    both = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
+    if record.own is None and all(isinstance(one, int) for one in both):  # it left nothing open
         parts.append("the config as given was not measured")
     if record.races:
         parts.append("the race was run once, with one seed")
     if is_uncertain(measured) or (chosen is not None and not chosen.complete):
         parts.append("a longer tune is surer (--budget)")
     return f"How sure it is: {'; '.join(parts)}."
-
-
-def _says_all(record: TuneRecord) -> bool:
-    """Whether the config that was tuned left nothing open."""
-    config = record.header.get("config") or {}
-    both = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
-    return all(isinstance(one, int) for one in both)
 
 
 def _spread(one: Measured) -> str:

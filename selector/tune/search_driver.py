@@ -72,7 +72,7 @@ def run_search(
     chosen = search.choice
     assert chosen is not None
     if chosen.winner is None:
-        raise NothingMeasured(_reasons(journal, space))
+        raise NothingMeasured(*_reasons(journal, space))
     left_out = "" if chosen.complete else _left_out(space, journal, budget_s)
     return SearchOutcome(chosen, measured_of(journal, chosen.winner), answerer.spent_s, left_out)
 

@@ -193,7 +193,7 @@ def _works(request: TuneRequest) -> list[str] | None:
     """The backends that work on these GPUs, by trying them; None where there is no choice."""
     config, topology = request.config, request.topology
     free = config.hardware.backend == "auto" and config.tune.algorithm == "default"
-    if not free or not any(device.kind == "gpu" for device in topology.devices):
+    if not free or all(device.kind == "cpu" for device in topology.devices):
         return None
     works = []
     for name in GPU_BACKENDS:
@@ -217,7 +217,11 @@ def _alone(title: str, view: ViewName) -> Iterator[None]:
 
     with locked(path, TUNER_TIMEOUT, name, waits) as lock:
         if not lock.held and lock.holder:
-            raise TunerBusy(lock.holder, TUNER_TIMEOUT.total_seconds())
+            raise TunerBusy(
+                f"{lock.holder} measures on this machine, and has not ended in "
+                f"{TUNER_TIMEOUT.total_seconds():g} s; one tuner measures at a time. Wait for it, "
+                "or end it."
+            )
         yield
 
 

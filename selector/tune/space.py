@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.placement import (
     AUTO,
     Config,
@@ -41,7 +42,6 @@ _UPDATES: Final = 20  # that a run must have
 _STRETCH: Final = 4
 _SHORTEST: Final = 8  # unless the config's own is shorter
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
-_GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
 _OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA suggests for MPS
 _NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
 
@@ -78,9 +78,7 @@ def space_of(
             rows.append(tuple(candidates))
     if not rows:
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
-        fewest = resolved(
-            config, gmi_per_gpu=template_of(config).least_gmis
-        )  # if there is no row to try
+        fewest = resolved(config, gmi_per_gpu=template_of(config).least_gmis)  # if there is no row
         raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
     held = list(_held(config, topology))
     most = most_samples(config, topology)
@@ -144,20 +142,16 @@ def horizons(config: Config) -> tuple[int, int]:
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
     """`config` with a candidate's values, whose layout file it needs where `percents` differ."""
     row = candidate.row
+    horizon = candidate.horizon if candidate.horizon != config.algorithm.horizon else None
     chosen = resolved(
-        config,
-        gmi_per_gpu=row.gmi_per_gpu,
-        num_env=candidate.num_env,
-        horizon=candidate.horizon if candidate.horizon != config.algorithm.horizon else None,
+        config, gmi_per_gpu=row.gmi_per_gpu, num_env=candidate.num_env, horizon=horizon
     )
-    hardware: dict[str, object] = {}
-    if row.backend != "cpu":
-        hardware["backend"] = row.backend
-    if row.backend == "mps":
-        hardware["sm_overcommit"] = row.sm_overcommit
-    if hardware:
-        hardware_config = chosen.hardware.model_copy(update=hardware)
-        chosen = chosen.model_copy(update={"hardware": hardware_config})
+    if row.backend in GPU_BACKENDS:
+        changes: dict[str, object] = {"backend": row.backend}
+        if row.backend == "mps":
+            changes["sm_overcommit"] = row.sm_overcommit
+        hardware = chosen.hardware.model_copy(update=changes)
+        chosen = chosen.model_copy(update={"hardware": hardware})
     if row.percents is not None:
         assert layout_file is not None, "shares that differ are said by a layout file"
         layout = LayoutConfig(file=str(layout_file.absolute()))
@@ -202,9 +196,8 @@ def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
     own = config.layout.gmi_per_gpu == row.gmi_per_gpu
     if fault.where != "layout.gmi_per_gpu" or row.gmi_per_gpu not in asked or own:
         return fault
-    return Fault(
-        "tune.gmi_per_gpu", list(asked), f"with {row.gmi_per_gpu}: {fault.rule}", fault.remedy
-    )
+    rule = f"with {row.gmi_per_gpu}: {fault.rule}"
+    return Fault("tune.gmi_per_gpu", list(asked), rule, fault.remedy)
 
 
 def _candidate(
@@ -242,19 +235,21 @@ def _candidate(
 
 def _refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
     """Why it cannot run here, if it cannot."""
-    even = replace(candidate, row=replace(candidate.row, percents=None))
-    chosen = config_of(config, even)
+    chosen = _even(config, candidate)
     faults = check(chosen, topology)
     if not faults and candidate.row.percents is not None:
         faults = layout_faults(_uneven(config, candidate, topology), chosen.hardware)
     return faults[0] if faults else None
 
 
+def _even(config: Config, candidate: Candidate) -> Config:
+    return config_of(config, replace(candidate, row=replace(candidate.row, percents=None)))
+
+
 def _uneven(config: Config, candidate: Candidate, topology: Topology) -> Layout:
     percents = candidate.row.percents
     assert percents is not None, candidate
-    even = replace(candidate, row=replace(candidate.row, percents=None))
-    chosen = config_of(config, even)
+    chosen = _even(config, candidate)
     layout = layout_of(chosen, topology)
     place = {gmi: number for gmis in layout.mpl for number, gmi in enumerate(gmis)}
     shares = tuple(replace(gmi, sm_percent=percents[place[gmi.gmi_id]]) for gmi in layout.gmis)
@@ -286,7 +281,7 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
         yield f"reduction {config.comm.reduction}, wire {config.comm.wire}"
     devices = topology.devices
     names = ", ".join(dict.fromkeys(device.name for device in devices))
-    yield f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}: {names}"
+    yield f"{counted(len(devices), 'device')}: {names}"
 
 
 def _rows_of(
@@ -352,10 +347,9 @@ def _backends(
     meant = choose_backend(config.mode, topology, count)[0]
     if meant == "cpu" or count == 1 or config.tune.algorithm == "paper":
         return [meant]
-    usable = works
-    if usable is None:
-        usable = [name for name in _GPU_BACKENDS if name not in dict(topology.unusable)]
-    return [meant, *(name for name in _GPU_BACKENDS if name in usable and name != meant)]
+    unusable = dict(topology.unusable)
+    usable = [n for n in GPU_BACKENDS if (n not in unusable if works is None else n in works)]
+    return [meant, *(name for name in usable if name != meant)]
 
 
 def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
@@ -375,8 +369,7 @@ def _ladder_of(config: Config, topology: Topology) -> list[int]:
     """The `num_env` of a row, rising."""
     if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
         return [config.env.num_env]
-    kind = "gpu" if any(device.kind == "gpu" for device in topology.devices) else "cpu"
-    least, most = _NUM_ENV[kind]
+    least, most = _NUM_ENV[topology.devices[0].kind]
     # A bound that is given alone moves the other if it must.
     least = config.tune.min_num_env or min(least, config.tune.max_num_env or least)
     most = config.tune.max_num_env or max(most, least)

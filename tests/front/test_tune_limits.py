@@ -259,7 +259,7 @@ def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatc
     few = resolved(16)
     assert resolved(16) == resolved(10) == few
     with monkeypatch.context() as patch:  # and what there is holds where that is not to be had
-        patch.setattr(tuning, "measure", functools.partial(fails, TunerBusy("process 7", 600)))
+        patch.setattr(tuning, "measure", functools.partial(fails, TunerBusy("process 7 measures")))
         assert resolved(300) == few
     assert resolved(300) > few
 

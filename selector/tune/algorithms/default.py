@@ -87,8 +87,7 @@ def most_profiles(space: Space) -> int:
 class _Default:
     def __init__(self, space: Space, seconds: float, limit: int, own: Candidate | None) -> None:
         self.space, self.known = space, Observations(space, seconds * SLOWEST, own)
-        self.seconds = seconds
-        self.limit = limit
+        self.seconds, self.limit = seconds, limit
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
     def run(self) -> Generator[Ask, Answer, Chosen]:
@@ -122,15 +121,14 @@ class _Default:
             yield from self._ask(known.own)
         while done := known.measured_in(row):
             to = above(known, row, _STRIDE)
-            left = bound(known, row, len(candidates) - 1) if len(done) >= 2 else math.inf
-            if to <= done[-1] or left <= self._best() * (1 + self._worth(row)):
+            left, worth = math.inf, WORTH
+            if len(done) >= 2:
+                left = bound(known, row, len(candidates) - 1)
+                if sat(*(known.latest(candidates[i]) for i in done[-2:])) < ALPHA:
+                    worth = WORTH_FULL
+            if to <= done[-1] or left <= self._best() * (1 + worth):
                 return
             yield from self._ask(candidates[to])
-
-    def _worth(self, row: int) -> float:
-        known = self.known
-        last = [known.latest(known.rows[row][i]) for i in known.measured_in(row)[-2:]]
-        return WORTH_FULL if len(last) == 2 and sat(*last) < ALPHA else WORTH
 
     def _survey(self) -> _Steps:
         """Looks at each number of GMIs, until two in succession are worse."""

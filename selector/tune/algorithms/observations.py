@@ -56,15 +56,11 @@ def combined(answers: Sequence[Measured]) -> Measured:
     rate, error = _weighted_rate(answers)
     devices = [a.device_bytes for a in answers if a.device_bytes is not None]
     return replace(
-        max(answers, key=lambda a: a.seconds),
-        steps_per_s=rate,
-        error=error,
-        iterations=sum(a.iterations for a in answers),
-        seconds=sum(a.seconds for a in answers),
-        host_bytes=max(a.host_bytes for a in answers),
-        device_bytes=max(devices, default=None),
+        max(answers, key=lambda a: a.seconds), steps_per_s=rate, error=error,
+        iterations=sum(a.iterations for a in answers), seconds=sum(a.seconds for a in answers),
+        host_bytes=max(a.host_bytes for a in answers), device_bytes=max(devices, default=None),
         memory=max(a.memory for a in answers),
-    )
+    )  # fmt: skip
 
 
 def noise_margin(one: Measured, other: Measured) -> float:
@@ -102,10 +98,7 @@ class Observations:
     """The answers so far. Nothing wins over `own`, the config as given, within the noise."""
 
     def __init__(self, space: Space, longest_s: float, own: Candidate | None = None) -> None:
-        self.rows = space.rows
-        self.longest_s = longest_s
-        self.own = own
-        self.asked = 0
+        self.rows, self.longest_s, self.own, self.asked = space.rows, longest_s, own, 0
         self._answers: dict[Candidate, list[Measured]] = {}
         self._failed: dict[Candidate, Failed] = {}
         self._splits = space.splits
@@ -261,7 +254,13 @@ class Observations:
             combined(self._answers[own]), combined(self._answers[best])
         ):
             return own
-        return min(self._alike(best), key=self._modesty)
+        # A smaller batch learns better from as many samples; then what leaves most to others.
+        return min(
+            self._alike(best),
+            key=lambda c: (
+                c.samples, self.latest(c).memory, c.row.gmi_per_gpu, -self.steps_per_s(c)
+            ),
+        )  # fmt: skip
 
     def chosen(self, complete: bool, skipped: Sequence[Skipped]) -> Chosen:
         """What to return. `skipped`: each candidate that was not measured."""
@@ -311,14 +310,9 @@ class Observations:
 
     def _alike(self, best: Candidate) -> list[Candidate]:
         """Those that are as fast as the best, within the noise and SAME."""
-
-        def least(one: Candidate) -> float:
-            noise = math.hypot(self.error(one), self.error(best))
-            return self.steps_per_s(best) * (1 - min(noise, SAME))
-
-        return [one for one in self.usable() if self.steps_per_s(one) >= least(one)]
-
-    def _modesty(self, one: Candidate) -> tuple[float, ...]:
-        # A smaller batch learns better from as many samples; then what leaves most to others.
-        memory = self.latest(one).memory
-        return one.samples, memory, one.row.gmi_per_gpu, -self.steps_per_s(one)
+        most, error = self.steps_per_s(best), self.error(best)
+        return [
+            one
+            for one in self.usable()
+            if self.steps_per_s(one) >= most * (1 - min(math.hypot(self.error(one), error), SAME))
+        ]
