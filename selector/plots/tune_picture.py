@@ -58,12 +58,8 @@ def pens_of(results: TuneResults) -> Pens:
     for place, row in enumerate(results.rows):
         colour = _COLOURS[counts.index(row.gmi_per_gpu) % len(_COLOURS)]
         alike = sum(other.colour == colour for other in pens.values())
-        pens[row] = Pen(
-            colour,
-            _MARKERS[place % len(_MARKERS)],
-            _LINES[alike % len(_LINES)],
-            row_text(row, results.rows),
-        )
+        marker, line = _MARKERS[place % len(_MARKERS)], _LINES[alike % len(_LINES)]
+        pens[row] = Pen(colour, marker, line, row_text(row, results.rows))
     return pens
 
 

@@ -148,14 +148,15 @@ def results_of(
             for candidate, answers in sorted(measured.items(), key=lambda item: item[0].num_env)
             if candidate.row == row and candidate not in failures
         ]
-        for row in sorted(seen, key=_row_order)
+        for row in sorted(seen, key=row_order)
     }
     failed = [failures[one] for one in sorted(failures, key=lambda c: c.num_env)]
-    failed.sort(key=lambda failure: _row_order(failure.candidate.row))
+    failed.sort(key=lambda failure: row_order(failure.candidate.row))
     return TuneResults(rows, failed, chosen, own)
 
 
-def _row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
+def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
+    """Sorts by number of GMIs, then by what they get: rows without percents compare too."""
     return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from gmi_drl.launcher.folder.run_folder import new_folder
 from gmi_drl.placement import Config
-from gmi_drl.runtime.cache_files import FileLock, locked
+from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import RecordError, SearchError
 from gmi_drl.selector.search.trial_run import RunKey, TrialAlgorithm, TrialRun
 
@@ -93,7 +93,8 @@ def open_folder(
         base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         # Of two that begin at once the second finds what the first has made, and its lock taken.
-        with locked(base.parent / ".lock", _CHOOSING, f"process {os.getpid()}") as choosing:
+        name = f"process {os.getpid()}"
+        with locked(base.parent / ".lock", _CHOOSING, name) as choosing:
             if choosing.holder:
                 raise SearchError(
                     f"{base.parent} is locked by {choosing.holder}, since "
@@ -101,7 +102,7 @@ def open_folder(
                 )
             path, note = (None, "") if again else _newest(base, wanted)
             folder = SearchFolder(_new(base) if path is None else path.resolve())
-            held = stack.enter_context(lock(folder))
+            held = stack.enter_context(locked(folder.path / "lock", timedelta(0), name))
             if held.holder:
                 raise SearchError(
                     f"{folder.path} is being searched by {held.holder}. Wait for it, or end it."
@@ -153,11 +154,6 @@ def _new(base: Path) -> Path:
             f"search.folder={base.parent}: {base} cannot be written ({error.strerror}). "
             "Give a folder you may write to: --set search.folder=..."
         ) from error
-
-
-def lock(folder: SearchFolder) -> contextlib.AbstractContextManager[FileLock]:
-    """Holds the folder's lock, if it can be had, and yields whether that is so."""
-    return locked(folder.path / "lock", timedelta(0), f"process {os.getpid()}")
 
 
 def run_lines(journal: Journal) -> list[dict[str, Any]]:

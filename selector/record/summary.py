@@ -213,13 +213,4 @@ def _batch(results: TuneResults, winner: CandidateResult, record: TuneRecord) ->
         if len(results.all) == 1:
             return f"an update takes {ours:,} steps"
         return f"the batch stays {ours:,} steps an update, by horizon {winner.candidate.horizon:,}"
-    base = results.base
-    if changes == "":
-        return f"the batch stays {ours:,} steps an update"
-    given = config.get("env", {}).get("num_env", "auto")
-    if given != "auto" or base is None or base is winner:
-        return f"the batch is {ours:,} steps an update"
-    if base.candidate.samples == ours:
-        return f"the batch is {ours:,} steps an update, as with the {results.base_name}"
-    change = "grows" if ours > base.candidate.samples else "shrinks"
-    return f"the batch {change} from {base.candidate.samples:,} steps an update to {ours:,}"
+    return f"the batch {'stays' if changes == '' else 'is'} {ours:,} steps an update"

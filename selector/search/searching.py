@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.start.preload import preload_of
-from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.launcher.view.screen import ViewName, opened
 from gmi_drl.placement import Config, ConfigError, counted, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime.cache_files import replace_file
@@ -37,7 +38,7 @@ from .faults import placement_faults
 from .hyperband import HyperBand
 from .pbt import Population
 from .ranges import Ranges, applied
-from .search_view import open_search_view
+from .search_view import SearchView
 from .trial_run import RunKey, TrialAlgorithm
 from .trial_runner import TrialRunner
 
@@ -102,7 +103,7 @@ def search(
                 resumed = bool(journal.lines) and not recalled
                 if not recalled:
                     runner = TrialRunner(resolved, beside, folder, algorithm, lines)
-                    with open_search_view(view, resolved, algorithm.total) as screen:
+                    with opened(view, partial(SearchView, resolved, algorithm.total)) as screen:
                         if note:
                             screen.note(note)
                         try:

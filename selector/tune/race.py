@@ -53,7 +53,7 @@ class RaceResult:
 Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many seconds, in round n
 
 
-def finalists(record: TuneRecord, winner: Candidate, most: int = FINALISTS) -> list[Candidate]:
+def finalists(record: TuneRecord, winner: Candidate) -> list[Candidate]:
     """Whom to race: the winner by steps/s, the fastest with batches of half the size and less.
 
     Then the fastest of the others, so that no two have the same num_env and number of GMIs.
@@ -63,7 +63,7 @@ def finalists(record: TuneRecord, winner: Candidate, most: int = FINALISTS) -> l
     fastest = usable(measured, {failure.candidate for failure in results.failures})
     fastest.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
     chosen = [winner]
-    while len(chosen) < most:
+    while len(chosen) < FINALISTS:
         limit = _SMALLER * min(one.samples for one in chosen)
         smaller = [one for one in fastest if one.samples <= limit]
         if not smaller:
@@ -71,7 +71,7 @@ def finalists(record: TuneRecord, winner: Candidate, most: int = FINALISTS) -> l
         chosen.append(smaller[0])
     for one in fastest:
         shapes = {(c.num_env, c.row.gmi_per_gpu) for c in chosen}
-        if len(chosen) < most and (one.num_env, one.row.gmi_per_gpu) not in shapes:
+        if len(chosen) < FINALISTS and (one.num_env, one.row.gmi_per_gpu) not in shapes:
             chosen.append(one)
     return chosen
 

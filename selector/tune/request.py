@@ -16,7 +16,7 @@ from gmi_drl.selector.record import identity
 from gmi_drl.selector.record.record import TuneRecord, read, record_path, records
 
 from .candidate import Candidate, shape_text
-from .space import batch_sentence, config_of, layout_text
+from .space import batch_sentence, config_of
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,6 @@ class TuneRequest:
             file = runtime.run_directory() / "tuned.layout.yaml"
             replace_file(file, layout)
         return config_of(self.config, candidate, file)
-
-    def layout(self, candidate: Candidate) -> str | None:
-        """The text of a candidate's layout file, where the shares of its GMIs differ."""
-        if candidate.row.percents is None:
-            return None
-        return layout_text(self.config, candidate, self.topology)
-
-    def answer(self, config: Config) -> str:
-        """The key by which a run of a resolved config finds what was promised."""
-        return identity.answer_key(config, self.topology, self.beside)
 
 
 def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from gmi_drl import runtime
@@ -17,7 +18,7 @@ from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
 from gmi_drl.launcher.start.preload import preload_of
-from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.launcher.view.screen import ViewName, opened
 from gmi_drl.placement import Config, Topology, counted, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import TunerBusy
@@ -33,8 +34,8 @@ from .profile.profiler import Profiler
 from .profile.race_run import RaceTrainer
 from .request import TuneRequest, still_answers
 from .search_driver import SearchOutcome, measured_of, run_search
-from .space import batch_sentence, own_of, space_of
-from .tune_view import TuneView, open_tune_view
+from .space import batch_sentence, layout_text, own_of, space_of
+from .tune_view import TuneView
 
 TUNER_TIMEOUT: Final = timedelta(minutes=10)  # for another tuner
 _LOOK_S: Final = 2.0  # of training, a first look at a candidate
@@ -57,7 +58,8 @@ def measure(
     space_of(request.config, request.topology)  # what is wrong is said before any wait
     with _alone(title, view):
         space, held = space_of(request.config, request.topology, works=_works(request))
-        with open_tune_view(view, title, space, request.config.tune.budget_s) as screen:
+        shown = partial(TuneView, title, space, request.config.tune.budget_s)
+        with opened(view, shown) as screen:
             return _session(request, space, held, screen, again)
 
 
@@ -135,12 +137,15 @@ def _chosen(
     winner, measured = outcome.chosen.winner, outcome.measured
     assert winner is not None
     changes = batch_sentence(config, request.topology, winner)
-    layout = request.layout(winner)
+    even = winner.row.percents is None
+    layout = None if even else layout_text(config, winner, request.topology)
     facts |= {
         "steps_per_s": measured.steps_per_s, "error": measured.error, "budget_s": budget_s,
         "raced": by_return, "layout": layout, "changes": changes, "load": load,
-        "left_out": outcome.left_out, "answer": request.answer(request.resolved(winner, layout)),
+        "left_out": outcome.left_out,
     }  # fmt: skip
+    resolved = request.resolved(winner, layout)
+    facts["answer"] = identity.answer_key(resolved, request.topology, request.beside)
     journal.chose(outcome.chosen, facts)
     return [note for note in (*notes, changes) if note]
 

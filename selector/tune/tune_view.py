@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
 from typing import Final
 
 from rich.console import Group
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gmi_drl.launcher.view.screen import Screen, ViewName, bar, duration, opened
+from gmi_drl.launcher.view.screen import Screen, bar, duration
 from gmi_drl.placement import counted
 from gmi_drl.selector.record.results import results_of
 
@@ -20,17 +19,10 @@ from .candidate import Ask, Failed, Measured, Space, candidate_text
 _LAST: Final = 8  # answers that a terminal shows
 
 
-def open_tune_view(
-    name: ViewName, title: str, space: Space, budget_s: float
-) -> AbstractContextManager[TuneView]:
-    """The view of a tune on the screen `name`."""
-    return opened(name, lambda screen: TuneView(screen, title, space, budget_s))
-
-
 class TuneView:
     """Is told what happens, and shows it. `left_s`: what is left of the budget."""
 
-    def __init__(self, screen: Screen, title: str, space: Space, budget_s: float) -> None:
+    def __init__(self, title: str, space: Space, budget_s: float, screen: Screen) -> None:
         self._screen, self._title, self._space, self._budget_s = screen, title, space, budget_s
         self._profiles: list[tuple[Ask, Measured | Failed]] = []
         self._splits = space.splits

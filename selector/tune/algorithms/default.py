@@ -1,24 +1,14 @@
-"""Searches as `gmi-drl tune` does unless told otherwise.
+"""Searches as `gmi-drl tune` does unless told otherwise; docs/tuning.md has it for users.
 
-It climbs the first row, the fewest GMIs, in steps of four times as many environments, until what is
-left of the row can reach less than 1 % more (`throughput_bound`), or 3 % where memory grows more
-than ten times as fast as throughput (Sat below 0.1); gaps beside the best are then halved. The
-other rows are looked at by rising number of GMIs, each where as many environments of a device lie
-as the best has, until two numbers in succession are worse by a tenth; of several ways to share a
-device, the best with the second number is kept. The config as it was given, if it is a candidate,
-is the second that is asked for, and is chosen where nothing is faster by more than two standard
-errors.
-
-From then on it asks for what can reach most: gaps in any row, beyond the ends of what a row has
-measured, and the place of the best in rows beside its own. Not asked for is what a projection says
-does not fit the memory, whose three iterations take longer than eight first looks, or what lies
-above a failure in its row. This ends when nothing can reach 1 % more than the best.
-
-Answers that are not sure are asked for again: the less certain of the best and of the one that may
-be better still by what noise hides. Noisy ones get as much time as makes a look certain to 5 %, but
-16 times the first at most, and a quarter of the asks is kept to tell the best apart. Of those
-within 1 % of the best, and within the noise, the one with the fewest samples between two updates
-wins, as smaller batches learn better. All in all it asks for a quarter of the space at most.
+It climbs the first row, the fewest GMIs, by four times as many environments, until what is left of
+the row can reach (`throughput_bound`) less than 1 % more, or 3 % where Sat is below 0.1, and halves
+the gaps beside its best. The other rows are looked at where as many environments of a device lie as
+the best has, until two numbers of GMIs in succession are worse by a tenth. From then on it asks for
+what can reach most, in any row, until nothing can reach 1 % more than the best. Answers that are
+not sure are asked for again: always the less certain of the best and of the one that may be better
+still by what noise hides, with as much time as makes a look certain to 5 %. Of those within 1 % of
+the best, and within the noise, the one with the fewest samples between two updates wins, as smaller
+batches learn better, unless the config as given is within the noise.
 """
 
 from __future__ import annotations
