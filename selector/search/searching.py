@@ -35,8 +35,8 @@ from gmi_drl.selector.record.search_folder import (
 )
 
 from .faults import placement_faults
-from .hyperband import HyperBand
-from .pbt import Population
+from .hyperband import hyperband
+from .pbt import population_based
 from .ranges import Ranges, applied
 from .search_view import SearchView
 from .trial_run import RunKey, TrialAlgorithm
@@ -130,9 +130,9 @@ def algorithm_of(config: Config) -> TrialAlgorithm:
     assert settings is not None
     ranges = Ranges(settings.ranges, settings.seed)
     if settings.algorithm == "hyperband":
-        return HyperBand(ranges, total, settings.min_steps, settings.eta, settings.brackets)
+        return hyperband(ranges, total, settings.min_steps, settings.eta, settings.brackets)
     names = ("seed", "population", "interval_steps", "truncation", "perturb", "resample")
-    return Population(ranges, total, **{name: getattr(settings, name) for name in names})
+    return population_based(ranges, total, **{name: getattr(settings, name) for name in names})
 
 
 def _result_of(
