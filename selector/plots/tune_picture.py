@@ -181,11 +181,9 @@ def _draw_throughput(axis: Any, results: TuneResults, pens: Pens) -> None:
     ladder(axis, results)
     axis.set_xlabel("")
     axis.tick_params(labelbottom=False)
-    if results.winner is not None:
-        _say_winner(axis, results.winner, results)
-
-
-def _say_winner(axis: Any, winner: CandidateResult, results: TuneResults) -> None:
+    winner = results.winner
+    if winner is None:
+        return
     num_env = winner.candidate.num_env
     low, high = axis.get_xlim()
     side = "left" if num_env > (low * high) ** 0.5 else "right"

@@ -122,10 +122,9 @@ class TuneRecord:
             chosen = _chosen_of(line)
             values |= {"chosen": chosen, "choice": line, "drifts": ()}
             if line.get("raced"):  # who had won was not known when the lines of the race came
-                races = [
-                    {**race, "winner": race["candidate"] == chosen.winner} for race in self.races
-                ]
-                values["races"] = tuple(races)
+                won = [race["candidate"] == chosen.winner for race in self.races]
+                pairs = zip(self.races, won, strict=True)
+                values["races"] = tuple({**race, "winner": is_winner} for race, is_winner in pairs)
         elif kind == "drift":
             values["drifts"] += (line,)
         else:

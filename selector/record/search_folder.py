@@ -118,10 +118,9 @@ def open_folder(
 
 def read(path: Path) -> Journal | None:
     """The journal in a search's folder; None where there is none that this version reads."""
-    try:
+    with contextlib.suppress(OSError, RecordError):
         return read_journal(path / RECORD)
-    except (OSError, RecordError):
-        return None
+    return None
 
 
 def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:

@@ -142,10 +142,7 @@ def _result_of(
     lines: list[dict[str, Any]],
     best: RunKey | None,
 ) -> SearchResult:
-    """Writes the best config and the picture of what `lines` of the record say.
-
-    `source` is the config's file, if there is one. SearchError when all trials failed.
-    """
+    """Writes the best config and the picture; SearchError when all trials failed."""
     if best is None:
         first = lines[0]
         raise SearchError(
@@ -159,16 +156,11 @@ def _result_of(
     with contextlib.suppress(OSError, ValueError):  # the search itself is done
         picture = draw_search(folder.path / "search.png", config, lines, best)
     return SearchResult(
-        folder=folder.path,
-        best_config=_write_best(config, source, folder, line),
-        values=dict(line["values"]),
-        return_mean=line["return_mean"],
-        steps=line["reached"],
-        checkpoint=folder.path / str(line["checkpoint"]),
-        seconds=seconds_of(lines),
-        lines=lines,
+        folder=folder.path, best_config=_write_best(config, source, folder, line),
+        values=dict(line["values"]), return_mean=line["return_mean"], steps=line["reached"],
+        checkpoint=folder.path / str(line["checkpoint"]), seconds=seconds_of(lines), lines=lines,
         picture=picture,
-    )
+    )  # fmt: skip
 
 
 def _write_best(

@@ -23,6 +23,7 @@ from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi.backends.cpu import take_cores
 from gmi_drl.gmi.backends.gpu import bare_uuid, uuid_of
+from gmi_drl.launcher.folder.curve import read_metrics
 from gmi_drl.placement import Config, Device, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name
 from gmi_drl.placement.resolve import template_of
@@ -98,7 +99,7 @@ def train(job: TrialJob) -> TrialResult:
         iteration=outcome["iteration"],
         seconds=time.monotonic() - began_s,
         checkpoint=Path(outcome["checkpoint"]),
-        points=_curve(job.folder / METRICS),
+        points=_curve(job.folder),
     )
 
 
@@ -147,16 +148,11 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
     return None
 
 
-def _curve(metrics: Path) -> tuple[tuple[int, float], ...]:
-    points = []
-    with contextlib.suppress(OSError), open(metrics, "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                record = json.loads(line)
-                if record["return_mean"] is not None:
-                    points.append((int(record["steps"]), float(record["return_mean"])))
-    every = -(-len(points) // _POINTS)
-    return tuple(points[::-1][::every][::-1]) if points else ()  # the last one is always there
+def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
+    lines = [line for line in read_metrics(folder) if line.get("return_mean") is not None]
+    every = -(-len(lines) // _POINTS) or 1
+    kept = lines[::-1][::every][::-1]  # the last one is always there
+    return tuple((int(line["steps"]), float(line["return_mean"])) for line in kept)
 
 
 @contextlib.contextmanager

@@ -114,17 +114,12 @@ class TrialRunner:
         # A checkpoint brings the learning rate that its optimizer and its schedule had.
         is_new = start is not None and run.values.get(_RATE) != start["values"].get(_RATE)
         job = TrialJob(
-            name=f"trial {run.trial}",
-            config=config,
-            layout=layout_on(device, config),
-            steps=run.steps,
-            folder=folder,
+            name=f"trial {run.trial}", config=config, layout=layout_on(device, config),
+            steps=run.steps, folder=folder, sockets=sockets, role_folder=self._beside,
             resume=None if start is None else self.folder.path / str(start["checkpoint"]),
             learning_rate=run.values[_RATE] if is_new else None,
             session=f"{self.folder.path.name}/{run.trial}/{run.number}",
-            sockets=sockets,
-            role_folder=self._beside,
-        )
+        )  # fmt: skip
         task = train_task.options(name=f"trial {run.trial}, run {run.number}")
         self._running[task.remote(job)] = _Running(run, device, time.monotonic())
 
@@ -193,19 +188,11 @@ class TrialRunner:
         return round(self._before_s + time.monotonic() - self._began_s, 3)
 
     def _progress(self) -> SearchProgress:
-        best = self.algorithm.best()
+        best, failed = self.algorithm.best(), sum(line["kind"] == "failed" for line in self.lines)
         line = next((line for line in self.lines if key_of(line) == best), None)
-        return SearchProgress(
-            done=len(self.lines),
-            failed=sum(line["kind"] == "failed" for line in self.lines),
-            total=self.algorithm.total,
-            running=[
-                (one.run, one.steps, one.return_mean, _shown(one.device))
-                for one in self._running.values()
-            ],
-            best=line,
-            seconds=self._total_s,
-        )
+        now = [(o.run, o.steps, o.return_mean, _shown(o.device)) for o in self._running.values()]
+        total_s = self._total_s
+        return SearchProgress(len(self.lines), failed, self.algorithm.total, now, line, total_s)
 
 
 def _shown(device: Device) -> str:

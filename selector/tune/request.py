@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,9 @@ class TuneRequest:
 
     def record(self) -> TuneRecord | None:
         """Its record, if there is one that can be read."""
-        try:
+        with contextlib.suppress(OSError, RecordError):
             return read(self.path)
-        except (OSError, RecordError):
-            return None
+        return None
 
     def fresh(self) -> TuneRecord | None:
         """Its record, if that has a choice, and no real run has refuted it."""

@@ -173,16 +173,9 @@ def _written(
     except OSError as error:  # the config is there, and it is what was asked for
         warnings.warn(f"{file.report}: no report ({error.strerror})", stacklevel=2)
     return Tuned(
-        config=config,
-        output=file.path,
-        record=recorded.path,
-        recorded=recorded,
-        pictures=pictures,
-        chosen=chosen,
-        steps_per_s=promised,
-        recalled=text is None,
-        notes=notes,
-    )
+        config=config, output=file.path, record=recorded.path, recorded=recorded,
+        pictures=pictures, chosen=chosen, steps_per_s=promised, recalled=text is None, notes=notes,
+    )  # fmt: skip
 
 
 def _head(recorded: TuneRecord, command: str) -> Iterator[str]:

@@ -61,10 +61,8 @@ def default(
 
     `own`: the candidate that is the config as it was given. `seconds` is what a first look at a
     quiet candidate takes; asks take up to 16 x as long where answers are noisy, and up to 8 x for
-    long iterations. ValueError unless it is above 0.
+    long iterations.
     """
-    if not seconds > 0:
-        raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
     limit = most_profiles(space) if profiles is None else profiles
     return TuneSearch(_Default(space, seconds, limit, own).run())
 

@@ -163,17 +163,10 @@ class ProfileWatch:
             return None
         used = self._meter.end(gang)
         return Measured(
-            steps_per_s=estimated.steps_per_s,
-            error=estimated.error,
-            iterations=estimated.iterations,
-            seconds=estimated.seconds,
-            phases=estimated.phases,
-            host_bytes=used.host_bytes,
-            device_bytes=used.devices.mem_bytes,
-            memory=max(used.host_share, used.devices.share),
-            cores=used.cores,
+            **vars(estimated), host_bytes=used.host_bytes, device_bytes=used.devices.mem_bytes,
+            memory=max(used.host_share, used.devices.share), cores=used.cores,
             sm_activity=used.devices.sm_activity,
-        )
+        )  # fmt: skip
 
     def _failed(self, gang: Gang, streams: Sequence[_IterationStream]) -> Failed | None:
         """Why nothing more is to be waited for."""
