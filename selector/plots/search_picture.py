@@ -19,11 +19,7 @@ Line = Mapping[str, Any]
 
 
 def draw_search(path: Path, config: Config, lines: Sequence[Line], best: RunKey) -> Path:
-    """Writes the picture of a search's record and returns its path; `best` is drawn above all.
-
-    HyperBand: the returns of all trials, and the return that each value led to. PBT: the members,
-    and their values over time.
-    """
+    """Writes the picture of a search's record and returns its path; `best` is drawn above all."""
     from matplotlib.figure import Figure  # half a second, needed only here
 
     assert config.search is not None

@@ -28,7 +28,6 @@ from gmi_drl.selector.tune.space import most_samples
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _IF_THERE: Final = ("warp-lang", "mujoco-warp", "jax", "jaxlib", "mujoco-mjx")  # extras
 _WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of these
-_GIB: Final = 1 << 30
 
 
 def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
@@ -156,7 +155,7 @@ def _machine(topology: Topology) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": processor(),
-        "memory": f"{memory / _GIB:.0f} GiB",
+        "memory": f"{memory / 2**30:.0f} GiB",
         "devices": [
             {
                 "name": device.name if device.kind == "gpu" else "cores",

@@ -172,10 +172,7 @@ def promise_of(config: Config, topology: Topology, beside: Path | None = None) -
 
 
 class TuneJournal:
-    """The journal a tuner adds to. `trouble` says why nothing is kept, or is "".
-
-    `text` is what its file has, or should have where that cannot be written.
-    """
+    """The journal a tuner adds to; `trouble` says why nothing is kept, `text` what would be there."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path, self.trouble = path, ""

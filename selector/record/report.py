@@ -120,8 +120,8 @@ def _closer(
         ("steps an update", *(f"{c.samples:,}" if trains else "-" for c in candidates)),
         ("horizon", *(f"{c.horizon:,}" if trains else "-" for c in candidates)),
         *((phase, *(f"{100 * m.phases.get(phase, 0.0):.0f} %" for m in few)) for phase in phases),
-        ("host memory", *(_gib(m.host_bytes) for m in few)),
-        ("device memory", *(_gib(m.device_bytes) for m in few)),
+        ("host memory", *(f"{m.host_bytes / 2**30:.2f} GiB" for m in few)),
+        ("device memory", *(f"{b / 2**30:.2f} GiB" if (b := m.device_bytes) else "-" for m in few)),
         ("fullest memory", *(f"{100 * m.memory:.0f} % full" for m in few)),
         ("cores busy", *(f"{m.cores:.1f}" for m in few)),
         ("SMs active", *("-" if (a := m.sm_activity) is None else f"{100 * a:.0f} %" for m in few)),
@@ -166,7 +166,3 @@ def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
 def _wrapped(console: Console, text: str) -> None:
     for line in textwrap.wrap(text, min(console.width, 110), break_on_hyphens=False):
         console.out(line, highlight=False)
-
-
-def _gib(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**30:.2f} GiB"

@@ -74,10 +74,7 @@ class TuneResults:
 
     @cached_property
     def base(self) -> CandidateResult | None:
-        """What the choice is held against, see `base_name`; None where it was not measured.
-
-        A plain start is, of the fewest GMIs, what lies within a factor of two of a plain `num_env`.
-        """
+        """What the choice is held against, see `base_name`; None where it was not measured."""
         if (own := self._result(self.own)) is not None:
             return own
         first = next((row for row in self.rows.values() if row), None)

@@ -10,9 +10,6 @@
     {"kind": "ended", "trial": 3, "number": 0, "return_mean": 41.0, ...}
     {"kind": "failed", "trial": 4, "number": 0, "text": "..."}
     {"kind": "finished", ...}
-
-A search that was killed goes on from there: the algorithm is asked and told the same again, and no
-trial runs twice.
 """
 
 from __future__ import annotations
@@ -79,9 +76,8 @@ def open_folder(
 ) -> Iterator[tuple[SearchFolder, Journal, str]]:
     """The newest search of this very config, or a new one; its lock is held while the block runs.
 
-    Yields its journal, cut off behind the last whole line, and why an earlier search of the config
-    is not gone on with, or "". SearchError if none can be made, or another process searches there;
-    waits at most 30 s for others that begin.
+    Yields its journal too, and why an earlier search of the config is not gone on with, or "".
+    SearchError if another process searches there; waits 30 s for others that begin.
     """
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
@@ -153,11 +149,6 @@ def _new(base: Path) -> Path:
             f"search.folder={base.parent}: {base} cannot be written ({error.strerror}). "
             "Give a folder you may write to: --set search.folder=..."
         ) from error
-
-
-def run_lines(journal: Journal) -> list[dict[str, Any]]:
-    """The lines that say how a run ended."""
-    return [line for line in journal.lines if line["kind"] in ("ended", "failed")]
 
 
 def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun]:

@@ -1,7 +1,4 @@
-"""Checks a search: every value that it may draw must be valid, and its devices must be there.
-
-A trial has cores of its own, or a GPU of its own.
-"""
+"""Checks a search: every value that it may draw must be valid, and its devices must be there."""
 
 from __future__ import annotations
 
@@ -22,12 +19,10 @@ from gmi_drl.placement import (
     Config,
     Device,
     Fault,
-    Layout,
     RangeConfig,
     Topology,
     check,
     counted,
-    layout_of,
     template_of,
 )
 from gmi_drl.placement.checks.learning import learning_faults
@@ -108,11 +103,7 @@ def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
 
 
 def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
-    """What the schema says of the values: of a choice all, of a range the first that is told.
-
-    Rules of fields are bounds, so that two valid ends are enough, and one between them that is not
-    whole.
-    """
+    """What the schema says of the values: of a choice all, of a range the first that is told."""
     faults = []
     for kind, shown, value in _probes(span):
         try:
@@ -259,12 +250,7 @@ def trial_devices(config: Config) -> list[Device]:
     return list(Topology.from_cores(cores[: number * settings.cores], number).devices)
 
 
-def layout_on(device: Device, config: Config) -> Layout:
-    """The one GMI of a trial on a device."""
-    return layout_of(*_alone(device, config))
-
-
-def _alone(device: Device, config: Config) -> tuple[Config, Topology]:
+def alone(device: Device, config: Config) -> tuple[Config, Topology]:
     """The config and the devices as they are for a trial on a device."""
     on_gpu = {"backend": "direct"} if device.kind == "gpu" else {}
     hardware = config.hardware.model_copy(update={"num_gpus": 1, **on_gpu})
@@ -289,7 +275,7 @@ def placement_faults(config: Config) -> list[Fault | str]:
         faults += _room(config, topology)
     if not faults and config.search is not None:
         first = applied(config, Ranges(config.search.ranges, config.search.seed).draw(0))
-        faults += check(*_alone(trial_devices(config)[0], first))
+        faults += check(*alone(trial_devices(config)[0], first))
     return faults
 
 

@@ -32,13 +32,9 @@ def brackets_of(total_steps: int, min_steps: int | None, eta: int) -> list[tuple
     1 has fewer trials, floor((s_max + 1) / (s + 1)) * eta^s, and leaves a part of B unused; we keep
     to the algorithm. `min_steps` None: a rung of `total_steps` / eta^3.
     """
-    s_max = 0
-    if min_steps is None:
-        while s_max < _SHORTEST and eta ** (s_max + 1) <= total_steps:
-            s_max += 1
-    else:
-        while min_steps * eta ** (s_max + 1) <= total_steps:  # a logarithm would be rounded
-            s_max += 1
+    s_max, least, most = 0, min_steps or 1, _SHORTEST if min_steps is None else total_steps
+    while s_max < most and least * eta ** (s_max + 1) <= total_steps:  # logarithms are rounded
+        s_max += 1
     brackets = []
     for s in range(s_max, -1, -1):
         n = -(-(s_max + 1) * eta**s // (s + 1))

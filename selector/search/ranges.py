@@ -78,10 +78,7 @@ def _within(value: float, bounds: tuple[float, float]) -> float:
 
 
 def applied(config: Config, values: Values, **run: Any) -> Config:
-    """`config` with these values and changes `run` of its section, without its section `search`.
-
-    Raises pydantic's ValidationError for values that the schema does not take.
-    """
+    """`config` without section `search`, with these values and `run`; may raise ValidationError."""
     data = config.model_dump(mode="json")
     del data["search"]
     data["run"] |= run

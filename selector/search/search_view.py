@@ -13,6 +13,7 @@ from rich.text import Text
 from gmi_drl.launcher.view.screen import Screen, bar, duration
 from gmi_drl.launcher.view.tables import print_table, table_within
 from gmi_drl.placement import Config, counted
+from gmi_drl.selector.record.search_folder import score_of
 
 from .ranges import text_of
 from .trial_run import TrialRun
@@ -111,7 +112,7 @@ def print_search(console: Console, result: SearchResult) -> None:
     for line in sorted(result.lines, key=lambda line: int(line["steps"])):
         if line["kind"] == "ended":
             last[line["trial"]] = line
-    ranked = sorted(last.values(), key=_rank, reverse=True)
+    ranked = sorted(last.values(), key=lambda line: (line["steps"], score_of(line)), reverse=True)
     keys = list(result.values)
     rows = []
     for line in ranked[:_SHOWN]:
@@ -134,8 +135,3 @@ def print_search(console: Console, result: SearchResult) -> None:
     say(f"policy: {result.checkpoint}")
     if result.picture is not None:
         say(f"picture: {result.picture}")
-
-
-def _rank(line: Mapping[str, Any]) -> tuple[int, float]:
-    mean = line["return_mean"]
-    return line["steps"], float("-inf") if mean is None else mean

@@ -1,7 +1,4 @@
-"""Looks for hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side.
-
-The driver never imports torch. Whatever becomes of a trial, the search goes on.
-"""
+"""Looks for hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ from gmi_drl.selector.record.search_folder import (
     key_of,
     open_folder,
     replay,
-    run_lines,
     seconds_of,
 )
 
@@ -96,9 +92,9 @@ def search(
             if faults:
                 raise ConfigError(faults, None if source is None else str(source))
             with at_work(), open_folder(resolved, beside, again) as (folder, journal, note):
-                algorithm = algorithm_of(resolved)
+                algorithm = _algorithm_of(resolved)
                 pending = replay(journal, algorithm)
-                lines = run_lines(journal)
+                lines = [line for line in journal.lines if line["kind"] in ("ended", "failed")]
                 recalled = any(line["kind"] == "finished" for line in journal.lines)
                 resumed = bool(journal.lines) and not recalled
                 if not recalled:
@@ -124,8 +120,7 @@ def search(
                 runtime.shutdown()
 
 
-def algorithm_of(config: Config) -> TrialAlgorithm:
-    """The algorithm of a config's `search` section, at its beginning."""
+def _algorithm_of(config: Config) -> TrialAlgorithm:
     settings, total = config.search, config.run.total_steps
     assert settings is not None
     ranges = Ranges(settings.ranges, settings.seed)

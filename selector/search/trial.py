@@ -72,10 +72,7 @@ class TrialResult:
 
 
 def train(job: TrialJob) -> TrialResult:
-    """Trains as `job` says, in this process, and returns when the last checkpoint is written.
-
-    Takes the GMI's cores for this time, and its GPU. Raises what training raises.
-    """
+    """Trains as `job` says, in this process; returns when the last checkpoint is written."""
     began_s = time.monotonic()
     spec = job.layout.gmi(0)
     device = job.layout.topology.devices[spec.gpu_id]
@@ -157,10 +154,7 @@ def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
 
 @contextlib.contextmanager
 def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
-    """In this block the process has the cores of the GMI, that many threads for torch, its GPU.
-
-    Yields torch's name of the device, with its index: `cuda` alone is that of the thread that asks.
-    """
+    """In this block the process has the GMI's cores and GPU; yields torch's name of the device."""
     import torch
 
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
@@ -170,7 +164,7 @@ def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
         if device.kind == "gpu":
             index = _cuda_index(spec)
             with torch.cuda.device(index), _given_back():
-                yield f"cuda:{index}"
+                yield f"cuda:{index}"  # `cuda` alone is that of the thread that asks
         else:
             yield "cpu"
     finally:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.placement import Config, Device, counted, format_cores
+from gmi_drl.placement import Config, Device, counted, format_cores, layout_of
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.roles.errors import RoleLoadError
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record.search_folder import SearchFolder, key_of, score_of, seconds_of
 
-from .faults import layout_on, trial_devices
+from .faults import alone, trial_devices
 from .ranges import applied
 from .search_view import SearchProgress, SearchView
 from .trial import METRICS, TrialError, TrialJob, last_line, train_task
@@ -47,10 +47,7 @@ class _Running:
 
 
 class TrialRunner:
-    """Trains what the algorithm asks for; what becomes of it goes to the journal, and to `lines`.
-
-    `algorithm` stands where the record ends; `lines` are those that say how a run ended.
-    """
+    """Trains what the algorithm asks for; writes what becomes of it to journal and `lines`."""
 
     def __init__(
         self,
@@ -114,7 +111,7 @@ class TrialRunner:
         # A checkpoint brings the learning rate that its optimizer and its schedule had.
         is_new = start is not None and run.values.get(_RATE) != start["values"].get(_RATE)
         job = TrialJob(
-            name=f"trial {run.trial}", config=config, layout=layout_on(device, config),
+            name=f"trial {run.trial}", config=config, layout=layout_of(*alone(device, config)),
             steps=run.steps, folder=folder, sockets=sockets, role_folder=self._beside,
             resume=None if start is None else self.folder.path / str(start["checkpoint"]),
             learning_rate=run.values[_RATE] if is_new else None,
@@ -149,7 +146,14 @@ class TrialRunner:
         screen.ended(line, self._progress())
         if line.get("return_mean", 0.0) is None and not self._noted:
             self._noted = True
-            screen.note(_no_return(line, self.config))
+            assert self.config.search is not None
+            by_band = self.config.search.algorithm == "hyperband"
+            key = "min_steps" if by_band else "interval_steps"
+            screen.note(
+                f"no episode of trial {line['trial']} has ended in {line['reached']:,} steps: its "
+                "return is not known, and where that is so of all, who trains on is by chance. "
+                f"Raise search.{key}, or lower env.num_env."
+            )
 
     def _look(self, timeout_s: float) -> None:
         """Looks how far the running trials are; one that says nothing any more is ended."""
@@ -197,16 +201,6 @@ class TrialRunner:
 
 def _shown(device: Device) -> str:
     return f"cores {format_cores(device.cores)}" if device.kind == "cpu" else device.name
-
-
-def _no_return(line: Mapping[str, Any], config: Config) -> str:
-    assert config.search is not None
-    key = "min_steps" if config.search.algorithm == "hyperband" else "interval_steps"
-    return (
-        f"no episode of trial {line['trial']} has ended in {line['reached']:,} steps: its return "
-        "is not known, and where that is so of all, who trains on is by chance. Raise search."
-        f"{key}, or lower env.num_env."
-    )
 
 
 def _short(error: BaseException) -> str:

@@ -111,10 +111,7 @@ class Chosen:
 
 
 class TuneSearch:
-    """A search, asked and told as those of trials are; written as a generator of asks.
-
-    Pure: the same answers lead to the same asks. `choice` is set when there is no ask any more.
-    """
+    """A search, asked and told as those of trials are; written as a generator of asks."""
 
     def __init__(self, steps: Generator[Ask, Answer, Chosen]) -> None:
         self._steps = steps

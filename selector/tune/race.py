@@ -54,10 +54,7 @@ Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many
 
 
 def finalists(record: TuneRecord, winner: Candidate) -> list[Candidate]:
-    """Whom to race: the winner by steps/s, the fastest with batches of half the size and less.
-
-    Then the fastest of the others, so that no two have the same num_env and number of GMIs.
-    """
+    """Whom to race: the winner by steps/s, the fastest of ever smaller batches, and others."""
     results = results_of(record.profiles)
     measured = {result.candidate: result.measured for result in results.all}
     fastest = usable(measured, {failure.candidate for failure in results.failures})
@@ -77,10 +74,7 @@ def finalists(record: TuneRecord, winner: Candidate) -> list[Candidate]:
 
 
 def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceResult:
-    """Trains them with `seconds` for all together, start and end not counted.
-
-    The first of `candidates` is the choice by steps/s; it stays where returns do not decide.
-    """
+    """Trains them with `seconds` for all together; the first stays where returns do not decide."""
     if len(candidates) < 2:
         return RaceResult(None, "there was no other candidate to race")
     first_s = seconds / 2 / len(candidates)

@@ -67,10 +67,7 @@ class TuneRequest:
         return None
 
     def resolved(self, candidate: Candidate, layout: str | None) -> Config:
-        """The config with a candidate's values; `layout`: the text of its layout file, if any.
-
-        The file is written beside the record, or else in the runtime's folder.
-        """
+        """The config with a candidate's values, and a file with the text of its layout, if any."""
         if layout is None:
             return config_of(self.config, candidate)
         file = self.path.with_suffix(".layout.yaml")

@@ -1,7 +1,4 @@
-"""Drives a search of tuning: asks are answered from the journal if they are there, else measured.
-
-A tuner that was killed makes the same asks again, and measures nothing twice.
-"""
+"""Drives a search of tuning: asks are answered from the journal if they can be, else measured."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def space_of(
 ) -> tuple[Space, list[str]]:
     """Every candidate of `config` that `check` lets run here, and what is held fixed, in words.
 
-    `works`: the backends that were found to work on these GPUs; None: all that are not known to be
-    unusable. ConfigError where there is nothing to tune, or no candidate can run.
+    `works`: the backends that were found to work; None: those not known to be unusable. ConfigError
+    where there is nothing to tune, or no candidate can run.
     """
     if config.layout.file is not None:
         rule = "it says which GMIs there are, and these are what tuning finds"
@@ -108,11 +108,7 @@ def auto_faults(config: Config, topology: Topology) -> list[Fault]:
 
 
 def environments(config: Config, topology: Topology) -> int:
-    """How many steps an update takes of all GMIs for each step of the horizon.
-
-    In sync modes all GMIs that simulate fill an update; in async each trainer takes so many
-    segments.
-    """
+    """How many steps an update takes of all GMIs for each step of the horizon."""
     planned = template_of(config).planned(shape_of(config, topology))
     gmis = [roles for device in planned for roles in device]
     if config.mode == "async":
@@ -122,10 +118,7 @@ def environments(config: Config, topology: Topology) -> int:
 
 
 def most_samples(config: Config, topology: Topology) -> int | None:
-    """The largest batch that is tried: a run must have updates enough to learn; None: any.
-
-    A power of two, so that a run a little longer is tuned alike, or that of the config if larger.
-    """
+    """The largest batch that is tried, the config's or a power of two; None: there is no limit."""
     if config.mode == "serving" or config.tune.batch is not None:
         return None
     plain = simplest(config)
@@ -353,11 +346,7 @@ def _backends(
 
 
 def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
-    """Yields shares of a device's SMs where its GMIs have different roles: two thirds for the one.
-
-    The roles' needs differ (GMI-DRL, Table 3), and which needs more the measurement says.
-    Over-commitment covers what lies between.
-    """
+    """Yields shares of SMs where roles differ (GMI-DRL, Table 3): two thirds for one of both."""
     kinds = list(dict.fromkeys(device))
     if len(kinds) == 2:
         for both in ((67, 33), (33, 67)):

@@ -71,12 +71,6 @@ class TuneView:
         speed = f"{measured.steps_per_s:,.0f} steps/s ± {100 * measured.error:.1f} %"
         return f"{candidate_text(fastest.candidate, self._splits)}: {speed}"
 
-    def _counts(self) -> str:
-        """How many have been tried."""
-        results = results_of(self._profiles)
-        failed = f", {len(results.failures)} failed" if results.failures else ""
-        return f"{results.tried} of {counted(self._space.size, 'candidate')} tried{failed}"
-
     def render(self, width: int) -> Group:
         """The latest answers, the best, what is measured now, and a bar of the budget."""
         budget_s, since_s = self._budget_s, time.monotonic() - self._since_s
@@ -88,11 +82,15 @@ class TuneView:
             style = "red" if isinstance(answer, Failed) else ""
             setting = candidate_text(ask.candidate, self._splits)
             table.add_row(setting, Text(_answer_text(answer).strip(), style))
-        lines = Table.grid(padding=(0, 2))
+        results, lines = results_of(self._profiles), Table.grid(padding=(0, 2))
+        failed = f", {len(results.failures)} failed" if results.failures else ""
         for name, text in (
             ("now", f"{self._now or '...'}   {duration(since_s)}"),
             ("best", self._best()),
-            ("so far", self._counts()),
+            (
+                "so far",
+                f"{results.tried} of {counted(self._space.size, 'candidate')} tried{failed}",
+            ),
             ("left", f"{duration(left_s)} of {duration(budget_s)}"),
         ):
             lines.add_row(name, Text(text))

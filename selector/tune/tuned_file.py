@@ -54,10 +54,7 @@ class TunedFile:
         return self.path.with_name(f"{self.path.stem}.report")
 
     def write(self, config: Config, layout: str | None, head: Sequence[str]) -> None:
-        """Writes the config, and its layout file `layout` if it has one; OutputError if it cannot.
-
-        `head`: lines of the comment at the top.
-        """
+        """Writes the config under the comment `head`, and its layout file, or raises OutputError."""
         data = config.model_dump(mode="json", exclude_unset=True)
         if config.layout.file is not None:
             data["layout"] = {"file": self.layout.name}

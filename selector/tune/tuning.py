@@ -1,8 +1,4 @@
-"""Finds num_env and GMIs per GPU by measuring, and writes a config with them.
-
-What was found is on record: `launch` and `plan` take it for what a config says `auto` of, and runs
-are held against it. Nothing here imports torch.
-"""
+"""Finds num_env and GMIs per GPU by measuring, and writes them. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -113,10 +109,7 @@ def tune(
 def resolve(
     config: Config, *, beside: Path | None = None, view: ViewName = "auto"
 ) -> tuple[Config, list[str]]:
-    """`config` with what tuning found for `auto`, and lines that say so.
-
-    Measures first where there is no fresh record, or one that a shorter budget ended.
-    """
+    """`config` with what tuning found for `auto`, now or before, and lines that say so."""
     request = TuneRequest.of(config, beside)
     recorded = request.fresh()
     if recorded is None or not still_answers(recorded, config.tune.budget_s):

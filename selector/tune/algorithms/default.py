@@ -59,9 +59,8 @@ def default(
 ) -> TuneSearch:
     """Asks for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
-    `own`: the candidate that is the config as it was given. `seconds` is what a first look at a
-    quiet candidate takes; asks take up to 16 x as long where answers are noisy, and up to 8 x for
-    long iterations.
+    `own`: the config as it was given. `seconds` is what a first look at a quiet candidate takes;
+    asks take up to 16 x as long where answers are noisy.
     """
     limit = most_profiles(space) if profiles is None else profiles
     return TuneSearch(_Default(space, seconds, limit, own).run())
@@ -231,20 +230,14 @@ def in_row(known: Observations, row: int, gap: int = 1) -> list[Place]:
 
 
 def above(known: Observations, row: int, step: int) -> int:
-    """The place `step` half steps above a row's last measured, or below what is barred there.
-
-    Half-way to what failed. The last itself, if none is.
-    """
+    """The place `step` half steps above a row's last measured, but half-way to what failed."""
     last, top, candidates = known.measured_in(row)[-1], known.top(row), known.rows[row]
     failed = top < len(candidates) and known.is_done(candidates[top])
     return max(min(last + step, (last + top) // 2 if failed else top - 1), last)
 
 
 def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
-    """What a row's measured points let its `at`-th candidate reach; infinite without any.
-
-    No more than `once` times what a single point has, unless something failed there.
-    """
+    """What a row's points let its `at`-th candidate reach, a single one `once` times itself."""
     points = known.points(row)
     if not points:
         return math.inf
@@ -256,11 +249,7 @@ def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
 
 
 def everywhere(known: Observations, reach: int = 1) -> list[Place]:
-    """All of `in_row`, and in rows beside the best what lies where the best does in its own row.
-
-    Beside: as many GMIs, or the `reach` next numbers up or down. There: as many environments in
-    each GMI, or on each device.
-    """
+    """All of `in_row`, and in rows of like numbers of GMIs (`reach`) what lies where the best does."""
     places = [place for row in range(len(known.rows)) for place in in_row(known, row)]
     best = known.best()
     if best is None:
@@ -295,10 +284,7 @@ def _peaks(known: Observations, best: Candidate) -> list[Candidate]:
 
 
 def landing(known: Observations, row: int, like: Candidate | None, total: bool = True) -> int:
-    """Where to look in a row first: as many environments as `like` has, if they seem to fit.
-
-    On a device (`total`) or in each GMI. Without `like`, a fifth up the row.
-    """
+    """Where to look in a row first: as many environments, on a device or each GMI, as `like`."""
     candidates = known.rows[row]
     at = len(candidates) // 5
     if like is not None:

@@ -47,10 +47,7 @@ def _weighted_rate(answers: Sequence[Measured]) -> tuple[float, float]:
 
 
 def combined(answers: Sequence[Measured]) -> Measured:
-    """Several measurements of a candidate as one, their steps/s weighted by 1 / error^2.
-
-    Memory is the most that was seen; the rest is of the longest measurement.
-    """
+    """Several measurements as one, by 1 / error^2; memory is the most that was seen."""
     if len(answers) == 1:
         return answers[0]
     rate, error = _weighted_rate(answers)

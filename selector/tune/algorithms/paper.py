@@ -24,11 +24,7 @@ ALPHA: Final = 0.1  # the paper: "typically below 0.1"
 
 
 def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
-    """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all.
-
-    Every profile gets the same `seconds`. The rows are what the space has (the paper's: one, two,
-    four, eight ... GMIs, and `num_env` by powers of two from 128).
-    """
+    """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all."""
     return TuneSearch(_paper(space, seconds, alpha))
 
 

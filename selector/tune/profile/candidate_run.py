@@ -1,8 +1,4 @@
-"""Runs a candidate to measure it, and gives it up when it is late, idle, or takes the last memory.
-
-Nothing is evaluated or saved, and nobody is replaced. The run is killed when it has shown enough,
-and its folder goes at once.
-"""
+"""Runs a candidate to measure it, and gives it up when it is late, idle, or takes the memory."""
 
 from __future__ import annotations
 
@@ -52,8 +48,8 @@ def run_watched(
 ) -> RunResult | Failed | None:
     """Launches `config_in(folder)`, in a new folder; None when the watch ended it by `StopRun`.
 
-    Failed is what a candidate did; what is wrong with the runtime or the disk raises, and so does
-    KeyboardInterrupt. No process, file or memory of the run is left. Needs the runtime.
+    Failed is what a candidate did; what is wrong with the runtime or the disk raises. Nothing is
+    left.
     """
     kills = processes.oom_kills()
     with tempfile.TemporaryDirectory(
@@ -97,11 +93,7 @@ def candidate_config(
     topology: Topology | None = None,
     total_steps: int | None = None,
 ) -> Config:
-    """`config` with what a candidate has, run in `folder`, for `total_steps` if they are given.
-
-    Where shares differ the layout file is written there too, for `topology` (None: the devices that
-    the config finds).
-    """
+    """`config` with what a candidate has, run in `folder`, where its layout file goes too."""
     layout_file = None
     if candidate.row.percents is not None:
         layout_file = folder / "layout.yaml"

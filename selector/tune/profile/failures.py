@@ -35,10 +35,7 @@ _LONGEST: Final = 300  # characters of a line for people
 def classify(
     error: Exception, layout: Layout | None = None, *, oom_kills: int = 0
 ) -> Failed | None:
-    """What an error of `launch` says of the candidate; None: it is trouble of another kind.
-
-    `oom_kills` counts the processes that the kernel killed for want of memory while it ran.
-    """
+    """What an error of `launch` says of the candidate; None: it is trouble of another kind."""
     if isinstance(error, GmiDied):
         return _of_gmi(error, layout, oom_kills)
     if isinstance(error, ObjectStoreFullError):

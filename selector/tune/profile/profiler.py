@@ -1,7 +1,4 @@
-"""Measures one candidate: all its GMIs together, by the real launcher and the real roles.
-
-The caller keeps a runtime warm (`runtime.init(PRELOAD)`), so that no candidate imports torch.
-"""
+"""Measures one candidate: all its GMIs together, by the real launcher and the real roles."""
 
 from __future__ import annotations
 
@@ -81,11 +78,6 @@ class _IterationStream:
         self.readings.append(reading)
         self.heard_s = time.monotonic()
 
-    @property
-    def is_overdue(self) -> bool:
-        """Whether its next one should be there: it may hang."""
-        return time.monotonic() - self.heard_s > _OVERDUE * self.longest_s + _LATE_S
-
 
 class ProfileWatch:
     """A `Watch` of one run. `answer` is set when it raises StopRun, and not before.
@@ -155,8 +147,10 @@ class ProfileWatch:
 
     def _measured(self, gang: Gang, streams: Sequence[_IterationStream]) -> Measured | None:
         """The answer, if enough is measured or the time is used, and nothing is late."""
-        estimated, first_s = self._estimate, self._first_s
-        if estimated is None or first_s is None or any(stream.is_overdue for stream in streams):
+        estimated, first_s, now_s = self._estimate, self._first_s, time.monotonic()
+        # One whose next iteration should be there may hang.
+        late = any(now_s - s.heard_s > _OVERDUE * s.longest_s + _LATE_S for s in streams)
+        if estimated is None or first_s is None or late:
             return None
         enough = estimated.is_enough and estimated.seconds >= self._least_s
         if not enough and time.monotonic() - first_s < self._asked_s:

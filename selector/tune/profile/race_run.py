@@ -82,16 +82,13 @@ class _RaceWatch:
     def _failure(self, gang: Gang) -> Failed | None:
         """Why nothing more is to be waited for."""
         timeout, first_s = self._timeout, self._first_s
+        limit_s, heard_s = timeout.first_s, 0.0
+        if first_s is not None:
+            limit_s, heard_s = max(timeout.next_s, _OVERDUE * self._longest_s), self._heard_s
         failed = timeout.failure(
-            gang.layout,
-            self._meter,
-            since_s=self._heard_s,
-            limit_s=timeout.first_s
-            if first_s is None
-            else max(timeout.next_s, _OVERDUE * self._longest_s),
-            heard_s=0.0 if first_s is None else self._heard_s,
+            gang.layout, self._meter, since_s=self._heard_s, limit_s=limit_s, heard_s=heard_s,
             is_first=first_s is None,
-        )
+        )  # fmt: skip
         took_s = 0.0 if first_s is None else time.monotonic() - first_s
         if failed or took_s <= _SLACK * self._seconds + timeout.next_s:
             return failed
