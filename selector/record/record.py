@@ -122,9 +122,8 @@ class TuneRecord:
             chosen = _chosen_of(line)
             values |= {"chosen": chosen, "choice": line, "drifts": ()}
             if line.get("raced"):  # who had won was not known when the lines of the race came
-                won = [race["candidate"] == chosen.winner for race in self.races]
-                pairs = zip(self.races, won, strict=True)
-                values["races"] = tuple({**race, "winner": is_winner} for race, is_winner in pairs)
+                won = chosen.winner
+                values["races"] = tuple({**r, "winner": r["candidate"] == won} for r in self.races)
         elif kind == "drift":
             values["drifts"] += (line,)
         else:
@@ -172,7 +171,7 @@ def promise_of(config: Config, topology: Topology, beside: Path | None = None) -
 
 
 class TuneJournal:
-    """The journal a tuner adds to; `trouble` says why nothing is kept, `text` what would be there."""
+    """The journal a tuner adds to; `trouble` says why nothing is kept, `text` what would be."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path, self.trouble = path, ""

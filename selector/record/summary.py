@@ -33,8 +33,7 @@ _FAILED: Final = {
 def headline(record: TuneRecord) -> str:
     """What was tuned, and what was chosen."""
     results = record.results()
-    env = record.header.get("env")
-    what = f"{env}: " if env else ""
+    what = f"{env}: " if (env := record.header.get("env")) else ""
     if results.winner is None:
         return f"{what}nothing could be measured"
     chosen = candidate_text(results.winner.candidate, results.rows)

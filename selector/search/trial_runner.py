@@ -195,8 +195,10 @@ class TrialRunner:
         best, failed = self.algorithm.best(), sum(line["kind"] == "failed" for line in self.lines)
         line = next((line for line in self.lines if key_of(line) == best), None)
         now = [(o.run, o.steps, o.return_mean, _shown(o.device)) for o in self._running.values()]
-        total_s = self._total_s
-        return SearchProgress(len(self.lines), failed, self.algorithm.total, now, line, total_s)
+        return SearchProgress(
+            done=len(self.lines), failed=failed, total=self.algorithm.total, running=now, best=line,
+            seconds=self._total_s,
+        )  # fmt: skip
 
 
 def _shown(device: Device) -> str:

@@ -63,7 +63,7 @@ def run_search(
     long `profile` waits for a first iteration; what was too slow where that was less is measured
     again. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
-    answerer = _Answerer(profile, journal, budget_s, listener, clock, waits_s)
+    answerer = _Answerer(profile, journal, budget_s, listener, clock, _waits_s=waits_s)
     while (ask := search.ask()) is not None:
         search.tell(ask, answerer.answer(ask))
     chosen = search.choice

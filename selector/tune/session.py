@@ -58,8 +58,7 @@ def measure(
     space_of(request.config, request.topology)  # what is wrong is said before any wait
     with _alone(title, view):
         space, held = space_of(request.config, request.topology, works=_works(request))
-        shown = partial(TuneView, title, space, request.config.tune.budget_s)
-        with opened(view, shown) as screen:
+        with opened(view, partial(TuneView, title, space, request.config.tune.budget_s)) as screen:
             return _session(request, space, held, screen, again)
 
 

@@ -54,7 +54,7 @@ class TunedFile:
         return self.path.with_name(f"{self.path.stem}.report")
 
     def write(self, config: Config, layout: str | None, head: Sequence[str]) -> None:
-        """Writes the config under the comment `head`, and its layout file, or raises OutputError."""
+        """Writes the config under the comment `head`, and its layout file; OutputError if not."""
         data = config.model_dump(mode="json", exclude_unset=True)
         if config.layout.file is not None:
             data["layout"] = {"file": self.layout.name}

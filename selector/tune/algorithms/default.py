@@ -249,7 +249,7 @@ def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
 
 
 def everywhere(known: Observations, reach: int = 1) -> list[Place]:
-    """All of `in_row`, and in rows of like numbers of GMIs (`reach`) what lies where the best does."""
+    """All of `in_row`, and in rows of near numbers of GMIs what lies where the best does."""
     places = [place for row in range(len(known.rows)) for place in in_row(known, row)]
     best = known.best()
     if best is None:

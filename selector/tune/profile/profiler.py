@@ -91,8 +91,7 @@ class ProfileWatch:
     ) -> None:
         self.gang: Gang | None = None
         self.answer: Measured | Failed | None = None
-        self._asked_s, self._timeout, self._meter = asked_s, timeout, meter
-        self._least_s = least_s
+        self._asked_s, self._least_s, self._timeout, self._meter = asked_s, least_s, timeout, meter
         self._streams: dict[int, _IterationStream] = {}  # by gmi_id in mode serving
         self._fresh = False  # readings came since the last estimate
         self._estimate: Estimate | None = None
