@@ -13,8 +13,6 @@ ValueError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gmi_drl.errors import GmiDrlError
 
 
@@ -41,35 +39,19 @@ class BudgetTooShort(TuneError):
 
 
 class NothingMeasured(TuneError):
-    """Every candidate that was tried failed; `reasons` has a line for each."""
-
-    def __init__(self, reasons: Sequence[str]) -> None:
-        super().__init__(tuple(reasons))
-        self.reasons = tuple(reasons)
+    """Every candidate that was tried failed; `args` has a line for each."""
 
     def __str__(self) -> str:
-        tried = "the candidate" if len(self.reasons) == 1 else f"all {len(self.reasons)} candidates"
-        return "\n".join(
-            [
-                f"nothing could be measured: {tried} that tuning tried failed. Launch one with "
-                "gmi-drl launch --set to see more, or allow smaller ones (tune.min_num_env).",
-                *(f"  {reason}" for reason in self.reasons),
-            ]
+        tried = "the candidate" if len(self.args) == 1 else f"all {len(self.args)} candidates"
+        head = (
+            f"nothing could be measured: {tried} that tuning tried failed. Launch one with gmi-drl "
+            "launch --set to see more, or allow smaller ones (tune.min_num_env)."
         )
+        return "\n  ".join([head, *self.args])
 
 
 class TunerBusy(TuneError):
     """Another tuner measures on this machine; two at once would measure each other."""
-
-    def __init__(self, holder: str, waited_s: float) -> None:
-        super().__init__(holder, waited_s)
-        self.holder, self.waited_s = holder, waited_s
-
-    def __str__(self) -> str:
-        return (
-            f"{self.holder} measures on this machine, and has not ended in {self.waited_s:g} s; "
-            "one tuner measures at a time. Wait for it, or end it."
-        )
 
 
 class OutputError(TuneError):

@@ -36,7 +36,7 @@ from report import RESULTS, emit, rows_of
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.selector.plots.drawing import INK, PALE, pens_of
+from gmi_drl.selector.plots.tune_picture import INK, PALE, pens_of
 from gmi_drl.selector.record.results import CandidateResult, TuneResults, results_of
 from gmi_drl.selector.tune.algorithms.paper import ALPHA
 from gmi_drl.selector.tune.algorithms.saturation import sat

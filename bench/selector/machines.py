@@ -27,6 +27,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Final
 
+from gmi_drl.selector.record.results import row_order
 from gmi_drl.selector.tune.candidate import (
     Answer,
     Ask,
@@ -35,7 +36,6 @@ from gmi_drl.selector.tune.candidate import (
     Failed,
     Measured,
     Space,
-    row_order,
 )
 
 KINDS: Final = ("saturating", "memory", "contention", "noisy", "cliff", "staircase")

@@ -19,11 +19,7 @@ Line = Mapping[str, Any]
 
 
 def draw_search(path: Path, config: Config, lines: Sequence[Line], best: RunKey) -> Path:
-    """Writes the picture of a search's record and returns its path; `best` is drawn above all.
-
-    HyperBand: return against steps of all trials, by bracket, and the return that each value led
-    to. PBT: the members, and their values over time, with who went on from whom.
-    """
+    """Writes the picture of a search's record and returns its path; `best` is drawn above all."""
     from matplotlib.figure import Figure  # half a second, needed only here
 
     assert config.search is not None
@@ -83,20 +79,11 @@ def _draw_curves(
         first = not population and key == min(
             k for k, other in ended.items() if other["bracket"] == line["bracket"]
         )
-        axis.plot(
-            *_joined(line, ended),
-            color=colour,
-            alpha=0.7,
-            linewidth=1.0,
-            label=f"bracket {line['bracket'] + 1}" if first else None,
-        )
+        label = f"bracket {line['bracket'] + 1}" if first else None
+        axis.plot(*_joined(line, ended), color=colour, alpha=0.7, linewidth=1.0, label=label)
     for key in way:
-        axis.plot(
-            *_joined(ended[key], ended),
-            color=_BEST,
-            linewidth=2.2,
-            label=f"best: trial {way[-1][0]}" if key == way[-1] else None,
-        )
+        label = f"best: trial {way[-1][0]}" if key == way[-1] else None
+        axis.plot(*_joined(ended[key], ended), color=_BEST, linewidth=2.2, label=label)
     axis.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.grid(alpha=0.3)
@@ -110,13 +97,12 @@ def _draw_values(
     for run, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
         if line["return_mean"] is None:
             continue
+        colour, alpha, above = _COLOURS[line["bracket"] % len(_COLOURS)], 0.6, 2
+        if run == best:
+            colour, alpha, above = _BEST, 1.0, 3
+        place, size = _placed(line["values"][key], span), 10 + 60 * line["steps"] / longest
         axis.scatter(
-            [_placed(line["values"][key], span)],
-            [line["return_mean"]],
-            s=10 + 60 * line["steps"] / longest,
-            color=_BEST if run == best else _COLOURS[line["bracket"] % len(_COLOURS)],
-            alpha=1.0 if run == best else 0.6,
-            zorder=3 if run == best else 2,
+            [place], [line["return_mean"]], s=size, color=colour, alpha=alpha, zorder=above
         )
     axis.set(xlabel=short(key), ylabel="return")
     axis.margins(y=0.12)  # for dots at the top and the bottom
@@ -136,20 +122,14 @@ def _draw_lineage(
         value = _placed(line["values"][key], span)
         colour, width = (_BEST, 2.2) if run in way else (_GREY, 1.0)
         above = 3 if run in way else 2
-        axis.plot([begin, line["reached"]], [value] * 2, color=colour, linewidth=width,
-                  zorder=above)  # fmt: skip
+        pen = {"linewidth": width, "zorder": above}
+        axis.plot([begin, line["reached"]], [value] * 2, color=colour, **pen)
         if before is not None:
             old = _placed(before["values"][key], span)
             copied = start is not None and start[0] != run[0]
             if copied or old != value:
-                axis.plot(
-                    [begin, begin],
-                    [old, value],
-                    color=_BEST if run in way else _COPY,
-                    linestyle=":" if copied else "-",
-                    linewidth=width,
-                    zorder=above,
-                )
+                colour, dots = (_BEST if run in way else _COPY), (":" if copied else "-")
+                axis.plot([begin, begin], [old, value], color=colour, linestyle=dots, **pen)
     axis.set(xlabel="environment steps", ylabel=short(key))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.grid(alpha=0.3)

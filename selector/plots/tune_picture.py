@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gmi_drl.selector.record.results import CandidateResult, TuneResults, compared
 from gmi_drl.selector.record.summary import headline, is_sure, sureness, why
-from gmi_drl.selector.tune.candidate import Candidate, candidate_text
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, candidate_text, row_text
 from gmi_drl.selector.tune.race import curves_of
-
-from .drawing import INK, PALE, Pens, ladder, pens_of, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +19,15 @@ if TYPE_CHECKING:
     from gmi_drl.selector.record.record import TuneRecord
 
 NAME: Final = "tuning"
+INK: Final = "#1f2933"
+PALE: Final = "#66737f"
+_LINE: Final = "#9aa5b1"
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (too
+# pale on white) and black (which is for the winner).
+_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7f7f7f")
+_MARKERS: Final = "osDv^P<>"
+_LINES: Final = ("-", "--", ":", "-.")
+_ROOM: Final = 1.35  # factor beyond the largest num_env, for words beside what failed there
 _WIDTH: Final = 11.0  # inches
 _CHARACTERS: Final = 162  # of the summary on a line of that width
 _PHASES: Final = {
@@ -28,6 +36,61 @@ _PHASES: Final = {
 }  # fmt: skip
 _OTHER: Final = "#a3adb8"
 _NARROW: Final = 0.06  # shares below this have no room for a number
+
+
+@dataclass(frozen=True)
+class Pen:
+    """How a row is drawn, in every panel alike."""
+
+    colour: str
+    marker: str
+    line: str
+    label: str
+
+
+Pens: TypeAlias = Mapping[DeviceSplit, Pen]
+
+
+def pens_of(results: TuneResults) -> Pens:
+    """A colour for each GMI count; rows of one count differ by line and marker."""
+    counts = sorted({row.gmi_per_gpu for row in results.rows})
+    pens: dict[DeviceSplit, Pen] = {}
+    for place, row in enumerate(results.rows):
+        colour = _COLOURS[counts.index(row.gmi_per_gpu) % len(_COLOURS)]
+        alike = sum(other.colour == colour for other in pens.values())
+        marker, line = _MARKERS[place % len(_MARKERS)], _LINES[alike % len(_LINES)]
+        pens[row] = Pen(colour, marker, line, row_text(row, results.rows))
+    return pens
+
+
+def titled(axis: Any, text: str) -> None:
+    """A panel's heading, and its lines pale."""
+    axis.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK)
+    for spine in axis.spines.values():
+        spine.set_color(_LINE)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(color=_LINE, labelcolor=INK, labelsize=9)
+
+
+def ladder(axis: Any, results: TuneResults, most: int = 10) -> None:
+    """num_env by powers of two, `most` of them; the same range in every panel."""
+    from matplotlib.ticker import NullLocator
+
+    all_of = [f.candidate.num_env for f in results.all]
+    all_of += [f.candidate.num_env for f in results.failures]
+    all_of += [s.candidate.num_env for s in (results.chosen.skipped if results.chosen else ())]
+    low, high = min(all_of), max(all_of)
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(low / 1.15, high * _ROOM)
+    powers = [2**e for e in range(low.bit_length() - 1, high.bit_length() + 1) if low <= 2**e]
+    ticks = [power for power in powers if power <= high] or [low]
+    every = -(-len(ticks) // most)
+    ticks = ticks[::every]
+    axis.set_xticks(ticks, labels=[f"{tick:,}" for tick in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel("num_env of each GMI")
+    axis.grid(alpha=0.25)
+    axis.set_axisbelow(True)
 
 
 def draw(record: TuneRecord, folder: Path) -> list[Path]:
@@ -118,11 +181,9 @@ def _draw_throughput(axis: Any, results: TuneResults, pens: Pens) -> None:
     ladder(axis, results)
     axis.set_xlabel("")
     axis.tick_params(labelbottom=False)
-    if results.winner is not None:
-        _say_winner(axis, results.winner, results)
-
-
-def _say_winner(axis: Any, winner: CandidateResult, results: TuneResults) -> None:
+    winner = results.winner
+    if winner is None:
+        return
     num_env = winner.candidate.num_env
     low, high = axis.get_xlim()
     side = "left" if num_env > (low * high) ** 0.5 else "right"

@@ -13,7 +13,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,35 +28,26 @@ from gmi_drl.selector.tune.space import most_samples
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _IF_THERE: Final = ("warp-lang", "mujoco-warp", "jax", "jaxlib", "mujoco-mjx")  # extras
 _WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of these
-_GIB: Final = 1 << 30
 
 
 def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
     """All that a record of tuning this config on these devices depends on, as JSON's types.
 
-    `beside`: the folder of the config; role modules there count with what is in them. Looks at no
-    device, and imports nothing that is named.
+    Modules in the config's folder `beside` count with what is in them. Looks at no device, and
+    imports nothing that is named.
     """
     whole = _problem(config, beside)
-    free = free_of(config)
+    both = {"num_env": config.env.num_env, "gmi_per_gpu": config.layout.gmi_per_gpu}
+    whole["free"] = [name for name, value in both.items() if value == AUTO] or list(both)
     for section, key in (("env", "num_env"), ("layout", "gmi_per_gpu")):
-        if key in free and not config.is_resolved:  # else it is what the choice is held against
-            whole[section] = {k: v for k, v in whole[section].items() if k != key}
-    if config.tune.batch is not None and "horizon" in whole["algorithm"]:
-        del whole["algorithm"]["horizon"]
-    tune = config.tune.model_dump(mode="json")
-    whole["tune"] = {key: value for key, value in tune.items() if key != "budget_s"}
-    unusable = sorted(name for name, _ in topology.unusable)
-    return {
-        "problem": {
-            **whole,
-            "free": free,
-            "unusable": unusable,
-            "most_samples": most_samples(config, topology),
-        },
-        "machine": _machine(topology),
-        "versions": _versions_of(config),
-    }
+        if both[key] == AUTO:  # else it is what the choice is held against
+            whole[section].pop(key, None)
+    if config.tune.batch is not None:
+        whole["algorithm"].pop("horizon", None)
+    whole["tune"] = config.tune.model_dump(mode="json", exclude={"budget_s"})
+    whole["unusable"] = sorted(name for name, _ in topology.unusable)
+    whole["most_samples"] = most_samples(config, topology)
+    return {"problem": whole, "machine": _machine(topology), "versions": _versions_of(config)}
 
 
 def answer_key(config: Config, topology: Topology, beside: Path) -> str:
@@ -74,19 +66,6 @@ def digest_of(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def free_of(config: Config) -> list[str]:
-    """What tuning finds: what the config says `auto` of; both if it says it of neither."""
-    free = [
-        name
-        for name, value in (
-            ("num_env", config.env.num_env),
-            ("gmi_per_gpu", config.layout.gmi_per_gpu),
-        )
-        if value == AUTO
-    ]
-    return free or ["num_env", "gmi_per_gpu"]
-
-
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """What differs in machine or versions, "torch 2.12 then, 2.13 now"; "" if nothing does."""
     for part in ("versions", "machine"):
@@ -101,20 +80,13 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     """Of what runs, without importing it. What is absent of the extras is not named."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    extras = {name: version_of(name) for name in _IF_THERE}
-    return {
-        "python": python,
-        **{name: version_of(name) for name in _PACKAGES},
-        **{name: version for name, version in extras.items() if version != "unknown"},
-    }
+    here = {name: version_of(name) for name in (*_PACKAGES, *_IF_THERE)}
+    there = {k: v for k, v in here.items() if k in _PACKAGES or v != "unknown"}
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **there}
 
 
 def _versions_of(config: Config) -> dict[str, str]:
-    """The versions without those of extras that only environments on a GPU use, if these are not.
-
-    Code of the user's may use any of them.
-    """
+    """The versions, without extras that only environments on a GPU use where these are not."""
     from gmi_drl.roles.envs import choose_adapter
 
     if config.roles or choose_adapter(config.env.id, config.env.adapter) not in _WITHOUT_EXTRAS:
@@ -124,10 +96,7 @@ def _versions_of(config: Config) -> dict[str, str]:
 
 def machine_text(topology: Topology) -> str:
     """The machine for people: its name, processor and devices."""
-    names: dict[str, int] = {}
-    for device in topology.devices:
-        if device.kind == "gpu":
-            names[device.name] = names.get(device.name, 0) + 1
+    names = Counter(device.name for device in topology.devices if device.kind == "gpu")
     cores = sorted({core for device in topology.devices for core in device.cores})
     gpus = [f"{count} x {name}" for name, count in names.items()]
     return ", ".join([platform.node(), processor(), f"cores {format_cores(cores)}", *gpus])
@@ -169,20 +138,10 @@ def contents(config: Config, beside: Path) -> dict[str, str]:
 
 def modules_beside(config: Config, beside: Path) -> list[Path]:
     """The modules that the config names and that lie in its folder: files, or packages."""
-    modules: dict[Path, None] = {}
-    for name in _named_modules(config):
-        for path in (beside / f"{name}.py", beside / name / "__init__.py"):
-            if path.is_file():
-                modules[path] = None
-    return list(modules)
-
-
-def _named_modules(config: Config) -> Iterator[str]:
-    for role in config.roles.values():
-        yield role.class_.partition(":")[0].partition(".")[0]
-    module, colon, _ = config.env.id.partition(":")
-    if colon:
-        yield module.partition(".")[0]
+    names = [*(role.class_ for role in config.roles.values()), config.env.id]
+    modules = [name.partition(":")[0].partition(".")[0] for name in names if ":" in name]
+    files = [beside / rest for name in modules for rest in (f"{name}.py", f"{name}/__init__.py")]
+    return [path for path in dict.fromkeys(files) if path.is_file()]
 
 
 def _content(path: Path) -> str:
@@ -196,12 +155,11 @@ def _machine(topology: Topology) -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "processor": processor(),
-        "memory": f"{memory / _GIB:.0f} GiB",
+        "memory": f"{memory / 2**30:.0f} GiB",
         "devices": [
             {
                 "name": device.name if device.kind == "gpu" else "cores",
-                "cores": len(device.cores),
-                "sm_count": device.sm_count,
+                "cores": len(device.cores), "sm_count": device.sm_count,
                 "mem_bytes": device.mem_bytes,
                 "capability": device.capability and list(device.capability),
                 "mig": [mig.profile for mig in device.mig],
@@ -209,7 +167,7 @@ def _machine(topology: Topology) -> dict[str, Any]:
             for device in topology.devices
         ],
         "links": [list(row) for row in topology.links],
-    }
+    }  # fmt: skip
 
 
 def _short(value: Any) -> str:

@@ -77,14 +77,11 @@ def begin_journal(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Adds a line, which is on the disk then; OSError, and the file as it was, if it cannot be.
-
-    A torn last line goes: whoever was at it is dead, as lines are written whole.
-    """
+    """Adds a line, in place of a torn last one; on OSError the file is as it was."""
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     try:
         size = os.fstat(file).st_size
-        if size and os.pread(file, 1, size - 1) != b"\n":
+        if size and os.pread(file, 1, size - 1) != b"\n":  # whoever was at it is dead
             size = os.pread(file, size, 0).rfind(b"\n") + 1
             os.ftruncate(file, size)
         data = line_text(line).encode()

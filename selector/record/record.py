@@ -10,14 +10,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.colocated_runs import records_folder
+from gmi_drl.launcher.watch.promise import Promise
+from gmi_drl.placement import Config, Topology
 from gmi_drl.selector.errors import RecordError
 from gmi_drl.selector.tune.candidate import (
     REASONS,
@@ -30,6 +33,7 @@ from gmi_drl.selector.tune.candidate import (
     Skipped,
 )
 
+from .identity import answer_key
 from .journal import FORMAT, Journal, append, begin_journal, cut, damaged, line_text, read_journal
 from .results import TuneResults, results_of
 
@@ -86,6 +90,11 @@ class TuneRecord:
         """Environment steps a second of the winner, where there is one."""
         return float(self.choice["steps_per_s"]) if "steps_per_s" in self.choice else None
 
+    @property
+    def when(self) -> str:
+        """When its choice was made, for people."""
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(float(self.choice["at"])))
+
     @classmethod
     def of(cls, journal: Journal) -> TuneRecord:
         """What a journal says; RecordError for what no tuner has written."""
@@ -103,7 +112,8 @@ class TuneRecord:
         """The record with one more line."""
         kind, values = line["kind"], dict(vars(self))
         if kind == "profile":
-            values["profiles"] += ((_ask_of(line["ask"]), _answer_of(line["answer"])),)
+            ask = Ask(candidate_of(line["ask"]["candidate"]), float(line["ask"]["seconds"]))
+            values["profiles"] += ((ask, _answer_of(line["answer"])),)
             values["costs_s"] += (float(line["cost_s"]),)
             values["waits_s"] += (float(line.get("waits_s", 0.0)),)
         elif kind == "race":
@@ -112,9 +122,8 @@ class TuneRecord:
             chosen = _chosen_of(line)
             values |= {"chosen": chosen, "choice": line, "drifts": ()}
             if line.get("raced"):  # who had won was not known when the lines of the race came
-                values["races"] = tuple(
-                    {**race, "winner": race["candidate"] == chosen.winner} for race in self.races
-                )
+                won = chosen.winner
+                values["races"] = tuple({**r, "winner": r["candidate"] == won} for r in self.races)
         elif kind == "drift":
             values["drifts"] += (line,)
         else:
@@ -135,16 +144,13 @@ def read(path: Path) -> TuneRecord:
 def records() -> Iterator[TuneRecord]:
     """All records of this user that can be read, the newest first."""
     with contextlib.suppress(OSError):
-        for path in sorted(records_folder().glob("*.jsonl"), key=_age, reverse=True):
+        for path in _newest_first(records_folder()):
             with contextlib.suppress(OSError, RecordError):
                 yield read(path)
 
 
 def expire(path: Path, steps_per_s: float, text: str) -> str:
-    """Notes that a real run did other than promised: from now on the record is stale.
-
-    What went wrong, in words, or nothing; never raises OSError.
-    """
+    """Notes that a real run did other than promised, so that the record is stale; why it cannot."""
     line = {"kind": "drift", "at": time.time(), "steps_per_s": steps_per_s, "text": text}
     try:
         append(path, line)
@@ -153,12 +159,19 @@ def expire(path: Path, steps_per_s: float, text: str) -> str:
     return ""
 
 
-class TuneJournal:
-    """The journal a tuner adds to. `trouble` says why nothing is kept, or is "".
+def promise_of(config: Config, topology: Topology, beside: Path | None = None) -> Promise | None:
+    """What the newest fresh record promises for this resolved config; looks at no device."""
+    key: str | None = None
+    for record in records():
+        if record.fresh and record.promised is not None:
+            key = key or answer_key(config, topology, (beside or Path.cwd()).resolve())
+            if record.choice.get("answer") == key:
+                return Promise(record.promised, record.path, functools.partial(expire, record.path))
+    return None
 
-    One that cannot be written keeps what it is given for as long as it lives; `text` is what its
-    file has, or should have.
-    """
+
+class TuneJournal:
+    """The journal a tuner adds to; `trouble` says why nothing is kept, `text` what would be."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path, self.trouble = path, ""
@@ -171,8 +184,8 @@ class TuneJournal:
     ) -> tuple[TuneJournal, list[str]]:
         """The journal at `path`, gone on with or begun, and what the user should know of it.
 
-        `anew`: what was there goes. A file that is no record is put aside, and so is one of another
-        format. Hold the tuners' lock.
+        `anew`: what was there goes. A file that is no record of this format is put aside. Hold the
+        tuners' lock.
         """
         journal = cls(path, header)
         notes: list[str] = []
@@ -207,13 +220,9 @@ class TuneJournal:
     def profiled(
         self, ask: Ask, answer: Measured | Failed, cost_s: float, waits_s: float = 0.0
     ) -> None:
-        """Adds a measurement that took `cost_s` seconds of the clock.
-
-        `waits_s`: how long its first iteration was waited for at most; who waits longer asks again
-        for what was too slow.
-        """
-        measurement = {"ask": asdict(ask), "answer": asdict(answer)}
-        self._add("profile", {**measurement, "cost_s": cost_s, "waits_s": waits_s})
+        """Adds a measurement that took `cost_s`, its first iteration waited for up to `waits_s`."""
+        facts = {"ask": asdict(ask), "answer": asdict(answer), "cost_s": cost_s, "waits_s": waits_s}
+        self._add("profile", facts)
 
     def raced(self, candidate: Candidate, facts: Mapping[str, Any]) -> None:
         """Adds how one finalist did in one round of a race."""
@@ -227,17 +236,15 @@ class TuneJournal:
         line = {"kind": kind, "at": time.time(), **facts}
         text = line_text(line)
         self.record, self.text = self.record.extended(json.loads(text)), self.text + text
-        if self.trouble:
-            return
         try:
-            append(self.path, line)
+            if not self.trouble:
+                append(self.path, line)
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.trouble = (
-            f"{self.path} cannot be written ({error.strerror}); what is measured is not kept"
-        )
+        why = f"cannot be written ({error.strerror}); what is measured is not kept"
+        self.trouble = f"{self.path} {why}"
 
 
 def candidate_of(data: Mapping[str, Any]) -> Candidate:
@@ -247,10 +254,6 @@ def candidate_of(data: Mapping[str, Any]) -> Candidate:
         row["percents"] = tuple(int(percent) for percent in row["percents"])
     sizes = (int(data[key]) for key in ("num_env", "horizon", "samples"))
     return Candidate(DeviceSplit(**row), *sizes)
-
-
-def _ask_of(data: Mapping[str, Any]) -> Ask:
-    return Ask(candidate_of(data["candidate"]), float(data["seconds"]))
 
 
 def _answer_of(data: Mapping[str, Any]) -> Measured | Failed:
@@ -277,15 +280,16 @@ def _chosen_of(data: Mapping[str, Any]) -> Chosen:
 
 
 def _prune(path: Path) -> None:
-    others: Sequence[Path] = [p for p in path.parent.glob("*.jsonl") if p != path]
-    for old in sorted(others, key=_age, reverse=True)[_MAX_RECORDS - 1 :]:
+    others = [other for other in _newest_first(path.parent) if other != path]
+    for old in others[_MAX_RECORDS - 1 :]:
         for gone in (old, old.with_suffix(".layout.yaml")):
             with contextlib.suppress(OSError):
                 gone.unlink()
 
 
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # it has just gone
-        return 0.0
+def _newest_first(folder: Path) -> list[Path]:
+    times: dict[Path, float] = {}
+    for path in folder.glob("*.jsonl"):
+        with contextlib.suppress(OSError):  # it has just gone
+            times[path] = path.stat().st_mtime
+    return sorted(times, key=times.__getitem__, reverse=True)

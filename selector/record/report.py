@@ -6,18 +6,12 @@ import re
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
-from gmi_drl.selector.tune.candidate import (
-    DeviceSplit,
-    Measured,
-    Skipped,
-    candidate_text,
-    row_text,
-)
+from gmi_drl.selector.tune.candidate import DeviceSplit, Skipped, candidate_text, row_text
 from gmi_drl.selector.tune.race import scores_of
 
 from .results import CandidateResult, TuneResults, compared
@@ -33,58 +27,46 @@ _KEY: Final = (
     f"{_WINNER} winner  {_RUNNER_UP} runner-up  {_SATURATED} saturated from here on  "
     f"{_FAILED} failed  {_LEFT_OUT} left out"
 )
+_STYLES: Final = {_WINNER: "green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
 _CELL: Final = 14  # columns of the terminal for one row of the space
-
-
-@dataclass(frozen=True)
-class ReportTable:
-    """A part of the report: every row has a cell for each column."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    key: str = ""  # what its marks mean
-    numbers: bool = False  # all columns but the first are to the right
 
 
 def show(console: Console, record: TuneRecord) -> None:
     """Prints all there is to say of a record, whether it is finished or not."""
     results = record.results()
+    table = partial(print_table, console, style_of=lambda cell: _STYLES.get(cell[-1:], ""))
     console.out(headline(record), highlight=False, style="bold" if is_sure(record) else "")
     for text in (why(record), sureness(record)):
         _wrapped(console, text)
     console.out("")
-    for table in tables(record, results, max(1, (console.width - 10) // _CELL)):
-        print_table(
-            console, table.title, table.columns, table.rows, numbers=table.numbers, style_of=_style
-        )
-        console.out(f"{table.key}\n" if table.key else "", highlight=False)
+    columns, most = list(results.rows), max(1, (console.width - 10) // _CELL)
+    for first in range(0, len(columns), most):
+        few = columns[first : first + most]
+        names = (row_text(row, results.rows) for row in few)
+        table("Steps/s", ("num_env", *names), _throughput(results, few), numbers=True)
+        console.out(f"{_KEY}\n", highlight=False)
+    rows: Sequence[tuple[str, ...]]
+    if named := compared(results):
+        rows = _closer(named, results, record.header.get("mode") != "serving")
+        table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
+        console.out("")
+    if record.races:
+        head = ("round", "setting", "after", "return", "")
+        table("Return at equal time", head, _races(record, results))
+        console.out("")
+    if results.failures:
+        rows = [
+            (candidate_text(f.candidate, results.rows), f.failed.reason, f.failed.text)
+            for f in results.failures
+        ]
+        table("Failed", ("setting", "what", "what it said"), rows)
+        console.out("")
+    if rows := list(_left_out(results)):
+        table("Left out", ("GMIs", "num_env", "why"), rows)
+        console.out("")
     for line in notes(record):
         _wrapped(console, line)
     console.out(f"Record: {record.path}", highlight=False)  # whole, to be copied
-
-
-def tables(record: TuneRecord, results: TuneResults, most: int) -> Iterator[ReportTable]:
-    """The tables of a report; `most` rows of the space fit beside each other."""
-    columns = list(results.rows)
-    for first in range(0, len(columns), most):
-        yield _throughput(results, columns[first : first + most])
-    if results.winner is not None:
-        trains = record.header.get("mode") != "serving"
-        yield _closer(compared(results), results, trains)
-    if record.races:
-        yield _races(record, results)
-    if results.failures:
-        yield ReportTable(
-            "Failed",
-            ("setting", "what", "what it said"),
-            tuple(
-                (candidate_text(f.candidate, results.rows), f.failed.reason, f.failed.text)
-                for f in results.failures
-            ),
-        )
-    if out := tuple(_left_out(results)):
-        yield ReportTable("Left out", ("GMIs", "num_env", "why"), out)
 
 
 def notes(record: TuneRecord) -> Iterator[str]:
@@ -107,7 +89,7 @@ def notes(record: TuneRecord) -> Iterator[str]:
         yield f"Stale: {drift.get('text') or 'a run did other than promised'}. Tune again."
 
 
-def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> ReportTable:
+def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple[str, ...]]:
     """steps/s: a line for each num_env, a column for each row of the space."""
     cells: dict[tuple[int, DeviceSplit], str] = {}
     for skipped in results.chosen.skipped if results.chosen else ():
@@ -120,23 +102,15 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> ReportTabl
             mark = _WINNER if result is results.winner else mark
             text = f"{result.measured.steps_per_s:,.0f} {mark or ' '}"
             cells[result.candidate.num_env, row] = text
-    for failure in results.failures:
-        cells[failure.candidate.num_env, failure.candidate.row] = (
-            f"{failure.failed.reason} {_FAILED}"
-        )
+    for one in results.failures:
+        cells[one.candidate.num_env, one.candidate.row] = f"{one.failed.reason} {_FAILED}"
     ladder = sorted({num_env for num_env, row in cells if row in rows})
-    return ReportTable(
-        "Steps/s",
-        ("num_env", *(row_text(row, results.rows) for row in rows)),
-        tuple((f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder),
-        _KEY,
-        numbers=True,
-    )
+    return [(f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder]
 
 
 def _closer(
     named: Sequence[tuple[str, CandidateResult]], results: TuneResults, trains: bool
-) -> ReportTable:
+) -> list[tuple[str, ...]]:
     """All that is known of a few, side by side."""
     few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
     phases = {phase: None for measured in few for phase in measured.phases}
@@ -146,23 +120,22 @@ def _closer(
         ("steps an update", *(f"{c.samples:,}" if trains else "-" for c in candidates)),
         ("horizon", *(f"{c.horizon:,}" if trains else "-" for c in candidates)),
         *((phase, *(f"{100 * m.phases.get(phase, 0.0):.0f} %" for m in few)) for phase in phases),
-        ("host memory", *(_gib(m.host_bytes) for m in few)),
-        ("device memory", *(_gib(m.device_bytes) for m in few)),
+        ("host memory", *(f"{m.host_bytes / 2**30:.2f} GiB" for m in few)),
+        ("device memory", *(f"{b / 2**30:.2f} GiB" if (b := m.device_bytes) else "-" for m in few)),
         ("fullest memory", *(f"{100 * m.memory:.0f} % full" for m in few)),
         ("cores busy", *(f"{m.cores:.1f}" for m in few)),
-        ("SMs active", *map(_percent, few)),
+        ("SMs active", *("-" if (a := m.sm_activity) is None else f"{100 * a:.0f} %" for m in few)),
         ("measured", *(f"{m.seconds:.1f} s, {counted(m.iterations, 'iteration')}" for m in few)),
     ]
-    known = tuple(line for line in lines if set(line[1:]) != {"-"})
-    return ReportTable("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
+    return [line for line in lines if set(line[1:]) != {"-"}]
 
 
-def _races(record: TuneRecord, results: TuneResults) -> ReportTable:
+def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
     """What decided: the returns when all of a round had trained for as long."""
     scores = sorted(scores_of(record), key=lambda score: score.round)
     last = max((score.round for score in scores), default=0)
     winner = results.winner and results.winner.candidate
-    rows = [
+    return [
         (
             str(score.round),
             candidate_text(score.candidate, results.rows),
@@ -174,8 +147,6 @@ def _races(record: TuneRecord, results: TuneResults) -> ReportTable:
         )
         for score in scores
     ]
-    columns = ("round", "setting", "after", "return", "")
-    return ReportTable("Return at equal time", columns, tuple(rows))
 
 
 def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
@@ -195,16 +166,3 @@ def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
 def _wrapped(console: Console, text: str) -> None:
     for line in textwrap.wrap(text, min(console.width, 110), break_on_hyphens=False):
         console.out(line, highlight=False)
-
-
-def _gib(count: int | None) -> str:
-    return "-" if count is None else f"{count / 2**30:.2f} GiB"
-
-
-def _percent(measured: Measured) -> str:
-    return "-" if measured.sm_activity is None else f"{100 * measured.sm_activity:.0f} %"
-
-
-def _style(cell: str) -> str:
-    styles = {_WINNER: "green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
-    return styles.get(cell[-1:], "")

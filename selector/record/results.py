@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly
 from gmi_drl.selector.tune.algorithms.saturation import mem_bytes
-from gmi_drl.selector.tune.candidate import (
-    Ask,
-    Candidate,
-    DeviceSplit,
-    Failed,
-    Measured,
-    row_order,
-)
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured
 
 if TYPE_CHECKING:
-    from gmi_drl.selector.tune.candidate import Answer, Chosen
+    from gmi_drl.selector.tune.candidate import Ask, Chosen
 
 # What somebody takes who has measured nothing: the default of examples on cores, and that of most
 # of Isaac Gym's tasks on GPUs.
@@ -81,11 +74,7 @@ class TuneResults:
 
     @cached_property
     def base(self) -> CandidateResult | None:
-        """What the choice is held against, see `base_name`; None where it was not measured.
-
-        A plain start is, of the fewest GMIs, what lies nearest to the `num_env` of a user who does
-        not tune, within a factor of two.
-        """
+        """What the choice is held against, see `base_name`; None where it was not measured."""
         if (own := self._result(self.own)) is not None:
             return own
         first = next((row for row in self.rows.values() if row), None)
@@ -103,10 +92,7 @@ class TuneResults:
         return "config as given" if own else "plain start"
 
     def knee(self, row: DeviceSplit) -> CandidateResult | None:
-        """The first of a row than which nothing larger in it is clearly faster.
-
-        None where nothing larger was measured, so that nobody knows.
-        """
+        """The first of a row than which nothing larger is clearly faster; None for the last."""
         along = self.rows[row]
         for place, result in enumerate(along[:-1], 1):
             later = max(other.measured.steps_per_s for other in along[place:])
@@ -133,14 +119,14 @@ class TuneResults:
 
 
 def results_of(
-    profiles: Iterable[tuple[Ask, Answer]],
+    profiles: Iterable[tuple[Ask, Measured | Failed]],
     chosen: Chosen | None = None,
     own: Candidate | None = None,
 ) -> TuneResults:
-    """Puts answers in order; several of one candidate become one.
+    """Puts answers in order; several of one candidate become one, as in the search.
 
-    One that failed when it was asked for again is a failure, as in the search; one that was slow
-    with less time than it has been measured in is none.
+    One that failed when it was asked for again is a failure, unless that was for the little time
+    left.
     """
     measured: dict[Candidate, list[Measured]] = {}
     failures: dict[Candidate, CandidateFailure] = {}
@@ -150,12 +136,8 @@ def results_of(
         if isinstance(answer, Measured):
             measured.setdefault(candidate, []).append(answer)
             failures.pop(candidate, None)
-        elif isinstance(answer, Failed):
-            if answer.reason == "slow" and candidate in measured:
-                continue  # for the little time that was left
+        elif answer.reason != "slow" or candidate not in measured:  # or for too little time
             failures[candidate] = CandidateFailure(candidate, answer)
-        else:
-            continue
         seen[candidate.row] = None
     rows = {
         row: [
@@ -165,23 +147,22 @@ def results_of(
         ]
         for row in sorted(seen, key=row_order)
     }
-    failed = sorted(failures.values(), key=lambda f: _order(f.candidate))
+    failed = [failures[one] for one in sorted(failures, key=lambda c: c.num_env)]
+    failed.sort(key=lambda failure: row_order(failure.candidate.row))
     return TuneResults(rows, failed, chosen, own)
+
+
+def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
+    """Sorts by number of GMIs, then by what they get: rows without percents compare too."""
+    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
 
 
 def compared(results: TuneResults) -> list[tuple[str, CandidateResult]]:
     """Winner, runner-up and what they are held against, each once."""
-    named = [
-        ("winner", results.winner), ("runner-up", results.runner_up),
-        (results.base_name, results.base),
-    ]  # fmt: skip
+    few = (results.winner, results.runner_up, results.base)
     once: dict[Candidate, tuple[str, CandidateResult]] = {}
-    for name, result in named:
+    for name, result in zip(("winner", "runner-up", results.base_name), few, strict=True):
         if result is not None:
             before = once.get(result.candidate)
             once[result.candidate] = (f"{before[0]}, {name}" if before else name, result)
     return list(once.values())
-
-
-def _order(candidate: Candidate) -> tuple[object, ...]:
-    return *row_order(candidate.row), candidate.num_env

@@ -10,9 +10,6 @@
     {"kind": "ended", "trial": 3, "number": 0, "return_mean": 41.0, ...}
     {"kind": "failed", "trial": 4, "number": 0, "text": "..."}
     {"kind": "finished", ...}
-
-A search that was killed goes on from there: the algorithm is asked and told the same again, and no
-trial runs twice.
 """
 
 from __future__ import annotations
@@ -21,14 +18,14 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.folder.run_folder import new_folder
 from gmi_drl.placement import Config
-from gmi_drl.runtime.cache_files import FileLock, locked
+from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import RecordError, SearchError
 from gmi_drl.selector.search.trial_run import RunKey, TrialAlgorithm, TrialRun
 
@@ -37,7 +34,7 @@ from .journal import Journal, append, begin_journal, cut, read_journal
 
 RECORD: Final = "record.jsonl"
 # Changes of these are no other search.
-_FREE: Final = ("trials_at_once", "timeout_s", "folder")
+_FREE: Final = {"trials_at_once", "timeout_s", "folder"}
 _CHOOSING: Final = timedelta(seconds=30)  # that others which begin are waited for
 
 
@@ -54,32 +51,23 @@ class SearchFolder:
     def append(self, kind: str, **content: Any) -> dict[str, Any]:
         """Adds a line, and returns when it is on the disk; the line. SearchError if it cannot."""
         line = {"kind": kind, **content}
-        try:
-            append(self.path / RECORD, line)
-        except OSError as error:
-            raise self._unwritable(error) from error
+        self._write(append, line)
         return line
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Begins the journal. SearchError if it cannot."""
+        self._write(begin_journal, header)
+
+    def _write(
+        self, write: Callable[[Path, Mapping[str, Any]], None], content: Mapping[str, Any]
+    ) -> None:
         try:
-            begin_journal(self.path / RECORD, header)
+            write(self.path / RECORD, content)
         except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> SearchError:
-        return SearchError(
-            f"{self.path / RECORD} cannot be written ({error.strerror}). Free some space; the "
-            "same command then goes on with this search."
-        )
-
-
-def identity_of(config: Config, beside: Path) -> dict[str, Any]:
-    """What makes two searches the same: the config, its own modules in `beside`, versions."""
-    data = config.model_dump(mode="json")
-    data["search"] = {k: v for k, v in data["search"].items() if k not in _FREE}
-    versions = identity.versions()
-    return {"config": data, "modules": identity.contents(config, beside), "versions": versions}
+            raise SearchError(
+                f"{self.path / RECORD} cannot be written ({error.strerror}). Free some space; the "
+                "same command then goes on with this search."
+            ) from error
 
 
 @contextlib.contextmanager
@@ -88,19 +76,21 @@ def open_folder(
 ) -> Iterator[tuple[SearchFolder, Journal, str]]:
     """The newest search of this very config, or a new one; its lock is held while the block runs.
 
-    `beside` is the folder of the config. With `again` always a new one. Yields its journal as well,
-    cut off behind the last whole line, and why an earlier search of the config is not gone on with
-    ("" if there is no such). SearchError if none can be made, or if it is another process that
-    searches; waits at most 30 s for others that begin.
+    Yields its journal too, and why an earlier search of the config is not gone on with, or "".
+    SearchError if another process searches there; waits 30 s for others that begin.
     """
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
-    wanted = identity_of(config, beside)
+    wanted = {
+        "config": config.model_dump(mode="json", exclude={"search": _FREE}),
+        "modules": identity.contents(config, beside), "versions": identity.versions(),
+    }  # fmt: skip
     with contextlib.suppress(OSError):  # told by `_new`
         base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         # Of two that begin at once the second finds what the first has made, and its lock taken.
-        with locked(base.parent / ".lock", _CHOOSING, f"process {os.getpid()}") as choosing:
+        name = f"process {os.getpid()}"
+        with locked(base.parent / ".lock", _CHOOSING, name) as choosing:
             if choosing.holder:
                 raise SearchError(
                     f"{base.parent} is locked by {choosing.holder}, since "
@@ -108,7 +98,7 @@ def open_folder(
                 )
             path, note = (None, "") if again else _newest(base, wanted)
             folder = SearchFolder(_new(base) if path is None else path.resolve())
-            held = stack.enter_context(lock(folder))
+            held = stack.enter_context(locked(folder.path / "lock", timedelta(0), name))
             if held.holder:
                 raise SearchError(
                     f"{folder.path} is being searched by {held.holder}. Wait for it, or end it."
@@ -124,10 +114,9 @@ def open_folder(
 
 def read(path: Path) -> Journal | None:
     """The journal in a search's folder; None where there is none that this version reads."""
-    try:
+    with contextlib.suppress(OSError, RecordError):
         return read_journal(path / RECORD)
-    except (OSError, RecordError):
-        return None
+    return None
 
 
 def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
@@ -162,21 +151,8 @@ def _new(base: Path) -> Path:
         ) from error
 
 
-def lock(folder: SearchFolder) -> contextlib.AbstractContextManager[FileLock]:
-    """Holds the folder's lock, if it can be had, and yields whether that is so."""
-    return locked(folder.path / "lock", timedelta(0), f"process {os.getpid()}")
-
-
-def run_lines(journal: Journal) -> list[dict[str, Any]]:
-    """The lines that say how a run ended."""
-    return [line for line in journal.lines if line["kind"] in ("ended", "failed")]
-
-
 def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun]:
-    """Brings the algorithm to where the journal ends; the runs that were begun and have no end.
-
-    SearchError when it asks for something else than is on record.
-    """
+    """Brings the algorithm to where the journal ends; the runs that were begun and have no end."""
     begun: dict[RunKey, TrialRun] = {}
     for line in journal.lines:
         if line["kind"] == "finished":

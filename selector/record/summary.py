@@ -33,8 +33,7 @@ _FAILED: Final = {
 def headline(record: TuneRecord) -> str:
     """What was tuned, and what was chosen."""
     results = record.results()
-    env = record.header.get("env")
-    what = f"{env}: " if env else ""
+    what = f"{env}: " if (env := record.header.get("env")) else ""
     if results.winner is None:
         return f"{what}nothing could be measured"
     chosen = candidate_text(results.winner.candidate, results.rows)
@@ -72,8 +71,7 @@ def why(record: TuneRecord) -> str:
 
 
 def is_sure(record: TuneRecord) -> bool:
-    """Whether a second tune would choose the same: by a search that came to its end, and beyond
-    the noise. A race is run with one seed, and proves nothing."""
+    """Whether a second tune would choose the same: complete, and decided beyond the noise."""
     results, chosen = record.results(), record.chosen
     if results.winner is None or chosen is None or not chosen.complete or record.races:
         return False
@@ -99,20 +97,15 @@ def sureness(record: TuneRecord) -> str:
             f"({candidate_text(nearest.candidate, results.rows)}) with "
             f"{_spread(nearest.measured)}"
         )
-    if record.own is None and _says_all(record):
+    config = record.header.get("config") or {}
+    both = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
+    if record.own is None and all(isinstance(one, int) for one in both):  # it left nothing open
         parts.append("the config as given was not measured")
     if record.races:
         parts.append("the race was run once, with one seed")
     if is_uncertain(measured) or (chosen is not None and not chosen.complete):
         parts.append("a longer tune is surer (--budget)")
     return f"How sure it is: {'; '.join(parts)}."
-
-
-def _says_all(record: TuneRecord) -> bool:
-    """Whether the config that was tuned left nothing open."""
-    config = record.header.get("config") or {}
-    both = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
-    return all(isinstance(one, int) for one in both)
 
 
 def _spread(one: Measured) -> str:
@@ -219,13 +212,4 @@ def _batch(results: TuneResults, winner: CandidateResult, record: TuneRecord) ->
         if len(results.all) == 1:
             return f"an update takes {ours:,} steps"
         return f"the batch stays {ours:,} steps an update, by horizon {winner.candidate.horizon:,}"
-    base = results.base
-    if changes == "":
-        return f"the batch stays {ours:,} steps an update"
-    given = config.get("env", {}).get("num_env", "auto")
-    if given != "auto" or base is None or base is winner:
-        return f"the batch is {ours:,} steps an update"
-    if base.candidate.samples == ours:
-        return f"the batch is {ours:,} steps an update, as with the {results.base_name}"
-    change = "grows" if ours > base.candidate.samples else "shrinks"
-    return f"the batch {change} from {base.candidate.samples:,} steps an update to {ours:,}"
+    return f"the batch {'stays' if changes == '' else 'is'} {ours:,} steps an update"

@@ -16,10 +16,7 @@ _DRAWS, _MOVES = 0, 1  # streams of random numbers
 
 
 class Ranges:
-    """The ranges of a config's `search` section. Every value it gives lies within them.
-
-    `seed` decides all draws: trial n is drawn the same whatever was drawn before it.
-    """
+    """The ranges of a config's `search` section; `seed` decides all draws, each by its trial."""
 
     def __init__(self, ranges: Mapping[str, RangeConfig], seed: int) -> None:
         self._ranges, self._seed = dict(ranges), seed
@@ -34,10 +31,10 @@ class Ranges:
     ) -> dict[str, Any]:
         """`values`, each drawn anew with probability `resample`, or else moved up or down a little.
 
-        The explore step of Jaderberg et al. (2017), section 3. They move by a factor always; here
-        by the kind of the range, since a discount of 0.99 times 0.8 or 1.2 is none: a number of a
-        `log_uniform` by the factor 1 - `perturb` or 1 + `perturb`, others by that share of the
-        range, a choice to its neighbour. `place` (generation, member) decides the draws.
+        Jaderberg et al. (2017), section 3, move all by a factor. A discount of 0.99 times 1.2 is
+        none, so only a number of a `log_uniform` moves by 1 - `perturb` or 1 + `perturb`, others by
+        that share of the range, a choice to its neighbour. `place` (generation, member) decides the
+        draws.
         """
         random = np.random.default_rng((self._seed, _MOVES, *place))
         return {
@@ -81,10 +78,7 @@ def _within(value: float, bounds: tuple[float, float]) -> float:
 
 
 def applied(config: Config, values: Values, **run: Any) -> Config:
-    """`config` with these values, and without span `search`; `run` are changes of span run section.
-
-    Raises pydantic's ValidationError for values that the schema does not take.
-    """
+    """`config` without section `search`, with these values and `run`; may raise ValidationError."""
     data = config.model_dump(mode="json")
     del data["search"]
     data["run"] |= run

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group
 from rich.text import Text
 
-from gmi_drl.launcher.view.screen import Screen, ViewName, bar, duration, opened
+from gmi_drl.launcher.view.screen import Screen, bar, duration
 from gmi_drl.launcher.view.tables import print_table, table_within
 from gmi_drl.placement import Config, counted
+from gmi_drl.selector.record.search_folder import score_of
 
 from .ranges import text_of
 from .trial_run import TrialRun
@@ -35,13 +36,6 @@ class SearchProgress:
     seconds: float
 
 
-def open_search_view(
-    name: ViewName, config: Config, total: int
-) -> AbstractContextManager[SearchView]:
-    """The view of a search on the screen `name`; it asks for `total` runs at most."""
-    return opened(name, lambda screen: SearchView(screen, config, total))
-
-
 def short(key: str) -> str:
     """A key as columns and pictures name it: learning_rate."""
     return key.rpartition(".")[2]
@@ -59,11 +53,10 @@ def returned(mean: float | None) -> str:
 
 def _ended_text(line: Mapping[str, Any]) -> str:
     if line["kind"] == "failed":
-        return f"trial {line['trial']:3d}  failed: {line['text']}  ({shown(line['values'])})"
-    return (
-        f"trial {line['trial']:3d}  {line['reached']:>10,} steps  "
-        f"return {returned(line['return_mean'])}  ({shown(line['values'])})"
-    )
+        text = f"failed: {line['text']}"
+    else:
+        text = f"{line['reached']:>10,} steps  return {returned(line['return_mean'])}"
+    return f"trial {line['trial']:3d}  {text}  ({shown(line['values'])})"
 
 
 def _left(progress: SearchProgress) -> str:
@@ -76,7 +69,7 @@ def _left(progress: SearchProgress) -> str:
 class SearchView:
     """Is told how a search goes, and shows it: the running trials, the best, and a bar."""
 
-    def __init__(self, screen: Screen, config: Config, total: int) -> None:
+    def __init__(self, config: Config, total: int, screen: Screen) -> None:
         self._screen = screen
         self._title = f"{config.run.name}: {config.env.id}, hyper-parameters"
         self._progress = SearchProgress(0, 0, total, (), None, 0.0)
@@ -99,17 +92,10 @@ class SearchView:
     def render(self, width: int) -> Group:
         """A table of the running trials, the best, and a bar."""
         progress = self._progress
-        rows = [
-            [
-                str(run.trial),
-                device,
-                f"{steps:,}",
-                f"{run.steps:,}",
-                returned(mean),
-                shown(run.values),
-            ]
-            for run, steps, mean, device in progress.running
-        ]
+        rows = []
+        for run, steps, mean, device in progress.running:
+            so_far = [str(run.trial), device, f"{steps:,}", f"{run.steps:,}", returned(mean)]
+            rows.append([*so_far, shown(run.values)])
         columns = ["trial", "device", "steps", "of", "return", "values"]
         table = table_within(width, self._title, columns, rows, ("device", "of"))
         best = "best: none yet" if progress.best is None else f"best: {_ended_text(progress.best)}"
@@ -119,47 +105,33 @@ class SearchView:
 
 def print_search(console: Console, result: SearchResult) -> None:
     """The best trials, what failed, and where everything lies."""
+    say = partial(console.out, highlight=False)
     if result.recalled:
-        console.out(f"{result.folder} was done before; --again begins anew", highlight=False)
-    last: dict[int, Mapping[str, Any]] = {}  # the run of each trial that got furthest
-    for line in result.lines:
+        say(f"{result.folder} was done before; --again begins anew")
+    last: dict[int, dict[str, Any]] = {}  # the run of each trial that got furthest
+    for line in sorted(result.lines, key=lambda line: int(line["steps"])):
         if line["kind"] == "ended":
-            before = last.get(line["trial"])
-            if before is None or line["steps"] >= before["steps"]:
-                last[line["trial"]] = line
-    ranked = sorted(last.values(), key=_rank, reverse=True)
+            last[line["trial"]] = line
+    ranked = sorted(last.values(), key=lambda line: (line["steps"], score_of(line)), reverse=True)
     keys = list(result.values)
-    rows = [
-        [
-            str(line["trial"]),
-            f"{line['reached']:,}",
-            returned(line["return_mean"]),
-            *(text_of(line["values"][key]) for key in keys),
-        ]
-        for line in ranked[:_SHOWN]
-    ]
+    rows = []
+    for line in ranked[:_SHOWN]:
+        values = [text_of(line["values"][key]) for key in keys]
+        rows.append(
+            [str(line["trial"]), f"{line['reached']:,}", returned(line["return_mean"]), *values]
+        )
     more = f"; {len(ranked) - _SHOWN} more are not shown" if len(ranked) > _SHOWN else ""
     title = f"The best of {counted(len(ranked), 'trial')}, those that trained longest first{more}"
     print_table(console, title, ["trial", "steps", "return", *map(short, keys)], rows)
     if result.failed:
         first = next(line for line in result.lines if line["kind"] == "failed")
         count = f"{result.failed} runs failed" if result.failed > 1 else "a run failed"
-        console.out(f"{count}; the first, of trial {first['trial']}: {first['text']}",
-                    highlight=False)  # fmt: skip
-    console.out(
+        say(f"{count}; the first, of trial {first['trial']}: {first['text']}")
+    say(
         f"{shown(result.values)}: return {returned(result.return_mean)} after {result.steps:,} "
-        f"steps; the search took {duration(result.seconds)}",
-        highlight=False,
+        f"steps; the search took {duration(result.seconds)}"
     )
-    for what, where in (
-        ("config", f"{result.best_config}  (gmi-drl launch)"),
-        ("policy", f"{result.checkpoint}"),
-        ("picture", result.picture),
-    ):
-        if where is not None:
-            console.out(f"{what}: {where}", highlight=False)
-
-
-def _rank(line: Mapping[str, Any]) -> tuple[int, float]:
-    mean = line["return_mean"]
-    return line["steps"], float("-inf") if mean is None else mean
+    say(f"config: {result.best_config}  (gmi-drl launch)")
+    say(f"policy: {result.checkpoint}")
+    if result.picture is not None:
+        say(f"picture: {result.picture}")

@@ -1,14 +1,11 @@
-"""Looks for hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side.
-
-The driver deals out devices, asks the algorithm what to train, and tells it how that ended. It
-never imports torch. Whatever becomes of a trial, the search goes on.
-"""
+"""Looks for hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +16,7 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.start.preload import preload_of
-from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.launcher.view.screen import ViewName, opened
 from gmi_drl.placement import Config, ConfigError, counted, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime.cache_files import replace_file
@@ -30,15 +27,14 @@ from gmi_drl.selector.record.search_folder import (
     key_of,
     open_folder,
     replay,
-    run_lines,
     seconds_of,
 )
 
-from .devices import placement_faults
-from .hyperband import HyperBand
-from .pbt import Population
+from .faults import placement_faults
+from .hyperband import hyperband
+from .pbt import population_based
 from .ranges import Ranges, applied
-from .search_view import open_search_view
+from .search_view import SearchView
 from .trial_run import RunKey, TrialAlgorithm
 from .trial_runner import TrialRunner
 
@@ -58,8 +54,8 @@ class SearchResult:
     seconds: float  # of all searching, those before a resume included
     lines: list[dict[str, Any]]  # of the record: every run that ended or failed
     picture: Path | None
-    resumed: bool  # an earlier search of this config was gone on with
-    recalled: bool  # it was done already
+    resumed: bool = False  # an earlier search of this config was gone on with
+    recalled: bool = False  # it was done already
 
     @property
     def failed(self) -> int:
@@ -77,9 +73,8 @@ def search(
     """Looks for the hyper-parameters of `config`'s section `search`, and returns the best.
 
     A search of the same config that was killed is gone on with, and one that is done is answered
-    from its record; `again` begins anew. A trial that fails never ends the search. Raises
-    ConfigError with every fault, and SearchError when nothing was found or the folder is in use.
-    Leaves no process behind; `best.yaml`, the record and a picture lie in the search's folder.
+    from its record; `again` begins anew. Raises ConfigError with every fault, and SearchError when
+    nothing was found or the folder is in use. Leaves no process behind.
     """
     overrides = list(overrides)
     with terminate_as_interrupt():
@@ -97,14 +92,14 @@ def search(
             if faults:
                 raise ConfigError(faults, None if source is None else str(source))
             with at_work(), open_folder(resolved, beside, again) as (folder, journal, note):
-                algorithm = algorithm_of(resolved)
+                algorithm = _algorithm_of(resolved)
                 pending = replay(journal, algorithm)
-                lines = run_lines(journal)
+                lines = [line for line in journal.lines if line["kind"] in ("ended", "failed")]
                 recalled = any(line["kind"] == "finished" for line in journal.lines)
                 resumed = bool(journal.lines) and not recalled
                 if not recalled:
                     runner = TrialRunner(resolved, beside, folder, algorithm, lines)
-                    with open_search_view(view, resolved, algorithm.total) as screen:
+                    with opened(view, partial(SearchView, resolved, algorithm.total)) as screen:
                         if note:
                             screen.note(note)
                         try:
@@ -116,34 +111,23 @@ def search(
                             )
                             raise
                 best = algorithm.best()
-                result = _result_of(
-                    resolved, source, folder, lines, best, resumed=resumed, recalled=recalled
-                )
+                result = _result_of(resolved, source, folder, lines, best)
                 if not recalled:
                     folder.append("finished", best=best, total_s=result.seconds)
-                return result
+                return replace(result, resumed=resumed, recalled=recalled)
         finally:
             if not started:
                 runtime.shutdown()
 
 
-def algorithm_of(config: Config) -> TrialAlgorithm:
-    """The algorithm of a config's `search` section, at its beginning."""
+def _algorithm_of(config: Config) -> TrialAlgorithm:
     settings, total = config.search, config.run.total_steps
     assert settings is not None
     ranges = Ranges(settings.ranges, settings.seed)
     if settings.algorithm == "hyperband":
-        return HyperBand(ranges, total, settings.min_steps, settings.eta, settings.brackets)
-    return Population(
-        ranges,
-        total,
-        seed=settings.seed,
-        population=settings.population,
-        interval_steps=settings.interval_steps,
-        truncation=settings.truncation,
-        perturb=settings.perturb,
-        resample=settings.resample,
-    )
+        return hyperband(ranges, total, settings.min_steps, settings.eta, settings.brackets)
+    names = ("seed", "population", "interval_steps", "truncation", "perturb", "resample")
+    return population_based(ranges, total, **{name: getattr(settings, name) for name in names})
 
 
 def _result_of(
@@ -152,14 +136,8 @@ def _result_of(
     folder: SearchFolder,
     lines: list[dict[str, Any]],
     best: RunKey | None,
-    *,
-    resumed: bool,
-    recalled: bool,
 ) -> SearchResult:
-    """Writes the best config and the picture of what `lines` of the record say.
-
-    `source` is the config's file, if there is one. SearchError when all trials failed.
-    """
+    """Writes the best config and the picture; SearchError when all trials failed."""
     if best is None:
         first = lines[0]
         raise SearchError(
@@ -173,18 +151,11 @@ def _result_of(
     with contextlib.suppress(OSError, ValueError):  # the search itself is done
         picture = draw_search(folder.path / "search.png", config, lines, best)
     return SearchResult(
-        folder=folder.path,
-        best_config=_write_best(config, source, folder, line),
-        values=dict(line["values"]),
-        return_mean=line["return_mean"],
-        steps=line["reached"],
-        checkpoint=folder.path / str(line["checkpoint"]),
-        seconds=seconds_of(lines),
-        lines=lines,
+        folder=folder.path, best_config=_write_best(config, source, folder, line),
+        values=dict(line["values"]), return_mean=line["return_mean"], steps=line["reached"],
+        checkpoint=folder.path / str(line["checkpoint"]), seconds=seconds_of(lines), lines=lines,
         picture=picture,
-        resumed=resumed,
-        recalled=recalled,
-    )
+    )  # fmt: skip
 
 
 def _write_best(

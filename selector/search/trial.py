@@ -1,8 +1,7 @@
 """Trains a run of a trial as a runtime task: one GMI, from a checkpoint, up to a step count.
 
-The worker it runs in is warm: torch is there, and no process starts for a run. What a run does
-is decided by its job alone, so that one whose worker dies is run again, from the last checkpoint it
-has written itself or else from the one it had begun with, and ends the same.
+Its worker is warm, and a job alone decides a run: one whose worker dies is run again, from the last
+checkpoint it has written itself or else from the one it had begun with, and ends the same.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import gc
 import json
 import os
-import shutil
 import tempfile
 import time
 import traceback
@@ -25,6 +23,7 @@ from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi.backends.cpu import take_cores
 from gmi_drl.gmi.backends.gpu import bare_uuid, uuid_of
+from gmi_drl.launcher.folder.curve import read_metrics
 from gmi_drl.placement import Config, Device, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name
 from gmi_drl.placement.resolve import template_of
@@ -73,53 +72,36 @@ class TrialResult:
 
 
 def train(job: TrialJob) -> TrialResult:
-    """Trains as `job` says, in this process, and returns when the last checkpoint is written.
-
-    Takes the cores of the job's GMI for this time, and its GPU. Raises what training raises:
-    DivergedError, CheckpointError, or whatever a role of the user's does.
-    """
+    """Trains as `job` says, in this process; returns when the last checkpoint is written."""
     began_s = time.monotonic()
     spec = job.layout.gmi(0)
     device = job.layout.topology.devices[spec.gpu_id]
     job.folder.mkdir(parents=True, exist_ok=True)
-    sockets = Path(tempfile.mkdtemp(prefix="t", dir=job.sockets))
-    try:
-        with on_device(spec, device) as name:
-            outcome = GmiHost(0, _gmi_job(job, sockets, name)).run()
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="t", dir=job.sockets, ignore_cleanup_errors=True
+        ) as sockets,
+        on_device(spec, device) as name,
+    ):
+        told = Job(
+            layout=job.layout, config=job.config, sockets=Path(sockets), folder=job.folder,
+            group=create_group([f"gmi 0, {device_name(device)}"]), resume=job.resume,
+            classes={spec.roles[-1]: _pausing(job)}, role_folder=job.role_folder,
+            session=job.session, tally=create_tally(1, COUNTERS), wires=Wires(), device=name,
+        )  # fmt: skip
+        outcome = GmiHost(0, told).run()
     return TrialResult(
         return_mean=outcome["return_mean"],
         steps=outcome["steps"],
         iteration=outcome["iteration"],
         seconds=time.monotonic() - began_s,
         checkpoint=Path(outcome["checkpoint"]),
-        points=_curve(job.folder / METRICS),
+        points=_curve(job.folder),
     )
 
 
 # Its cores are dealt by who calls it, so the scheduler has nothing to count but the call itself.
 train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
-
-
-def _gmi_job(job: TrialJob, sockets: Path, device: str) -> Job:
-    """What the one GMI is told; `device` is torch's name of where it trains."""
-    spec = job.layout.gmi(0)
-    name = f"gmi 0, {device_name(job.layout.topology.devices[spec.gpu_id])}"
-    return Job(
-        job.layout,
-        job.config,
-        create_group([name]),
-        sockets,
-        job.folder,
-        job.resume,
-        {spec.roles[-1]: _pausing(job)},
-        job.role_folder,
-        job.session,
-        create_tally(1, COUNTERS),
-        Wires(),
-        device,
-    )
 
 
 def _pausing(job: TrialJob) -> type[Trainer]:
@@ -128,7 +110,10 @@ def _pausing(job: TrialJob) -> type[Trainer]:
     from gmi_drl.roles.role.trainer import Trainer
     from gmi_drl.roles.state.training import Pause
 
-    reference = _role_of(job.config)
+    template = template_of(job.config)
+    name = template.class_roles[0]
+    given = job.config.roles.get(name)
+    reference = template.classes[name] if given is None else given.class_
     role = load_role(reference, job.role_folder)
     if not issubclass(role, Trainer):
         raise TrialError(
@@ -143,12 +128,6 @@ def _pausing(job: TrialJob) -> type[Trainer]:
 
     Pausing.__name__ = Pausing.__qualname__ = role.__name__
     return Pausing
-
-
-def _role_of(config: Config) -> str:
-    template = template_of(config)
-    name = template.class_roles[0]
-    return config.roles[name].class_ if name in config.roles else template.classes[name]
 
 
 def last_line(metrics: Path) -> dict[str, Any] | None:
@@ -166,28 +145,16 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
     return None
 
 
-def _curve(metrics: Path) -> tuple[tuple[int, float], ...]:
-    points = []
-    with contextlib.suppress(OSError), open(metrics, "rb") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                record = json.loads(line)
-                if record["return_mean"] is not None:
-                    points.append((int(record["steps"]), float(record["return_mean"])))
-    every = -(-len(points) // _POINTS)
-    return tuple(points[::-1][::every][::-1]) if points else ()  # the last one is always there
-
-
-# Its device: the worker has trials of all --------------------------------------------------
+def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
+    lines = [line for line in read_metrics(folder) if line.get("return_mean") is not None]
+    every = -(-len(lines) // _POINTS) or 1
+    kept = lines[::-1][::every][::-1]  # the last one is always there
+    return tuple((int(line["steps"]), float(line["return_mean"])) for line in kept)
 
 
 @contextlib.contextmanager
 def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
-    """In this block the process has the cores of the GMI, that many threads for torch, its GPU.
-
-    Yields torch's name of the device. It has an index, since `cuda` alone is the GPU of the thread
-    that asks, and a role may have threads.
-    """
+    """In this block the process has the GMI's cores and GPU; yields torch's name of the device."""
     import torch
 
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
@@ -197,7 +164,7 @@ def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
         if device.kind == "gpu":
             index = _cuda_index(spec)
             with torch.cuda.device(index), _given_back():
-                yield f"cuda:{index}"
+                yield f"cuda:{index}"  # `cuda` alone is that of the thread that asks
         else:
             yield "cpu"
     finally:
@@ -207,10 +174,7 @@ def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _given_back() -> Iterator[None]:
-    """After this block, however it ends, the process holds none of the GPU's memory.
-
-    The next trial of this worker may be on another GPU, and another worker's on this one.
-    """
+    """After this block, however it ends, the process holds none of the GPU's memory."""
     import torch
 
     try:
@@ -224,10 +188,7 @@ def _given_back() -> Iterator[None]:
 
 
 def _move_threads(cores: set[int]) -> None:
-    """Lets all threads of this process run on these cores alone.
-
-    The pools of torch and OpenMP were made on the cores of an earlier trial, and would stay there.
-    """
+    """Lets all threads run on these cores alone: pools would stay where they were made."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             os.sched_setaffinity(int(thread), cores)
@@ -237,11 +198,8 @@ def _cuda_index(spec: GmiSpec) -> int:
     """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
     import torch
 
-    wanted = bare_uuid(uuid_of(spec))
-    seen = [
-        bare_uuid(str(torch.cuda.get_device_properties(i).uuid))
-        for i in range(torch.cuda.device_count())
-    ]
+    wanted, count = bare_uuid(uuid_of(spec)), torch.cuda.device_count()
+    seen = [bare_uuid(str(torch.cuda.get_device_properties(i).uuid)) for i in range(count)]
     if wanted not in seen:
         raise TrialError(
             f"GPU {spec.device_uuid} is not among those that CUDA sees here ({', '.join(seen)}). "

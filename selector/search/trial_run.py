@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
-
-from gmi_drl.selector.ask_tell import SearchAlgorithm
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 RunKey: TypeAlias = tuple[int, int]  # (trial, number of its run)
 Values: TypeAlias = Mapping[str, Any]  # by dotted key of the config
+Scores: TypeAlias = Mapping[int, float | None]  # by trial; None: its run failed
 
 
 @dataclass(frozen=True)
@@ -28,36 +27,75 @@ class TrialRun:
         return self.trial, self.number
 
 
-class TrialAlgorithm(SearchAlgorithm[TrialRun, float | None], Protocol):
-    """A search among trials. Of scores larger is better; None is told of a run that failed."""
+# Asks for runs of some trials, and is sent their scores when all are there; larger is better.
+Rounds: TypeAlias = Generator[list[TrialRun], Scores, None]
+
+
+@dataclass
+class _Track:
+    """The present round of one generator of rounds; without runs it has come to its end."""
+
+    rounds: Rounds
+    runs: list[TrialRun]
+    asked: int = 0
+    scores: dict[int, float | None] = field(default_factory=dict)
+
+
+class TrialAlgorithm:
+    """A search among trials, which is asked what to train next and told what came of it.
+
+    Pure: one that was killed goes on from the scores on record. Rounds wait for all of their runs,
+    so that what is asked for depends on the scores alone, not on the order in which they come.
+    Meanwhile runs of the next of `rounds` are asked for, so that nothing idles.
+    """
+
+    def __init__(self, rounds: Iterable[Rounds], total: int) -> None:
+        self.total = total  # runs that it asks for at most
+        self._tracks = [_Track(one, next(one)) for one in rounds]
+        self._steps: dict[RunKey, int] = {}  # of all that were asked for
+        self._scores: dict[RunKey, float] = {}  # of those that ended well
 
     @property
-    def total(self) -> int:
-        """How many runs it asks for at most."""
+    def done(self) -> bool:
+        """Whether it asks for nothing any more, whatever it is told."""
+        return not any(track.runs for track in self._tracks)
+
+    def ask(self) -> TrialRun | None:
+        """The next run; None when it must be told of others first, and when it is done."""
+        for track in self._tracks:
+            if track.asked < len(track.runs):
+                run = track.runs[track.asked]
+                track.asked += 1
+                self._steps[run.key] = run.steps
+                return run
+        return None
+
+    def tell(self, run: TrialRun, score: float | None) -> None:
+        """Takes in how a run ended that was asked for; None: it failed."""
+        track = next(track for track in self._tracks if run in track.runs)
+        track.scores[run.trial] = score
+        if score is not None:
+            self._scores[run.key] = score
+        if len(track.scores) == len(track.runs):
+            scores, track.scores, track.asked = track.scores, {}, 0
+            try:
+                track.runs = track.rounds.send(scores)
+            except StopIteration:
+                track.runs = []
 
     def kept(self) -> set[RunKey]:
-        """The runs, of those that have ended well, that another may go on from."""
+        """The runs, of those that have ended well, that another may go on from, and the best."""
+        open_runs = [(run, run.trial in t.scores) for t in self._tracks for run in t.runs]
+        keys = {run.key if ended else run.start for run, ended in open_runs} | {self.best()}
+        return {key for key in keys if key in self._scores and key is not None}
 
     def best(self) -> RunKey | None:
-        """The run with the highest score among those that trained longest; None without one."""
+        """Of those that trained longest, which alone compare, the highest score and first trial."""
+        steps, scores = self._steps, self._scores
+        return max(scores, key=lambda key: (steps[key], scores[key], -key[0]), default=None)
 
 
-class TrialHistory:
-    """The runs that were asked for, and the scores of those that ended well."""
-
-    def __init__(self) -> None:
-        self.runs: dict[RunKey, TrialRun] = {}
-        self.scores: dict[RunKey, float] = {}
-
-    def best(self) -> RunKey | None:
-        """Of those that trained longest the highest score, of equals the first trial.
-
-        A short run's score says little of a long one's, so they are not compared.
-        """
-        runs, scores = self.runs, self.scores
-        return max(scores, key=lambda key: (runs[key].steps, scores[key], -key[0]), default=None)
-
-    def with_best(self, keys: set[RunKey]) -> set[RunKey]:
-        """Those of `keys` that ended well, and the best."""
-        best = self.best()
-        return (keys & self.scores.keys()) | (set() if best is None else {best})
+def ranked(scores: Scores) -> list[int]:
+    """The trials that have not failed, the best first; of equals the first."""
+    alive = {trial: score for trial, score in scores.items() if score is not None}
+    return sorted(alive, key=lambda trial: (-alive[trial], trial))

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.placement import Config, counted
+from gmi_drl.placement import Config, Device, counted, format_cores, layout_of
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.roles.errors import RoleLoadError
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record.search_folder import SearchFolder, key_of, score_of, seconds_of
 
-from .devices import TrialDevice, layout_on, trial_devices
+from .faults import alone, trial_devices
 from .ranges import applied
 from .search_view import SearchProgress, SearchView
 from .trial import METRICS, TrialError, TrialJob, last_line, train_task
@@ -39,7 +39,7 @@ class _Running:
     """A run that a task is training."""
 
     run: TrialRun
-    place: TrialDevice
+    device: Device
     since_s: float  # when its metrics were last seen to grow
     steps: int = 0
     return_mean: float | None = None
@@ -47,11 +47,7 @@ class _Running:
 
 
 class TrialRunner:
-    """Trains what the algorithm asks for; what becomes of it goes to the journal, and to `lines`.
-
-    `beside` is the folder of role modules; `algorithm` stands where the record ends, and `lines`
-    are those of the record that say how a run ended.
-    """
+    """Trains what the algorithm asks for; writes what becomes of it to journal and `lines`."""
 
     def __init__(
         self,
@@ -63,15 +59,10 @@ class TrialRunner:
     ) -> None:
         self.config, self.folder, self.algorithm, self.lines = config, folder, algorithm, lines
         self._beside, self._earlier = beside, len(lines)
-        self._values: dict[RunKey, Mapping[str, Any]] = {
-            key_of(line): line["values"] for line in lines
-        }
         self._running: dict[ObjectRef, _Running] = {}
         self._pruned: set[RunKey] = set()
         self._noted = False  # that a return is not known
         self._before_s, self._began_s = seconds_of(lines), time.monotonic()
-
-    # The loop ------------------------------------------------------------------------------
 
     def run(self, pending: Mapping[RunKey, TrialRun], screen: SearchView, resumed: bool) -> None:
         """Trains until the algorithm is done. What is `pending` was asked for already."""
@@ -90,48 +81,44 @@ class TrialRunner:
                 ready, _ = runtime.wait(list(self._running), 1, _POLL_S)
                 for ref in ready:
                     running = self._running.pop(ref)
-                    free.append(running.place)
+                    free.append(running.device)
                     self._take(ref, running, screen)
                     self._prune()
                 self._look(self.config.search.timeout_s)
                 screen.show(self._progress())
-                if self._is_hopeless():
+                here = self.lines[self._earlier :]  # what failed before may be mended now
+                if len(here) >= _HOPELESS and all(line["kind"] == "failed" for line in self.lines):
                     break
         finally:
             self._end()
             shutil.rmtree(sockets, ignore_errors=True)
 
     def _ask(self) -> TrialRun | None:
-        run = self.algorithm.ask()
-        if run is not None:
+        if (run := self.algorithm.ask()) is not None:
             self.folder.append("asked", **asdict(run))
         return run
 
-    def _submit(self, run: TrialRun, place: TrialDevice, sockets: Path) -> None:
-        config = self._config_of(run)
+    def _submit(self, run: TrialRun, device: Device, sockets: Path) -> None:
+        # A trial's values and its seed, and nothing that ends it early.
+        config = applied(
+            self.config, run.values, seed=(self.config.run.seed + run.trial) % 2**32,
+            eval_episodes=0, target_return=None, profile=False,
+        )  # fmt: skip
         folder = self.folder.run_folder(run.key)
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "config.yaml", write_yaml(config.model_dump(mode="json")))
-        self._values[run.key] = run.values
-        rate = None
-        if run.start is not None and _RATE in run.values:
-            # A checkpoint brings the learning rate that its optimizer and its schedule had.
-            before = self._values[run.start][_RATE]
-            rate = run.values[_RATE] if run.values[_RATE] != before else None
+        start = next((line for line in self.lines if key_of(line) == run.start), None)
+        # A checkpoint brings the learning rate that its optimizer and its schedule had.
+        is_new = start is not None and run.values.get(_RATE) != start["values"].get(_RATE)
         job = TrialJob(
-            name=f"trial {run.trial}",
-            config=config,
-            layout=layout_on(place, config),
-            steps=run.steps,
-            folder=folder,
-            resume=None if run.start is None else self._checkpoint(run.start),
-            learning_rate=rate,
+            name=f"trial {run.trial}", config=config, layout=layout_of(*alone(device, config)),
+            steps=run.steps, folder=folder, sockets=sockets, role_folder=self._beside,
+            resume=None if start is None else self.folder.path / str(start["checkpoint"]),
+            learning_rate=run.values[_RATE] if is_new else None,
             session=f"{self.folder.path.name}/{run.trial}/{run.number}",
-            sockets=sockets,
-            role_folder=self._beside,
-        )
+        )  # fmt: skip
         task = train_task.options(name=f"trial {run.trial}, run {run.number}")
-        self._running[task.remote(job)] = _Running(run, place, time.monotonic())
+        self._running[task.remote(job)] = _Running(run, device, time.monotonic())
 
     def _take(self, ref: ObjectRef, running: _Running, screen: SearchView) -> None:
         """Writes down how a run ended, and tells the algorithm."""
@@ -149,30 +136,32 @@ class TrialRunner:
             line = self.folder.append("failed", **facts, text=text, total_s=self._total_s)
         else:
             line = self.folder.append(
-                "ended",
-                **facts,
-                return_mean=trained.return_mean,
-                reached=trained.steps,
-                iteration=trained.iteration,
-                seconds=round(trained.seconds, 3),
+                "ended", **facts, return_mean=trained.return_mean, reached=trained.steps,
+                iteration=trained.iteration, seconds=round(trained.seconds, 3),
                 checkpoint=str(trained.checkpoint.relative_to(self.folder.path)),
-                points=trained.points,
-                total_s=self._total_s,
-            )
+                points=trained.points, total_s=self._total_s,
+            )  # fmt: skip
         self.lines.append(line)
         self.algorithm.tell(running.run, score_of(line))
         screen.ended(line, self._progress())
         if line.get("return_mean", 0.0) is None and not self._noted:
             self._noted = True
-            screen.note(_no_return(line, self.config))
+            assert self.config.search is not None
+            by_band = self.config.search.algorithm == "hyperband"
+            key = "min_steps" if by_band else "interval_steps"
+            screen.note(
+                f"no episode of trial {line['trial']} has ended in {line['reached']:,} steps: its "
+                "return is not known, and where that is so of all, who trains on is by chance. "
+                f"Raise search.{key}, or lower env.num_env."
+            )
 
     def _look(self, timeout_s: float) -> None:
         """Looks how far the running trials are; one that says nothing any more is ended."""
         now_s = time.monotonic()
         for ref, running in self._running.items():
-            line = last_line(self.folder.run_folder(running.run.key) / METRICS)
-            steps = int(line.get("steps", 0)) if line is not None else 0
-            if steps != running.steps and line is not None:
+            line = last_line(self.folder.run_folder(running.run.key) / METRICS) or {}
+            steps = int(line.get("steps", 0))
+            if steps not in (0, running.steps):
                 running.steps, running.since_s = steps, now_s
                 running.return_mean = line.get("return_mean")
             elif now_s - running.since_s > timeout_s and not running.ended:
@@ -192,63 +181,28 @@ class TrialRunner:
 
     def _end(self) -> None:
         """Ends the trials that run; a later search goes on with them."""
-        refs = list(self._running)
-        for ref in refs:
+        for ref in self._running:
             runtime.cancel(ref, force=True)
-        if refs:
-            runtime.wait(refs, len(refs), _ENDING_S)
+        if self._running:
+            runtime.wait(list(self._running), len(self._running), _ENDING_S)
         self._running.clear()
-
-    def _is_hopeless(self) -> bool:
-        if len(self.lines) - self._earlier < _HOPELESS:  # what failed before may be mended now
-            return False
-        return all(line["kind"] == "failed" for line in self.lines)
-
-    # Small things --------------------------------------------------------------------------
 
     @property
     def _total_s(self) -> float:
         return round(self._before_s + time.monotonic() - self._began_s, 3)
 
-    def _config_of(self, run: TrialRun) -> Config:
-        """A trial's config: its values and its seed, and nothing that ends it early."""
-        return applied(
-            self.config,
-            run.values,
-            seed=(self.config.run.seed + run.trial) % 2**32,
-            eval_episodes=0,
-            target_return=None,
-            profile=False,
-        )
-
-    def _checkpoint(self, key: RunKey) -> Path:
-        line = next(line for line in self.lines if key_of(line) == key)
-        return self.folder.path / str(line["checkpoint"])
-
     def _progress(self) -> SearchProgress:
-        best = self.algorithm.best()
+        best, failed = self.algorithm.best(), sum(line["kind"] == "failed" for line in self.lines)
         line = next((line for line in self.lines if key_of(line) == best), None)
+        now = [(o.run, o.steps, o.return_mean, _shown(o.device)) for o in self._running.values()]
         return SearchProgress(
-            done=len(self.lines),
-            failed=sum(line["kind"] == "failed" for line in self.lines),
-            total=self.algorithm.total,
-            running=[
-                (running.run, running.steps, running.return_mean, running.place.name)
-                for running in self._running.values()
-            ],
-            best=line,
+            done=len(self.lines), failed=failed, total=self.algorithm.total, running=now, best=line,
             seconds=self._total_s,
-        )
+        )  # fmt: skip
 
 
-def _no_return(line: Mapping[str, Any], config: Config) -> str:
-    assert config.search is not None
-    key = "min_steps" if config.search.algorithm == "hyperband" else "interval_steps"
-    return (
-        f"no episode of trial {line['trial']} has ended in {line['reached']:,} steps: its return "
-        "is not known, and where that is so of all, who trains on is by chance. Raise search."
-        f"{key}, or lower env.num_env."
-    )
+def _shown(device: Device) -> str:
+    return f"cores {format_cores(device.cores)}" if device.kind == "cpu" else device.name
 
 
 def _short(error: BaseException) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gmi_drl.placement import counted
-from gmi_drl.selector.ask_tell import GeneratorSearch
 
 # Why a candidate could not be measured: memory ran out; a process died or raised; nothing came for
 # too long; it was refused before anything started; it takes longer than the time asked for.
@@ -40,12 +39,6 @@ class Space:
     """All candidates: rows, each by rising `num_env`. The first row has the fewest GMIs."""
 
     rows: tuple[tuple[Candidate, ...], ...]
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            assert row, "a row without candidates"
-            assert len({candidate.row for candidate in row}) == 1, row
-            assert [c.num_env for c in row] == sorted({c.num_env for c in row}), row
 
     @property
     def size(self) -> int:
@@ -117,7 +110,29 @@ class Chosen:
     why: str = ""  # how the winner was told from the others, in a sentence
 
 
-TuneSearch: TypeAlias = GeneratorSearch[Ask, Answer, Chosen]
+class TuneSearch:
+    """A search, asked and told as those of trials are; written as a generator of asks."""
+
+    def __init__(self, steps: Generator[Ask, Answer, Chosen]) -> None:
+        self._steps = steps
+        self._open: Ask | None = None
+        self.choice: Chosen | None = None
+        self._advance(None)
+
+    def ask(self) -> Ask | None:
+        """What to measure next; None when it is done."""
+        return self._open
+
+    def tell(self, ask: Ask, answer: Answer) -> None:
+        """Takes in the answer to what it asked for."""
+        assert ask == self._open, f"{ask} was not asked for"
+        self._advance(answer)
+
+    def _advance(self, answer: Answer | None) -> None:
+        try:
+            self._open = next(self._steps) if answer is None else self._steps.send(answer)
+        except StopIteration as end:
+            self._open, self.choice = None, end.value
 
 
 def candidate_text(candidate: Candidate, rows: Collection[DeviceSplit]) -> str:
@@ -142,17 +157,11 @@ def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
     return parts
 
 
-def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
-    """Sorts by number of GMIs, then by what they get: rows without percents compare too."""
-    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
-
-
 def shape_text(candidate: Candidate) -> str:
     """A candidate on its own: num_env 512, 2 GMIs on each device, backend mps."""
     row = candidate.row
-    parts = [
-        f"num_env {candidate.num_env:,}", f"{counted(row.gmi_per_gpu, 'GMI')} on each device"
-    ]  # fmt: skip
+    gmis = counted(row.gmi_per_gpu, "GMI")
+    parts = [f"num_env {candidate.num_env:,}", f"{gmis} on each device"]
     if row.backend != "cpu":
         parts.append(f"backend {row.backend}")
     if row.percents is not None:

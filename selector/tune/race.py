@@ -1,8 +1,7 @@
 """Races the best few by steps/s for equal time (objective `reward`): the highest return wins.
 
-The largest num_env is not the fastest learner: it makes fewer updates of more steps. So the race is
-run between batches of different sizes. Two rounds: all for a part of the time, then the better two,
-from the beginning again, for twice as long. Pure: what trains is given to it.
+The largest num_env makes fewer updates, so it is not the fastest learner. Two rounds: all for a
+part of the time, then the better two, from the beginning again, for twice as long. Pure.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _SMALLER: Final = 0.5  # of a batch: less is one of another size
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """What training with a candidate showed: (seconds of training, mean return), as it rose.
-
-    The mean is of the last 100 episodes; there is no point before the first has ended.
-    """
+    """(seconds of training, mean return of the last 100 episodes), as it rose."""
 
     points: tuple[tuple[float, float], ...]
     seconds: float  # that it trained; as asked, if it had done all its steps before
@@ -57,18 +53,14 @@ class RaceResult:
 Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many seconds, in round n
 
 
-def finalists(record: TuneRecord, winner: Candidate, most: int = FINALISTS) -> list[Candidate]:
-    """Whom to race: the winner by steps/s, the fastest with batches of half the size and less.
-
-    Then the fastest of the others, so that no two have the same num_env and number of GMIs. As in
-    the search, none that failed later or that fills the memory.
-    """
+def finalists(record: TuneRecord, winner: Candidate) -> list[Candidate]:
+    """Whom to race: the winner by steps/s, the fastest of ever smaller batches, and others."""
     results = results_of(record.profiles)
     measured = {result.candidate: result.measured for result in results.all}
     fastest = usable(measured, {failure.candidate for failure in results.failures})
     fastest.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
     chosen = [winner]
-    while len(chosen) < most:
+    while len(chosen) < FINALISTS:
         limit = _SMALLER * min(one.samples for one in chosen)
         smaller = [one for one in fastest if one.samples <= limit]
         if not smaller:
@@ -76,16 +68,13 @@ def finalists(record: TuneRecord, winner: Candidate, most: int = FINALISTS) -> l
         chosen.append(smaller[0])
     for one in fastest:
         shapes = {(c.num_env, c.row.gmi_per_gpu) for c in chosen}
-        if len(chosen) < most and (one.num_env, one.row.gmi_per_gpu) not in shapes:
+        if len(chosen) < FINALISTS and (one.num_env, one.row.gmi_per_gpu) not in shapes:
             chosen.append(one)
     return chosen
 
 
 def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceResult:
-    """Trains them with `seconds` for all together, start and end not counted.
-
-    The first of `candidates` is the choice by steps/s; it stays where returns do not decide.
-    """
+    """Trains them with `seconds` for all together; the first stays where returns do not decide."""
     if len(candidates) < 2:
         return RaceResult(None, "there was no other candidate to race")
     first_s = seconds / 2 / len(candidates)
@@ -104,16 +93,10 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
 
 
 def _round(
-    candidates: Sequence[Candidate],
-    train: Train,
-    seconds: float,
-    number: int,
+    candidates: Sequence[Candidate], train: Train, seconds: float, number: int,
     scores: list[RaceScore],
-) -> list[tuple[Candidate, float]]:
-    """Those whose return was seen, the best first; among alike ones, who was there sooner.
-
-    All that ran are added to `scores`.
-    """
+) -> list[tuple[Candidate, float]]:  # fmt: skip
+    """Those whose return was seen, the best first, of alike ones the sooner; adds to `scores`."""
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
     equal_s = min((curve.seconds for _, curve in curves), default=0.0)
@@ -130,10 +113,7 @@ def _round(
     # At the ceiling of a task all are alike: who was there first had the higher return on the way.
     best = max((value for _, value, _ in standing), default=0.0)
     near = best - _ALIKE * abs(best)
-    standing.sort(
-        key=lambda place: (place[1] >= near, place[2] if place[1] >= near else place[1]),
-        reverse=True,
-    )
+    standing.sort(key=lambda s: (s[1] >= near, s[2] if s[1] >= near else s[1]), reverse=True)
     return [(one, value) for one, value, _ in standing]
 
 
@@ -154,25 +134,18 @@ def return_at(curve: TrainingCurve, seconds: float) -> float | None:
 
 
 def scores_of(record: TuneRecord) -> list[RaceScore]:
-    """How the race was judged that led to the choice; before there is one, what each run came to.
-
-    Of a race that did not lead to it nothing.
-    """
+    """How the race was judged that led to the choice; before that, what each run came to."""
     if "judged" in record.choice:
-        lines = record.choice["judged"]
         return [
-            RaceScore(**{**line, "candidate": candidate_of(line["candidate"])}) for line in lines
+            RaceScore(**{**line, "candidate": candidate_of(line["candidate"])})
+            for line in record.choice["judged"]
         ]
-    return [
-        RaceScore(
-            int(line["round"]),
-            line["candidate"],
-            float(points[-1][0]) if (points := line.get("points")) else 0.0,
-            line.get("return_mean"),
-            str(line.get("text", "")),
-        )
-        for line in record.races
-    ]
+    scores = []
+    for line in record.races:
+        seconds = float(points[-1][0]) if (points := line.get("points")) else 0.0
+        mean, text = line.get("return_mean"), str(line.get("text", ""))
+        scores.append(RaceScore(int(line["round"]), line["candidate"], seconds, mean, text))
+    return scores
 
 
 def curves_of(record: TuneRecord) -> list[dict[str, Any]]:

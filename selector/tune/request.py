@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from gmi_drl.selector.record import identity
 from gmi_drl.selector.record.record import TuneRecord, read, record_path, records
 
 from .candidate import Candidate, shape_text
-from .space import batch_sentence, config_of, layout_text
+from .space import batch_sentence, config_of
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,9 @@ class TuneRequest:
 
     def record(self) -> TuneRecord | None:
         """Its record, if there is one that can be read."""
-        try:
+        with contextlib.suppress(OSError, RecordError):
             return read(self.path)
-        except (OSError, RecordError):
-            return None
+        return None
 
     def fresh(self) -> TuneRecord | None:
         """Its record, if that has a choice, and no real run has refuted it."""
@@ -53,11 +52,9 @@ class TuneRequest:
     def stale(self) -> Iterator[str]:
         """Why what is on record of this config does not answer; nothing if there is nothing."""
         record = self.record()
-        if record is not None:
-            if record.drifts:
-                yield f"{record.drifts[-1]['text']}: it is tuned anew"
-            return
-        if (other := self.elsewhere()) is not None:
+        if record is not None and record.drifts:
+            yield f"{record.drifts[-1]['text']}: it is tuned anew"
+        elif record is None and (other := self.elsewhere()) is not None:
             yield f"{other[0]}: tuned anew"
 
     def elsewhere(self) -> tuple[str, Path] | None:
@@ -70,10 +67,7 @@ class TuneRequest:
         return None
 
     def resolved(self, candidate: Candidate, layout: str | None) -> Config:
-        """The config with a candidate's values; `layout`: the text of its layout file, if any.
-
-        The file is written beside the record, or where that fails in the runtime's folder.
-        """
+        """The config with a candidate's values, and a file with the text of its layout, if any."""
         if layout is None:
             return config_of(self.config, candidate)
         file = self.path.with_suffix(".layout.yaml")
@@ -85,30 +79,15 @@ class TuneRequest:
             replace_file(file, layout)
         return config_of(self.config, candidate, file)
 
-    def layout(self, candidate: Candidate) -> str | None:
-        """The text of a candidate's layout file, where the shares of its GMIs differ."""
-        if candidate.row.percents is None:
-            return None
-        return layout_text(self.config, candidate, self.topology)
-
-    def answer(self, config: Config) -> str:
-        """The key by which a run of a resolved config finds what was promised."""
-        return identity.answer_key(config, self.topology, self.beside)
-
 
 def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
-    """The resolved config that a fresh record means, and lines for people.
-
-    They say where it comes from, and what it makes of the batch, or of the horizon.
-    """
+    """The resolved config that a fresh record means; where that is from, and what of the batch."""
     assert record.chosen is not None
     winner = record.chosen.winner
     assert winner is not None, record.path
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(record.choice["at"])))
-    line = f"{shape_text(winner)}: tuned {when}, {record.promised:,.0f} steps/s promised"
-    changes = batch_sentence(request.config, request.topology, winner)
-    lines = [line, *([changes] if changes else [])]
-    return request.resolved(winner, record.choice.get("layout")), lines
+    line = f"{shape_text(winner)}: tuned {record.when}, {record.promised:,.0f} steps/s promised"
+    lines = filter(None, [line, batch_sentence(request.config, request.topology, winner)])
+    return request.resolved(winner, record.choice.get("layout")), list(lines)
 
 
 def still_answers(record: TuneRecord, budget_s: float) -> bool:

@@ -1,17 +1,12 @@
-"""Drives a search of tuning: asks are answered from the journal if they are there, else measured.
-
-Knows of no process: what measures, the journal and the listener are given to it. A tuner that was
-killed is run again with the same space and budget, and measures nothing twice: the search is pure
-and makes the same asks, whose answers are there.
-"""
+"""Drives a search of tuning: asks are answered from the journal if they can be, else measured."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
 from gmi_drl.selector.record.record import TuneJournal
@@ -31,22 +26,13 @@ from .candidate import (
     candidate_text,
 )
 
+if TYPE_CHECKING:
+    from .tune_view import TuneView
+
 Profile = Callable[[Ask], Measured | Failed]
 _SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is of as many
 _LEAST_S: Final = 0.5  # of training, below which a measurement says nothing
 _MOST_REASONS: Final = 8
-
-
-class Listener(Protocol):
-    """Is told of each ask and its answer. `left_s`: what is left of the budget."""
-
-    def asks(self, ask: Ask, left_s: float) -> None:
-        """It is being measured from now on."""
-
-    def answers(
-        self, ask: Ask, answer: Measured | Failed, *, recalled: bool, left_s: float
-    ) -> None:
-        """It was measured, or (`recalled`) it was on record."""
 
 
 @dataclass(frozen=True)
@@ -66,84 +52,55 @@ def run_search(
     journal: TuneJournal,
     budget_s: float,
     *,
-    listener: Listener,
+    listener: TuneView,
     clock: Callable[[], float] = time.monotonic,
     waits_s: float = 0.0,
 ) -> SearchOutcome:
     """What `search` chooses in `space` with `budget_s` seconds of the clock.
 
-    What is taken from the journal counts with the seconds it took then; what is no longer asked for
-    does not. Blocks as long as `profile` does; nothing ends a measurement once it has begun. The
-    last one is shorter than it was asked for where less is left. Each is on record before the next
-    begins. `waits_s`: how long `profile` waits for a first iteration; what was too slow where that
-    was less is measured again. BudgetTooShort when not one fits, NothingMeasured when all fail.
+    What is recalled counts with the seconds it took. Blocks as long as `profile` does; nothing ends
+    a measurement once it has begun, and each is on record before the next begins. `waits_s`: how
+    long `profile` waits for a first iteration; what was too slow where that was less is measured
+    again. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
-    answerer = _Answerer(profile, journal, budget_s, listener, clock=clock, waits_s=waits_s)
+    answerer = _Answerer(profile, journal, budget_s, listener, clock, _waits_s=waits_s)
     while (ask := search.ask()) is not None:
         search.tell(ask, answerer.answer(ask))
     chosen = search.choice
     assert chosen is not None
     if chosen.winner is None:
-        raise NothingMeasured(_reasons(journal, space))
+        raise NothingMeasured(*_reasons(journal, space))
     left_out = "" if chosen.complete else _left_out(space, journal, budget_s)
     return SearchOutcome(chosen, measured_of(journal, chosen.winner), answerer.spent_s, left_out)
 
 
 def measured_of(journal: TuneJournal, candidate: Candidate) -> Measured:
     """All measurements of a candidate that are on record, as one. It has one or more."""
-    return combined(
-        [
-            answer
-            for ask, answer in journal.record.profiles
-            if ask.candidate == candidate and isinstance(answer, Measured)
-        ]
-    )
+    answers = [answer for ask, answer in journal.record.profiles if ask.candidate == candidate]
+    return combined([answer for answer in answers if isinstance(answer, Measured)])
 
 
-@dataclass(frozen=True)
-class _Recalled:
-    """An answer on record."""
-
-    ask: Ask
-    answer: Measured | Failed
-    cost_s: float
-    waits_s: float
-
-    @property
-    def is_slow(self) -> bool:
-        return isinstance(self.answer, Failed) and self.answer.reason == "slow"
-
-    @property
-    def says_all(self) -> bool:
-        """Whether it holds for an ask of any length: "slow" was for the seconds of that time."""
-        sure = isinstance(self.answer, Failed) or self.answer.error <= FIRST_ERROR
-        return sure and not self.is_slow
-
-
+@dataclass
 class _Answerer:
     """Answers asks, one after the other, until the budget is spent."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        journal: TuneJournal,
-        budget_s: float,
-        listener: Listener,
-        *,
-        clock: Callable[[], float],
-        waits_s: float,
-    ) -> None:
-        self._profile, self._journal, self._budget_s = profile, journal, budget_s
-        self._listener, self._clock, self._waits_s = listener, clock, waits_s
-        self.spent_s = 0.0
-        self._recorded: dict[Candidate, deque[_Recalled]] = {}
-        record = journal.record
-        for (ask, answer), *both in zip(
-            record.profiles, record.costs_s, record.waits_s, strict=True
-        ):
-            self._recorded.setdefault(ask.candidate, deque()).append(_Recalled(ask, answer, *both))
-        self._slow_s: dict[Candidate, float] = {}  # what was too little for it
-        self._is_over = False
+    _profile: Profile
+    _journal: TuneJournal
+    _budget_s: float
+    _listener: TuneView
+    _clock: Callable[[], float]
+    _waits_s: float
+    spent_s: float = 0.0
+    _slow_s: dict[Candidate, float] = field(default_factory=dict)  # what was too little for it
+
+    def __post_init__(self) -> None:
+        record = self._journal.record
+        profiles = zip(record.profiles, record.costs_s, record.waits_s, strict=True)
+        # On record, and not taken yet: the seconds, the answer, its cost and how long it waited.
+        self._recorded: dict[Candidate, deque[tuple[float, Measured | Failed, float, float]]] = {}
+        for (ask, answer), cost_s, waits_s in profiles:
+            recorded = self._recorded.setdefault(ask.candidate, deque())
+            recorded.append((ask.seconds, answer, cost_s, waits_s))
 
     def answer(self, ask: Ask) -> Answer:
         """The answer, which is on record afterwards; Spent when there is no time for it."""
@@ -152,7 +109,7 @@ class _Answerer:
             return known
         given_s = self._time_for(ask)
         if given_s is None:
-            return self._spent(ask)
+            return Spent()
         self._listener.asks(ask, self._left_s)
         begun_s = self._clock()
         answer = self._profile(Ask(ask.candidate, given_s))
@@ -166,29 +123,27 @@ class _Answerer:
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
         if len(self._journal.record.profiles) == 1 and cost_s > self._budget_s:
             raise BudgetTooShort(self._budget_s, cost_s, took=True)
-        return self._spent(ask) if unsure else answer
+        return Spent() if unsure else answer
 
     @property
     def _left_s(self) -> float:
         return self._budget_s - self.spent_s
 
-    def _spent(self, ask: Ask) -> Spent:
-        assert not self._is_over, f"{ask} after the budget was spent"
-        self._is_over = True
-        return Spent()
-
     def _recall(self, ask: Ask) -> Measured | Failed | None:
         """The next answer to this ask on record, if it says as much as a new one would."""
         answers = self._recorded.get(ask.candidate, deque())
         while answers:
-            before = answers.popleft()
-            if before.is_slow and before.waits_s < _SAME * self._waits_s:
+            seconds, answer, cost_s, waits_s = answers.popleft()
+            is_slow = isinstance(answer, Failed) and answer.reason == "slow"
+            if is_slow and waits_s < _SAME * self._waits_s:
                 continue
-            if before.says_all or before.ask.seconds >= _SAME * ask.seconds:
-                self.spent_s += before.cost_s
-                return before.answer
-            if before.is_slow:
-                self._slow_s[ask.candidate] = before.ask.seconds
+            # Others than slow ones and noisy ones hold for an ask of any length.
+            sure = not is_slow if isinstance(answer, Failed) else answer.error <= FIRST_ERROR
+            if sure or seconds >= _SAME * ask.seconds:
+                self.spent_s += cost_s
+                return answer
+            if is_slow:
+                self._slow_s[ask.candidate] = seconds
         return None
 
     def _time_for(self, ask: Ask) -> float | None:
@@ -220,14 +175,13 @@ def _reasons(journal: TuneJournal, space: Space) -> Sequence[str]:
 
 def _left_out(space: Space, journal: TuneJournal, budget_s: float) -> str:
     seen = {ask.candidate for ask, _ in journal.record.profiles}
-    untouched = [row for row in space.rows if not any(one in seen for one in row)]
+    untouched = [row[0].row.gmi_per_gpu for row in space.rows if seen.isdisjoint(row)]
     text = (
         f"the search ended with its budget of {budget_s:g} s: {len(seen)} of {space.size} "
         "candidates were measured"
     )
     if untouched:
-        counts = sorted({row[0].row.gmi_per_gpu for row in untouched})
-        named = ", ".join(map(str, counts))
-        whole = len(untouched) == sum(split.gmi_per_gpu in counts for split in space.splits)
+        whole = len(untouched) == sum(split.gmi_per_gpu in untouched for split in space.splits)
+        named = ", ".join(map(str, sorted(set(untouched))))
         text += f", and none of {'' if whole else 'some rows of '}{named} GMIs on a device"
     return f"{text}; a longer one goes on from here"

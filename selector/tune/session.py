@@ -7,9 +7,10 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiError
@@ -17,7 +18,7 @@ from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
 from gmi_drl.launcher.start.preload import preload_of
-from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.launcher.view.screen import ViewName, opened
 from gmi_drl.placement import Config, Topology, counted, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import TunerBusy
@@ -28,13 +29,13 @@ from . import race
 from .algorithms.default import default, most_profiles
 from .algorithms.paper import paper
 from .candidate import Candidate, Failed, Measured, Space, TuneSearch
-from .profile.candidate_timeout import CandidateTimeout
+from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler
 from .profile.race_run import RaceTrainer
 from .request import TuneRequest, still_answers
 from .search_driver import SearchOutcome, measured_of, run_search
-from .space import batch_sentence, own_of, space_of
-from .tune_view import TuneView, open_tune_view
+from .space import batch_sentence, layout_text, own_of, space_of
+from .tune_view import TuneView
 
 TUNER_TIMEOUT: Final = timedelta(minutes=10)  # for another tuner
 _LOOK_S: Final = 2.0  # of training, a first look at a candidate
@@ -45,32 +46,25 @@ _BUSY_SHARE: Final = 0.1
 _RACE: Final = 0.5  # of the budget, where returns decide
 
 
-@dataclass(frozen=True)
-class Session:
-    """What a session of measuring left: its journal, which has a choice, and what to say."""
-
-    journal: TuneJournal
-    notes: list[str]
-
-
-def measure(request: TuneRequest, title: str, view: ViewName, *, again: bool) -> Session:
-    """Tunes, going on with what is on record unless `again`, and puts the choice there.
+def measure(
+    request: TuneRequest, title: str, view: ViewName, *, again: bool
+) -> tuple[TuneJournal, list[str]]:
+    """Tunes, going on with what is on record unless `again`; its journal, and what to say.
 
     Blocks for the config's budget and some seconds, longer if its last candidate is slow to start;
     before that for another tuner, up to `TUNER_TIMEOUT`. ConfigError when there is nothing to tune,
-    TuneError when nothing is found, and what is wrong with the runtime. Everything that was
-    measured until then stays on record.
+    TuneError when nothing is found. Everything that was measured until then stays on record.
     """
     space_of(request.config, request.topology)  # what is wrong is said before any wait
     with _alone(title, view):
         space, held = space_of(request.config, request.topology, works=_works(request))
-        with open_tune_view(view, title, space, request.config.tune.budget_s) as screen:
+        with opened(view, partial(TuneView, title, space, request.config.tune.budget_s)) as screen:
             return _session(request, space, held, screen, again)
 
 
 def _session(
     request: TuneRequest, space: Space, held: list[str], screen: TuneView, again: bool
-) -> Session:
+) -> tuple[TuneJournal, list[str]]:
     """Does so while nobody else measures."""
     budget_s = request.config.tune.budget_s
     before = None if again else request.record()
@@ -78,13 +72,13 @@ def _session(
         journal, _ = TuneJournal.open(request.path, before.header, anew=False)
         note = "another tuner was asked the same, and what it has found is taken"
         screen.note(note)
-        return Session(journal, [note])
+        return journal, [note]
     notes = list(request.stale())
     anew = again or (before is not None and bool(before.drifts))
     kept = request.path.read_text(encoding="utf-8") if again and request.fresh() else None
     journal, opened = TuneJournal.open(request.path, _header(request, space, held), anew=anew)
     load = _load(request.topology)
-    notes += [*opened, *([load] if load else [])]
+    notes += filter(None, [*opened, load])
     for note in notes:
         screen.note(note)
     started = runtime.is_initialized()
@@ -105,7 +99,7 @@ def _session(
         later.append(journal.trouble)
     for note in later:
         screen.note(note)
-    return Session(journal, [*notes, *later])
+    return journal, [*notes, *later]
 
 
 def _load(topology: Topology) -> str:
@@ -129,41 +123,34 @@ def _chosen(
     timeout = CandidateTimeout.of(budget_s)
     profiler = Profiler(config, request.beside, timeout=timeout)
     search_s = budget_s * (1 - _RACE) if by_return else budget_s
-    search = _search(config, space)
     outcome = run_search(
-        search, space, profiler, journal, search_s, listener=screen, waits_s=timeout.first_s
-    )
-    notes, judged = [outcome.left_out], {}
+        _search(config, space, search_s), space, profiler, journal, search_s, listener=screen,
+        waits_s=timeout.first_s,
+    )  # fmt: skip
+    notes, facts = [outcome.left_out], dict[str, Any]()
     if by_return:
-        outcome, raced = _raced(request, outcome, journal, budget_s, screen)
-        judged = {"judged": [asdict(score) for score in raced.scores]}
+        outcome, raced = _raced(request, outcome, journal, screen)
+        facts["judged"] = [asdict(score) for score in raced.scores]
         by_steps = "" if raced.winner else "; the choice is by steps/s"
         notes.append(f"objective reward: {raced.why}{by_steps}")
-    winner = outcome.chosen.winner
+    winner, measured = outcome.chosen.winner, outcome.measured
     assert winner is not None
     changes = batch_sentence(config, request.topology, winner)
-    layout = request.layout(winner)
-    journal.chose(
-        outcome.chosen,
-        {
-            "steps_per_s": outcome.measured.steps_per_s,
-            "error": outcome.measured.error,
-            "budget_s": budget_s,
-            "raced": by_return,
-            "layout": layout,
-            "changes": changes,
-            "load": load,
-            "left_out": outcome.left_out,
-            **judged,
-            "answer": request.answer(request.resolved(winner, layout)),
-        },
-    )
+    even = winner.row.percents is None
+    layout = None if even else layout_text(config, winner, request.topology)
+    facts |= {
+        "steps_per_s": measured.steps_per_s, "error": measured.error, "budget_s": budget_s,
+        "raced": by_return, "layout": layout, "changes": changes, "load": load,
+        "left_out": outcome.left_out,
+    }  # fmt: skip
+    resolved = request.resolved(winner, layout)
+    facts["answer"] = identity.answer_key(resolved, request.topology, request.beside)
+    journal.chose(outcome.chosen, facts)
     return [note for note in (*notes, changes) if note]
 
 
-def _search(config: Config, space: Space) -> TuneSearch:
+def _search(config: Config, space: Space, budget_s: float) -> TuneSearch:
     """The search, its looks as long as the budget lets them be."""
-    budget_s = config.tune.budget_s * (1 - _RACE if config.tune.objective == "reward" else 1)
     if config.tune.algorithm == "paper":
         return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
@@ -174,14 +161,11 @@ def _search(config: Config, space: Space) -> TuneSearch:
 
 
 def _raced(
-    request: TuneRequest,
-    outcome: SearchOutcome,
-    journal: TuneJournal,
-    budget_s: float,
-    screen: TuneView,
+    request: TuneRequest, outcome: SearchOutcome, journal: TuneJournal, screen: TuneView
 ) -> tuple[SearchOutcome, race.RaceResult]:
     """The same with the winner by return, if returns decide, and how the race ended."""
     assert outcome.chosen.winner is not None
+    budget_s = request.config.tune.budget_s
     finalists = race.finalists(journal.record, outcome.chosen.winner)
     trains = RaceTrainer(request.config, request.topology, request.beside)
     # What the search has left is the race's too; of what was raced before, the record tells.
@@ -213,18 +197,15 @@ def _works(request: TuneRequest) -> list[str] | None:
     """The backends that work on these GPUs, by trying them; None where there is no choice."""
     config, topology = request.config, request.topology
     free = config.hardware.backend == "auto" and config.tune.algorithm == "default"
-    if not free or not any(device.kind == "gpu" for device in topology.devices):
+    if not free or all(device.kind == "cpu" for device in topology.devices):
         return None
-    usable = [name for name in GPU_BACKENDS if name not in dict(topology.unusable)]
-    return [name for name in usable if _tried(name, topology)]
-
-
-def _tried(backend: str, topology: Topology) -> bool:
-    try:
-        try_backend(backend, topology)
-    except GmiError:
-        return False
-    return True
+    works = []
+    for name in GPU_BACKENDS:
+        if name not in dict(topology.unusable):
+            with suppress(GmiError):
+                try_backend(name, topology)
+                works.append(name)
+    return works
 
 
 @contextmanager
@@ -240,27 +221,21 @@ def _alone(title: str, view: ViewName) -> Iterator[None]:
 
     with locked(path, TUNER_TIMEOUT, name, waits) as lock:
         if not lock.held and lock.holder:
-            raise TunerBusy(lock.holder, TUNER_TIMEOUT.total_seconds())
+            raise TunerBusy(
+                f"{lock.holder} measures on this machine, and has not ended in "
+                f"{TUNER_TIMEOUT.total_seconds():g} s; one tuner measures at a time. Wait for it, "
+                "or end it."
+            )
         yield
 
 
 def _header(request: TuneRequest, space: Space, held: list[str]) -> dict[str, object]:
-    config, topology = request.config, request.topology
+    config, tune = request.config, request.config.tune
     return {
-        "key": request.path.stem,
-        "identity": request.identity,
-        "started": time.time(),
-        "machine": identity.machine_text(topology),
-        "versions": identity.versions(),
-        "commit": identity.commit(),
-        "env": config.env.id,
-        "mode": config.mode,
-        "template": template_of(config).name,
-        "devices": len(topology.devices),
-        "algorithm": config.tune.algorithm,
-        "objective": config.tune.objective,
-        "budget_s": config.tune.budget_s,
-        "held": held,
-        "space_size": space.size,
-        "config": config.model_dump(mode="json"),
-    }
+        "key": request.path.stem, "identity": request.identity, "started": time.time(),
+        "machine": identity.machine_text(request.topology), "versions": identity.versions(),
+        "commit": identity.commit(), "env": config.env.id, "mode": config.mode,
+        "template": template_of(config).name, "devices": len(request.topology.devices),
+        "algorithm": tune.algorithm, "objective": tune.objective, "budget_s": tune.budget_s,
+        "held": held, "space_size": space.size, "config": config.model_dump(mode="json"),
+    }  # fmt: skip

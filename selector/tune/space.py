@@ -1,4 +1,9 @@
-"""Lists what of a config can be tuned here: all candidates that can run, and what is held."""
+"""Lists what of a config can be tuned here: all candidates that can run, and what is held.
+
+How many GMIs, by which backend, with how much over-commitment, evenly or not. In a row `num_env`
+rises by powers of two and the half steps between. Algorithm `paper` (GMI-DRL, Algorithm 2) knows
+powers of two alone, of both, and the backend that `auto` means.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.placement import (
     AUTO,
     Config,
@@ -16,6 +22,7 @@ from gmi_drl.placement import (
     LayoutConfig,
     Topology,
     check,
+    choose_backend,
     counted,
     layout_of,
     resolved,
@@ -25,15 +32,18 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.checks.layout import layout_faults
 from gmi_drl.placement.resolve import shape_of, simplest
+from gmi_drl.placement.templates.template import Roles
 
 from .candidate import Candidate, DeviceSplit, Space
-from .rows import ladder_of, rows_of, unused_counts
 
 _UPDATES: Final = 20  # that a run must have
 # How far the horizon may go from the config's own where the batch is held. Of a far shorter one
 # advantages see too little of what comes of an action, and a far longer one learns from old data.
 _STRETCH: Final = 4
 _SHORTEST: Final = 8  # unless the config's own is shorter
+_COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
+_OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA suggests for MPS
+_NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
 
 
 def space_of(
@@ -41,22 +51,21 @@ def space_of(
 ) -> tuple[Space, list[str]]:
     """Every candidate of `config` that `check` lets run here, and what is held fixed, in words.
 
-    `works`: the backends that were found to work on these GPUs; None: all that are not known to be
-    unusable. What the config says `auto` of is free, and if it says it of nothing, both are.
-    ConfigError where there is nothing to tune, or no candidate can run.
+    `works`: the backends that were found to work; None: those not known to be unusable. ConfigError
+    where there is nothing to tune, or no candidate can run.
     """
     if config.layout.file is not None:
         rule = "it says which GMIs there are, and these are what tuning finds"
         remedy = "Leave it out, or name a template."
         raise ConfigError([Fault("layout.file", config.layout.file, rule, remedy)])
-    if ignored := unused_counts(config):
+    if ignored := _unused_counts(config):
         raise ConfigError([ignored])
     faults: list[Fault] = []
     dropped: dict[int, Fault] = {}  # the first fault of each number of GMIs
     rows = []
-    for row in rows_of(config, topology, works):
+    for row in _rows_of(config, topology, works):
         candidates = []
-        for num_env in ladder_of(config, topology):
+        for num_env in _ladder_of(config, topology):
             one = _candidate(config, topology, row, num_env)
             refused = one if isinstance(one, Fault) else _refused(config, topology, one)
             if refused is not None:
@@ -69,9 +78,7 @@ def space_of(
             rows.append(tuple(candidates))
     if not rows:
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
-        fewest = resolved(
-            config, gmi_per_gpu=template_of(config).least_gmis
-        )  # if there is no row to try
+        fewest = resolved(config, gmi_per_gpu=template_of(config).least_gmis)  # if there is no row
         raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
     held = list(_held(config, topology))
     most = most_samples(config, topology)
@@ -101,11 +108,7 @@ def auto_faults(config: Config, topology: Topology) -> list[Fault]:
 
 
 def environments(config: Config, topology: Topology) -> int:
-    """How many steps an update takes of all GMIs for each step of the horizon.
-
-    Of a resolved config with a template. In sync modes all GMIs that simulate fill an update; in
-    async each trainer takes so many segments.
-    """
+    """How many steps an update takes of all GMIs for each step of the horizon."""
     planned = template_of(config).planned(shape_of(config, topology))
     gmis = [roles for device in planned for roles in device]
     if config.mode == "async":
@@ -115,11 +118,7 @@ def environments(config: Config, topology: Topology) -> int:
 
 
 def most_samples(config: Config, topology: Topology) -> int | None:
-    """The largest batch that is tried: a run of its length must have updates enough to learn.
-
-    That of the config as it is, if that is larger; None where nothing is learned, or the batch is
-    held. A power of two otherwise, so that a run a little longer is tuned alike.
-    """
+    """The largest batch that is tried, the config's or a power of two; None: there is no limit."""
     if config.mode == "serving" or config.tune.batch is not None:
         return None
     plain = simplest(config)
@@ -134,25 +133,18 @@ def horizons(config: Config) -> tuple[int, int]:
 
 
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
-    """The resolved config that is `config` with a candidate's values.
-
-    A candidate with `percents` needs the layout file that `layout_text` is for.
-    """
+    """`config` with a candidate's values, whose layout file it needs where `percents` differ."""
     row = candidate.row
+    horizon = candidate.horizon if candidate.horizon != config.algorithm.horizon else None
     chosen = resolved(
-        config,
-        gmi_per_gpu=row.gmi_per_gpu,
-        num_env=candidate.num_env,
-        horizon=candidate.horizon if candidate.horizon != config.algorithm.horizon else None,
+        config, gmi_per_gpu=row.gmi_per_gpu, num_env=candidate.num_env, horizon=horizon
     )
-    hardware: dict[str, object] = {}
-    if row.backend != "cpu":
-        hardware["backend"] = row.backend
-    if row.backend == "mps":
-        hardware["sm_overcommit"] = row.sm_overcommit
-    if hardware:
-        hardware_config = chosen.hardware.model_copy(update=hardware)
-        chosen = chosen.model_copy(update={"hardware": hardware_config})
+    if row.backend in GPU_BACKENDS:
+        changes: dict[str, object] = {"backend": row.backend}
+        if row.backend == "mps":
+            changes["sm_overcommit"] = row.sm_overcommit
+        hardware = chosen.hardware.model_copy(update=changes)
+        chosen = chosen.model_copy(update={"hardware": hardware})
     if row.percents is not None:
         assert layout_file is not None, "shares that differ are said by a layout file"
         layout = LayoutConfig(file=str(layout_file.absolute()))
@@ -161,10 +153,7 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
 
 
 def own_of(config: Config, space: Space) -> Candidate | None:
-    """The candidate that is `config` as it is given.
-
-    None if that leaves something open, or is none of those that are tried.
-    """
+    """The candidate that is `config` as it is given; None if none of `space` is."""
     own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
     every = (one for row in space.rows for one in row)
     return next((c for c in every if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
@@ -176,10 +165,7 @@ def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str
 
 
 def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
-    """What becomes of the learning problem with this candidate, in plain words; "" if nothing.
-
-    Compared with the config as it is given, `auto` being what a plain user has.
-    """
+    """What becomes of the batch and horizon of the config with this candidate; "" if nothing."""
     plain = simplest(config)
     before = environments(plain, topology) * plain.algorithm.horizon
     horizon = ""
@@ -203,9 +189,8 @@ def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
     own = config.layout.gmi_per_gpu == row.gmi_per_gpu
     if fault.where != "layout.gmi_per_gpu" or row.gmi_per_gpu not in asked or own:
         return fault
-    return Fault(
-        "tune.gmi_per_gpu", list(asked), f"with {row.gmi_per_gpu}: {fault.rule}", fault.remedy
-    )
+    rule = f"with {row.gmi_per_gpu}: {fault.rule}"
+    return Fault("tune.gmi_per_gpu", list(asked), rule, fault.remedy)
 
 
 def _candidate(
@@ -243,19 +228,21 @@ def _candidate(
 
 def _refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
     """Why it cannot run here, if it cannot."""
-    even = replace(candidate, row=replace(candidate.row, percents=None))
-    chosen = config_of(config, even)
+    chosen = _even(config, candidate)
     faults = check(chosen, topology)
     if not faults and candidate.row.percents is not None:
         faults = layout_faults(_uneven(config, candidate, topology), chosen.hardware)
     return faults[0] if faults else None
 
 
+def _even(config: Config, candidate: Candidate) -> Config:
+    return config_of(config, replace(candidate, row=replace(candidate.row, percents=None)))
+
+
 def _uneven(config: Config, candidate: Candidate, topology: Topology) -> Layout:
     percents = candidate.row.percents
     assert percents is not None, candidate
-    even = replace(candidate, row=replace(candidate.row, percents=None))
-    chosen = config_of(config, even)
+    chosen = _even(config, candidate)
     layout = layout_of(chosen, topology)
     place = {gmi: number for gmis in layout.mpl for number, gmi in enumerate(gmis)}
     shares = tuple(replace(gmi, sm_percent=percents[place[gmi.gmi_id]]) for gmi in layout.gmis)
@@ -287,4 +274,100 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
         yield f"reduction {config.comm.reduction}, wire {config.comm.wire}"
     devices = topology.devices
     names = ", ".join(dict.fromkeys(device.name for device in devices))
-    yield f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}: {names}"
+    yield f"{counted(len(devices), 'device')}: {names}"
+
+
+def _rows_of(
+    config: Config, topology: Topology, works: Sequence[str] | None
+) -> Iterator[DeviceSplit]:
+    """All rows, the fewest GMIs first. `works`: see `space_of`."""
+    cores = min((len(device.cores) for device in topology.devices), default=0)
+    for count in _counts(config, topology, cores):
+        for backend in _backends(config, topology, works, count):
+            if backend != "mps":
+                yield DeviceSplit(count, backend)
+                continue
+            given = config.hardware.sm_overcommit
+            yield DeviceSplit(count, backend, given)
+            if count < 2 or config.tune.algorithm == "paper":
+                continue
+            if given == 1.0:
+                yield DeviceSplit(count, backend, _OVERCOMMIT)
+            shape = replace(shape_of(config, topology), gmi_per_gpu=count)
+            for percents in _unequal(template_of(config).planned(shape)[0]):
+                yield DeviceSplit(count, backend, 1.0, percents)
+
+
+def _unused_counts(config: Config) -> Fault | None:
+    """A fault where `tune.gmi_per_gpu` asks for numbers of GMIs that are not free."""
+    given, own = config.tune.gmi_per_gpu, config.layout.gmi_per_gpu
+    if given is None or own == AUTO or config.env.num_env != AUTO or set(given) == {own}:
+        return None
+    return Fault(
+        "tune.gmi_per_gpu", list(given), f"no other number than layout.gmi_per_gpu, {own}, is "
+        "tried where that is a number and env.num_env is auto",
+        "Use layout.gmi_per_gpu: auto, or leave tune.gmi_per_gpu out.",
+    )  # fmt: skip
+
+
+def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
+    """How many GMIs of a device to try, the fewest first."""
+    if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
+        return [config.layout.gmi_per_gpu]
+    given = config.tune.gmi_per_gpu
+    if given is not None:
+        own = config.layout.gmi_per_gpu
+        return sorted({*given, own} if own != AUTO else {*given})
+    on_cores = any(device.kind == "cpu" for device in topology.devices)
+    # Each GMI is a process that drives its GPU from a core: with fewer cores they take turns there.
+    most = cores if on_cores else max(2, cores)
+    counts = {count for count in _COUNTS if template_of(config).least_gmis <= count <= most}
+    if config.tune.algorithm == "paper":
+        return sorted(count for count in counts if count & (count - 1) == 0)
+    if on_cores and cores >= template_of(config).least_gmis:
+        counts.add(cores)  # a core for each
+    if template_of(config).least_gmis <= config.layout.gmi_per_gpu <= most:  # not auto
+        counts.add(config.layout.gmi_per_gpu)  # what is to be beaten
+    return sorted(counts)
+
+
+def _backends(
+    config: Config, topology: Topology, works: Sequence[str] | None, count: int
+) -> Sequence[str]:
+    """One, unless the config leaves it open and several GMIs are to share a GPU."""
+    if config.hardware.backend != "auto":
+        return [config.hardware.backend]
+    meant = choose_backend(config.mode, topology, count)[0]
+    if meant == "cpu" or count == 1 or config.tune.algorithm == "paper":
+        return [meant]
+    unusable = dict(topology.unusable)
+    usable = [n for n in GPU_BACKENDS if (n not in unusable if works is None else n in works)]
+    return [meant, *(name for name in usable if name != meant)]
+
+
+def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
+    """Yields shares of SMs where roles differ (GMI-DRL, Table 3): two thirds for one of both."""
+    kinds = list(dict.fromkeys(device))
+    if len(kinds) == 2:
+        for both in ((67, 33), (33, 67)):
+            of_kind = dict(zip(kinds, both, strict=True))
+            yield tuple(max(1, of_kind[roles] // device.count(roles)) for roles in device)
+
+
+def _ladder_of(config: Config, topology: Topology) -> list[int]:
+    """The `num_env` of a row, rising."""
+    if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
+        return [config.env.num_env]
+    least, most = _NUM_ENV[topology.devices[0].kind]
+    # A bound that is given alone moves the other if it must.
+    least = config.tune.min_num_env or min(least, config.tune.max_num_env or least)
+    most = config.tune.max_num_env or max(most, least)
+    sizes: list[int] = []
+    power = 1
+    while power <= most:
+        steps = (power,) if config.tune.algorithm == "paper" else (power, power * 3 // 2)
+        sizes += [num for num in steps if least <= num <= most and num not in sizes]
+        power *= 2
+    if config.tune.algorithm != "paper" and least <= config.env.num_env <= most:  # not auto
+        sizes = sorted({*sizes, config.env.num_env})  # what is to be beaten
+    return sizes or [least]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
 from typing import Final
 
 from rich.console import Group
@@ -11,28 +10,21 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gmi_drl.launcher.view.screen import Screen, ViewName, bar, duration, opened
+from gmi_drl.launcher.view.screen import Screen, bar, duration
 from gmi_drl.placement import counted
 from gmi_drl.selector.record.results import results_of
 
-from .candidate import Answer, Ask, Failed, Measured, Space, candidate_text
+from .candidate import Ask, Failed, Measured, Space, candidate_text
 
 _LAST: Final = 8  # answers that a terminal shows
-
-
-def open_tune_view(
-    name: ViewName, title: str, space: Space, budget_s: float
-) -> AbstractContextManager[TuneView]:
-    """The view of a tune on the screen `name`."""
-    return opened(name, lambda screen: TuneView(screen, title, space, budget_s))
 
 
 class TuneView:
     """Is told what happens, and shows it. `left_s`: what is left of the budget."""
 
-    def __init__(self, screen: Screen, title: str, space: Space, budget_s: float) -> None:
+    def __init__(self, title: str, space: Space, budget_s: float, screen: Screen) -> None:
         self._screen, self._title, self._space, self._budget_s = screen, title, space, budget_s
-        self._profiles: list[tuple[Ask, Answer]] = []
+        self._profiles: list[tuple[Ask, Measured | Failed]] = []
         self._splits = space.splits
         self._width = max(len(candidate_text(c, self._splits)) for row in space.rows for c in row)
         self._now, self._since_s, self._left_s = "", time.monotonic(), budget_s
@@ -43,18 +35,21 @@ class TuneView:
         self._screen.note(text)
 
     def asks(self, ask: Ask, left_s: float) -> None:
-        """This candidate is measured from now on."""
+        """It is being measured from now on."""
         self._begin(candidate_text(ask.candidate, self._splits), left_s)
 
-    def answers(self, ask: Ask, answer: Answer, *, recalled: bool, left_s: float) -> None:
-        """It has been; `recalled`: long ago, and the record told."""
+    def answers(
+        self, ask: Ask, answer: Measured | Failed, *, recalled: bool, left_s: float
+    ) -> None:
+        """It was measured, or (`recalled`) it was on record."""
         before = self._best()
         self._profiles.append((ask, answer))
         self._begin("", left_s)
         is_best = isinstance(answer, Measured) and self._best() != before
         self._screen.line(
             f"{len(self._profiles):4d}  "
-            f"{candidate_text(ask.candidate, self._splits):<{self._width}}  {answer_text(answer)}  "
+            f"{candidate_text(ask.candidate, self._splits):<{self._width}}  "
+            f"{_answer_text(answer)}  "
             f"{'on record' if recalled else f'{duration(max(0.0, left_s))} left'}"
             f"{'  best so far' if is_best else ''}"
         )
@@ -76,12 +71,6 @@ class TuneView:
         speed = f"{measured.steps_per_s:,.0f} steps/s ± {100 * measured.error:.1f} %"
         return f"{candidate_text(fastest.candidate, self._splits)}: {speed}"
 
-    def _counts(self) -> str:
-        """How many have been tried."""
-        results = results_of(self._profiles)
-        failed = f", {len(results.failures)} failed" if results.failures else ""
-        return f"{results.tried} of {counted(self._space.size, 'candidate')} tried{failed}"
-
     def render(self, width: int) -> Group:
         """The latest answers, the best, what is measured now, and a bar of the budget."""
         budget_s, since_s = self._budget_s, time.monotonic() - self._since_s
@@ -92,12 +81,16 @@ class TuneView:
         for ask, answer in self._profiles[-_LAST:]:
             style = "red" if isinstance(answer, Failed) else ""
             setting = candidate_text(ask.candidate, self._splits)
-            table.add_row(setting, Text(answer_text(answer).strip(), style))
-        lines = Table.grid(padding=(0, 2))
+            table.add_row(setting, Text(_answer_text(answer).strip(), style))
+        results, lines = results_of(self._profiles), Table.grid(padding=(0, 2))
+        failed = f", {len(results.failures)} failed" if results.failures else ""
         for name, text in (
             ("now", f"{self._now or '...'}   {duration(since_s)}"),
             ("best", self._best()),
-            ("so far", self._counts()),
+            (
+                "so far",
+                f"{results.tried} of {counted(self._space.size, 'candidate')} tried{failed}",
+            ),
             ("left", f"{duration(left_s)} of {duration(budget_s)}"),
         ):
             lines.add_row(name, Text(text))
@@ -105,10 +98,7 @@ class TuneView:
         return Group(head, lines, bar(budget_s, budget_s - left_s, width))
 
 
-def answer_text(answer: Answer) -> str:
-    """An answer on a line."""
-    if isinstance(answer, Measured):
-        return f"{answer.steps_per_s:>11,.0f} steps/s ± {100 * answer.error:.1f} %"
+def _answer_text(answer: Measured | Failed) -> str:
     if isinstance(answer, Failed):
         return f"{'failed':>11} ({answer.reason}): {answer.text}"
-    return f"{'-':>11} the budget is used up"
+    return f"{answer.steps_per_s:>11,.0f} steps/s ± {100 * answer.error:.1f} %"

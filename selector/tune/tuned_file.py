@@ -54,14 +54,14 @@ class TunedFile:
         return self.path.with_name(f"{self.path.stem}.report")
 
     def write(self, config: Config, layout: str | None, head: Sequence[str]) -> None:
-        """Writes the config, and the layout's text if it needs one; OutputError if that fails.
-
-        `head`: lines of the comment at the top. The config's layout file, if any, is `layout`.
-        """
+        """Writes the config under the comment `head`, and its layout file; OutputError if not."""
         data = config.model_dump(mode="json", exclude_unset=True)
         if config.layout.file is not None:
             data["layout"] = {"file": self.layout.name}
-        rest = "\n".join([*map(_comment, head), write_yaml(data)])
+        filled = [
+            textwrap.fill(line, 100, initial_indent="# ", subsequent_indent="#   ") for line in head
+        ]
+        rest = "\n".join([*filled, write_yaml(data)])
         first = [_FIRST, f"{_OF}{self._source_name}", f"{_DIGEST}{_digest(rest)}"]
         try:
             if layout is not None:
@@ -120,14 +120,8 @@ class TunedFile:
         modules = modules_beside(config, folder)
         if not modules or self.path.resolve().parent == folder.resolve():
             return ""
-        return (
-            f"the config names {modules[0].name}, which lies beside it and is looked for there. "
-            f"Give a file in {folder.resolve()}"
-        )
-
-
-def _comment(line: str) -> str:
-    return textwrap.fill(line, 100, initial_indent="# ", subsequent_indent="#   ")
+        there = f"{modules[0].name}, which lies beside it and is looked for there"
+        return f"the config names {there}. Give a file in {folder.resolve()}"
 
 
 def _digest(text: str) -> str:

@@ -1,13 +1,8 @@
-"""Finds num_env and GMIs per GPU by measuring, and writes a config with them.
-
-What was found once is on record, and answers: `launch` and `plan` take it for what a config says
-`auto` of, and runs are held against what was promised. Nothing here imports torch.
-"""
+"""Finds num_env and GMIs per GPU by measuring, and writes them. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import shlex
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -75,10 +70,9 @@ def tune(
 
     `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
     write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record.
-    Blocks for the budget and some seconds, longer if its last candidate is slow to start; before
-    that for another tuner on this machine. One that was ended goes on where it was. Raises
-    ConfigError with every fault, TuneError when nothing was found or can be written; leaves no
-    process behind.
+    Blocks for the budget and some seconds; before that for another tuner on this machine. One that
+    was ended goes on where it was. Raises ConfigError with every fault, TuneError when nothing was
+    found or can be written; leaves no process behind.
     """
     with terminate_as_interrupt():
         source = Path(config) if isinstance(config, (str, Path)) else None
@@ -92,46 +86,42 @@ def tune(
         file = TunedFile.of(source, None if output is None else Path(output))
         file.refuse(resolved)
         request = TuneRequest.of(resolved, source.parent if source is not None else None)
-        recorded = None if again else request.fresh()
-        if recorded is not None and not still_answers(recorded, resolved.tune.budget_s):
-            recorded = None
-        if recorded is not None:
-            notes, text = [_recalled_note(recorded)], None
+        recorded, text = None if again else request.fresh(), None
+        if recorded is not None and still_answers(recorded, resolved.tune.budget_s):
+            notes = [f"this was tuned {recorded.when}, and nothing is measured; --again measures "
+                     "anew"]  # fmt: skip
             if view != "none":
                 print(notes[0], flush=True)
         else:
-            _refuse(resolved, request.beside, source)
+            name = None if source is None else str(source)
+            _refuse(resolved, request.beside, name)
             try:
-                session = measure(request, _title(source, resolved), view, again=again)
+                title = f"gmi-drl tune {name or resolved.env.id}"
+                journal, notes = measure(request, title, view, again=again)
             except ConfigError as error:
-                raise ConfigError(error.faults, error.source or _name(source)) from None
-            recorded, text, notes = session.journal.record, session.journal.text, session.notes
+                raise ConfigError(error.faults, error.source or name) from None
+            recorded, text = journal.record, journal.text
         command = ["gmi-drl", "tune", *([str(source)] if source is not None else [])]
         command += [word for given in words for word in ("--set", given)]
-        return _written(
-            request, recorded, file, notes=notes, text=text, command=shlex.join(command)
-        )
+        return _written(request, recorded, file, notes, text, shlex.join(command))
 
 
 def resolve(
     config: Config, *, beside: Path | None = None, view: ViewName = "auto"
 ) -> tuple[Config, list[str]]:
-    """`config` with what tuning found for `auto`, and lines that say so.
-
-    Takes a fresh record, and measures first where there is none, or one that a shorter budget
-    ended, as `tune` does.
-    """
+    """`config` with what tuning found for `auto`, now or before, and lines that say so."""
     request = TuneRequest.of(config, beside)
     recorded = request.fresh()
     if recorded is None or not still_answers(recorded, config.tune.budget_s):
         _refuse(config, request.beside, None)
         try:
-            recorded = measure(request, _title(None, config), view, again=False).journal.record
+            journal, _ = measure(request, f"gmi-drl tune {config.env.id}", view, again=False)
         except TuneError as error:
             if recorded is None:
                 raise
             resolved, notes = answered(request, recorded)
             return resolved, [*notes, f"it could not be tuned further: {error}"]
+        recorded = journal.record
     return answered(request, recorded)
 
 
@@ -142,45 +132,19 @@ def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, lis
     return None if recorded is None else answered(request, recorded)
 
 
-def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
-    """The record of tuning this config on this machine, fresh or not; None if there is none."""
-    path = TuneRequest.of(config, beside).path
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError:  # whoever reads it says why it cannot be
-        pass
-    return path
-
-
-def record_elsewhere(config: Config, *, beside: Path | None = None) -> tuple[str, Path] | None:
-    """Why tuning this config on another machine or version does not answer, and its record."""
-    return TuneRequest.of(config, beside).elsewhere()
-
-
-def output_of(config: Path, output: Path | None = None) -> Path:
-    """The file that tuning this config writes."""
-    return TunedFile.of(config, output).path
-
-
-def _refuse(config: Config, beside: Path, source: Path | None) -> None:
+def _refuse(config: Config, beside: Path, source: str | None) -> None:
     """ConfigError for what no candidate could mend, before anything is started."""
     with importable(beside):
-        faults = [
-            *faults_anywhere(config),
-            *role_faults(config, beside),
-            *algorithm_faults(config, beside),
-        ]
+        faults = [*faults_anywhere(config), *role_faults(config, beside)]
+        faults += algorithm_faults(config, beside)
     if faults:
-        raise ConfigError(faults, _name(source))
+        raise ConfigError(faults, source)
 
 
 def _written(
     request: TuneRequest,
     recorded: TuneRecord,
     file: TunedFile,
-    *,
     notes: list[str],
     text: str | None,
     command: str,
@@ -195,24 +159,16 @@ def _written(
     record = file.report / "record.jsonl"
     try:
         file.report.mkdir(exist_ok=True)
-        record.write_text(
-            recorded.path.read_text(encoding="utf-8") if text is None else text, encoding="utf-8"
-        )
+        whole = recorded.path.read_text(encoding="utf-8") if text is None else text
+        record.write_text(whole, encoding="utf-8")
         recorded = replace(recorded, path=record)
         pictures = tune_picture.draw(recorded, file.report)
     except OSError as error:  # the config is there, and it is what was asked for
         warnings.warn(f"{file.report}: no report ({error.strerror})", stacklevel=2)
     return Tuned(
-        config=config,
-        output=file.path,
-        record=recorded.path,
-        recorded=recorded,
-        pictures=pictures,
-        chosen=chosen,
-        steps_per_s=promised,
-        recalled=text is None,
-        notes=notes,
-    )
+        config=config, output=file.path, record=recorded.path, recorded=recorded,
+        pictures=pictures, chosen=chosen, steps_per_s=promised, recalled=text is None, notes=notes,
+    )  # fmt: skip
 
 
 def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
@@ -220,7 +176,7 @@ def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
     chosen, choice, header = recorded.chosen, recorded.choice, recorded.header
     assert chosen is not None
     assert chosen.winner is not None
-    yield f"on {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(choice['at'])))}"
+    yield f"on {recorded.when}"
     yield f"machine: {header.get('machine', '-')}"
     spread = float(choice.get("error", 0.0))
     speed = f"{recorded.promised:,.0f} steps/s (+- {spread:.1%})"
@@ -230,20 +186,5 @@ def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
             speed = f"{other.measured.steps_per_s:,.0f} steps/s"
             yield f"runner-up: {speed} with {shape_text(other.candidate)}"
     yield sureness(recorded)
-    for line in (choice.get("changes"), choice.get("left_out"), choice.get("load")):
-        if line:
-            yield str(line)
+    yield from filter(None, map(choice.get, ("changes", "left_out", "load")))
     yield f"made by: {command}"
-
-
-def _recalled_note(recorded: TuneRecord) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(recorded.choice["at"])))
-    return f"this was tuned {when}, and nothing is measured; --again measures anew"
-
-
-def _name(source: Path | None) -> str | None:
-    return None if source is None else str(source)
-
-
-def _title(source: Path | None, config: Config) -> str:
-    return f"gmi-drl tune {source if source is not None else config.env.id}"

@@ -70,6 +70,6 @@ def _resolve(view: ViewName, config: Config, import_path: Path) -> tuple[Config,
 def _promise_of(config: Config, topology: Topology, import_path: Path | None) -> Promise | None:
     if next(records_folder().glob("*.jsonl"), None) is None:
         return None
-    from .selector.record.promises import promise_of
+    from .selector.record.record import promise_of
 
     return promise_of(config, topology, import_path)

@@ -4,10 +4,9 @@ import pytest
 
 from gmi_drl.gmi.usage.meter import DeviceUsage, GangUsage
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.selector.tune.profile import candidate_timeout
+from gmi_drl.selector.tune.profile import candidate_run
 from gmi_drl.selector.tune.profile import profiler as profile_watch
-from gmi_drl.selector.tune.profile.candidate_run import StopRun
-from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
+from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout, StopRun
 from gmi_drl.selector.tune.profile.profiler import ProfileWatch
 
 PATIENCE = CandidateTimeout(first_s=20.0, next_s=5.0, idle_s=8.0)
@@ -59,7 +58,7 @@ def run(monkeypatch):
     """Plays (seconds from now, record or None) to a watch; its answer, None if it goes on."""
     clock = Clock()
     monkeypatch.setattr(profile_watch, "time", clock)
-    monkeypatch.setattr(candidate_timeout, "time", clock)
+    monkeypatch.setattr(candidate_run, "time", clock)
 
     def play(gang, script, asked_s=2.0, busy=(1.0,), least_s=0.0):
         meter = Meter(clock)

@@ -17,7 +17,7 @@ from gmi_drl.launcher.start import launcher
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
-from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
+from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout
 from gmi_drl.selector.tune.profile.profiler import Profiler
 
 

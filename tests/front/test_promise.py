@@ -10,8 +10,7 @@ from gmi_drl.launcher import colocated_runs
 from gmi_drl.launcher.watch.promise import PromiseWatch
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
-from gmi_drl.selector.record.promises import promise_of
-from gmi_drl.selector.record.record import TuneJournal, read, record_path
+from gmi_drl.selector.record.record import TuneJournal, promise_of, read, record_path
 from gmi_drl.selector.tune.candidate import Candidate, Chosen, DeviceSplit
 
 
@@ -189,11 +188,11 @@ def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record,
     def broken(path, steps_per_s, text):
         raise RuntimeError("no home")
 
-    monkeypatch.setattr("gmi_drl.selector.record.promises.expire", broken)
+    monkeypatch.setattr("gmi_drl.selector.record.record.expire", broken)
     trains(watch, 600)
     (warning,) = screen.shown
     assert "cannot be told (no home)" in warning["message"]
-    monkeypatch.setattr("gmi_drl.selector.record.promises.records", lambda: 1 / 0)
+    monkeypatch.setattr("gmi_drl.selector.record.record.records", lambda: 1 / 0)
     trains(PromiseWatch(CONFIG, MACHINE, None, screen, promise_of), 600)
     assert "division" in screen.shown[1]["message"]
     assert len(screen.shown) == 2

@@ -5,9 +5,9 @@ import pytest
 from gmi_drl.gmi.usage import processes
 from gmi_drl.placement import GmiSpec, Layout, Topology
 from gmi_drl.selector.tune.candidate import Failed
-from gmi_drl.selector.tune.profile import candidate_timeout
+from gmi_drl.selector.tune.profile import candidate_run
 from gmi_drl.selector.tune.profile import race_run as racing
-from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
+from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout
 
 PATIENCE = CandidateTimeout(first_s=20.0, next_s=5.0, idle_s=8.0)
 
@@ -45,7 +45,7 @@ def run(monkeypatch):
     """Plays (seconds from now, seconds trained or None) to the watch of a race of 10 s."""
     clock = Clock()
     monkeypatch.setattr(racing, "time", clock)
-    monkeypatch.setattr(candidate_timeout, "time", clock)
+    monkeypatch.setattr(candidate_run, "time", clock)
 
     def play(script, works=True):
         watch, gang = racing._RaceWatch(10.0, PATIENCE, Meter(clock, works)), Gang()

@@ -1,6 +1,7 @@
 """`search`, end to end: real trials, side by side; it is gone on with, and its best launches."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,15 @@ import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import faults_of, planned
 from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.launcher.view.screen import opened
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
+from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import SearchError
-from gmi_drl.selector.record.search_folder import RECORD, SearchFolder, lock
+from gmi_drl.selector.record.search_folder import RECORD
 from gmi_drl.selector.search import searching
 from gmi_drl.selector.search.faults import section_faults
-from gmi_drl.selector.search.search_view import SearchProgress, open_search_view, print_search
+from gmi_drl.selector.search.search_view import SearchProgress, SearchView, print_search
 from gmi_drl.selector.search.searching import search
 from gmi_drl.selector.search.trial_run import TrialRun
 
@@ -122,7 +126,7 @@ def test_a_search_is_seen_as_it_goes(searched, capsys):
     running = [(run, 512, None, "cores 1")]
     failed = next(line for line in result.lines if line["kind"] == "failed")
     best = next(line for line in result.lines if line["kind"] == "ended")
-    with open_search_view("live", load_config(path), 14) as view:
+    with opened("live", functools.partial(SearchView, load_config(path), 14)) as view:
         view.note("search here")
         view.ended(failed, SearchProgress(1, 1, 14, running, None, 3.0))
         view.show(SearchProgress(2, 1, 14, running, best, 65.0))
@@ -175,7 +179,7 @@ def test_a_search_that_was_stopped_goes_on_one_trial_at_a_time_and_finds_the_sam
     here = f"search.folder={tmp_path}"
     with monkeypatch.context() as patch:
         view = StoppedByHand(after)
-        patch.setattr(searching, "open_search_view", lambda *_: contextlib.nullcontext(view))
+        patch.setattr(searching, "opened", lambda *_: contextlib.nullcontext(view))
         with pytest.raises(KeyboardInterrupt):
             search(path, overrides=[here])
     assert view.notes[-1].startswith(f"ended with {after} of 14 runs done; the same command")
@@ -275,9 +279,10 @@ def test_that_no_episode_has_ended_is_told_once(tmp_path, capsys):
 
 def test_two_searches_of_one_config_do_not_share_a_folder(searched):
     path, result = searched
-    with lock(SearchFolder(result.folder)), pytest.raises(SearchError) as caught:
+    lock = locked(result.folder / "lock", timedelta(0), "process 7")
+    with lock, pytest.raises(SearchError) as caught:
         search(path, view="none")
-    assert f"is being searched by process {os.getpid()}. Wait for it" in str(caught.value)
+    assert "is being searched by process 7. Wait for it" in str(caught.value)
 
 
 @pytest.mark.parametrize(

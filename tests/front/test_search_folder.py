@@ -102,17 +102,17 @@ def test_lines_that_come_before_the_lock_is_had_are_kept(tmp_path, monkeypatch):
     """Another search of it, that is just ending, writes until it lets go of its lock."""
     its = config(tmp_path)
     path, _ = opened(its, tmp_path)
-    taken = search_folder.lock
+    taken = search_folder.locked
 
     @contextlib.contextmanager
-    def late(folder):
-        folder.append("ended", trial=0, number=0)
-        with open(path / RECORD, "a") as record:
-            record.write('{"kind": "end')
-        with taken(folder) as had:
+    def late(file, timeout, name):
+        if file == path / "lock":
+            with open(path / RECORD, "a") as record:
+                record.write('{"kind": "ended", "trial": 0, "number": 0}\n{"kind": "end')
+        with taken(file, timeout, name) as had:
             yield had
 
-    monkeypatch.setattr(search_folder, "lock", late)
+    monkeypatch.setattr(search_folder, "locked", late)
     with open_folder(its, tmp_path, False) as (_, journal, _):
         assert [line["kind"] for line in journal.lines] == ["ended"]
         size = (path / RECORD).stat().st_size

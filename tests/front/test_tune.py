@@ -1,13 +1,12 @@
 """`tune` from a config to one that launches, on a machine that is made up."""
 
-import pytest
 import yaml
 
 import gmi_drl
+from gmi_drl.cli import main
 from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.placement import Device, Topology, load_config
-from gmi_drl.selector.record.promises import promise_of
-from gmi_drl.selector.record.record import read
+from gmi_drl.selector.record.record import promise_of, read
 from gmi_drl.selector.tune import session as measuring
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.race import TrainingCurve, scores_of
@@ -70,7 +69,6 @@ def test_launch_and_plan_take_what_is_on_record(config, machine):
     assert notes[0].startswith("num_env 32, 2 GMIs on each device: tuned ")
     assert f"{found.steps_per_s:,.0f} steps/s promised" in notes[0]
     assert tuning.recalled(unresolved, beside=config.parent)[0] == resolved
-    assert tuning.record_of(unresolved, beside=config.parent).parent == records_folder()
 
 
 def test_only_a_batch_that_is_asked_for_changes_the_horizon_and_that_is_told(config, machine):
@@ -85,14 +83,14 @@ def test_only_a_batch_that_is_asked_for_changes_the_horizon_and_that_is_told(con
     assert notes[1:] == ["the horizon is 16 instead of 32"]
 
 
-def test_a_record_that_cannot_be_looked_at_is_no_missing_one(config, machine):
-    unresolved = load_config(config)
-    assert tuning.record_of(unresolved, beside=config.parent) is None
-    folder = records_folder()
+def test_a_record_that_cannot_be_looked_at_is_no_missing_one(config, machine, capsys):
+    command, folder = ["tune", "--show", str(config)], records_folder()
+    assert main.main(command) == 2
+    assert "nothing is on record of it here. Tune first" in capsys.readouterr().err
     folder.parent.mkdir(parents=True)
     folder.symlink_to(folder)
-    with pytest.raises(OSError, match="symbolic links"):
-        read(tuning.record_of(unresolved, beside=config.parent))
+    assert main.main(command) == 2
+    assert "levels of symbolic links" in capsys.readouterr().err
 
 
 def test_launch_tunes_first_where_nothing_is_on_record(config, machine):

@@ -83,7 +83,7 @@ def test_tune_starts_the_fork_server_first_and_hands_its_words_on(config, tuner)
     ("error", "code"),
     [
         (BudgetTooShort(1.0, 8.0, took=True), 2),
-        (NothingMeasured(["num_env 4: it crashed"]), 1),
+        (NothingMeasured("num_env 4: it crashed"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

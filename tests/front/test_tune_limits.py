@@ -17,6 +17,7 @@ from gmi_drl.selector.record.record import expire, read, records
 from gmi_drl.selector.tune import session as measuring
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.candidate import Failed
+from gmi_drl.selector.tune.request import TuneRequest
 from tune_machine import CONFIG, Machine, fails, on_devices, tuned_by, written
 
 
@@ -79,7 +80,7 @@ def test_a_stale_record_says_what_is_other_and_is_not_taken(config, machine, mon
     )
     on_devices(monkeypatch, Topology.from_cores(range(2), 2))
     assert "devices" in tuned_by(config).notes[0]
-    path = tuning.record_of(load_config(config), beside=config.parent)
+    path = TuneRequest.of(load_config(config), config.parent).path
     expire(path, 5.0, "a run does 5 steps/s, and 20,000 were promised")
     found = tuned_by(config)
     assert found.notes[0] == "a run does 5 steps/s, and 20,000 were promised: it is tuned anew"
@@ -103,7 +104,7 @@ def test_show_tells_that_a_config_was_tuned_on_another_version(
 
 @pytest.mark.parametrize("text", ["{", '{"kind": "header", "format": 99}\n', "\0" * 99])
 def test_a_damaged_record_is_put_aside(config, machine, text):
-    path = tuned_by(config) and tuning.record_of(load_config(config), beside=config.parent)
+    path = tuned_by(config) and TuneRequest.of(load_config(config), config.parent).path
     path.write_text(text)
     found = tuned_by(config)
     assert "it is put aside, and tuning begins anew" in found.notes[0]
@@ -156,7 +157,7 @@ def test_a_longer_budget_goes_on_and_a_shorter_one_is_answered(config, machine, 
     assert tuned_by(config, budget=600).chosen.complete  # its looks take four times as long
     assert len(machine.asks) > len(asked)
     assert len(set(machine.asks)) == len(machine.asks)  # and nothing is measured twice
-    assert len(read(tuning.record_of(load_config(config))).profiles) == len(machine.asks)
+    assert len(read(TuneRequest.of(load_config(config), None).path).profiles) == len(machine.asks)
 
 
 def test_a_search_that_its_budget_made_smaller_goes_on_with_a_longer_one(
@@ -182,7 +183,7 @@ def test_a_report_that_cannot_be_written_is_shown_all_the_same(config, machine, 
     with pytest.warns(UserWarning, match="no report"):
         found = tuned_by(config)
     assert found.recorded.chosen == found.chosen
-    assert found.record == tuning.record_of(load_config(config))
+    assert found.record == TuneRequest.of(load_config(config), None).path
     assert found.pictures == []
 
 
@@ -258,7 +259,7 @@ def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatc
     few = resolved(16)
     assert resolved(16) == resolved(10) == few
     with monkeypatch.context() as patch:  # and what there is holds where that is not to be had
-        patch.setattr(tuning, "measure", functools.partial(fails, TunerBusy("process 7", 600)))
+        patch.setattr(tuning, "measure", functools.partial(fails, TunerBusy("process 7 measures")))
         assert resolved(300) == few
     assert resolved(300) > few
 

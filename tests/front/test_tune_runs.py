@@ -15,8 +15,7 @@ from gmi_drl.launcher.plan.planning import find_devices, planned
 from gmi_drl.launcher.start.launcher import launch
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, load_config
-from gmi_drl.selector.record.promises import promise_of
-from gmi_drl.selector.record.record import read
+from gmi_drl.selector.record.record import promise_of, read
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.profile.race_run import RaceTrainer
 from gmi_drl.selector.tune.space import space_of

@@ -1,16 +1,19 @@
 """What a person sees of a tune: in lines, in a terminal, and not at all."""
 
+from functools import partial
+
 import pytest
 from rich.console import Console
 
-from gmi_drl.launcher.view.screen import LiveScreen
+from gmi_drl.launcher.view.screen import LiveScreen, opened
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured, Space
-from gmi_drl.selector.tune.tune_view import TuneView, open_tune_view
+from gmi_drl.selector.tune.tune_view import TuneView
 
 ROWS = tuple(
     tuple(Candidate(DeviceSplit(g, "cpu"), n, 16, 16 * n * g) for n in (8, 16, 32)) for g in (1, 2)
 )
 SPACE = Space(ROWS)
+VIEW = partial(TuneView, "Ant-v5", SPACE, 300.0)
 FAILED = Failed("memory", "gmi 1 was ended by the kernel [oom]")
 
 
@@ -28,7 +31,7 @@ def tell(view):
 
 
 def test_lines_tell_each_answer_the_best_and_what_is_left(capsys):
-    with open_tune_view("auto", "Ant-v5", SPACE, 300.0) as view:
+    with opened("auto", VIEW) as view:
         tell(view)
     first, known, best, failed, note, race = capsys.readouterr().out.splitlines()
     assert first == "Ant-v5: 6 candidates, 5:00 to spend"
@@ -43,7 +46,7 @@ def test_lines_tell_each_answer_the_best_and_what_is_left(capsys):
 
 def test_a_terminal_shows_what_is_measured_now():
     screen = LiveScreen()
-    view = TuneView(screen, "Ant-v5 [2 cores]", SPACE, 300.0)
+    view = TuneView("Ant-v5 [2 cores]", SPACE, 300.0, screen)
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(view.render(110))
@@ -65,7 +68,7 @@ def test_a_terminal_shows_what_is_measured_now():
 
 
 def test_quiet_is_silent(capsys):
-    with open_tune_view("none", "Ant-v5", SPACE, 300.0) as view:
+    with opened("none", VIEW) as view:
         tell(view)
     assert capsys.readouterr().out == ""
 
@@ -75,7 +78,7 @@ def test_a_reader_that_has_gone_does_not_end_the_tune(monkeypatch, name):
     def broken(*args, **kwargs):
         raise BrokenPipeError
 
-    with open_tune_view(name, "Ant-v5", SPACE, 300.0) as view:
+    with opened(name, VIEW) as view:
         monkeypatch.setattr("builtins.print", broken)
         monkeypatch.setattr(Console, "print", broken)
         tell(view)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.record.results import CandidateResult
-from gmi_drl.selector.tune.candidate import Ask, Chosen
+from gmi_drl.selector.tune.candidate import Ask, Chosen, TuneSearch
 from recorded import candidate, measured
 
 pytestmark = pytest.mark.usefixtures("selector_scripts")
@@ -48,7 +47,7 @@ def test_a_search_that_never_packs_does_not_hold_the_claim(monkeypatch):
         return Chosen(one, None, (), complete=True)
 
     def alone(space, seconds):
-        return GeneratorSearch(steps(space, seconds))
+        return TuneSearch(steps(space, seconds))
 
     rows = []
     monkeypatch.setattr(border, "emit", lambda bench, **row: rows.append(row))

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from gmi_drl.placement import RangeConfig
-from gmi_drl.selector.search.hyperband import HyperBand, Rung, brackets_of
+from gmi_drl.selector.search.hyperband import Rung, brackets_of
+from gmi_drl.selector.search.hyperband import hyperband as search
 from gmi_drl.selector.search.ranges import Ranges
 
 KEY = "algorithm.learning_rate"
@@ -13,7 +14,7 @@ KEY = "algorithm.learning_rate"
 
 def hyperband(**settings):
     ranges = Ranges({KEY: RangeConfig(uniform=(0.0, 1.0))}, seed=1)
-    return HyperBand(ranges, **{"total_steps": 81, "min_steps": 1, **settings})
+    return search(ranges, **{"total_steps": 81, "min_steps": 1, **settings})
 
 
 def run(algorithm, score, at_once=1, seed=0):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gmi_drl.placement import RangeConfig
-from gmi_drl.selector.search.pbt import Population
+from gmi_drl.selector.search.pbt import population_based
 from gmi_drl.selector.search.ranges import Ranges
 
 WHICH = "algorithm.which"
@@ -30,7 +30,7 @@ def test_a_population_solves_the_toy_problem_that_no_fixed_setting_solves(seed):
     # Jaderberg et al., section 4.1: from (0.9, 0.9), either surrogate leaves one variable as it is.
     steps, interval = 400, 10
     fixed = [score_toy(train_toy((0.9, 0.9), h, steps)) for h in TOY[WHICH].choice]
-    algorithm = Population(Ranges(TOY, seed), steps, seed=seed, population=2,
+    algorithm = population_based(Ranges(TOY, seed), steps, seed=seed, population=2,
                            interval_steps=interval)  # fmt: skip
     reached = {}
     while trial_run := algorithm.ask():
@@ -43,7 +43,7 @@ def test_a_population_solves_the_toy_problem_that_no_fixed_setting_solves(seed):
 
 def population(seed=5, **settings):
     settings = {"population": 10, "interval_steps": 10, "truncation": 0.2, **settings}
-    return Population(Ranges(NUMBER, seed), 50, seed=seed, **settings)
+    return population_based(Ranges(NUMBER, seed), 50, seed=seed, **settings)
 
 
 def run(algorithm, score, at_once=1, seed=0):
@@ -112,5 +112,7 @@ def test_it_is_over_when_all_have_failed():
 
 
 def test_the_last_interval_is_what_is_left():
-    found = run(Population(Ranges(NUMBER, 0), 45, seed=0, population=2, interval_steps=20), value)
+    found = run(
+        population_based(Ranges(NUMBER, 0), 45, seed=0, population=2, interval_steps=20), value
+    )
     assert sorted({trial_run.steps for trial_run in found.values()}) == [20, 40, 45]

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gmi_drl.selector.plots.drawing import pens_of
-from gmi_drl.selector.plots.tune_picture import draw
+from gmi_drl.selector.plots.tune_picture import draw, pens_of
 from gmi_drl.selector.record.results import results_of
 from gmi_drl.selector.tune.candidate import DeviceSplit, Failed
 from recorded import candidate, measured, on_cores, on_gpus, recorded

@@ -35,7 +35,7 @@ def test_the_sentence_says_how_much_against_whom_and_why_not_more():
         "2 GMIs per device with num_env 32 train 8,410 steps/s, as many as the runner-up (2 GMIs, "
         "num_env 64) within the noise of 2.8 % and 1.7 times the plain start (1 GMI, num_env 64); "
         "smaller batches learn better; beyond num_env 32 throughput is flat up to 64 while memory "
-        "grows 1.2x; the batch is 1,024 steps an update, as with the plain start."
+        "grows 1.2x; the batch is 1,024 steps an update."
     )
     assert headline(on_cores()) == "Ant-v5: 2 GMIs, num_env 32, 8,410 steps/s ± 1.0 %"
     assert sureness(on_cores()) == (
@@ -84,7 +84,7 @@ def test_the_sentence_tells_of_the_race_that_decided():
 def test_a_batch_that_tuning_changes_is_told():
     small, large = candidate(1, 64), candidate(1, 256)
     answers = [(small, measured(500.0)), (large, measured(900.0))]
-    assert "the batch grows from 1,024 steps an update to 4,096" in why(recorded(answers, large))
+    assert "the batch is 4,096 steps an update" in why(recorded(answers, large))
     held = [(replace(one, samples=4096), answer) for one, answer in answers]
     assert "the batch stays 4,096 steps an update" in why(recorded(held, held[1][0]))
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmi_drl.selector.tune.algorithms.bounds import bound
-from gmi_drl.selector.tune.algorithms.default import LONGEST, default
+from gmi_drl.selector.tune.algorithms.default import LONGEST, bound, default
 from gmi_drl.selector.tune.algorithms.observations import FULL, SAME, Observations
 from gmi_drl.selector.tune.candidate import (
     REASONS,

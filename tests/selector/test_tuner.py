@@ -2,7 +2,6 @@
 
 import pytest
 
-from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
 from gmi_drl.selector.record.record import TuneJournal, read
 from gmi_drl.selector.tune.algorithms.default import default
@@ -16,6 +15,7 @@ from gmi_drl.selector.tune.candidate import (
     Measured,
     Space,
     Spent,
+    TuneSearch,
 )
 from gmi_drl.selector.tune.search_driver import run_search
 
@@ -93,7 +93,7 @@ class Shrinking(Machine):
 
 def as_search(steps):
     """A search of a generator of asks."""
-    return lambda space, seconds: GeneratorSearch(steps(space, seconds))
+    return lambda space, seconds: TuneSearch(steps(space, seconds))
 
 
 def tuned(path, machine, budget_s=1e3, search=default, listener=None):

@@ -28,8 +28,7 @@ from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.placement import Config, GmiSpec, load_config
 from gmi_drl.placement.reduction import Strategy, reducing
 from gmi_drl.selector.tune.candidate import Failed
-from gmi_drl.selector.tune.profile.candidate_run import run_watched
-from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
+from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout, run_watched
 
 from . import bodies
 from .config import config_of
@@ -158,7 +157,9 @@ def _run(what: What, stage: What, watch_of: Callable[[Meter, list[Path]], Any]) 
         run = config.run.model_copy(update={"folder": str(folder)})
         return config.model_copy(update={"run": run})
 
-    return run_watched(config_in, lambda meter: watch_of(meter, folders), None)
+    with Meter() as meter:
+        watch = watch_of(meter, folders)
+        return watch, run_watched(config_in, watch, None)
 
 
 _KINDS: Final[dict[str, Callable[[What, What, Path], Found]]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.selector.plots.drawing import INK, PALE, titled
+from gmi_drl.selector.plots.tune_picture import INK, PALE, titled
 
 from .rows import Row
 from .stage import BASELINE

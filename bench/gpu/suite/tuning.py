@@ -33,9 +33,10 @@ def tune(cell: What, stage: What, kept: Path) -> Found:
     question = TuneRequest.of(load_config(tune_config_of(what, stage)), None)
     question = replace(question, path=kept / f"{slug(cell['block'])}.jsonl")
     try:
-        recorded = measure(question, f"suite: {cell['key']}", "plain", again=False).journal.record
+        journal, _ = measure(question, f"suite: {cell['key']}", "plain", again=False)
     except TuneError as error:
         return {"failed": "tuner", "why": str(error)}
+    recorded = journal.record
     chosen, findings = recorded.chosen, recorded.results()
     assert chosen is not None
     assert chosen.winner is not None

@@ -1,39 +1,23 @@
-"""Searches as `gmi-drl tune` does unless told otherwise.
+"""Searches as `gmi-drl tune` does unless told otherwise; docs/tuning.md has it for users.
 
-It climbs the first row, the fewest GMIs, in steps of four times as many
-environments. An iteration takes a fixed time, and a time for each environment that does not get
-shorter when there are more of them. So what was measured says what each other place of a row can
-reach at most (`throughput_bound`), and the climb ends where all that is left of the row can reach
-less than 1 % more, or 3 % where memory grows more than ten times as fast as throughput (Sat below
-0.1). Gaps beside the best are then halved. The other rows are looked at by rising number of GMIs,
-each where as many environments of a device lie as the best has, until two numbers in succession
-are worse by a tenth; of several ways to share a device, the best with the second number is kept.
-
-The config as it was given, if it is a candidate, is the second that is asked for: what is chosen is
-held against it, and is it where nothing is faster by more than two standard errors.
-
-From then on it always asks for what can reach most: gaps in any row, beyond the ends of what a row
-has measured, and in rows beside the best (as many GMIs, or the next number or two up or down,
-shared in any way) the place of the best. Nothing is asked for that a projection says does not fit
-the memory, whose three iterations take longer than eight first looks, or that lies above a failure
-in its row. This ends when nothing can reach 1 % more than the best.
-
-Answers that are not sure are asked for again: always the less certain of the best and of the one
-that may be better still by what noise hides. Noisy ones get more time, as much as makes a look
-certain to 5 %, but 16 times the first at most, and a quarter of the asks is kept to tell the best
-apart. Answers for one candidate are combined by 1 / error^2. Of those that are within 1 % of the
-best, and within the noise, the one with the fewest samples between two updates wins, as smaller
-batches learn better; such are looked for in the row of the best, unless the config as given is
-within the noise. All in all it asks for a quarter of the space at most.
+It climbs the first row, the fewest GMIs, by four times as many environments, until what is left of
+the row can reach (`throughput_bound`) less than 1 % more, or 3 % where Sat is below 0.1, and halves
+the gaps beside its best. The other rows are looked at where as many environments of a device lie as
+the best has, until two numbers of GMIs in succession are worse by a tenth. From then on it asks for
+what can reach most, in any row, until nothing can reach 1 % more than the best. Answers that are
+not sure are asked for again: always the less certain of the best and of the one that may be better
+still by what noise hides, with as much time as makes a look certain to 5 %. Of those within 1 % of
+the best, and within the noise, the one with the fewest samples between two updates wins, as smaller
+batches learn better, unless the config as given is within the noise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from itertools import pairwise
 from typing import Final
 
-from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.tune.candidate import (
     Answer,
     Ask,
@@ -41,13 +25,13 @@ from gmi_drl.selector.tune.candidate import (
     Chosen,
     DeviceSplit,
     Failed,
+    Skipped,
     Space,
     TuneSearch,
 )
 
-from .bounds import QUIET, WORTH, Place, above, bound, everywhere, in_row, landing, skipped
 from .observations import DOUBT, SAME, Observations, SearchEnded
-from .saturation import sat
+from .saturation import sat, throughput_bound
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
 ALPHA: Final = 0.1  # Sat below: memory grows for nothing
@@ -59,8 +43,15 @@ WORSE: Final = 0.9  # of the best: a number of GMIs below this is worse
 _SURE: Final = 0.015  # relative error of what is not measured again
 _STRIDE: Final = 4  # half steps of a climb: four times the environments
 _FEWEST: Final = 8  # asks that are allowed in the smallest space
+HOPE: Final = 1.4  # times what is known: the best of a row after one look, a row beside the best
+WORTH: Final = 0.01  # of the best: what the bound of a place must exceed it by
+QUIET: Final = 0.02  # relative error of what needs no second look
+_MARGIN: Final = 0.5  # standard errors that are added to a bound where answers are noisy
+_STEP: Final = 2  # half steps beyond the ends of what a row has measured
+_RIDGE: Final = 0.9  # of a row's best: what another peak of it must reach to count
 
 _Steps = Generator[Ask, Answer, None]
+Place = tuple[float, Candidate]  # its bound, and where it is
 
 
 def default(
@@ -68,15 +59,11 @@ def default(
 ) -> TuneSearch:
     """Asks for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
-    `own`: the candidate that is the config as it was given. `seconds` is what a first look at a
-    quiet candidate takes; asks take up to 16 x as long where answers are noisy, and up to 8 x for
-    long iterations. What fewer `profiles` than the quarter have ended is not complete. ValueError
-    unless `seconds` is above 0.
+    `own`: the config as it was given. `seconds` is what a first look at a quiet candidate takes;
+    asks take up to 16 x as long where answers are noisy.
     """
-    if not seconds > 0:
-        raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
     limit = most_profiles(space) if profiles is None else profiles
-    return GeneratorSearch(_Default(space, seconds, limit, own).run())
+    return TuneSearch(_Default(space, seconds, limit, own).run())
 
 
 def most_profiles(space: Space) -> int:
@@ -87,8 +74,7 @@ def most_profiles(space: Space) -> int:
 class _Default:
     def __init__(self, space: Space, seconds: float, limit: int, own: Candidate | None) -> None:
         self.space, self.known = space, Observations(space, seconds * SLOWEST, own)
-        self.seconds = seconds
-        self.limit = limit
+        self.seconds, self.limit = seconds, limit
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
     def run(self) -> Generator[Ask, Answer, Chosen]:
@@ -122,15 +108,14 @@ class _Default:
             yield from self._ask(known.own)
         while done := known.measured_in(row):
             to = above(known, row, _STRIDE)
-            left = bound(known, row, len(candidates) - 1) if len(done) >= 2 else math.inf
-            if to <= done[-1] or left <= self._best() * (1 + self._worth(row)):
+            left, worth = math.inf, WORTH
+            if len(done) >= 2:
+                left = bound(known, row, len(candidates) - 1)
+                if sat(*(known.latest(candidates[i]) for i in done[-2:])) < ALPHA:
+                    worth = WORTH_FULL
+            if to <= done[-1] or left <= self._best() * (1 + worth):
                 return
             yield from self._ask(candidates[to])
-
-    def _worth(self, row: int) -> float:
-        known = self.known
-        last = [known.latest(known.rows[row][i]) for i in known.measured_in(row)[-2:]]
-        return WORTH_FULL if len(last) == 2 and sat(*last) < ALPHA else WORTH
 
     def _survey(self) -> _Steps:
         """Looks at each number of GMIs, until two in succession are worse."""
@@ -160,10 +145,7 @@ class _Default:
             yield from self._ask(candidates[at])
 
     def _refine(self, places: Callable[[], list[Place]]) -> _Steps:
-        """Asks for what can reach most, until nothing can reach more than the best.
-
-        Nor more than noise may hide, when no more asks are left than are kept to tell.
-        """
+        """Asks for what can reach more than the best, or may by noise while asks are left."""
         while open_places := places():
             highest, one = max(open_places, key=lambda place: (place[0], place[1].samples))
             best = self.known.best()
@@ -230,3 +212,113 @@ class _Default:
 def _kind(split: DeviceSplit) -> tuple[str, float, bool]:
     """How a row shares a device, whatever the number of GMIs."""
     return split.backend, split.sm_overcommit, split.percents is not None
+
+
+def in_row(known: Observations, row: int, gap: int = 1) -> list[Place]:
+    """Places in a row that was looked at: amid its gaps wider than `gap`, and beyond both ends."""
+    candidates, done, top = known.rows[row], known.measured_in(row), known.top(row)
+    if not done:
+        return []
+    places = [(range(i + 1, j), (i + j) // 2) for i, j in pairwise(done) if j - i > gap]
+    for at in (above(known, row, _STEP), max(done[0] - _STEP, 0)):
+        places.append((range(at, at + 1), at))
+    return [
+        (max(bound(known, row, i) for i in within), candidates[at])
+        for within, at in places
+        if not known.is_done(candidates[at]) and at < top
+    ]
+
+
+def above(known: Observations, row: int, step: int) -> int:
+    """The place `step` half steps above a row's last measured, but half-way to what failed."""
+    last, top, candidates = known.measured_in(row)[-1], known.top(row), known.rows[row]
+    failed = top < len(candidates) and known.is_done(candidates[top])
+    return max(min(last + step, (last + top) // 2 if failed else top - 1), last)
+
+
+def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
+    """What a row's points let its `at`-th candidate reach, a single one `once` times itself."""
+    points = known.points(row)
+    if not points:
+        return math.inf
+    error = max(known.error(known.rows[row][i]) for i in known.measured_in(row))
+    looked = len(points) == 1 and not known.failed_in(row)
+    limit = points[0].steps_per_s * once if looked else math.inf
+    margin = 1 + (_MARGIN * error if error > QUIET else 0.0)
+    return min(throughput_bound(points, known.rows[row][at].num_env, error) * margin, limit)
+
+
+def everywhere(known: Observations, reach: int = 1) -> list[Place]:
+    """All of `in_row`, and in rows of near numbers of GMIs what lies where the best does."""
+    places = [place for row in range(len(known.rows)) for place in in_row(known, row)]
+    best = known.best()
+    if best is None:
+        return places
+    counts = sorted({candidates[0].row.gmi_per_gpu for candidates in known.rows})
+    at = counts.index(best.row.gmi_per_gpu)
+    near = counts[max(at - reach, 0) : at + reach + 1]
+    for row, candidates in enumerate(known.rows):
+        if candidates[0].row.gmi_per_gpu in near and candidates[0].row != best.row:
+            for like in [best, *_peaks(known, best)]:
+                for total in (True, False):
+                    place = landing(known, row, like, total)
+                    if not known.is_done(candidates[place]) and place < known.top(row):
+                        there = bound(known, row, place, once=math.inf)
+                        hope = known.steps_per_s(best) * HOPE
+                        places.append((min(there, hope), candidates[place]))
+    return places
+
+
+def _peaks(known: Observations, best: Candidate) -> list[Candidate]:
+    """Other peaks of the first row, and of the best's: what lies before a cliff and after it."""
+    peaks = []
+    for row in {0, known.row_of(best)}:
+        done = [known.rows[row][i] for i in known.measured_in(row)]
+        rates = [known.steps_per_s(one) for one in done]
+        for i in range(1, len(done) - 1):
+            clear = 1 + 3 * known.error(done[i])
+            is_peak = rates[i] > max(rates[i - 1], rates[i + 1]) * clear
+            if is_peak and rates[i] > max(rates) * _RIDGE and done[i] != known.best(row):
+                peaks.append(done[i])
+    return peaks
+
+
+def landing(known: Observations, row: int, like: Candidate | None, total: bool = True) -> int:
+    """Where to look in a row first: as many environments, on a device or each GMI, as `like`."""
+    candidates = known.rows[row]
+    at = len(candidates) // 5
+    if like is not None:
+        ratio = like.row.gmi_per_gpu / candidates[0].row.gmi_per_gpu if total else 1.0
+        sizes = [candidate.num_env for candidate in candidates]
+        at = min(range(len(sizes)), key=lambda i: abs(math.log(sizes[i] / (like.num_env * ratio))))
+    if not known.measured_in(row):
+        while at and known.barred(candidates[at]):
+            at -= 1
+    return at
+
+
+def skipped(known: Observations, ended: str) -> Sequence[Skipped]:
+    """Each candidate that was not measured, and why; `ended`: what ended the search, or ""."""
+    best = known.best()
+    return [
+        Skipped(candidate, _why_not(known, row, candidate, best, ended))
+        for row, candidates in enumerate(known.rows)
+        for candidate in candidates
+        if not known.is_done(candidate)
+    ]
+
+
+def _why_not(
+    known: Observations, row: int, candidate: Candidate, best: Candidate | None, ended: str
+) -> str:
+    if why := known.barred(candidate):
+        return why
+    if best and known.measured_in(row):
+        reach = throughput_bound(known.points(row), candidate.num_env)
+        if reach <= known.steps_per_s(best) * (1 + WORTH):
+            return f"{reach:,.0f} steps/s at most, by what its row measured"
+    if ended:
+        return ended
+    if best and not known.measured_in(row):
+        return f"rows nearer to the best ({best.row.gmi_per_gpu} GMIs) were better"
+    return "what it could reach was too little"

@@ -47,24 +47,17 @@ def _weighted_rate(answers: Sequence[Measured]) -> tuple[float, float]:
 
 
 def combined(answers: Sequence[Measured]) -> Measured:
-    """Several measurements of a candidate as one, their steps/s weighted by 1 / error^2.
-
-    Memory is the most that was seen; the rest is of the longest measurement.
-    """
+    """Several measurements as one, by 1 / error^2; memory is the most that was seen."""
     if len(answers) == 1:
         return answers[0]
     rate, error = _weighted_rate(answers)
     devices = [a.device_bytes for a in answers if a.device_bytes is not None]
     return replace(
-        max(answers, key=lambda a: a.seconds),
-        steps_per_s=rate,
-        error=error,
-        iterations=sum(a.iterations for a in answers),
-        seconds=sum(a.seconds for a in answers),
-        host_bytes=max(a.host_bytes for a in answers),
-        device_bytes=max(devices, default=None),
+        max(answers, key=lambda a: a.seconds), steps_per_s=rate, error=error,
+        iterations=sum(a.iterations for a in answers), seconds=sum(a.seconds for a in answers),
+        host_bytes=max(a.host_bytes for a in answers), device_bytes=max(devices, default=None),
         memory=max(a.memory for a in answers),
-    )
+    )  # fmt: skip
 
 
 def noise_margin(one: Measured, other: Measured) -> float:
@@ -85,10 +78,7 @@ def is_uncertain(measured: Measured) -> bool:
 def usable(
     measured: Mapping[Candidate, Measured], failed: Collection[Candidate]
 ) -> list[Candidate]:
-    """Those that may be chosen: measured, not failed since, and with memory left for a long run.
-
-    Where all that ran fill it, all of them.
-    """
+    """Those measured, not failed since, with memory left for a long run; if all fill it, all."""
     ran = [candidate for candidate in measured if candidate not in failed]
     return [candidate for candidate in ran if measured[candidate].memory <= FULL] or ran
 
@@ -102,17 +92,10 @@ class SearchEnded(Exception):
 
 
 class Observations:
-    """The answers so far. Those for one candidate are combined by 1 / error^2.
-
-    `own` is the candidate that is the config as it was given: nothing wins over it that is not
-    faster beyond the noise.
-    """
+    """The answers so far. Nothing wins over `own`, the config as given, within the noise."""
 
     def __init__(self, space: Space, longest_s: float, own: Candidate | None = None) -> None:
-        self.rows = space.rows
-        self.longest_s = longest_s
-        self.own = own
-        self.asked = 0
+        self.rows, self.longest_s, self.own, self.asked = space.rows, longest_s, own, 0
         self._answers: dict[Candidate, list[Measured]] = {}
         self._failed: dict[Candidate, Failed] = {}
         self._splits = space.splits
@@ -180,10 +163,7 @@ class Observations:
         return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
 
     def points(self, row: int) -> list[Point]:
-        """The measured points of a row, by rising num_env, without those that are near another.
-
-        Between two near ones noise is more than the curve. A ladder's own steps are wider.
-        """
+        """The measured points of a row, rising, without near ones, whose noise is the larger."""
         if row not in self._points:
             points: list[Point] = []
             for one in (self.rows[row][i] for i in self.measured_in(row)):
@@ -262,10 +242,7 @@ class Observations:
         return self._top[row]
 
     def winner(self) -> Candidate | None:
-        """The config as given, if nothing is faster beyond the noise.
-
-        Else, of the best and those that are alike, the one with the fewest samples between updates.
-        """
+        """The config as given, or what is beyond the noise of it with the fewest samples."""
         best = self.best()
         if best is None:
             return None
@@ -274,7 +251,13 @@ class Observations:
             combined(self._answers[own]), combined(self._answers[best])
         ):
             return own
-        return min(self._alike(best), key=self._modesty)
+        # A smaller batch learns better from as many samples; then what leaves most to others.
+        return min(
+            self._alike(best),
+            key=lambda c: (
+                c.samples, self.latest(c).memory, c.row.gmi_per_gpu, -self.steps_per_s(c)
+            ),
+        )  # fmt: skip
 
     def chosen(self, complete: bool, skipped: Sequence[Skipped]) -> Chosen:
         """What to return. `skipped`: each candidate that was not measured."""
@@ -324,14 +307,9 @@ class Observations:
 
     def _alike(self, best: Candidate) -> list[Candidate]:
         """Those that are as fast as the best, within the noise and SAME."""
-
-        def least(one: Candidate) -> float:
-            noise = math.hypot(self.error(one), self.error(best))
-            return self.steps_per_s(best) * (1 - min(noise, SAME))
-
-        return [one for one in self.usable() if self.steps_per_s(one) >= least(one)]
-
-    def _modesty(self, one: Candidate) -> tuple[float, ...]:
-        # A smaller batch learns better from as many samples; then what leaves most to others.
-        memory = self.latest(one).memory
-        return one.samples, memory, one.row.gmi_per_gpu, -self.steps_per_s(one)
+        most, error = self.steps_per_s(best), self.error(best)
+        return [
+            one
+            for one in self.usable()
+            if self.steps_per_s(one) >= most * (1 - min(math.hypot(self.error(one), error), SAME))
+        ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.tune.candidate import (
     Answer,
     Ask,
@@ -25,12 +24,8 @@ ALPHA: Final = 0.1  # the paper: "typically below 0.1"
 
 
 def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
-    """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all.
-
-    Every profile gets the same `seconds`. The rows are what the space has (the paper's: one, two,
-    four, eight ... GMIs), `num_env` whatever is in them (the paper's: powers of two from 128).
-    """
-    return GeneratorSearch(_paper(space, seconds, alpha))
+    """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all."""
+    return TuneSearch(_paper(space, seconds, alpha))
 
 
 def _paper(space: Space, seconds: float, alpha: float) -> Generator[Ask, Answer, Chosen]:
@@ -44,8 +39,7 @@ def _paper(space: Space, seconds: float, alpha: float) -> Generator[Ask, Answer,
             if isinstance(curr, Spent):
                 left = [one for later in space.rows[number + 1 :] for one in later]
                 skipped += [Skipped(one, "the budget was spent") for one in [*row[at:], *left]]
-                second = _second(considered, best)
-                return Chosen(best, second, tuple(skipped), complete=False, why=_why(best))
+                return _chosen(considered, best, skipped, complete=False)
             if isinstance(curr, Failed):  # lines 11 and 12
                 # Deviation: the printed `continue` tries more environments, which fit still less:
                 # a failed point ends its row. One that was refused says nothing of the next.
@@ -66,19 +60,18 @@ def _paper(space: Space, seconds: float, alpha: float) -> Generator[Ask, Answer,
             if est_perf > best_perf:  # lines 23 and 24
                 best_perf, best = est_perf, candidate
             last = curr  # line 25
-    second = _second(considered, best)
-    return Chosen(best, second, tuple(skipped), complete=True, why=_why(best))  # lines 28 and 29
+    return _chosen(considered, best, skipped, complete=True)  # lines 28 and 29
 
 
-def _second(considered: dict[Candidate, float], best: Candidate | None) -> Candidate | None:
-    """The best of the others, which the paper has no need of."""
+def _chosen(
+    considered: dict[Candidate, float], best: Candidate | None, skipped: list[Skipped],
+    complete: bool,
+) -> Chosen:  # fmt: skip
     others = [one for one in considered if one != best]
-    return max(others, key=considered.__getitem__, default=None)
+    second = max(others, key=considered.__getitem__, default=None)
+    why = "the most steps/s before saturation" if best else "nothing could be measured"
+    return Chosen(best, second, tuple(skipped), complete, why)
 
 
 def _rest(row: tuple[Candidate, ...], at: int, why: str) -> list[Skipped]:
     return [Skipped(one, why) for one in row[at + 1 :]]
-
-
-def _why(best: Candidate | None) -> str:
-    return "nothing could be measured" if best is None else "the most steps/s before saturation"

@@ -41,8 +41,8 @@ def sat(before: Measured, after: Measured) -> float:
 def project_memory(points: Sequence[Point], num_env: int) -> float | None:
     """ATC 2025: m_p = (e - e2) / (e2 - e1) (m2 - m1) + m2, from the two points nearest to e.
 
-    One on each side of e where there are, else the last two or the first two; None from fewer than
-    two points. Memory that was measured to shrink is taken as flat.
+    One on each side of e where there are; None from fewer than two points. Memory that was measured
+    to shrink is taken as flat.
     """
     if len(points) < 2:
         return None
@@ -57,13 +57,11 @@ def throughput_bound(points: Sequence[Point], num_env: int, error: float = 0.0) 
     """The most steps/s that a row may give at `num_env`, from its measured points (one or more).
 
     One step of all environments takes t(n) = n / steps_per_s(n): a fixed part, and a part for each
-    environment that does not get less when there are more of them, so that t bends upward only. It
-    then lies above each line through two measured points, outside of these: between b and c above
-    the lines through (a, b) and (c, d), beyond the last above the line through the last two. To the
-    left of a single point anything is possible.
-
-    Where the line through (c, d) does not pass clearly (2 x `error`) below b, there may be a cliff
-    between b and c, and it says nothing of what is before the cliff.
+    environment that does not get less when there are more of them, so that t bends upward only and
+    lies above each line through two measured points, outside of these. To the left of a single
+    point anything is possible. Where the line through the next two on the right does not pass
+    clearly (2 x `error`) below the last on the left, there may be a cliff, and it says nothing of
+    what is before that.
     """
     times = [(p.num_env, p.num_env / p.steps_per_s) for p in points]
     left = [point for point in times if point[0] < num_env]

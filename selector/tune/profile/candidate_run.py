@@ -1,15 +1,14 @@
-"""Runs a candidate to measure it: no evaluation, no checkpoints, nobody replaced.
-
-The run is killed when it has shown enough: it saves nothing, and its folder goes at once.
-"""
+"""Runs a candidate to measure it, and gives it up when it is late, idle, or takes the memory."""
 
 from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Final, Protocol
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
@@ -18,14 +17,20 @@ from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.launcher import RunResult, launch
 from gmi_drl.launcher.watch.watch import Watch
-from gmi_drl.placement import Config, Topology
+from gmi_drl.placement import Config, Layout, Topology
 from gmi_drl.selector.tune.candidate import Candidate, Failed
 from gmi_drl.selector.tune.space import config_of, layout_text
 
 from .failures import classify
 
-if TYPE_CHECKING:
-    from gmi_drl.roles import DRL_role
+# A candidate is ended when less of the memory is left than the smaller of these: before the machine
+# swaps, or the kernel chooses whom to kill.
+_RESERVE: Final = 0.02
+_RESERVE_BYTES: Final = 1 << 30
+_FIRST_S: Final = 60.0
+_STARTS: Final = 5  # first iterations that take as long as they may, in a budget
+_LEAST_S: Final = 10.0  # for a first iteration, however short the budget
+_QUIET: Final = 1 / 3  # of the time that is waited: who did nothing for so long is idle
 
 
 class StopRun(Exception):
@@ -38,37 +43,24 @@ class GangWatch(Watch, Protocol):
     gang: Gang | None
 
 
-W = TypeVar("W", bound=GangWatch)
-
-
 def run_watched(
-    config_in: Callable[[Path], Config],
-    watch_of: Callable[[Meter], W],
-    beside: Path | None,
-    roles: Mapping[str, type[DRL_role]] | None = None,
-) -> tuple[W, RunResult | Failed | None]:
-    """Launches `config_in(folder)`, in a new folder, until its watch says that it is over.
+    config_in: Callable[[Path], Config], watch: GangWatch, beside: Path | None
+) -> RunResult | Failed | None:
+    """Launches `config_in(folder)`, in a new folder; None when the watch ended it by `StopRun`.
 
-    The watch, and how the run ended: None when that was by `StopRun`. Failed is what a candidate
-    did; what is wrong with the runtime or the disk raises, and so does KeyboardInterrupt.
-    Afterwards no process, file or memory of the run is left. Needs the runtime.
+    Failed is what a candidate did; what is wrong with the runtime or the disk raises. Nothing is
+    left.
     """
     kills = processes.oom_kills()
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="measured-", dir=runtime.run_directory(), ignore_cleanup_errors=True
-        ) as folder,
-        Meter() as meter,
-    ):
+    with tempfile.TemporaryDirectory(
+        prefix="measured-", dir=runtime.run_directory(), ignore_cleanup_errors=True
+    ) as folder:
         failed: Failed | None = None
-        watch = watch_of(meter)
         try:
-            result = launch(
-                config_in(Path(folder)), roles=roles, view="none", keep_gcs=False, watch=watch,
-                import_path=beside,
-            )  # fmt: skip
+            config = config_in(Path(folder))
+            result = launch(config, view="none", keep_gcs=False, watch=watch, import_path=beside)
         except StopRun:
-            return watch, None
+            return None
         except Exception as error:
             layout = None if watch.gang is None else watch.gang.layout
             failed = classify(error, layout, oom_kills=processes.oom_kills() - kills)
@@ -78,10 +70,10 @@ def run_watched(
             _let_go(watch)
     if failed is not None:
         gc.collect()  # the error and its gang hold each other, and memory of the candidate
-        return watch, failed
+        return failed
     if result.state == "stopped":
         raise KeyboardInterrupt
-    return watch, result
+    return result
 
 
 def _let_go(watch: GangWatch) -> None:
@@ -101,11 +93,7 @@ def candidate_config(
     topology: Topology | None = None,
     total_steps: int | None = None,
 ) -> Config:
-    """`config` with what a candidate has, run in `folder`, which is the caller's to delete.
-
-    Where shares differ the layout file is written there too, for `topology` (None: the devices that
-    the config finds). `total_steps`: other than those of `config`.
-    """
+    """`config` with what a candidate has, run in `folder`, where its layout file goes too."""
     layout_file = None
     if candidate.row.percents is not None:
         layout_file = folder / "layout.yaml"
@@ -113,12 +101,76 @@ def candidate_config(
         layout_file.write_text(text, encoding="utf-8")
     resolved = config_of(config, candidate, layout_file)
     changes = {
-        "folder": str(folder),
-        "total_steps": total_steps or config.run.total_steps,
-        "eval_episodes": 0,
-        "checkpoint_every": 0,
-        "target_return": None,
-        "max_restarts": 0,
+        "folder": str(folder), "total_steps": total_steps or config.run.total_steps,
+        "eval_episodes": 0, "checkpoint_every": 0, "target_return": None, "max_restarts": 0,
         "profile": False,
-    }
+    }  # fmt: skip
     return resolved.model_copy(update={"run": resolved.run.model_copy(update=changes)})
+
+
+@dataclass(frozen=True)
+class CandidateTimeout:
+    """How long a candidate is waited for, in seconds."""
+
+    first_s: float = _FIRST_S  # for the first iteration, with the start and building environments
+    next_s: float = 5.0  # for each one after it, if no more is asked for
+    idle_s: float = 10.0  # with no GMI doing anything
+
+    @classmethod
+    def of(cls, budget_s: float) -> CandidateTimeout:
+        """The one of tuning for so many seconds: a longer tune waits longer to begin."""
+        first_s = max(_FIRST_S, budget_s / _STARTS)
+        return cls(first_s=min(first_s, max(_LEAST_S, budget_s)))
+
+    def failure(
+        self,
+        layout: Layout,
+        meter: Meter,
+        *,
+        since_s: float,
+        limit_s: float,
+        heard_s: float,
+        is_first: bool = False,
+    ) -> Failed | None:
+        """Why an iteration is waited for no longer; times are those of the monotonic clock.
+
+        It may take `limit_s` from `since_s`, the last one's end or the start; at `heard_s` any GMI
+        reported something at last.
+        """
+        memory = processes.host_memory()
+        if memory.free_bytes < min(_RESERVE * memory.of_bytes, _RESERVE_BYTES):
+            left, whole = memory.free_bytes / 2**30, memory.of_bytes / 2**30
+            text = f"host memory: {left:.2f} GiB are left of the {whole:.1f} GiB of {memory.whose}"
+            return Failed("memory", text)
+        now_s = time.monotonic()
+        waited_s = now_s - since_s
+        which = "the first" if is_first else "an"
+        what = f"{which} iteration has not ended after {waited_s:.0f} s"
+        idle_s = {gmi: now_s - at_s for gmi, at_s in sorted(meter.worked_s.items())}
+        if idle_s and min([now_s - heard_s, *idle_s.values()]) > self.idle_s:
+            return Failed("hang", f"{what}, and no GMI does anything")
+        if waited_s <= limit_s:
+            return None
+        if not idle_s:
+            return Failed("hang", f"{what}; no GMI runs")
+        used = ", ".join(f"gmi {gmi} {cores:.2f}" for gmi, cores in sorted(meter.busy.items()))
+        doing = f"cores in use: {used}"
+        quiet_s = min(self.idle_s, waited_s * _QUIET)
+        if stuck := _stuck(layout, {gmi for gmi, gmi_s in idle_s.items() if gmi_s > quiet_s}):
+            still = [f"gmi {gmi} has done nothing for {idle_s[gmi]:.0f} s" for gmi in stuck]
+            return Failed("hang", "; ".join([what, *still, doing]))
+        longer = "; a longer budget waits longer" if is_first else ""
+        return Failed("slow", f"{what}; {doing}{longer}")
+
+
+def _stuck(layout: Layout, idle: set[int]) -> list[int]:
+    """Of GMIs that do nothing, those that hang; the others may be waiting for one that works.
+
+    Where all but one do nothing, they wait for that one, and GMIs that only train or infer wait for
+    those that simulate. Of two that simulate it cannot be told: the idle one is taken to hang.
+    """
+    if len(idle) == len(layout.gmis):
+        return sorted(idle)
+    simulating = {gmi.gmi_id for gmi in layout.holding("simulator")}
+    still, busy = simulating & idle, simulating - idle
+    return sorted(still) if busy and (len(busy) > 1 or len(still) == 1) else []

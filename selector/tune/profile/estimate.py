@@ -1,13 +1,11 @@
 """Estimates how fast a run is, by what it says after each iteration, and how sure that is. Pure.
 
-A rate is environment steps over seconds of several iterations, and its error the standard error of
-that ratio. Three things would make the error a lie, and are met:
-- the first iterations are slower (allocators and caches fill): so many are left out as make the
-  error of the others least, at most half (White 1997, "An effective truncation heuristic for bias
-  reduction in simulation output": the marginal standard error rule);
-- neighbours are alike: many short iterations are taken together in batches, and what is left of
-  their correlation counts;
-- few numbers show too little of the spread: Student's t.
+A rate is environment steps over seconds of several iterations, its error the standard error of that
+ratio. Three things would make the error a lie: the first iterations are slower: so many are left
+out as make the error of the others least, at most half (White 1997, "An effective truncation
+heuristic for bias reduction in simulation output": the marginal standard error rule); neighbours
+are alike: short iterations are taken together in batches, and what is left of their correlation
+counts; few numbers show too little: Student's t.
 """
 
 from __future__ import annotations
@@ -36,10 +34,7 @@ _STUDENT: Final = (1.84, 1.32, 1.20, 1.14)
 
 @dataclass(frozen=True)
 class Reading:
-    """What one stream of iterations says after one of them.
-
-    All GMIs that train are one stream: they meet in each iteration. GMIs that serve are one each.
-    """
+    """What a stream says after an iteration: of all GMIs that train, or of one that serves."""
 
     steps: int  # environment steps so far
     time_s: float  # so far, on any clock
@@ -62,12 +57,7 @@ class Estimate:
         return self.error <= ENOUGH and self.iterations >= _LEAST and self.seconds >= _LEAST_S
 
 
-@dataclass(frozen=True)
-class _Stretch:
-    """Iterations of a stream taken together."""
-
-    steps: int
-    seconds: float
+_Stretch = tuple[int, float]  # steps and seconds of iterations of a stream taken together
 
 
 @dataclass(frozen=True)
@@ -83,36 +73,37 @@ def estimate(
 ) -> Estimate | None:
     """Of the streams of a run together; None until each has two readings.
 
-    The first reading only says where counting starts: its own iteration is the warm-up's. `others`
-    are streams whose steps are in `streams` already: their phases count, and nothing else.
+    The first reading's own iteration is the warm-up's. `others` are streams whose steps are in
+    `streams` already: only their phases count.
     """
     if not streams or any(len(readings) < 2 for readings in streams):
         return None
     rates = [_rate_of(readings) for readings in streams]
     value = sum(rate.value for rate in rates)
     error = math.sqrt(sum(rate.error**2 for rate in rates)) / value if value else _ALONE
-    error = max(error, _FINEST)
     return Estimate(
-        value,
-        error,
-        min(rate.iterations for rate in rates),
-        max(rate.seconds for rate in rates),
-        _phases([gmi for readings in (*streams, *others) for gmi in _by_gmi(readings)]),
+        steps_per_s=value,
+        error=max(error, _FINEST),
+        iterations=min(rate.iterations for rate in rates),
+        seconds=max(rate.seconds for rate in rates),
+        phases=_phases([gmi for readings in (*streams, *others) for gmi in _by_gmi(readings)]),
     )
 
 
 def _rate_of(readings: Sequence[Reading]) -> _Rate:
     pairs = itertools.pairwise(readings)
-    stretches = [_Stretch(b.steps - a.steps, b.time_s - a.time_s) for a, b in pairs]
-    if len(stretches) == 1:
-        return _alone(readings[0], stretches[0])
+    stretches = [(b.steps - a.steps, b.time_s - a.time_s) for a, b in pairs]
+    if len(stretches) == 1:  # held against the first, which has the warm-up in it
+        first, only = readings[0], _ratio(stretches)
+        if first.time_s > 0 and only.value:
+            off = abs(first.steps / first.time_s / only.value - 1)
+            return replace(only, error=only.value * min(max(off, _PAIR), _ALONE))
+        return only
     together = 1  # iterations in a batch
     while len(stretches) > _BATCHES:
         stretches = stretches[len(stretches) % 2 :]  # an odd one out is the oldest
-        stretches = [
-            _Stretch(a.steps + b.steps, a.seconds + b.seconds)
-            for a, b in zip(stretches[::2], stretches[1::2], strict=True)
-        ]
+        couples = zip(stretches[::2], stretches[1::2], strict=True)
+        stretches = [(a[0] + b[0], a[1] + b[1]) for a, b in couples]
         together *= 2
     most = max(0, min(len(stretches) // 2, len(stretches) - _LEAST - 1))
     cuts = sorted({most * part // _CUTS for part in range(_CUTS + 1)})
@@ -127,38 +118,23 @@ def _relative(rate: _Rate) -> float:
     return rate.error / rate.value if rate.value else _ALONE
 
 
-def _alone(first: Reading, only: _Stretch) -> _Rate:
-    """Of one iteration: held against the first, where the clock began with that.
-
-    The first one has the warm-up in it, so that they differ by more than two later ones would.
-    """
-    rate = _ratio([only])
-    if first.time_s > 0 and rate.value:
-        off = abs(first.steps / first.time_s / rate.value - 1)
-        return replace(rate, error=rate.value * min(max(off, _PAIR), _ALONE))
-    return rate
-
-
 def _ratio(stretches: Sequence[_Stretch]) -> _Rate:
     """Steps over seconds, and the standard error of a ratio of two sums (Cochran, 6.4)."""
-    number, seconds = len(stretches), sum(one.seconds for one in stretches)
+    number, seconds = len(stretches), sum(s for _, s in stretches)
     if seconds <= 0:
         return _Rate(0.0, 0.0, number, 0.0)
-    rate = sum(one.steps for one in stretches) / seconds
+    rate = sum(steps for steps, _ in stretches) / seconds
     if number < 2:
         return _Rate(rate, _ALONE * rate, number, seconds)
-    off = [one.steps - rate * one.seconds for one in stretches]
+    off = [steps - rate * s for steps, s in stretches]
     variance = sum(x * x for x in off) / (number - 1)
     if variance and number > len(_STUDENT):  # of fewer, the correlation is noise
         along = sum(a * b for a, b in itertools.pairwise(off)) / sum(x * x for x in off)
         along = min(max(along, 0.0), 0.9)
         variance *= (1 + along) / (1 - along)
-    spread = _student(number - 1) * math.sqrt(variance / number)
+    student = _STUDENT[number - 2] if number <= len(_STUDENT) + 1 else 1 + 0.5 / (number - 1)
+    spread = student * math.sqrt(variance / number)
     return _Rate(rate, spread / (seconds / number), number, seconds)
-
-
-def _student(freedom: int) -> float:
-    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1 + 0.5 / freedom
 
 
 def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:

@@ -35,18 +35,12 @@ _LONGEST: Final = 300  # characters of a line for people
 def classify(
     error: Exception, layout: Layout | None = None, *, oom_kills: int = 0
 ) -> Failed | None:
-    """What an error of `launch` says of the candidate; None: it is trouble of another kind.
-
-    `layout` is the one that ran, if any did; `oom_kills` counts the processes that the kernel
-    killed for want of memory while it ran.
-    """
+    """What an error of `launch` says of the candidate; None: it is trouble of another kind."""
     if isinstance(error, GmiDied):
         return _of_gmi(error, layout, oom_kills)
     if isinstance(error, ObjectStoreFullError):
         return _failed("memory", f"the object store is full: {_first(error)}")
-    if isinstance(error, MemoryError) or (
-        isinstance(error, OSError) and error.errno == errno.ENOMEM
-    ):
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return _failed("memory", f"host memory ran out in the launcher: {_first(error)}")
     if isinstance(error, ConfigError) and error.faults:
         more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
@@ -82,7 +76,7 @@ def _of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
     if error.reason:  # something else has ended it: its log says nothing of that
         hung = " hung " in error.reason
         return _failed("hang" if hung else "crash", f"{who} {how}: {error.reason}")
-    return _failed("crash", f"{who} {how}" + (f": {said}" if said else ", its log is empty"))
+    return _failed("crash", f"{who} {how}{f': {said}' if said else ', its log is empty'}")
 
 
 def _device_limit(gmi_id: int, layout: Layout | None) -> str:

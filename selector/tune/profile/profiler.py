@@ -1,17 +1,13 @@
-"""Measures one candidate: all its GMIs together, by the real launcher and the real roles.
-
-The caller keeps a runtime warm (`runtime.init(PRELOAD)`, once), so that a candidate costs processes
-and work, and no import of torch.
-"""
+"""Measures one candidate: all its GMIs together, by the real launcher and the real roles."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
@@ -19,12 +15,8 @@ from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement import Config, counted
 from gmi_drl.selector.tune.candidate import Ask, Failed, Measured
 
-from .candidate_run import StopRun, candidate_config, run_watched
-from .candidate_timeout import CandidateTimeout, PendingIteration, memory_failure
+from .candidate_run import CandidateTimeout, StopRun, candidate_config, run_watched
 from .estimate import Estimate, Reading, estimate
-
-if TYPE_CHECKING:
-    from gmi_drl.roles import DRL_role
 
 _IMPORTS: Final = timedelta(seconds=120)
 _TIMEOUT: Final = CandidateTimeout()
@@ -38,42 +30,32 @@ _TRAINING: Final = -1  # the stream of the GMIs that train
 class Profiler:
     """Measures candidates, one at a time: `profiler(ask)` returns Measured or Failed.
 
-    `config` is the user's, `beside` the folder where its role modules lie, `roles` classes in place
-    of the config's. Blocks for the asked seconds of training at most, and for start and end, each
-    of which has a deadline: nothing of a candidate keeps the caller. What a candidate does never
-    raises; KeyboardInterrupt does, when everything is ended, and what is wrong with the runtime or
-    the disk. Afterwards no process, file or memory of the candidate is left.
+    `config` is the user's, `beside` the folder where its role modules lie. Blocks for the asked
+    seconds of training at most, and for start and end, each of which has a deadline. What a
+    candidate does never raises; see `run_watched`.
     """
 
     def __init__(
-        self,
-        config: Config,
-        beside: Path | None = None,
-        *,
-        roles: Mapping[str, type[DRL_role]] | None = None,
-        timeout: CandidateTimeout = _TIMEOUT,
+        self, config: Config, beside: Path | None = None, *, timeout: CandidateTimeout = _TIMEOUT
     ) -> None:
-        self._config, self._beside, self._roles = config, beside, roles
-        self._timeout = timeout
+        self._config, self._beside, self._timeout = config, beside, timeout
 
     def __call__(self, ask: Ask) -> Measured | Failed:
         runtime.preloaded(_IMPORTS)  # of the first candidate: it is not to be charged for that
-        watch, ended = run_watched(
-            lambda folder: candidate_config(
-                self._config, ask.candidate, folder, total_steps=_ENDLESS
-            ),
-            lambda meter: ProfileWatch(ask.seconds, self._timeout, meter),
-            self._beside,
-            self._roles,
-        )
+        one = ask.candidate
+        with Meter() as meter:
+            watch = ProfileWatch(ask.seconds, self._timeout, meter)
+            ended = run_watched(
+                lambda folder: candidate_config(self._config, one, folder, total_steps=_ENDLESS),
+                watch, self._beside,
+            )  # fmt: skip
         if ended is None:
             assert watch.answer is not None
             return watch.answer
         if isinstance(ended, Failed):
             return ended
-        return Failed(
-            "crash", f"the run ended by itself after {counted(ended.iteration, 'iteration')}"
-        )
+        count = counted(ended.iteration, "iteration")
+        return Failed("crash", f"the run ended by itself after {count}")
 
 
 @dataclass
@@ -96,11 +78,6 @@ class _IterationStream:
         self.readings.append(reading)
         self.heard_s = time.monotonic()
 
-    @property
-    def is_overdue(self) -> bool:
-        """Whether its next one should be there: it may hang."""
-        return time.monotonic() - self.heard_s > _OVERDUE * self.longest_s + _LATE_S
-
 
 class ProfileWatch:
     """A `Watch` of one run. `answer` is set when it raises StopRun, and not before.
@@ -114,21 +91,15 @@ class ProfileWatch:
     ) -> None:
         self.gang: Gang | None = None
         self.answer: Measured | Failed | None = None
-        self._asked_s, self._timeout, self._meter = asked_s, timeout, meter
-        self._least_s = least_s
+        self._asked_s, self._least_s, self._timeout, self._meter = asked_s, least_s, timeout, meter
         self._streams: dict[int, _IterationStream] = {}  # by gmi_id in mode serving
         self._fresh = False  # readings came since the last estimate
         self._estimate: Estimate | None = None
         self._start_s = time.monotonic()
         self._first_s: float | None = None  # when every stream had its first reading
 
-    # What the launcher calls ---------------------------------------------------------------
-
     def show(self, record: dict[str, Any]) -> None:
-        """See `Watch`: an iteration of all that train, or what one GMI has served.
-
-        Lines of metrics that the launcher makes of the latter are heard already.
-        """
+        """See `Watch`: an iteration of all that train, or what one GMI has served."""
         try:
             if record.get("kind") == "served":
                 number, time_s, seconds = record["gmi_id"], record["until_s"], [record["seconds"]]
@@ -173,46 +144,36 @@ class ProfileWatch:
             [self._streams[number] for number in sorted(others)],
         )
 
-    # Its end -------------------------------------------------------------------------------
-
     def _measured(self, gang: Gang, streams: Sequence[_IterationStream]) -> Measured | None:
         """The answer, if enough is measured or the time is used, and nothing is late."""
-        estimated, first_s = self._estimate, self._first_s
-        if estimated is None or first_s is None or any(stream.is_overdue for stream in streams):
+        estimated, first_s, now_s = self._estimate, self._first_s, time.monotonic()
+        # One whose next iteration should be there may hang.
+        late = any(now_s - s.heard_s > _OVERDUE * s.longest_s + _LATE_S for s in streams)
+        if estimated is None or first_s is None or late:
             return None
         enough = estimated.is_enough and estimated.seconds >= self._least_s
         if not enough and time.monotonic() - first_s < self._asked_s:
             return None
         used = self._meter.end(gang)
         return Measured(
-            steps_per_s=estimated.steps_per_s,
-            error=estimated.error,
-            iterations=estimated.iterations,
-            seconds=estimated.seconds,
-            phases=estimated.phases,
-            host_bytes=used.host_bytes,
-            device_bytes=used.devices.mem_bytes,
-            memory=max(used.host_share, used.devices.share),
-            cores=used.cores,
+            **vars(estimated), host_bytes=used.host_bytes, device_bytes=used.devices.mem_bytes,
+            memory=max(used.host_share, used.devices.share), cores=used.cores,
             sm_activity=used.devices.sm_activity,
-        )
+        )  # fmt: skip
 
     def _failed(self, gang: Gang, streams: Sequence[_IterationStream]) -> Failed | None:
         """Why nothing more is to be waited for."""
         heard_s = max((stream.heard_s for stream in streams), default=0.0)
-        if self._first_s is None:
-            limit_s = self._timeout.first_s + self._asked_s
-            late = PendingIteration(True, self._start_s, limit_s, heard_s)
+        timeout, is_first = self._timeout, self._first_s is None
+        if is_first:
+            since_s, limit_s = self._start_s, timeout.first_s + self._asked_s
         else:
             since_s = min(stream.heard_s for stream in streams)
-            late = PendingIteration(False, since_s, self._next_limit_s(), heard_s)
-        return memory_failure() or late.failure(gang.layout, self._meter, self._timeout)
-
-    def _next_limit_s(self) -> float:
-        """How long an iteration after the first may take.
-
-        Up to twice as long where the first one took long and yet ended: it shows about how long.
-        """
-        limit_s, training = max(self._timeout.next_s, self._asked_s), self._streams.get(_TRAINING)
-        first_s = training.readings[0].time_s if training and training.readings else 0.0
-        return min(max(limit_s, 2 * first_s), 2 * limit_s)
+            limit_s, training = max(timeout.next_s, self._asked_s), self._streams.get(_TRAINING)
+            # Twice as long at most where the first one took long and yet ended.
+            first_s = training.readings[0].time_s if training and training.readings else 0.0
+            limit_s = min(max(limit_s, 2 * first_s), 2 * limit_s)
+        return timeout.failure(
+            gang.layout, self._meter, since_s=since_s, limit_s=limit_s, heard_s=heard_s,
+            is_first=is_first,
+        )  # fmt: skip

@@ -12,39 +12,31 @@ from gmi_drl.placement import Config, Topology
 from gmi_drl.selector.tune.candidate import Candidate, Failed
 from gmi_drl.selector.tune.race import TrainingCurve
 
-from .candidate_run import StopRun, candidate_config, run_watched
-from .candidate_timeout import CandidateTimeout, PendingIteration, memory_failure
+from .candidate_run import CandidateTimeout, StopRun, candidate_config, run_watched
 
 _OVERDUE: Final = 3.0  # times the longest iteration so far: the next one may take as long
 _SLACK: Final = 2.0  # times the seconds of training: what its clock leaves out
+_POINTS: Final = 200  # of a curve
 
 
 class RaceTrainer:
     """Trains candidates, one at a time: `racer(candidate, seconds, round)`.
 
-    Each from its beginning, with the config's seed and schedule, by the real launcher; nothing is
-    saved. Blocks for that long, and for start and end; `timeout` says how long an iteration is
-    waited for (default: as the config's budget lets it). One that hangs, is too slow to end its
-    seconds, or takes the last memory is Failed, and no other finalist is judged by it. Needs the
-    runtime.
+    Each from its beginning, with the config's seed and schedule, by the real launcher. Blocks for
+    that long, and for start and end. One that hangs, is too slow to end its seconds, or takes the
+    last memory is Failed, and no other finalist is judged by it. Needs the runtime.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        topology: Topology,
-        beside: Path,
-        timeout: CandidateTimeout | None = None,
-    ) -> None:
+    def __init__(self, config: Config, topology: Topology, beside: Path) -> None:
         self._config, self._topology, self._beside = config, topology, beside
-        self._timeout = timeout or CandidateTimeout.of(config.tune.budget_s)
 
     def __call__(self, candidate: Candidate, seconds: float, number: int) -> TrainingCurve | Failed:
-        watch, ended = run_watched(
-            lambda folder: candidate_config(self._config, candidate, folder, self._topology),
-            lambda meter: _RaceWatch(seconds, self._timeout, meter),
-            self._beside,
-        )
+        with Meter() as meter:
+            watch = _RaceWatch(seconds, CandidateTimeout.of(self._config.tune.budget_s), meter)
+            ended = run_watched(
+                lambda folder: candidate_config(self._config, candidate, folder, self._topology),
+                watch, self._beside,
+            )  # fmt: skip
         if isinstance(ended, Failed):
             return ended
         return watch.failed or watch.trained()  # if it ended by itself, all its steps are done
@@ -59,7 +51,7 @@ class _RaceWatch:
         self._seconds, self._timeout, self._meter = seconds, timeout, meter
         self._points: list[tuple[float, float]] = []
         self._trained_s, self._longest_s = 0.0, 0.0
-        self._start_s = self._heard_s = time.monotonic()
+        self._heard_s = time.monotonic()  # or the start
         self._first_s: float | None = None  # when the first iteration had ended
 
     def show(self, record: dict[str, Any]) -> None:
@@ -89,28 +81,22 @@ class _RaceWatch:
 
     def _failure(self, gang: Gang) -> Failed | None:
         """Why nothing more is to be waited for."""
-        if failed := memory_failure():
+        timeout, first_s = self._timeout, self._first_s
+        limit_s, heard_s = timeout.first_s, 0.0
+        if first_s is not None:
+            limit_s, heard_s = max(timeout.next_s, _OVERDUE * self._longest_s), self._heard_s
+        failed = timeout.failure(
+            gang.layout, self._meter, since_s=self._heard_s, limit_s=limit_s, heard_s=heard_s,
+            is_first=first_s is None,
+        )  # fmt: skip
+        took_s = 0.0 if first_s is None else time.monotonic() - first_s
+        if failed or took_s <= _SLACK * self._seconds + timeout.next_s:
             return failed
-        timeout = self._timeout
-        if self._first_s is None:
-            late = PendingIteration(True, self._start_s, timeout.first_s, 0.0)
-            return late.failure(gang.layout, self._meter, timeout)
-        limit_s = max(timeout.next_s, _OVERDUE * self._longest_s)
-        late = PendingIteration(False, self._heard_s, limit_s, self._heard_s)
-        if failed := late.failure(gang.layout, self._meter, timeout):
-            return failed
-        took_s = time.monotonic() - self._first_s
-        if took_s <= _SLACK * self._seconds + timeout.next_s:
-            return None
         text = f"{self._trained_s:.1f} of {self._seconds:.1f} s of training after {took_s:.0f} s"
         return Failed("slow", text)
 
     def trained(self) -> TrainingCurve:
         """What was seen. One that has done all its steps keeps its return until the end."""
-        return TrainingCurve(tuple(_thinned(self._points)), max(self._trained_s, self._seconds))
-
-
-def _thinned(points: list[tuple[float, float]], most: int = 200) -> list[tuple[float, float]]:
-    """As many as a curve needs, the last one among them."""
-    step = -(-len(points) // most) or 1
-    return points[::-1][::step][::-1]
+        every = -(-len(self._points) // _POINTS) or 1
+        points = tuple(self._points[::-1][::every][::-1])  # the last one is always there
+        return TrainingCurve(points, max(self._trained_s, self._seconds))

@@ -171,40 +171,32 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
 
 
 def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
-    """The record that is meant; None, which is told, where there is none."""
+    """The record that is meant; None, which is told with the reason, where there is none."""
+    from gmi_drl.placement import load_config
     from gmi_drl.selector.record import record
+    from gmi_drl.selector.tune.request import TuneRequest
 
     if given is None:
         newest = next(record.records(), None)
         if newest is None:
             print("nothing is on record. Tune first: gmi-drl tune CONFIG.", file=sys.stderr)
         return newest
-    path: Path | None = given
+    request, path = None, given
     if given.suffix != _RECORD:
-        path = _record_of(given, overrides)
-    if path is None:
-        return None
+        request = TuneRequest.of(load_config(given, overrides), given.resolve().parent)
+        path = request.path
     try:
         return record.read(path)
     except OSError as error:
-        print(f"{path}: {error.strerror}. Give a config, or a record.", file=sys.stderr)
+        problem = f"{path}: {error.strerror}. Give a config, or a record."
+        if request is not None and isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            why, remedy = "", f"Tune first: gmi-drl tune {given}."
+            if (other := request.elsewhere()) is not None:
+                why = f": {other[0]}"
+                remedy = f"{remedy[:-1]}; or see that one: gmi-drl tune --show {other[1]}."
+            problem = f"{given}: nothing is on record of it here{why}. {remedy}"
+        print(problem, file=sys.stderr)
         return None
-
-
-def _record_of(given: Path, overrides: list[str]) -> Path | None:
-    """The record of this config; None, which is told with the reason, where there is none."""
-    from gmi_drl.placement import load_config
-    from gmi_drl.selector.tune.tuning import record_elsewhere, record_of
-
-    config, beside = load_config(given, overrides), given.resolve().parent
-    path = record_of(config, beside=beside)
-    if path is None:
-        why, remedy = "", f"Tune first: gmi-drl tune {given}."
-        if (other := record_elsewhere(config, beside=beside)) is not None:
-            why = f": {other[0]}"
-            remedy = f"{remedy[:-1]}; or see that one: gmi-drl tune --show {other[1]}."
-        print(f"{given}: nothing is on record of it here{why}. {remedy}", file=sys.stderr)
-    return path
 
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:
