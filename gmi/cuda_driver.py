@@ -10,7 +10,7 @@ import uuid as uuids
 from datetime import timedelta
 from typing import Any, Final
 
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 
 from .errors import GmiError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.errors import GmiDrlError
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .config.config import Config
     from .layout import GmiSpec
     from .topology import Device
+
 
 _CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
 
@@ -92,3 +94,19 @@ def _short(value: Any, limit: int = 80) -> str:
     text = repr(value)  # the end of a path says more than its middle
     half = (limit - 3) // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
+def counted(count: int, thing: str) -> str:
+    """Returns a number with its noun: 1 iteration, 2,000 iterations."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def install(extra: str, source: Path = Path(__file__)) -> str:
+    """Returns the command that adds `extra`: in a clone by its path, elsewhere by name.
+
+    `source` is this file. An editable installation, and a clone that is run without one, keep it
+    two folders below the clone's `pyproject.toml`; a wheel does not carry that.
+    """
+    if (source.resolve().parents[1] / "pyproject.toml").is_file():
+        return f"pip install -e '.[{extra}]' in the clone"
+    return f"pip install 'gmi-drl[{extra}]'"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 from gmi_drl.placement.topology import Device
 
 from .backend import GPU_BACKENDS, backend_of

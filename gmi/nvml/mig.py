@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gmi_drl.placement.mig.instances import placements, profiles_of
+from gmi_drl.placement.mig import placements, profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
 
 from .nvml import query

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gmi_drl.placement.config.config import Config
-from gmi_drl.placement.config.networks import hidden_sizes
+from gmi_drl.placement.config.section import hidden_sizes
 from gmi_drl.placement.faults import Fault
 from gmi_drl.placement.layout import GmiSpec, Layout
-from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.placement.slicing import memory_share
 from gmi_drl.placement.templates import TEMPLATES
 
 _FLOAT: Final = 4

@@ -17,14 +17,17 @@ from pydantic import (
 )
 
 from .algorithms import AlgorithmConfig, PPOConfig, algorithm_config, algorithms_of
-from .comm import CommConfig, ExperienceConfig
-from .env import EnvConfig
-from .hardware import HardwareConfig
-from .layout import LayoutConfig
-from .run import RunConfig
 from .search import SearchConfig
 from .section import AUTO, CLASS_PATTERN, Section, broken
-from .tune import TuneConfig
+from .sections import (
+    CommConfig,
+    EnvConfig,
+    ExperienceConfig,
+    HardwareConfig,
+    LayoutConfig,
+    RunConfig,
+    TuneConfig,
+)
 
 CONFIG_VERSION = 1
 
@@ -32,14 +35,10 @@ CONFIG_VERSION = 1
 class RoleConfig(Section):
     """A class of yours that takes a role."""
 
-    class_: str = Field(
-        alias="class",
-        pattern=CLASS_PATTERN,
-        description="The class, as `module:Class`. The module may lie beside the config file.",
-    )
-    params: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of its `GMI_run`."
-    )
+    class_: str = Field(alias="class", pattern=CLASS_PATTERN)
+    """The class, as `module:Class`. The module may lie beside the config file."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of its `GMI_run`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -64,35 +63,33 @@ def with_algorithm(config: dict[str, Any]) -> dict[str, Any]:
 class Config(Section):
     """A whole config."""
 
-    version: Literal[1] = Field(description="Version of this schema: 1.")
-    run: RunConfig = Field(default=RunConfig(), description="The run.")
-    env: EnvConfig = Field(description="The environment.")
-    algorithm: SerializeAsAny[AlgorithmConfig] = Field(
-        default=PPOConfig(), description="The algorithm."
-    )
-    mode: Literal["sync", "async", "serving"] = Field(
-        default="sync",
-        description="`sync`: all GMIs update the same policy at the same time; `async`: some GMIs "
-        "collect experience with a policy that is a little old while others train on it; "
-        "`serving`: simulate and infer only, nothing is learned.",
-    )
-    hardware: HardwareConfig = Field(default=HardwareConfig(), description="The devices to use.")
-    layout: LayoutConfig = Field(default=LayoutConfig(), description="The placement.")
-    roles: dict[str, RoleConfig] = Field(
-        default_factory=dict,
-        description='Classes of yours by role, for example `trainer: "my_module:MyTrainer"`, or '
-        "`class` and `params` apart.",
-    )
-    comm: CommConfig = Field(default=CommConfig(), description="Communication.")
-    experience: ExperienceConfig = Field(
-        default=ExperienceConfig(), description="The way of experience, in mode async."
-    )
-    tune: TuneConfig = Field(
-        default=TuneConfig(), description="How what says `auto` is found, by `gmi-drl tune`."
-    )
-    search: SearchConfig | None = Field(
-        default=None, description="Hyper-parameters to look for, by `gmi-drl search`."
-    )
+    version: Literal[1]
+    """Version of this schema: 1."""
+    run: RunConfig = RunConfig()
+    """The run."""
+    env: EnvConfig
+    """The environment."""
+    algorithm: SerializeAsAny[AlgorithmConfig] = PPOConfig()
+    """The algorithm."""
+    mode: Literal["sync", "async", "serving"] = "sync"
+    """`sync`: all GMIs update the same policy at the same time; `async`: some GMIs collect
+    experience with a policy that is a little old while others train on it; `serving`: simulate and
+    infer only, nothing is learned."""
+    hardware: HardwareConfig = HardwareConfig()
+    """The devices to use."""
+    layout: LayoutConfig = LayoutConfig()
+    """The placement."""
+    roles: dict[str, RoleConfig] = Field(default_factory=dict)
+    """Classes of yours by role, for example `trainer: "my_module:MyTrainer"`, or `class` and
+    `params` apart."""
+    comm: CommConfig = CommConfig()
+    """Communication."""
+    experience: ExperienceConfig = ExperienceConfig()
+    """The way of experience, in mode async."""
+    tune: TuneConfig = TuneConfig()
+    """How what says `auto` is found, by `gmi-drl tune`."""
+    search: SearchConfig | None = None
+    """Hyper-parameters to look for, by `gmi-drl search`."""
 
     @property
     def is_resolved(self) -> bool:

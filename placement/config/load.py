@@ -14,8 +14,7 @@ from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest
 
 from .algorithms import section_class
 from .config import CONFIG_VERSION, Config, with_algorithm
-from .explain import explain
-from .schema import ConfigSchema
+from .schema import ConfigSchema, explain
 from .yaml_text import read_value, read_yaml
 
 Keys = tuple[str, ...]

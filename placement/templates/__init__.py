@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from .decoupled import DECOUPLED, decoupled
-from .tcg import TCG, tcg
-from .tcg_ex import TCG_EX, tcg_ex
-from .tdg import TDG, tdg
-from .tdg_ex import TDG_EX, tdg_ex
+from .serving import TCG, TDG, tcg, tdg
 from .template import Shape, Template
+from .training import DECOUPLED, TCG_EX, TDG_EX, decoupled, tcg_ex, tdg_ex
 
 __all__ = [
     "TEMPLATES", "Shape", "Template", "TemplateName", "decoupled", "tcg", "tcg_ex", "tdg", "tdg_ex",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from gmi_drl.launcher.watch.promise import Promise
+from gmi_drl.launcher.watch.watch import Promise
 from gmi_drl.placement import Config, Topology
 
 from .identity import answer_key

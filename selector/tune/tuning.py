@@ -16,8 +16,7 @@ from typing import Any
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.plan.planning import faults_anywhere
+from gmi_drl.launcher.plan.planning import faults_anywhere, importable
 from gmi_drl.launcher.plan.user_code import algorithm_faults, role_faults
 from gmi_drl.launcher.view.screen import ViewName
 from gmi_drl.placement import Config, ConfigError, load_config

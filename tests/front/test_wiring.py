@@ -8,7 +8,7 @@ import pytest
 from gmi_drl.comm import create_group
 from gmi_drl.gmi.backends.direct import DirectBackend
 from gmi_drl.gmi.process import grouped
-from gmi_drl.launcher.wire.wiring import tally_of, wires_fault, wires_of
+from gmi_drl.launcher.plan.wiring import tally_of, wires_fault, wires_of
 from gmi_drl.placement import Device, MigSlice, Topology, decoupled, tcg_ex, tdg, tdg_ex
 from gmi_drl.roles.role.host import Job
 from gmi_drl.runtime import SerializationError

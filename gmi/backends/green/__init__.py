@@ -14,7 +14,7 @@ from gmi_drl.gmi.backends.backend import PlainSlices
 from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, uuid_of, verify_device, verify_outside_mps
 from gmi_drl.gmi.errors import SliceError
-from gmi_drl.placement.green import group_sms, groups_of, num_groups
+from gmi_drl.placement.slicing import group_sms, groups_of, num_groups
 
 if TYPE_CHECKING:
     from gmi_drl.gmi.backends.usable import System

@@ -17,7 +17,7 @@ from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, verify_device, verify_outside_mps
 from gmi_drl.gmi.errors import SliceError
 from gmi_drl.gmi.lease import Lease, LeaseNotes
-from gmi_drl.placement.mig.instances import whole_instances
+from gmi_drl.placement.mig import whole_instances
 
 from .mig_gpu import MigGpu
 from .slices import INSTANCE, MigSlices, make_slices, undo_notes

@@ -19,7 +19,7 @@ from gmi_drl.gmi.errors import GmiError
 from gmi_drl.gmi.nvml.mig import mig_handles, read_instances
 from gmi_drl.gmi.nvml.nvml import nvml_session, read_processes
 from gmi_drl.placement.layout import MigSlice
-from gmi_drl.placement.mig.instances import profiles_of
+from gmi_drl.placement.mig import profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
 
 _RETRY_S: Final = 0.1  # between two tries while something still holds the GPU

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.gmi.backends.gpu import gpu_environment, uuid_of
 from gmi_drl.gmi.errors import GmiError, SliceError
 from gmi_drl.gmi.lease import Lease
-from gmi_drl.placement.mig.instances import commands_for, whole_instances
+from gmi_drl.placement.mig import commands_for, whole_instances
 
 from .mig_gpu import GpuInstance, MigError, MigGpu, retry_while_in_use
 

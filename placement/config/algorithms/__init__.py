@@ -7,12 +7,9 @@ from typing import Any, Final
 
 from gmi_drl.placement.faults import Fault, closest
 
-from .a3c import A3CConfig
 from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig
 from .custom import CustomAlgorithmConfig, settings_of
-from .dqn import DQNConfig
-from .impala import IMPALAConfig
-from .ppo import PPOConfig
+from .settings import A3CConfig, DQNConfig, IMPALAConfig, PPOConfig
 
 __all__ = [
     "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A3CConfig", "ActorCriticConfig",

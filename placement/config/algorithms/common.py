@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from gmi_drl.placement.config.networks import NETWORKS
-from gmi_drl.placement.config.section import Int, Network, Section, broken
-from gmi_drl.placement.counted import counted
-from gmi_drl.placement.faults import Fault
+from gmi_drl.placement.config.section import NETWORKS, Int, Network, Section, broken
+from gmi_drl.placement.faults import Fault, counted
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config
@@ -44,53 +42,39 @@ class AlgorithmConfig(Section):
     # The class of the algorithm, as module:Class.
     implementation: ClassVar[str] = ""
 
-    name: str = Field(
-        default="", description="The algorithm. Default: `ppo`, and `impala` for `mode: async`."
-    )
-    optimizer: str = Field(
-        default="auto",
-        description="Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): "
-        "every GMI that trains on its own experience, with reduced gradients; `async_samples` "
-        "(mode async): trainers on what agents send them meanwhile; "
-        "`replay` (mode sync): every GMI that trains on what it has kept. "
-        "`auto`: the algorithm's own.",
-    )
+    name: str = ""
+    """The algorithm. Default: `ppo`, and `impala` for `mode: async`."""
+    optimizer: str = "auto"
+    """Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): every GMI that
+    trains on its own experience, with reduced gradients; `async_samples` (mode async): trainers on
+    what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
+    kept. `auto`: the algorithm's own."""
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
         + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
         + ".",
     )
-    activation: Literal["elu", "tanh", "relu"] = Field(
-        default="elu", description="Activation of the hidden layers."
-    )
+    activation: Literal["elu", "tanh", "relu"] = "elu"
+    """Activation of the hidden layers."""
     horizon: Horizon = 16
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of future rewards.")
-    learning_rate: float = Field(
-        default=3e-4,
-        gt=0,
-        le=1,
-        description="Adam's learning rate (the first one, if it is scheduled).",
-    )
-    max_grad_norm: float | None = Field(
-        default=1.0, ge=0, description="Clip the gradient's norm to this; `null` or 0: do not."
-    )
-    reward_scale: float = Field(default=1.0, gt=0, description="Rewards are multiplied by this.")
-    normalize_observation: bool = Field(
-        default=True, description="Normalise observations by their running mean and deviation."
-    )
-    bootstrap_time_limit: bool = Field(
-        default=True,
-        description="At a time limit, add the value of the final observation: the episode could "
-        "have gone on.",
-    )
-    precision: Literal["fp32", "tf32", "bf16"] = Field(
-        default="fp32",
-        description="What the network's matrix products are computed in. `tf32`: inputs rounded to "
-        "10 bits on the tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: "
-        "hidden layers in bfloat16. The last layer's output, parameters, losses and the optimizer "
-        "stay fp32. See [training on the GPU](gpu-training.md#precision).",
-    )
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount of future rewards."""
+    learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    """Adam's learning rate (the first one, if it is scheduled)."""
+    max_grad_norm: float | None = Field(default=1.0, ge=0)
+    """Clip the gradient's norm to this; `null` or 0: do not."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """Rewards are multiplied by this."""
+    normalize_observation: bool = True
+    """Normalise observations by their running mean and deviation."""
+    bootstrap_time_limit: bool = True
+    """At a time limit, add the value of the final observation: the episode could have gone on."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """What the network's matrix products are computed in. `tf32`: inputs rounded to 10 bits on the
+    tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: hidden layers in
+    bfloat16. The last layer's output, parameters, losses and the optimizer stay fp32. See [training
+    on the GPU](gpu-training.md#precision)."""
 
     @property
     def resolved_optimizer(self) -> str:
@@ -156,33 +140,23 @@ class ActorCriticConfig(AlgorithmConfig):
     The defaults are the paper's settings for Ant.
     """
 
-    minibatches: Int = Field(
-        default=2,
-        ge=1,
-        description="Minibatches in an epoch; must divide `num_env` x `horizon`, with template "
-        "tdg_ex that x the agents of a trainer.",
-    )
+    minibatches: Int = Field(default=2, ge=1)
+    """Minibatches in an epoch; must divide `num_env` x `horizon`, with template tdg_ex that x the
+    agents of a trainer."""
     epochs: Epochs = 4
-    lam: float = Field(
-        default=0.95, ge=0, le=1, description="Lambda of GAE and V-trace; 1 is the n-step return."
-    )
-    schedule: Literal["adaptive", "constant", "linear"] = Field(
-        default="adaptive",
-        description="`adaptive`: after each minibatch, lower or raise the learning rate to keep "
-        "the KL divergence near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`.",
-    )
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """Lambda of GAE and V-trace; 1 is the n-step return."""
+    schedule: Literal["adaptive", "constant", "linear"] = "adaptive"
+    """`adaptive`: after each minibatch, lower or raise the learning rate to keep the KL divergence
+    near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`."""
     value_coef: ValueCoef = 2.0
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
     bounds_coef: BoundsCoef = 1e-4
-    normalize_value: bool = Field(
-        default=True, description="Normalise value targets by their running mean and deviation."
-    )
-    init_log_std: float = Field(
-        default=0.0,
-        ge=-20,
-        le=2,
-        description="Initial logarithm of the action's standard deviation (continuous actions).",
-    )
+    normalize_value: bool = True
+    """Normalise value targets by their running mean and deviation."""
+    init_log_std: float = Field(default=0.0, ge=-20, le=2)
+    """Initial logarithm of the action's standard deviation (continuous actions)."""
 
     @property
     def anneals(self) -> bool:
@@ -229,23 +203,18 @@ class ReplayConfig(AlgorithmConfig):
 
     optimizers: ClassVar[tuple[str, ...]] = ("replay",)
 
-    normalize_observation: bool = Field(
-        default=False, description="Normalise observations by their running mean and deviation."
-    )
-    schedule: Literal["constant", "linear"] = Field(
-        default="constant",
-        description="The learning rate; `linear`: down to 0 at `total_steps`; `constant`.",
-    )
-    batch_size: Int = Field(default=64, ge=1, description="Rows of a minibatch in each GMI.")
-    replay_capacity: Int = Field(
-        default=100_000, ge=1, description="The newest steps that each GMI keeps."
-    )
-    replay_start: Int = Field(
-        default=1_000, ge=0, description="Steps in each GMI before the first update."
-    )
-    updates_per_row: float = Field(
-        default=0.5, gt=0, description="Updates for each further step in each GMI."
-    )
+    normalize_observation: bool = False
+    """Normalise observations by their running mean and deviation."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
+    batch_size: Int = Field(default=64, ge=1)
+    """Rows of a minibatch in each GMI."""
+    replay_capacity: Int = Field(default=100_000, ge=1)
+    """The newest steps that each GMI keeps."""
+    replay_start: Int = Field(default=1_000, ge=0)
+    """Steps in each GMI before the first update."""
+    updates_per_row: float = Field(default=0.5, gt=0)
+    """Updates for each further step in each GMI."""
 
     @property
     def anneals(self) -> bool:
@@ -280,17 +249,11 @@ class SegmentsConfig(ActorCriticConfig):
     optimizers: ClassVar[tuple[str, ...]] = ("async_samples",)
 
     horizon: Horizon = 20
-    minibatches: Int = Field(
-        default=1,
-        ge=1,
-        description="Minibatches in an epoch; must divide the environments of a batch, as segments "
-        "are not cut.",
-    )
+    minibatches: Int = Field(default=1, ge=1)
+    """Minibatches in an epoch; must divide the environments of a batch, as segments are not cut."""
     epochs: Epochs = 1
-    schedule: Literal["constant", "linear"] = Field(
-        default="linear",
-        description="The learning rate; `linear`: down to 0 at `total_steps`; `constant`.",
-    )
+    schedule: Literal["constant", "linear"] = "linear"
+    """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
     value_coef: ValueCoef = 0.5
     bounds_coef: BoundsCoef = 0.1
 

@@ -30,11 +30,8 @@ class CustomAlgorithmConfig(AlgorithmConfig):
     model_config = ConfigDict(extra="allow")
     optimizers: ClassVar[tuple[str, ...]] = ()  # not known before the class is loaded
 
-    class_: str = Field(
-        alias="class",
-        pattern=CLASS_PATTERN,
-        description="The class, as `module:Class`. The module may lie beside the config file.",
-    )
+    class_: str = Field(alias="class", pattern=CLASS_PATTERN)
+    """The class, as `module:Class`. The module may lie beside the config file."""
 
     @model_validator(mode="before")
     @classmethod
@@ -67,8 +64,7 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 
 def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConfig:
     """Returns the validated settings of a loaded class; ConfigError has what is wrong with them."""
-    from gmi_drl.placement.config.explain import explain
-    from gmi_drl.placement.config.schema import ConfigSchema
+    from gmi_drl.placement.config.schema import ConfigSchema, explain
 
     settings = getattr(algorithm, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmConfig)):

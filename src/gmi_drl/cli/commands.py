@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from gmi_drl.launcher.view.printable import printable_lines
+from gmi_drl.launcher.view.tables import printable_lines
 
 from .app import (
     BAD_INPUT,
@@ -130,10 +130,9 @@ def plan(
     """
     import json
 
-    from gmi_drl.launcher.plan.import_path import importable
-    from gmi_drl.launcher.plan.planning import backend_reason, planned
+    from gmi_drl.launcher.plan.planning import backend_reason, importable, planned
     from gmi_drl.launcher.plan.reduction import reduction_of
-    from gmi_drl.launcher.wire.wiring import classes_of
+    from gmi_drl.launcher.plan.wiring import classes_of
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
     from gmi_drl.report import plan_tables

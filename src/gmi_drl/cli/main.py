@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
-from gmi_drl.launcher.view.printable import make_encodable
+from gmi_drl.launcher.view.tables import make_encodable
 
 _COMMANDS: Final = ("commands", "tune_commands", "record_commands")  # in the order of --help
 _RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs

@@ -10,8 +10,8 @@ from gmi_drl.comm.plan.links import LinkKind
 from gmi_drl.comm.plan.project import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.faults import device_name
-from gmi_drl.placement.green import groups_of, num_groups
-from gmi_drl.placement.mig.tables import profiles_of
+from gmi_drl.placement.mig import profiles_of
+from gmi_drl.placement.slicing import groups_of, num_groups
 from gmi_drl.placement.templates import TEMPLATES
 
 if TYPE_CHECKING:

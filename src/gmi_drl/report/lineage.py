@@ -11,7 +11,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gmi_drl.launcher.view.printable import cut, printable
+from gmi_drl.launcher.view.tables import cut, printable
 from gmi_drl.placement import counted
 from gmi_drl.runtime.gcs.database import GcsError, find, ids_with_prefix
 from gmi_drl.runtime.gcs.tables import (

@@ -19,7 +19,7 @@ from gmi_drl.placement import (
     format_cores,
     hidden_sizes,
 )
-from gmi_drl.placement.config.layout import LayoutConfig
+from gmi_drl.placement.config.sections import LayoutConfig
 from gmi_drl.placement.costs import PAPER
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.templates import Template, templates_of

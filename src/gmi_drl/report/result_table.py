@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gmi_drl.launcher.folder.run_folder import resume_command
-from gmi_drl.launcher.view.memory_peaks import peak_summary
-from gmi_drl.launcher.view.printable import printable
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.view.tables import print_table, printable
+from gmi_drl.launcher.view.view import peak_summary
 from gmi_drl.placement import counted
 
 if TYPE_CHECKING:
@@ -62,6 +61,6 @@ def _memory_held(result: RunResult) -> list[list[str]]:
 def _traces(result: RunResult) -> list[list[str]]:
     if not result.traces:
         return []
-    from gmi_drl.launcher.watch.traces import where
+    from gmi_drl.launcher.watch.records import where
 
     return [["traces", where(result.traces)]]

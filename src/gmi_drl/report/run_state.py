@@ -11,8 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.launcher.view.printable import printable
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.view.tables import print_table, printable
 from gmi_drl.placement import counted
 from gmi_drl.runtime.gcs.database import SQLITE_ERRORS, GcsError, WrongValue, checked, open_to_read
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.launcher.view.printable import cut
+from gmi_drl.launcher.view.tables import cut
 from gmi_drl.runtime.gcs.database import scan
 from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, TaskRow
 

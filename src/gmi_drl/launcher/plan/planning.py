@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import host_memory
-from gmi_drl.launcher.wire.wiring import wires_fault
 from gmi_drl.placement import (
     AUTO,
     Config,
@@ -23,12 +24,27 @@ from gmi_drl.placement import (
     layout_of,
     simplest,
 )
-from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.checks.memory import Sizes, memory_faults
+from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
 
 from .reduction import reduction_fault
 from .user_code import UserCodeReport
+from .wiring import wires_fault
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """Lets this process import what is in `folder`, before all else: as GMIs do."""
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
 
 # Lists the faults of a config on devices. The selector's also says of `auto` what can be tuned.
 Check: TypeAlias = Callable[[Config, Topology], list[Fault]]

@@ -29,19 +29,18 @@ from gmi_drl.launcher.folder.run_folder import (
 )
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.view.memory_peaks import memory_held
+from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.launcher.view.screen import ViewName
-from gmi_drl.launcher.view.startup_notes import startup_notes
-from gmi_drl.launcher.view.view import View, is_for_view, open_view
-from gmi_drl.launcher.watch.closing import close_all
-from gmi_drl.launcher.watch.promise import PromiseOf, PromiseWatch
-from gmi_drl.launcher.watch.restarts import Restarts, is_recoverable
-from gmi_drl.launcher.watch.segment_counts import SegmentCounts, segment_counts_of
-from gmi_drl.launcher.watch.serving_metrics import ServingMetrics
-from gmi_drl.launcher.watch.traces import new_traces, traced_gmis
-from gmi_drl.launcher.watch.watch import Watch
-from gmi_drl.launcher.watch.watchdog import Watchdog
+from gmi_drl.launcher.view.view import View, is_for_view, memory_held, open_view
+from gmi_drl.launcher.watch.records import (
+    SegmentCounts,
+    ServingMetrics,
+    new_traces,
+    segment_counts_of,
+    traced_gmis,
+)
+from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch
+from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
 from gmi_drl.placement import Config
 from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
@@ -107,8 +106,7 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job = resumed_job(Path(str(resume)), overrides, roles, locks)
-                notes: list[str] = []
+                job, notes = resumed_job(Path(str(resume)), overrides, roles, locks)
             else:
                 overrides = paper_config.apply_to(overrides)
                 job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
@@ -117,15 +115,10 @@ def launch(
             if job.resume is not None or job.config.run.profile:
                 promise_of = None
             with at_work(job.layout.topology):
-                return _run(
-                    job,
-                    view,
-                    keep,
-                    swept=swept,
-                    notes=notes,
-                    watch=watch,
-                    promise_of=promise_of,
-                )
+                # What could not be undone has been warned of.
+                kinds = (one.lease.kind for one in swept if one.undone)
+                left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
+                return _run(job, view, keep, notes=left + notes, watch=watch, promise_of=promise_of)
         finally:
             if not started:
                 runtime.shutdown()
@@ -136,7 +129,6 @@ def _run(
     view: ViewName,
     keep_gcs: bool,
     *,
-    swept: Sequence[lease.SweptLease],
     notes: Sequence[str],
     watch: Watch | None,
     promise_of: PromiseOf | None,
@@ -170,7 +162,7 @@ def _run(
             restarts = Restarts(gang, folder, budget)
             serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
             with open_view(view, job.config, job.layout) as screen:
-                for line in startup_notes(job.config, job.layout, folder.path, swept, notes):
+                for line in notes:
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})

@@ -1,4 +1,4 @@
-"""Defines template tdg_ex: synchronous training with one trainer GMI on each device."""
+"""Defines the templates that train: tcg_ex, tdg_ex and decoupled."""
 
 from __future__ import annotations
 
@@ -6,11 +6,35 @@ from collections.abc import Iterator
 from typing import Final
 
 from gmi_drl.placement.costs import CostEquation, Workload
-from gmi_drl.placement.faults import Fault, device_name, spec_fault
+from gmi_drl.placement.faults import Fault, counted, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.topology import Topology
 
-from .template import SERVING, TRAINER, Channel, Roles, Shape, Template, with_answers
+from .template import ALL, SERVING, TRAINER, Channel, Roles, Shape, Template, with_answers
+
+
+def tcg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
+    """Places simulator, agent and trainer together in each of `gmi_per_gpu` GMIs on every device.
+
+    Co-located roles hand experience over without a transfer; only gradients leave a GMI (GMI-DRL,
+    section 5).
+    """
+    return TCG_EX.layout(Shape(topology, gmi_per_gpu), num_env, backend)
+
+
+TCG_EX: Final = Template(
+    name="tcg_ex",
+    mode="sync",
+    description="simulator, agent and trainer together in each GMI",
+    gmis=(ALL,),
+    classes={"trainer": "gmi_drl.roles:Holistic"},
+    roles_at=lambda shape, device, place: ALL,
+    cost=CostEquation(
+        resource=lambda w: max(w.rs, w.ra, w.rt),
+        com_bytes=lambda w, n: w.reduced_bytes(n),
+        trains=True,
+    ),
+)
 
 
 def tdg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
@@ -41,7 +65,7 @@ def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
     return {trainer: sorted(agents) for trainer, agents in workers.items()}
 
 
-def _roles_at(shape: Shape, device: int, place: int) -> Roles:
+def _tdg_ex_roles_at(shape: Shape, device: int, place: int) -> Roles:
     return TRAINER if place == shape.gmi_per_gpu - 1 else SERVING
 
 
@@ -55,7 +79,7 @@ def _com_bytes(w: Workload, n: int) -> float:
     return steps + w.policy_bytes + w.reduced_bytes(n)
 
 
-def _shape_faults(shape: Shape) -> Iterator[Fault]:
+def _tdg_ex_shape_faults(shape: Shape) -> Iterator[Fault]:
     if shape.gmi_per_gpu < 2:
         yield Fault(
             "layout.gmi_per_gpu", shape.gmi_per_gpu, "template tdg_ex has a trainer GMI on each "
@@ -64,7 +88,7 @@ def _shape_faults(shape: Shape) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
+def _tdg_ex_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
     """Yields a fault for each trainer without agents, or with more or fewer than the first."""
     if missing := next(TDG_EX.missing_roles(layout), None):
         yield missing
@@ -88,7 +112,7 @@ def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
             )  # fmt: skip
 
 
-def _channels(layout: Layout) -> list[Channel]:
+def _tdg_ex_channels(layout: Layout) -> list[Channel]:
     """Returns one to each agent from its trainer, for orders and the policy, and one back."""
     return with_answers(
         [
@@ -105,17 +129,79 @@ TDG_EX: Final = Template(
     description="one GMI of each device trains, and the others simulate and infer for it",
     gmis=(SERVING, TRAINER),
     classes={"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
-    roles_at=_roles_at,
+    roles_at=_tdg_ex_roles_at,
     cost=CostEquation(
         resource=_resource,
         com_bytes=_com_bytes,
         trains=True,
         measured_com_s=lambda w: w.tdg_ex_com_s,
     ),
-    shape_faults=_shape_faults,
-    peer_faults=_peer_faults,
-    channels=_channels,
+    shape_faults=_tdg_ex_shape_faults,
+    peer_faults=_tdg_ex_peer_faults,
+    channels=_tdg_ex_channels,
     carries="policy, experience back",
     least_gmis=2,
     fewer_links="Use fewer GMIs, or give its device more trainers.",
+)
+
+
+def decoupled(
+    topology: Topology,
+    gmi_per_gpu: int,
+    num_env: int,
+    backend: str = "cpu",
+    trainer_gpus: int = 1,
+) -> Layout:
+    """Places simulator and agent together on some devices, trainers on the last `trainer_gpus`.
+
+    Each side has whole devices, so that training takes nothing from simulation (GMI-DRL's
+    asynchronous training).
+    """
+    return DECOUPLED.layout(Shape(topology, gmi_per_gpu, trainer_gpus), num_env, backend)
+
+
+def _decoupled_roles_at(shape: Shape, device: int, place: int) -> Roles:
+    return TRAINER if device >= shape.devices - shape.trainer_gpus else SERVING
+
+
+def _decoupled_shape_faults(shape: Shape) -> Iterator[Fault]:
+    if shape.devices == 1:
+        on_cores = all(device.kind == "cpu" for device in shape.topology.devices)
+        yield Fault(
+            "layout.template", "decoupled", "simulation and training need a device each, and there "
+            "is one",
+            "Set hardware.num_gpus: 2, which makes two groups of the cores." if on_cores
+            else "Use mode: sync, which shares a GPU, or more GPUs.",
+        )  # fmt: skip
+    elif 0 < shape.devices <= shape.trainer_gpus:
+        yield Fault(
+            "layout.trainer_gpus", shape.trainer_gpus,
+            f"of {counted(shape.devices, 'device')} one or more must be left for simulation",
+            f"Use {shape.devices - 1} or fewer.",
+        )  # fmt: skip
+
+
+def _decoupled_channels(layout: Layout) -> list[Channel]:
+    """Returns one for experience from every agent to every trainer."""
+    agents, trainers = layout.holding("agent"), layout.holding("trainer")
+    return [(agent, trainer) for trainer in trainers for agent in agents]
+
+
+def _decoupled_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
+    return DECOUPLED.missing_roles(layout)
+
+
+DECOUPLED: Final = Template(
+    name="decoupled",
+    mode="async",
+    description="simulator and agent together on some devices, trainers on the others",
+    gmis=(SERVING, TRAINER),
+    classes={"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
+    roles_at=_decoupled_roles_at,
+    shape_faults=_decoupled_shape_faults,
+    peer_faults=_decoupled_peer_faults,
+    channels=_decoupled_channels,
+    carries="experience",
+    channels_answer=False,  # the policy comes back by a board
+    publishes_policy=True,
 )

@@ -1,4 +1,4 @@
-"""Defines template tdg: serving with simulators and agents in GMIs of their own, in pairs."""
+"""Defines the templates that serve: tcg and tdg."""
 
 from __future__ import annotations
 
@@ -10,7 +10,28 @@ from gmi_drl.placement.faults import Fault, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.topology import Topology
 
-from .template import Channel, Shape, Template, with_answers
+from .template import SERVING, Channel, Shape, Template, with_answers
+
+
+def tcg(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
+    """Places simulator and agent together in each GMI, and no trainer (GMI-DRL, section 5)."""
+    return TCG.layout(Shape(topology, gmi_per_gpu), num_env, backend)
+
+
+TCG: Final = Template(
+    name="tcg",
+    mode="serving",
+    description="simulator and agent together in each GMI",
+    gmis=(SERVING,),
+    classes={"agent": "gmi_drl.roles:Serving"},
+    roles_at=lambda shape, device, place: SERVING,
+    cost=CostEquation(
+        resource=lambda w: max(w.rs, w.ra),
+        com_bytes=lambda w, n: 0.0,
+        trains=False,
+    ),
+)
+
 
 _PAIR: Final = (("simulator",), ("agent",))
 
