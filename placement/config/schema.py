@@ -202,7 +202,7 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
         known, value = choices(field.annotation if field else None), str(detail["input"])
         if keys == ("algorithm", "name"):
             known = list(ALGORITHMS)
-            if value.lower() in LACKING - ALGORITHMS.keys():
+            if value.lower() in LACKING:
                 has = (f"mode {m} has {' and '.join(algorithms_of(m))}" for m in ("sync", "async"))
                 rule = f"gmi-drl does not have this algorithm: {', '.join(has)}"
                 return rule, "Use one of these, or algorithm.class for one of yours."

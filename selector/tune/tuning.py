@@ -17,7 +17,7 @@ from typing import Any
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import faults_anywhere, importable
-from gmi_drl.launcher.plan.user_code import algorithm_faults, role_faults
+from gmi_drl.launcher.plan.user_code import class_faults
 from gmi_drl.launcher.view.screen import ViewName
 from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError
@@ -168,8 +168,7 @@ def _refuse(config: Config, beside: Path, source: Path | None) -> None:
     with importable(beside):
         faults = [
             *faults_anywhere(config),
-            *role_faults(config, beside),
-            *algorithm_faults(config, beside),
+            *class_faults(config, beside),
         ]
     if faults:
         raise ConfigError(faults, _name(source))

@@ -21,17 +21,7 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "replay": "sync",
 }
 
-# Settings whose default differs between algorithms.
-Horizon = Annotated[
-    Int,
-    Field(ge=1, le=1_000_000, description="Steps each environment takes between two updates."),
-]
-Epochs = Annotated[Int, Field(ge=1, description="Passes over the experience in one update.")]
-ValueCoef = Annotated[float, Field(ge=0, description="Weight of the value loss.")]
-BoundsCoef = Annotated[
-    float,
-    Field(ge=0, description="Weight of the loss on action means outside the action bounds."),
-]
+Horizon = Annotated[Int, Field(ge=1, le=1_000_000)]
 
 
 class AlgorithmConfig(Section):
@@ -41,6 +31,7 @@ class AlgorithmConfig(Section):
     optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
     # The class of the algorithm, as module:Class.
     implementation: ClassVar[str] = ""
+    target_networks: ClassVar[int] = 0  # that are kept beside the one that is trained
 
     name: str = ""
     """The algorithm. Default: `ppo`, and `impala` for `mode: async`."""
@@ -58,6 +49,7 @@ class AlgorithmConfig(Section):
     activation: Literal["elu", "tanh", "relu"] = "elu"
     """Activation of the hidden layers."""
     horizon: Horizon = 16
+    """Steps each environment takes between two updates."""
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount of future rewards."""
     learning_rate: float = Field(default=3e-4, gt=0, le=1)
@@ -88,6 +80,11 @@ class AlgorithmConfig(Section):
     def minibatch_size(self, samples: int) -> int:
         """Returns how many of an update's samples go through the network at once."""
         return samples
+
+    @property
+    def kept_steps(self) -> int:
+        """The steps that each GMI that trains keeps from one update to the next."""
+        return 0
 
     @property
     def followed_kl(self) -> float | None:
@@ -143,16 +140,19 @@ class ActorCriticConfig(AlgorithmConfig):
     minibatches: Int = Field(default=2, ge=1)
     """Minibatches in an epoch; must divide `num_env` x `horizon`, with template tdg_ex that x the
     agents of a trainer."""
-    epochs: Epochs = 4
+    epochs: Int = Field(default=4, ge=1)
+    """Passes over the experience in one update."""
     lam: float = Field(default=0.95, ge=0, le=1)
     """Lambda of GAE and V-trace; 1 is the n-step return."""
     schedule: Literal["adaptive", "constant", "linear"] = "adaptive"
     """`adaptive`: after each minibatch, lower or raise the learning rate to keep the KL divergence
     near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`."""
-    value_coef: ValueCoef = 2.0
+    value_coef: float = Field(default=2.0, ge=0)
+    """Weight of the value loss."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
-    bounds_coef: BoundsCoef = 1e-4
+    bounds_coef: float = Field(default=1e-4, ge=0)
+    """Weight of the loss on action means outside the action bounds."""
     normalize_value: bool = True
     """Normalise value targets by their running mean and deviation."""
     init_log_std: float = Field(default=0.0, ge=-20, le=2)
@@ -167,16 +167,13 @@ class ActorCriticConfig(AlgorithmConfig):
         return self.normalize_value
 
     def minibatch_size(self, samples: int) -> int:
-        """Returns how many of an update's samples go through the network at once."""
         return samples // self.minibatches
 
     @property
     def effort(self) -> str:
-        """Says how often the samples of an update are used, as the end of a sentence."""
         return f", {self.minibatches} minibatches, {self.epochs} epochs"
 
     def update_text(self, samples: int, where: str) -> str:
-        """Returns what an update of this many samples in each `where` consists of."""
         each = f"{self.minibatch_size(samples):,} samples in each {where}"
         return f"{self.minibatches} of {each}, {counted(self.epochs, 'epoch')}"
 
@@ -204,7 +201,6 @@ class ReplayConfig(AlgorithmConfig):
     optimizers: ClassVar[tuple[str, ...]] = ("replay",)
 
     normalize_observation: bool = False
-    """Normalise observations by their running mean and deviation."""
     schedule: Literal["constant", "linear"] = "constant"
     """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
     batch_size: Int = Field(default=64, ge=1)
@@ -220,17 +216,18 @@ class ReplayConfig(AlgorithmConfig):
     def anneals(self) -> bool:
         return self.schedule == "linear"
 
+    @property
+    def kept_steps(self) -> int:
+        return self.replay_capacity
+
     def minibatch_size(self, samples: int) -> int:
-        """Returns how many samples go through the network at once."""
         return self.batch_size
 
     @property
     def effort(self) -> str:
-        """Says how often the samples of an update are used, as the end of a sentence."""
         return f", {self.updates_per_row:g} updates a step of {self.batch_size:,} kept samples"
 
     def update_text(self, samples: int, where: str) -> str:
-        """Returns what an update of this many samples in each `where` consists of."""
         return f"{self.batch_size:,} kept samples in each {where}"
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
@@ -251,11 +248,11 @@ class SegmentsConfig(ActorCriticConfig):
     horizon: Horizon = 20
     minibatches: Int = Field(default=1, ge=1)
     """Minibatches in an epoch; must divide the environments of a batch, as segments are not cut."""
-    epochs: Epochs = 1
+    epochs: Int = Field(default=1, ge=1)
     schedule: Literal["constant", "linear"] = "linear"
     """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
-    value_coef: ValueCoef = 0.5
-    bounds_coef: BoundsCoef = 0.1
+    value_coef: float = Field(default=0.5, ge=0)
+    bounds_coef: float = Field(default=0.1, ge=0)
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields a fault unless the environments of a batch divide by the minibatches.

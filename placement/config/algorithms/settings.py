@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class PPOConfig(ActorCriticConfig):
     """Proximal policy optimisation. The defaults are the paper's settings for Ant."""
 
-    optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
     implementation: ClassVar[str] = "gmi_drl.roles.algorithms.ppo:PPO"
 
     name: Literal["ppo"] = "ppo"
@@ -81,6 +80,7 @@ class DQNConfig(ReplayConfig):
     """Deep Q-learning with double Q-learning and a target network, for Discrete actions."""
 
     implementation: ClassVar[str] = "gmi_drl.roles.algorithms.dqn:DQN"
+    target_networks: ClassVar[int] = 1
 
     name: Literal["dqn"] = "dqn"
     target_every: int = Field(default=128, ge=1)

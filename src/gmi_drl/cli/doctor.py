@@ -37,6 +37,7 @@ from gmi_drl.placement.config.sections import HardwareConfig
 from gmi_drl.placement.faults import install
 from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.placement.slicing import sliced
+from gmi_drl.roles.envs.adapters import ADAPTERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,12 +49,6 @@ _LINKS: Final = {  # in the paper's terms
     "ring": "B2, ring between devices",
     "ring_bcast": "B2, broadcast by ring",
     "ipc": "GPU memory",
-}
-# By adapter, which is also the extra's name.
-_ADAPTERS: Final = {
-    "mujoco": ("mujoco",),
-    "warp": ("mujoco", "warp-lang", "mujoco-warp"),
-    "mjx": ("mujoco", "mujoco-mjx", "jax"),
 }
 _STYLES: Final[dict[HealthState, str]] = {"ok": "green", "not here": "dim", "broken": "bold red"}
 
@@ -224,8 +219,10 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[HealthFin
 
 def simulator_findings() -> Iterator[HealthFinding]:
     """Lists the adapters whose packages are no part of a plain installation."""
-    for adapter, packages in _ADAPTERS.items():
-        versions = {package: installed(package) for package in packages}
+    for adapter, details in ADAPTERS.items():
+        versions = {package: installed(package) for package in details.packages.values()}
+        if not versions or not details.ids:  # of those without ids NVIDIA's site has the packages
+            continue
         missing = [package for package, number in versions.items() if number is None]
         present = ", ".join(
             f"{package} {number}" for package, number in versions.items() if number is not None
