@@ -124,6 +124,7 @@ def layout_of(config: Config, topology: Topology) -> Layout:
         file = read_layout(config.layout.file)
         layout = file.on(topology, num_env, backend_of(config, topology, file.most_on_a_device))
     else:
-        shape, backend = shape_of(config, topology), backend_of(config, topology)
-        layout = template_of(config).layout(shape, num_env, backend)
+        each, backend = config.layout.gmi_per_gpu, backend_of(config, topology)
+        template, trainer_gpus = template_of(config), config.layout.trainer_gpus
+        layout = template(topology, each, num_env, backend, trainer_gpus)
     return sliced(layout, config.hardware)

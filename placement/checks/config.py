@@ -24,7 +24,9 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     """
     config = simplest(config)
     faults, layout = [*_devices(config, topology)], None
+    of_mode: list[Fault] = []
     if config.layout.file is None:
+        of_mode += _mode_of(template_of(config), config)
         faults += template_of(config).shape_faults(shape_of(config, topology))
         faults += _cores(config, topology)
     if not faults:
@@ -36,11 +38,14 @@ def check(config: Config, topology: Topology) -> list[Fault]:
             rule, dot, remedy = str(error).partition(". ")
             faults.append(Fault("layout", ABSENT, rule if dot else str(error), remedy))
     if layout is not None:
-        faults += [*_of_the_mode(config, layout), *layout_faults_of(config, layout)]
+        if config.layout.file is not None and layout.template in TEMPLATES:
+            faults += _mode_of(TEMPLATES[layout.template], config)
+        faults += layout_faults_of(config, layout)
     trainers = _counts(config, topology, layout, "trainer")
     agents = _counts(config, topology, layout, "agent")
     return [
-        *_template(config),
+        *of_mode,
+        *_policy(config),
         *faults,
         *learning_faults(config, sum(agents), sum(trainers)),
         *_reduction(config, [range(count) for count in trainers if count]),
@@ -53,9 +58,7 @@ def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
     return [*layout_faults(layout, config.hardware), *gmi_faults(layout, config.env.num_env)]
 
 
-def _template(config: Config) -> Iterator[Fault]:
-    if config.layout.file is None:
-        yield from _mode_of(template_of(config), config, ", leave it out,")
+def _policy(config: Config) -> Iterator[Fault]:
     if config.run.policy is not None and config.mode != "serving":
         yield Fault(
             "run.policy", config.run.policy, f"it is served, and the mode is {config.mode}",
@@ -63,14 +66,10 @@ def _template(config: Config) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _of_the_mode(config: Config, layout: Layout) -> Iterator[Fault]:
-    if config.layout.file is not None and layout.template in TEMPLATES:
-        yield from _mode_of(TEMPLATES[layout.template], config, " in the layout's file,")
-
-
-def _mode_of(template: Template, config: Config, otherwise: str) -> Iterator[Fault]:
+def _mode_of(template: Template, config: Config) -> Iterator[Fault]:
     if template.mode != config.mode:
         fitting = " or ".join(other.name for other in templates_of(config.mode))
+        otherwise = ", leave it out," if config.layout.file is None else " in the layout's file,"
         yield Fault(
             "layout.template", template.name,
             f"it is of mode {template.mode}, and the mode is {config.mode}",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import dedent
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -22,6 +22,7 @@ from gmi_drl.placement.faults import ABSENT, Fault, closest
 from .algorithms import ALGORITHMS, LACKING, AlgorithmConfig, algorithms_of
 from .config import Config
 from .section import Section
+from .yaml_text import write_yaml
 
 Keys = tuple[str, ...]
 SectionType = type[BaseModel]
@@ -106,37 +107,7 @@ def default_text(field: FieldInfo) -> str | None:
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel):
         return None
-    return yaml_text(default)
-
-
-def yaml_text(value: Any) -> str:
-    """Returns a plain value as YAML has it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(yaml_text, value))}]"
-    return str(value)
-
-
-def type_text(annotation: Any) -> str:
-    """Returns an annotation in words: "whole number", "list of numbers"."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return type_text(inner[0])
-    if origin is Literal:
-        return (
-            f"one of {', '.join(f'`{value}`' for value in inner)}" if inner[1:] else f"`{inner[0]}`"
-        )
-    if origin in (Union, types.UnionType):
-        return " or ".join(type_text(part) for part in inner)
-    if origin is tuple:
-        return f"list of {type_text(inner[0])}s"
-    if origin is dict:
-        return "section"
-    words = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "value"}
-    return "`null`" if annotation is type(None) else words.get(annotation, "section")
+    return write_yaml([default]).strip()[1:-1]
 
 
 _RULES: Final = {

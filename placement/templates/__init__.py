@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from .serving import TCG, TDG, tcg, tdg
+from .serving import tcg, tdg
 from .template import Shape, Template
-from .training import DECOUPLED, TCG_EX, TDG_EX, decoupled, tcg_ex, tdg_ex
+from .training import decoupled, tcg_ex, tdg_ex
 
 __all__ = [
     "TEMPLATES", "Shape", "Template", "TemplateName", "decoupled", "tcg", "tcg_ex", "tdg", "tdg_ex",
@@ -15,14 +15,7 @@ __all__ = [
 
 # Of a mode the first one is what `auto` means.
 TEMPLATES: Final[dict[str, Template]] = {
-    template.name: template
-    for template in (
-        TCG_EX,
-        TDG_EX,
-        DECOUPLED,
-        TCG,
-        TDG,
-    )
+    template.name: template for template in (tcg_ex, tdg_ex, decoupled, tcg, tdg)
 }
 
 if TYPE_CHECKING:

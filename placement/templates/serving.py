@@ -8,17 +8,11 @@ from typing import Final
 from gmi_drl.placement.costs import CostEquation
 from gmi_drl.placement.faults import Fault, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.topology import Topology
 
 from .template import SERVING, Channel, Shape, Template, with_answers
 
-
-def tcg(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
-    """Places simulator and agent together in each GMI, and no trainer (GMI-DRL, section 5)."""
-    return TCG.layout(Shape(topology, gmi_per_gpu), num_env, backend)
-
-
-TCG: Final = Template(
+# Places simulator and agent together in each GMI, and no trainer (GMI-DRL, section 5).
+tcg: Final = Template(
     name="tcg",
     mode="serving",
     description="simulator and agent together in each GMI",
@@ -34,15 +28,6 @@ TCG: Final = Template(
 
 
 _PAIR: Final = (("simulator",), ("agent",))
-
-
-def tdg(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
-    """Places simulators and agents in GMIs of their own, which GMI-DRL compares TCG against.
-
-    `gmi_per_gpu` is even. GMIs 2 k and 2 k + 1 lie on one device and are a pair: the simulator, and
-    the agent that acts for its environments.
-    """
-    return TDG.layout(Shape(topology, gmi_per_gpu), num_env, backend)
 
 
 def _shape_faults(shape: Shape) -> Iterator[Fault]:
@@ -90,7 +75,10 @@ def _channels(layout: Layout) -> list[Channel]:
     return with_answers(list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True)))
 
 
-TDG: Final = Template(
+# Places simulators and agents in GMIs of their own, which GMI-DRL compares TCG against.
+# `gmi_per_gpu` is even. GMIs 2 k and 2 k + 1 lie on one device and are a pair: the simulator, and
+# the agent that acts for its environments.
+tdg: Final = Template(
     name="tdg",
     mode="serving",
     description="simulators and agents in GMIs of their own, in pairs",

@@ -8,21 +8,13 @@ from typing import Final
 from gmi_drl.placement.costs import CostEquation, Workload
 from gmi_drl.placement.faults import Fault, counted, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.topology import Topology
 
 from .template import ALL, SERVING, TRAINER, Channel, Roles, Shape, Template, with_answers
 
-
-def tcg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
-    """Places simulator, agent and trainer together in each of `gmi_per_gpu` GMIs on every device.
-
-    Co-located roles hand experience over without a transfer; only gradients leave a GMI (GMI-DRL,
-    section 5).
-    """
-    return TCG_EX.layout(Shape(topology, gmi_per_gpu), num_env, backend)
-
-
-TCG_EX: Final = Template(
+# Places simulator, agent and trainer together in each of `gmi_per_gpu` GMIs on every device.
+# Co-located roles hand experience over without a transfer; only gradients leave a GMI (GMI-DRL,
+# section 5).
+tcg_ex: Final = Template(
     name="tcg_ex",
     mode="sync",
     description="simulator, agent and trainer together in each GMI",
@@ -35,15 +27,6 @@ TCG_EX: Final = Template(
         trains=True,
     ),
 )
-
-
-def tdg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
-    """Places a trainer GMI on each device, the last of its `gmi_per_gpu`.
-
-    The others of the device simulate and infer for it, and wait while it trains (GMI-DRL's TDG_EX,
-    which it compares TCG_EX against).
-    """
-    return TDG_EX.layout(Shape(topology, gmi_per_gpu), num_env, backend)
 
 
 def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
@@ -90,7 +73,7 @@ def _tdg_ex_shape_faults(shape: Shape) -> Iterator[Fault]:
 
 def _tdg_ex_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
     """Yields a fault for each trainer without agents, or with more or fewer than the first."""
-    if missing := next(TDG_EX.missing_roles(layout), None):
+    if missing := next(tdg_ex.missing_roles(layout), None):
         yield missing
         return
     workers = rollout_workers_of(layout)
@@ -123,7 +106,10 @@ def _tdg_ex_channels(layout: Layout) -> list[Channel]:
     )
 
 
-TDG_EX: Final = Template(
+# Places a trainer GMI on each device, the last of its `gmi_per_gpu`. The others of the device
+# simulate and infer for it, and wait while it trains (GMI-DRL's TDG_EX, which it compares TCG_EX
+# against).
+tdg_ex: Final = Template(
     name="tdg_ex",
     mode="sync",
     description="one GMI of each device trains, and the others simulate and infer for it",
@@ -143,21 +129,6 @@ TDG_EX: Final = Template(
     least_gmis=2,
     fewer_links="Use fewer GMIs, or give its device more trainers.",
 )
-
-
-def decoupled(
-    topology: Topology,
-    gmi_per_gpu: int,
-    num_env: int,
-    backend: str = "cpu",
-    trainer_gpus: int = 1,
-) -> Layout:
-    """Places simulator and agent together on some devices, trainers on the last `trainer_gpus`.
-
-    Each side has whole devices, so that training takes nothing from simulation (GMI-DRL's
-    asynchronous training).
-    """
-    return DECOUPLED.layout(Shape(topology, gmi_per_gpu, trainer_gpus), num_env, backend)
 
 
 def _decoupled_roles_at(shape: Shape, device: int, place: int) -> Roles:
@@ -188,10 +159,13 @@ def _decoupled_channels(layout: Layout) -> list[Channel]:
 
 
 def _decoupled_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
-    return DECOUPLED.missing_roles(layout)
+    return decoupled.missing_roles(layout)
 
 
-DECOUPLED: Final = Template(
+# Places simulator and agent together on some devices, trainers on the last `trainer_gpus`. Each
+# side has whole devices, so that training takes nothing from simulation (GMI-DRL's asynchronous
+# training).
+decoupled: Final = Template(
     name="decoupled",
     mode="async",
     description="simulator and agent together on some devices, trainers on the others",

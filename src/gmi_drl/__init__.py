@@ -20,19 +20,9 @@ if TYPE_CHECKING:
     from .selector.tune.tuning import Tuned, tune
 
 __all__ = [
-    "DRL_role",
-    "GMI_manager",
-    "GmiDrlError",
-    "Holistic",
-    "RunResult",
-    "SearchResult",
-    "Tuned",
-    "__version__",
-    "config",
-    "launch",
-    "search",
-    "tune",
-]
+    "DRL_role", "GMI_manager", "GmiDrlError", "Holistic", "RunResult", "SearchResult", "Tuned",
+    "__version__", "config", "launch", "search", "tune",
+]  # fmt: skip
 
 _HOME = {
     "DRL_role": "gmi_drl.roles",

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from gmi_drl.launcher.view.screen import LiveScreen
+from gmi_drl.launcher.view.screen import Screen
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured, Space
 from gmi_drl.selector.tune.tune_view import TuneView, open_tune_view
 
@@ -42,7 +42,7 @@ def test_lines_tell_each_answer_the_best_and_what_is_left(capsys):
 
 
 def test_a_terminal_shows_what_is_measured_now():
-    screen = LiveScreen()
+    screen = Screen("live")
     view = TuneView(screen, "Ant-v5 [2 cores]", SPACE, 300.0)
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:

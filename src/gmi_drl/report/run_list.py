@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.launcher.folder.run_folder import is_trained
+from gmi_drl.launcher.folder.run_folder import METRICS, is_trained, metrics_in
 from gmi_drl.launcher.view.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_MARKS: Final = ("run.json", "config.yaml", "metrics.jsonl")  # any of them makes a run's folder
+_MARKS: Final = ("run.json", "config.yaml", METRICS)  # any of them makes a run's folder
 _TAIL_BYTES: Final = 64 * 1024
 _MOST_BYTES: Final = 4 * 2**20  # of a run.json
 
@@ -74,15 +74,17 @@ def _folders(path: Path) -> list[Path]:
 def _summary(path: Path) -> RunSummary:
     written = _read_object(path / "run.json")
     state, damaged = _sound(written)
-    last, _ = _sound(_last_line(path / "metrics.jsonl"))
-    known = {**last, **state}
-    if state.get("state") == "running":
+    last, _ = _sound(_last_line(path / METRICS))
+    known, how = {**last, **state}, written.get("state") or "damaged"
+    if how == "running":
         known.update(last)  # run.json is behind while it runs
+        if not is_trained(path):
+            how = "failed"  # its launcher was killed before it could say so
     return RunSummary(
         path=path,
         name=path.parent.name,
         started=state.get("started"),
-        state="damaged" if damaged else _state(path, written),
+        state="damaged" if damaged else how,
         env=state.get("env"),
         seed=state.get("seed"),
         iteration=known.get("iteration"),
@@ -91,13 +93,6 @@ def _summary(path: Path) -> RunSummary:
         eval_return=state.get("eval_return"),
         steps_per_s=known.get("steps_per_s"),
     )
-
-
-def _state(path: Path, run: dict[str, Any]) -> str:
-    state: str = run.get("state") or "damaged"
-    if state == "running" and not is_trained(path):
-        return "failed"  # its launcher was killed before it could say so
-    return state
 
 
 def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -148,48 +143,29 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a file of JSON lines, without reading all of it."""
+    """The last whole line of a file of metrics, without reading all of it."""
     try:
         if not os.path.isfile(path):
             return {}
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().splitlines()
+            return next(reversed(metrics_in(file.read())), {})
     except OSError:
         return {}
-    for line in reversed(lines):
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(data, dict):
-            return data
-    return {}
 
 
 def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
     """Prints one line a run."""
-    rows = [
-        [
-            run.name,
-            "-" if run.started is None else _clock(run.started),
-            run.state,
-            run.env or "-",
-            "-" if run.seed is None else str(run.seed),
-            _shown(run.iteration),
-            _shown(run.steps),
-            "-" if run.return_mean is None else f"{run.return_mean:.1f}",
-            "-" if run.eval_return is None else f"{run.eval_return:.1f}",
-            "-" if run.steps_per_s is None else f"{run.steps_per_s:,.0f}",
-            str(run.path),
-        ]
-        for run in runs
-    ]  # fmt: skip
-    columns = [
-        "name", "started", "state", "env", "seed", "iterations", "steps", "return", "evaluation",
-        "steps/s", "folder",
-    ]  # fmt: skip
+    rows = []
+    for run in runs:
+        counts = [_shown(run.iteration, ","), _shown(run.steps, ",")]
+        returns = [_shown(run.return_mean, ".1f"), _shown(run.eval_return, ".1f")]
+        begun = "-" if run.started is None else _clock(run.started)
+        row = [run.name, begun, run.state, run.env or "-", _shown(run.seed, "")]
+        rows.append([*row, *counts, *returns, _shown(run.steps_per_s, ",.0f"), str(run.path)])
+    columns = ["name", "started", "state", "env", "seed", "iterations", "steps", "return"]
+    columns += ["evaluation", "steps/s", "folder"]
     empty = [column for i, column in enumerate(columns) if all(row[i] == "-" for row in rows)]
     # A folder ends with the name and when it began.
     drop = (*empty, "name", "started", "iterations", "steps/s", "seed", "steps", "return", "env")
@@ -200,5 +176,5 @@ def _clock(since_epoch_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_epoch_s))
 
 
-def _shown(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.view.view import sides
 
+from .run_folder import METRICS, metrics_in
+
 _BANDS: Final = 150  # more are a comb that nobody can read
 _PANELS: Final = {2: "AB", 3: "AB;AC", 4: "AB;CD"}  # by their number; the curve is the first
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Reads the iterations of a run, oldest first; torn or damaged lines are left out."""
-    lines = []
-    path = folder / "metrics.jsonl"
-    if path.exists():
-        for line in path.read_bytes().splitlines():
-            try:
-                metrics = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(metrics, dict):
-                lines.append(metrics)
-    return lines
 
 
 def draw_curve(folder: Path, title: str) -> Path | None:
@@ -32,7 +18,7 @@ def draw_curve(folder: Path, title: str) -> Path | None:
 
     None when no episode has ended yet.
     """
-    metrics = read_metrics(folder)
+    metrics = metrics_in((folder / METRICS).read_bytes()) if (folder / METRICS).exists() else []
     points = [m for m in metrics if m.get("return_mean") is not None]
     if not points:
         return None

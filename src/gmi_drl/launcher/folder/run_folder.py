@@ -14,7 +14,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from gmi_drl.runtime import shared_lock
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.runtime.gcs.database import set_aside
 
+METRICS: Final = "metrics.jsonl"
 _LAYOUT: Final = "layout.yaml"
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
@@ -62,11 +63,8 @@ class RunFolder:
                 folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            known = {
-                "env": config.env.id,
-                "seed": config.run.seed,
-                "config_folder": str(import_path),
-            }
+            known = {"env": config.env.id, "seed": config.run.seed}
+            known["config_folder"] = str(import_path)
             folder.write_atomic("run.json", json.dumps(known))
         except OSError as error:
             raise RunFolderError(
@@ -183,6 +181,16 @@ def _unreadable(path: Path, error: Exception) -> RunFolderError:
     return RunFolderError(
         f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
     )
+
+
+def metrics_in(text: bytes) -> list[dict[str, Any]]:
+    """Returns the iterations in (the end of) a file of metrics, without torn or damaged lines."""
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            if isinstance(metrics := json.loads(line), dict):
+                found.append(metrics)
+    return found
 
 
 def lock_of(folder: Path) -> Path:

@@ -81,9 +81,9 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     if faults:
         return {"faults": faults}
     classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]
-    if maker := next((name for name in map(_maker_of_envs, classes) if name), ""):
-        return {"notes": [f"environments are made by {maker}, and were not looked at"]}
-    own_network = any(map(_makes_policy, classes))
+    if makers := [role.__name__ for role in classes if not _keeps(role, "make_env")]:
+        return {"notes": [f"environments are made by {makers[0]}, and were not looked at"]}
+    own_network = not all(_keeps(role, "make_policy") for role in classes)
     compiles = ADAPTERS[adapter].compiles != ""  # which takes a GPU, and minutes
     if adapter == "isaacgym" or (compiles and choose_adapter(env.id) == "gymnasium"):
         return {"notes": [f"adapter {adapter}: the environment was not made"]}
@@ -209,18 +209,12 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     return [], [note] if note else []
 
 
-def _maker_of_envs(role: type[DRL_role]) -> str:
-    """The role's name, if it makes its environments itself, or none; else nothing."""
+def _keeps(role: type[DRL_role], method: str) -> bool:
+    """Whether a role makes its environments, or its policy, as ours do."""
     from gmi_drl.roles.role.acting import ActingRole
 
-    ours = issubclass(role, ActingRole) and role.make_env is ActingRole.make_env
-    return "" if ours else role.__name__
-
-
-def _makes_policy(role: type[DRL_role]) -> bool:
-    from gmi_drl.roles.role.acting import ActingRole
-
-    return not issubclass(role, ActingRole) or role.make_policy is not ActingRole.make_policy
+    ours = getattr(ActingRole, method)
+    return issubclass(role, ActingRole) and getattr(role, method) is ours
 
 
 def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
@@ -237,7 +231,7 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
     distribution = distribution_for(env.action_space)
     to_env = env_action(env.action_space, env.device)
     generator = torch.Generator().manual_seed(0)
-    if bad := list(_not_finite(env_id, "reset", "observation", env.reset(seed=0))):
+    if bad := list(_not_finite(env_id, "reset gave an observation", env.reset(seed=0))):
         yield from bad
         return
     for _ in range(_STEPS):
@@ -247,17 +241,17 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
         out = torch.zeros(env.num_env, distribution.action_columns)
         step = env.step(to_env(distribution.sample(params, noise, out)))
         bad = [
-            *_not_finite(env_id, "step", "observation", step.final_observation),
-            *_not_finite(env_id, "step", "reward", step.reward),
+            *_not_finite(env_id, "step gave an observation", step.final_observation),
+            *_not_finite(env_id, "step gave a reward", step.reward),
         ]
         if bad:
             yield from bad
             return
 
 
-def _not_finite(env_id: str, what: str, part: str, given: torch.Tensor) -> Iterator[str]:
+def _not_finite(env_id: str, what: str, given: torch.Tensor) -> Iterator[str]:
     if not bool(given.isfinite().all()):
         yield (
-            f"env {env_id}: {what} gave {'an' if part[0] == 'o' else 'a'} {part} that is not "
-            "finite; a policy cannot learn from it. Clip it, or look at the physics."
+            f"env {env_id}: {what} that is not finite; a policy cannot learn from it. Clip it, or "
+            "look at the physics."
         )

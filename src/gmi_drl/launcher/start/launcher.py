@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, lease
@@ -31,7 +31,7 @@ from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interr
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.launcher.view.screen import ViewName
-from gmi_drl.launcher.view.view import View, is_for_view, memory_held, open_view
+from gmi_drl.launcher.view.view import RunView, is_for_view, open_view
 from gmi_drl.launcher.watch.records import (
     SegmentCounts,
     ServingMetrics,
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 _POLL = timedelta(milliseconds=100)
 _GRACE = timedelta(seconds=10)
+# What a role says of the episodes of the trained policy.
+_EVALUATION: Final = {"eval_return": float, "eval_std": float, "eval_episodes": int}
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,9 @@ def _run(
                 gmis = list(gang.results().values())
                 close_all(gang, screen)
                 records.show()
-                if job.resume is not None and not last and not stopped and _had_ended(job):
-                    screen.show({"kind": "note", "message": _nothing_left(job)})
+                resumed = job.resume is not None and not last and not stopped
+                if resumed and (message := _nothing_left(job, folder)):
+                    screen.show({"kind": "note", "message": message})
     except BaseException as error:
         state, why = "failed", truncate(str(error))
         if isinstance(error, KeyboardInterrupt):
@@ -189,14 +192,8 @@ def _run(
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    return _result(
-        job,
-        "stopped" if stopped else "finished",
-        gmis,
-        last,
-        restarts=restarts.count,
-        traces=traces(),
-    )
+    state = "stopped" if stopped else "finished"
+    return _result(job, folder, state, gmis, last, restarts=restarts.count, traces=traces())
 
 
 def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
@@ -243,7 +240,7 @@ class _Records:
     """Shows what the GMIs of a gang report, and keeps the last iteration in `last`."""
 
     gang: Gang
-    screen: View
+    screen: RunView
     serving: ServingMetrics
     watch: Watch | None
     last: dict[str, Any]
@@ -272,30 +269,38 @@ class _Records:
                 self.screen.show(record)
 
 
-def _had_ended(job: Job) -> bool:
-    """Whether the run had ended before; a role of one's own may train and report no iteration."""
-    assert job.folder is not None
-    before, run = RunFolder(job.folder).state(), job.config.run
-    return number_in(before, "steps") >= run.total_steps or (
-        run.target_return is not None and before.get("iteration") is not None
-    )
+def _nothing_left(job: Job, folder: RunFolder) -> str:
+    """What to say of a resumed run that had ended before; "" of another.
 
-
-def _nothing_left(job: Job) -> str:
-    """What to say of a resumed run that had ended: what follows are its figures from before."""
-    assert job.folder is not None
-    run = job.config.run
-    ends = f"run.total_steps={run.total_steps}"
-    more = "run.total_steps=..."
+    What follow are its figures from before. A role of one's own may train and report no iteration.
+    """
+    before, run = folder.state(), job.config.run
+    reached = run.target_return is not None and before.get("iteration") is not None
+    if number_in(before, "steps") < run.total_steps and not reached:
+        return ""
+    ends, more = f"run.total_steps={run.total_steps}", "run.total_steps=..."
     if run.target_return is not None:
         ends += f" or run.target_return={run.target_return:g}"
         more += " --set run.target_return=..."
-    command = f"{resume_command(job.folder)} --set {more}"
+    command = f"{resume_command(folder.path)} --set {more}"
     return f"nothing was left to do: this run has reached {ends}. For more: {command}"
+
+
+def memory_held(job: Job) -> dict[str, list[int]]:
+    """Reads, by gmi_id, what each GMI has held of its device.
+
+    The most bytes in all its lives; what the driver said that its process held when it ended (0: it
+    did not say); and the SMs that it had (0: no GPU's).
+    """
+    tally = job.tally.open()
+    rows = [tally.row(gmi.gmi_id) for gmi in job.layout.gmis]
+    names = ("mem_peak_bytes", "mem_process_bytes", "sm_count")
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def _result(
     job: Job,
+    folder: RunFolder,
     state: str,
     gmis: list[Any],
     last: dict[str, Any],
@@ -304,8 +309,6 @@ def _result(
     traces: tuple[Path, ...],
 ) -> RunResult:
     """How a run that is done ended, which is also written down in its folder."""
-    assert job.folder is not None
-    folder = RunFolder(job.folder)
     batch = job.config.experience.batch_segments
     segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
@@ -313,7 +316,12 @@ def _result(
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
-    evaluation = next((_evaluation(answer) for answer in gmis if _has(answer, "eval_return")), {})
+    answers = [a for a in gmis if isinstance(a, dict) and a.get("eval_return") is not None]
+    evaluation = {  # a role of the user's may say less
+        key: kind(answers[0][key])
+        for key, kind in _EVALUATION.items()
+        if answers and answers[0].get(key) is not None
+    }
     memory = memory_held(job)
     note_end(folder, state=state, finished=time.time(), **_summary(last), **memory, **evaluation)
     # A run that had nothing left to do has its figures from before.
@@ -339,17 +347,6 @@ def _result(
         traces=traces,
         mem_peak_bytes=tuple(memory["mem_peak_bytes"]),
     )
-
-
-def _has(answer: Any, key: str) -> bool:
-    """Whether a role's answer is a dict that says something of `key`."""
-    return isinstance(answer, dict) and answer.get(key) is not None
-
-
-def _evaluation(answer: dict[str, Any]) -> dict[str, Any]:
-    """What a role says of the episodes of the trained policy; one of a user may say less."""
-    kinds = {"eval_return": float, "eval_std": float, "eval_episodes": int}
-    return {key: kind(answer[key]) for key, kind in kinds.items() if _has(answer, key)}
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:

@@ -109,7 +109,7 @@ class ServingMetrics:
         self, layout: Layout, folder: Path, held: Callable[[], dict[str, list[int]]] = dict
     ) -> None:
         self._layout, self._path = layout, folder / "metrics.jsonl"
-        self._held = held  # what each GMI has of its device; see `memory_peaks.memory_held`
+        self._held = held  # what each GMI has of its device; see `memory_held`
         self._simulators = [gmi.gmi_id for gmi in layout.holding("simulator")]
         self._steps: dict[int, int] = {}
         self._began_s, self._until_s = float("inf"), 0.0  # over all GMIs and their processes

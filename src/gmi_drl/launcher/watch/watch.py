@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from gmi_drl.gmi import Gang
 from gmi_drl.launcher.colocated_runs import other_at_work
-from gmi_drl.launcher.view.view import View
+from gmi_drl.launcher.view.view import RunView
 from gmi_drl.placement import Config, Topology
 
 
@@ -144,7 +144,7 @@ class PromiseWatch:
         config: Config,
         topology: Topology,
         import_path: Path | None,
-        screen: View,
+        screen: RunView,
         promise_of: PromiseOf,
     ) -> None:
         self._run, self._screen = (config, topology, import_path), screen

@@ -20,7 +20,7 @@ from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.plan.wiring import OUR_CLASSES
-from gmi_drl.launcher.view.view import View
+from gmi_drl.launcher.view.view import RunView
 from gmi_drl.runtime.errors import exit_text
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ _LIMIT: Final = timedelta(seconds=60)
 _POLL: Final = timedelta(milliseconds=100)
 
 
-def close_all(gang: Gang, screen: View) -> None:
+def close_all(gang: Gang, screen: RunView) -> None:
     """Has every GMI close its environments, and warns on `screen` of what went wrong with that.
 
     All are killed when one takes longer than a minute, or crashes.
