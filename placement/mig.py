@@ -206,6 +206,13 @@ def whole_instances(device: Device) -> tuple[MigInstance, ...]:
     return tuple(sorted(_whole(device.mig), key=lambda instance: instance.start))
 
 
+def instance_at(device: Device, place: MigSlice) -> MigInstance | Profile | None:
+    """Returns the instance at a place, else the profile by which it is made, if that is known."""
+    existing = (i for i in device.mig if (i.profile, i.start) == (place.profile, place.start))
+    named = (profile for profile in profiles_of(device) if profile.name == place.profile)
+    return next(existing, None) or next(named, None)
+
+
 def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
     """Returns the commands that make those of `slices` that do not exist on the device."""
     gpu = device.uuid or str(device.index)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from .faults import counted
 from .layout import GmiSpec, Layout, LayoutError
-from .mig import mig_slices, pack, profiles_of
+from .mig import instance_at, mig_slices, pack, profiles_of
 from .topology import Device, share
 
 if TYPE_CHECKING:
@@ -192,7 +192,8 @@ def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
     if device.kind != "gpu":
         return None
     if spec.mig is not None:
-        return _instance(spec, device)
+        instance, why = instance_at(device, spec.mig), f"its MIG instance {spec.mig.profile}"
+        return None if instance is None else MemoryShare(instance.mem_bytes, why)
     if spec.mem_bytes is not None:
         return MemoryShare(spec.mem_bytes, "its limit in the layout")
     if device.mem_bytes is None:
@@ -204,15 +205,3 @@ def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
     where = f"GPU {device.index}"
     why = f"an equal part of {where} for {without} GMIs" if without > 1 else f"all of {where}"
     return MemoryShare(max(0, left) // without, why)
-
-
-def _instance(spec: GmiSpec, device: Device) -> MemoryShare | None:
-    assert spec.mig is not None
-    why = f"its MIG instance {spec.mig.profile}"
-    for instance in device.mig:
-        if (instance.profile, instance.start) == (spec.mig.profile, spec.mig.start):
-            return MemoryShare(instance.mem_bytes, why)
-    for profile in profiles_of(device):
-        if profile.name == spec.mig.profile:
-            return MemoryShare(profile.mem_bytes, why)
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -10,7 +11,7 @@ from gmi_drl.comm.plan.links import LinkKind
 from gmi_drl.comm.plan.project import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.faults import device_name
-from gmi_drl.placement.mig import profiles_of
+from gmi_drl.placement.mig import instance_at, profiles_of
 from gmi_drl.placement.slicing import groups_of, num_groups
 from gmi_drl.placement.templates import TEMPLATES
 
@@ -57,37 +58,28 @@ def spans_of(layout: Layout) -> dict[int, Span]:
     spans: dict[int, Span] = {}
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         gmis = [layout.gmi(i) for i in ids]
-        widths = [_width(gmi, device) for gmi in gmis]
-        scale = max(1.0, sum(width or 0.0 for width in widths))  # more than all: each may be idle
-        begin = 0.0
-        for gmi, width in zip(gmis, widths, strict=True):
+        parts = [_part_of(gmi, device) for gmi in gmis]
+        scale = max(1.0, sum(width or 0.0 for _, width, _ in parts))  # more: each may be idle
+        end = 0.0
+        for gmi, (_, width, begin) in zip(gmis, parts, strict=True):
             if width is None:
                 spans[gmi.gmi_id] = Span(0.0, 1.0, shared=len(gmis) > 1)
                 continue
-            start = _start(gmi, device)
-            spans[gmi.gmi_id] = Span(begin if start is None else start, width / scale)
-            begin += width / scale
+            spans[gmi.gmi_id] = Span(end if begin is None else begin, width / scale)
+            end += width / scale
     return spans
 
 
 def share_text(gmi: GmiSpec, device: Device) -> str:
     """Words a GMI's share: "50 % of SMs", "3g.71gb at 4", "2 of 8 cores"."""
-    if gmi.mig is not None:
-        return f"{gmi.mig.profile} at {gmi.mig.start}"
-    if gmi.backend == "cpu":
-        return f"{len(gmi.cores)} of {counted(len(device.cores), 'core')}"
-    if gmi.backend == "green" and (groups := num_groups(device)):
-        return f"{groups_of(gmi.sm_percent, groups)} of {groups} SM groups"
-    return "all SMs" if gmi.sm_percent is None else f"{gmi.sm_percent} % of SMs"
+    return _part_of(gmi, device)[0]
 
 
 def memory_text(gmi: GmiSpec, device: Device) -> str:
     """Words a GMI's memory; "" where there is no limit."""
     mem_bytes = gmi.mem_bytes
-    if mem_bytes is None and gmi.mig is not None:
-        have = {(mig.profile, mig.start): mig.mem_bytes for mig in device.mig}
-        new = {profile.name: profile.mem_bytes for profile in profiles_of(device)}
-        mem_bytes = have.get((gmi.mig.profile, gmi.mig.start), new.get(gmi.mig.profile))
+    if mem_bytes is None and gmi.mig and (instance := instance_at(device, gmi.mig)):
+        mem_bytes = instance.mem_bytes
     return "" if mem_bytes is None else f"{mem_bytes / 2**30:.1f} GiB"
 
 
@@ -121,15 +113,15 @@ def reduction_steps(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
 def channel_groups(layout: Layout) -> list[Exchange]:
     """Lists what GMIs send each other beside gradients, those with the same peers together."""
     template = TEMPLATES[layout.template]
-    targets_of: dict[int, list[int]] = {}
+    targets_of: defaultdict[int, list[int]] = defaultdict(list)
     pairs = [(source.gmi_id, target.gmi_id) for source, target in template.channels(layout)]
     answered = template.channels_answer
     # The way there comes first.
     for source, target in pairs[: len(pairs) // 2] if answered else pairs:
-        targets_of.setdefault(source, []).append(target)
-    groups: dict[tuple[int, ...], list[int]] = {}
+        targets_of[source].append(target)
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for source, targets in targets_of.items():
-        groups.setdefault(tuple(targets), []).append(source)
+        groups[tuple(targets)].append(source)
     return [
         Exchange(template.carries, tuple(sources), to, answered) for to, sources in groups.items()
     ]
@@ -140,33 +132,27 @@ def gmis_text(ids: Sequence[int]) -> str:
     return f"GMI{'s' * (len(ids) > 1)} {format_cores(ids)}"
 
 
-def _width(gmi: GmiSpec, device: Device) -> float | None:
-    """The part of the device that is a GMI's, None without a limit."""
-    if gmi.backend == "cpu":
-        return len(gmi.cores) / max(1, len(device.cores))
+def _part_of(gmi: GmiSpec, device: Device) -> tuple[str, float | None, float | None]:
+    """A GMI's share in words, as a part of the device, and where that begins.
+
+    None: it has no limit, and lies after the one before.
+    """
     if gmi.mig is not None:
-        return _slices(gmi, device)[1]
+        instance = instance_at(device, gmi.mig)
+        whole = max((profile.size for profile in profiles_of(device)), default=8)
+        size = 1 if instance is None else instance.size
+        return f"{gmi.mig.profile} at {gmi.mig.start}", size / whole, gmi.mig.start / whole
+    if device.kind == "cpu":
+        has, count = len(gmi.cores), max(1, len(device.cores))
+        known = gmi.cores and gmi.cores[0] in device.cores
+        begin = device.cores.index(gmi.cores[0]) / count if known else None
+        return f"{has} of {counted(len(device.cores), 'core')}", has / count, begin
     if gmi.backend == "green" and (groups := num_groups(device)):
-        return groups_of(gmi.sm_percent, groups) / groups
-    return None if gmi.sm_percent is None else gmi.sm_percent / 100
-
-
-def _start(gmi: GmiSpec, device: Device) -> float | None:
-    """Where it lies, if that is known; None: after the one before."""
-    if gmi.mig is not None:
-        return _slices(gmi, device)[0]
-    if gmi.backend == "cpu" and gmi.cores and gmi.cores[0] in device.cores:
-        return device.cores.index(gmi.cores[0]) / len(device.cores)
-    return None
-
-
-def _slices(gmi: GmiSpec, device: Device) -> tuple[float, float]:
-    assert gmi.mig is not None
-    have = {(mig.profile, mig.start): mig.size for mig in device.mig}
-    profiles = {profile.name: profile.size for profile in profiles_of(device)}
-    size = have.get((gmi.mig.profile, gmi.mig.start), profiles.get(gmi.mig.profile, 1))
-    whole = max([8 if not profiles else 0, *profiles.values()])
-    return gmi.mig.start / whole, size / whole
+        has = groups_of(gmi.sm_percent, groups)
+        return f"{has} of {groups} SM groups", has / groups, None
+    if gmi.sm_percent is None:
+        return "all SMs", None, None
+    return f"{gmi.sm_percent} % of SMs", gmi.sm_percent / 100, None
 
 
 def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[str]:
@@ -175,7 +161,11 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
     Bars are shortened so that lines fit in `width` columns, as far as that goes.
     """
     spans, lines = spans_of(layout), []
-    cells = {gmi.gmi_id: _cells(layout, gmi) for gmi in layout.gmis}
+    cells = {}
+    for gmi in layout.gmis:
+        device = layout.topology.devices[gmi.gpu_id]
+        words = f"GMI {gmi.gmi_id}", share_text(gmi, device), memory_text(gmi, device)
+        cells[gmi.gmi_id] = (*words, "+".join(gmi.roles))
     widths = [max(len(row[i]) for row in cells.values()) for i in range(4)]
     bar = max(_LEAST, min(_BAR, width - 3 - sum(each + 2 for each in widths if each)))
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
@@ -198,16 +188,6 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
     for title, texts in (("gradients", reduces), ("channels", sends)):
         lines += [f"{title if not n else '':<10} {text}" for n, text in enumerate(texts)]
     return lines
-
-
-def _cells(layout: Layout, gmi: GmiSpec) -> tuple[str, str, str, str]:
-    device = layout.topology.devices[gmi.gpu_id]
-    return (
-        f"GMI {gmi.gmi_id}",
-        share_text(gmi, device),
-        memory_text(gmi, device),
-        "+".join(gmi.roles),
-    )
 
 
 def _bar(span: Span, whole: int) -> str:

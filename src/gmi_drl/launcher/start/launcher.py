@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
-from gmi_drl.launcher.folder.curve import draw_curve
 from gmi_drl.launcher.folder.run_folder import (
     RunFolder,
     RunFolderError,
@@ -351,6 +350,8 @@ def _result(
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:
     """The picture of the run; without one, a warning: the run itself is done."""
+    from gmi_drl.launcher.folder.curve import draw_curve
+
     try:
         return draw_curve(folder.path, f"{config.run.name}: {config.env.id}")
     except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
