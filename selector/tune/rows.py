@@ -13,7 +13,7 @@ from typing import Final
 
 from gmi_drl.placement import AUTO, Config, Fault, Topology, choose_backend, template_of
 from gmi_drl.placement.resolve import shape_of
-from gmi_drl.placement.templates.template import Roles
+from gmi_drl.placement.templates import Roles
 
 from .candidate import DeviceSplit
 

@@ -26,8 +26,7 @@ from gmi_drl.placement import (
 from gmi_drl.placement.checks.layout import gmi_faults, layout_faults
 from gmi_drl.placement.config.sections import HardwareConfig
 from gmi_drl.placement.slicing import sliced
-from gmi_drl.placement.templates import TEMPLATES
-from gmi_drl.placement.templates.training import rollout_workers_of
+from gmi_drl.placement.templates import TEMPLATES, rollout_workers_of
 
 GIB = 1 << 30
 H200 = Device(

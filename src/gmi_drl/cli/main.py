@@ -22,11 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     make_encodable(sys.stdout, sys.stderr)
     try:
-        with (
-            terminate_as_interrupt(),
-            _warnings_without_source(),
-            _fork_server(words),
-        ):
+        with terminate_as_interrupt(), _warnings_without_source(), _fork_server(words):
             from .app import app
 
             for name in _COMMANDS:

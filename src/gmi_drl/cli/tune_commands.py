@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from .app import (
-    BAD_INPUT,
-    ConfigFile,
-    Overrides,
-    Plain,
-    Quiet,
-    command,
-    console_for,
-    view_for,
-)
+from .app import BAD_INPUT, ConfigFile, Overrides, Plain, Quiet, command, console_for, view_for
 
 if TYPE_CHECKING:
     from rich.console import Console
