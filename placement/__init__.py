@@ -10,18 +10,7 @@ No torch and no processes: a launcher plans without them.
 from __future__ import annotations
 
 from gmi_drl.placement.checks.config import check, layout_faults_of
-from gmi_drl.placement.config.section import AUTO, NETWORKS, hidden_sizes
-from gmi_drl.placement.config.sections import (
-    CommConfig,
-    EnvConfig,
-    ExperienceConfig,
-    HardwareConfig,
-    LayoutConfig,
-    RunConfig,
-    TuneConfig,
-)
-
-from .config.algorithms import (
+from gmi_drl.placement.config.algorithms import (
     ALGORITHMS,
     A3CConfig,
     ActorCriticConfig,
@@ -32,7 +21,20 @@ from .config.algorithms import (
     algorithm_config,
     settings_of,
 )
-from .config.config import CONFIG_VERSION, Config, RoleConfig
+from gmi_drl.placement.config.config import (
+    CONFIG_VERSION,
+    CommConfig,
+    Config,
+    EnvConfig,
+    ExperienceConfig,
+    HardwareConfig,
+    LayoutConfig,
+    RoleConfig,
+    RunConfig,
+    TuneConfig,
+)
+from gmi_drl.placement.config.section import AUTO, NETWORKS, hidden_sizes
+
 from .config.load import load_config
 from .config.search import RangeConfig, SearchConfig
 from .faults import ABSENT, ConfigError, Fault, counted

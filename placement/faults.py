@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
-    from .config.config import Config
+    from gmi_drl.placement.config.config import Config
+
     from .layout import GmiSpec
     from .topology import Device
 

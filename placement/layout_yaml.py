@@ -20,9 +20,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
+from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.config.schema import ConfigSchema, explain
 from gmi_drl.placement.config.section import Int, Section, as_tuple, broken
-from gmi_drl.placement.config.sections import HardwareConfig
 
 from .config.yaml_text import read_yaml
 from .faults import ABSENT, ConfigError, Fault, counted

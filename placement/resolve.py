@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .config.config import Config
+from gmi_drl.placement.config.config import Config
+
 from .config.section import AUTO
 from .layout import Layout
 from .layout_yaml import read_layout

@@ -15,7 +15,7 @@ from .mig import instance_at, mig_slices, pack, profiles_of
 from .topology import Device, share
 
 if TYPE_CHECKING:
-    from gmi_drl.placement.config.sections import HardwareConfig
+    from gmi_drl.placement.config.config import HardwareConfig
 
     from .layout import GmiSpec, Layout
     from .topology import Device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gmi_drl.placement.config.sections import MAX_OVERCOMMIT, HardwareConfig
+from gmi_drl.placement.config.config import MAX_OVERCOMMIT, HardwareConfig
 from gmi_drl.placement.faults import ABSENT, Fault, device_name, spec_fault
 from gmi_drl.placement.layout import GmiSpec, Layout, MigSlice
 from gmi_drl.placement.mig import commands_for, profiles_of, whole_instances

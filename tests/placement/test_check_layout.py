@@ -24,7 +24,7 @@ from gmi_drl.placement import (
     tdg_ex,
 )
 from gmi_drl.placement.checks.layout import gmi_faults, layout_faults
-from gmi_drl.placement.config.sections import HardwareConfig
+from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.slicing import sliced
 from gmi_drl.placement.templates import TEMPLATES, rollout_workers_of
 

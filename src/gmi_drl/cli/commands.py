@@ -77,7 +77,7 @@ def launch(
         keep_gcs=True,  # the runtime was started for this run alone
     )
     if not quiet:
-        from gmi_drl.report.result_table import print_result
+        from gmi_drl.report.run_list import print_result
 
         print_result(console_for(plain), result)
     return 0 if result.state == "finished" else INTERRUPTED

@@ -34,7 +34,7 @@ from gmi_drl.gmi.health.device_health import (
 from gmi_drl.gmi.health.host_health import host_findings, this_host
 from gmi_drl.launcher.view.tables import print_folded, print_table
 from gmi_drl.placement import Device, Layout, LayoutError, Topology, format_cores, tcg_ex
-from gmi_drl.placement.config.sections import HardwareConfig
+from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.faults import install
 from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.placement.slicing import sliced

@@ -19,7 +19,7 @@ from gmi_drl.placement import (
     format_cores,
     hidden_sizes,
 )
-from gmi_drl.placement.config.sections import LayoutConfig
+from gmi_drl.placement.config.config import LayoutConfig
 from gmi_drl.placement.costs import PAPER
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.templates import Template, templates_of
@@ -102,15 +102,7 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
         sms = [_sms(gmi)] if on_gpu else []
         row = [str(gmi.gmi_id), str(gmi.gpu_id), ", ".join(gmi.roles), gmi.backend]
         rows.append([*row, format_cores(gmi.cores), *sms, str(gmi.num_env or "-")])
-    columns = [
-        "GMI",
-        "device",
-        "roles",
-        "backend",
-        "cores",
-        *(["SMs"] if on_gpu else []),
-        "num_env",
-    ]
+    columns = ["GMI", "device", "roles", "backend", "cores", *(["SMs"] if on_gpu else [])]
     print_table(console, f"GMIs (template {layout.template})", [*columns, "num_env"], rows)
     title = "Serving" if config.mode == "serving" else "Training"
     print_table(console, title, ["what", "value"], _training(config, layout))

@@ -1,4 +1,4 @@
-"""Lists the runs in a folder, read from what they wrote; damaged ones too."""
+"""Prints how a run ended, and lists the runs in a folder by what they wrote; damaged ones too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.launcher.folder.run_folder import METRICS, is_trained, metrics_in
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.folder.run_folder import METRICS, is_trained, metrics_in, resume_command
+from gmi_drl.launcher.view.tables import print_table, printable
+from gmi_drl.placement import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from gmi_drl.launcher.start.launcher import RunResult
 
 _MARKS: Final = ("run.json", "config.yaml", METRICS)  # any of them makes a run's folder
 _TAIL_BYTES: Final = 64 * 1024
@@ -80,19 +83,10 @@ def _summary(path: Path) -> RunSummary:
         known.update(last)  # run.json is behind while it runs
         if not is_trained(path):
             how = "failed"  # its launcher was killed before it could say so
-    return RunSummary(
-        path=path,
-        name=path.parent.name,
-        started=state.get("started"),
-        state="damaged" if damaged else how,
-        env=state.get("env"),
-        seed=state.get("seed"),
-        iteration=known.get("iteration"),
-        steps=known.get("steps"),
-        return_mean=known.get("return_mean"),
-        eval_return=state.get("eval_return"),
-        steps_per_s=known.get("steps_per_s"),
-    )
+    shown = {key: state.get(key) for key in ("started", "env", "seed", "eval_return")}
+    shown |= {key: known.get(key) for key in ("iteration", "steps", "return_mean", "steps_per_s")}
+    how = "damaged" if damaged else how
+    return RunSummary(path=path, name=path.parent.name, state=how, **shown)
 
 
 def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -178,3 +172,46 @@ def _clock(since_epoch_s: float) -> str:
 
 def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def print_result(console: Console, result: RunResult) -> None:
+    """Prints how a run ended, where its files are, and how to go on with one that was stopped."""
+    from gmi_drl.launcher.view.view import peak_summary
+    from gmi_drl.launcher.watch.records import where
+
+    mean = result.return_mean
+    rows = [["state", result.state]]
+    if result.steps:
+        rows += [
+            ["iterations", f"{result.iteration:,}"],
+            ["steps", f"{result.steps:,}"],
+            ["training time", f"{result.seconds:.1f} s"],
+            ["steps/s", f"{result.steps_per_s:,.0f}"],
+            ["return while training", "-" if mean is None else f"{mean:.1f}"],
+            ["return of the trained policy", _evaluated(result)],
+            *([["segments", str(result.experience)]] if result.experience else []),
+        ]
+        if any(result.mem_peak_bytes):  # else of another launch, or of roles that were never run
+            rows.append(["peak memory of a GMI", peak_summary(result.mem_peak_bytes)])
+    else:  # roles that report nothing
+        rows += [[f"GMI {i} returned", repr(value)[:200]] for i, value in enumerate(result.gmis)]
+    if result.traces:
+        rows.append(["traces", where(result.traces)])
+    print_table(console, "Run", ["what", "value"], rows)
+    # Each on a line of its own and whole, to be copied.
+    console.out(f"folder: {printable(result.folder)}", highlight=False)
+    if result.curve is not None:
+        console.out(f"learning curve: {printable(result.curve)}", highlight=False)
+    if result.state == "stopped" and (command := resume_command(result.folder)):
+        console.out(f"to go on: {command}", highlight=False)
+
+
+def _evaluated(result: RunResult) -> str:
+    if result.eval_return is None:
+        return "-"
+    text = f"{result.eval_return:.1f}"
+    if result.eval_std is not None:
+        text += f" ± {result.eval_std:.1f}"
+    if result.eval_episodes is not None:
+        text += f" (mean and deviation of {counted(result.eval_episodes, 'episode')})"
+    return text

@@ -99,9 +99,6 @@ class RunFolder:
         """Returns where the config lay that the run began with, and modules that it names."""
         return Path(str(self.state().get("config_folder", Path.cwd())))
 
-    def log(self, gmi_id: int) -> Path:
-        return self.path / "logs" / f"gmi{gmi_id}.log"
-
     def state(self) -> dict[str, Any]:
         """Reads run.json as it stands."""
         path = self.path / "run.json"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
+from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
 from gmi_drl.launcher.plan.planning import backend_reason, importable, planned
 from gmi_drl.launcher.plan.reduction import reduction_of
-from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, tally_of, wires_of
+from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
 from gmi_drl.launcher.watch.records import PROFILED
 from gmi_drl.placement import (
     ABSENT,
@@ -25,7 +26,7 @@ from gmi_drl.placement import (
     layout_faults_of,
     load_config,
 )
-from gmi_drl.roles.role.host import Job
+from gmi_drl.roles.role.host import COUNTERS, Job
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
@@ -167,7 +168,7 @@ def _job(
         classes=classes,
         role_folder=import_path,
         session=uuid.uuid4().hex,
-        tally=tally_of(layout),
+        tally=create_tally(len(layout.gmis), COUNTERS),
         wires=wires_of(layout, sockets),
         lock=lock_of(folder.path),
     )

@@ -9,10 +9,12 @@ the machine sleeps, no time passes.
 from __future__ import annotations
 
 import time
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
 from gmi_drl.comm.shm.heartbeat import COUNTER, SET_UP, Pulse, pulse
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 # For making environments, and for all before: longer than GMIs wait there for one another.
 _SET_UP_S: Final = 1200.0
 _MOST_S: Final = 1.0  # of silence between two looks
+_IMPORT: Final = timedelta(seconds=60)
+_CLOSING_S: Final = 60.0
+_POLL: Final = timedelta(milliseconds=100)
 _STATES: Final = {
     "R": "computes",
     "S": "sleeps",
@@ -120,40 +125,29 @@ def _state_of(pid: int) -> str:
     return text.rpartition(")")[2].split()[0]
 
 
-_IMPORT = timedelta(seconds=60)
-
-
 class Restarts:
     """Counts the restarts of a run: in words as they happen, and in run.json."""
 
     def __init__(self, gang: Gang, folder: RunFolder, budget: int) -> None:
         self._gang, self._folder, self._budget = gang, folder, budget
-        self._of: dict[int, int] = {}
+        self._of: Counter[int] = Counter()
 
     @property
     def count(self) -> int:
-        return sum(self._of.values())
+        return self._of.total()
 
     def news(self) -> list[str]:
         """Tells each restart since the last call."""
         messages = []
         for gmi_id, death in self._gang.restarts():
-            self._of[gmi_id] = self._of.get(gmi_id, 0) + 1
-            how = death.how()
-            number = self._of[gmi_id]
-            messages.append(
-                f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})"
-            )
-            self._write(gmi_id, how)
+            self._of[gmi_id] += 1
+            how, which = death.how(), f"{self._of[gmi_id]} of {self._budget}"
+            messages.append(f"gmi {gmi_id} {how}; restarted on its slice ({which})")
+            with suppress(OSError):  # a full disk: training is worth more than its log
+                before = self._folder.state().get("restarts", [])
+                entry = {"gmi_id": gmi_id, "how": how, "time": time.time()}
+                self._folder.update(restarts=[*before, entry])
         return messages
-
-    def _write(self, gmi_id: int, how: str) -> None:
-        try:
-            before = self._folder.state().get("restarts", [])
-            entry: dict[str, Any] = {"gmi_id": gmi_id, "how": how, "time": time.time()}
-            self._folder.update(restarts=[*before, entry])
-        except OSError:  # a full disk: training is worth more than its log
-            pass
 
 
 def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
@@ -181,23 +175,19 @@ class _RoleReader:
         return load_role(reference, folder).recoverable
 
 
-_LIMIT: Final = timedelta(seconds=60)
-_POLL: Final = timedelta(milliseconds=100)
-
-
 def close_all(gang: Gang, screen: RunView) -> None:
     """Has every GMI close its environments, and warns on `screen` of what went wrong with that.
 
     All are killed when one takes longer than a minute, or crashes.
     """
-    if trouble := _close(gang, _LIMIT):
-        screen.show({"kind": "warning", "message": trouble})
+    if trouble := _close(gang):
+        done = "The run is done, and its results are whole"
+        screen.show({"kind": "warning", "message": f"{trouble} {done}"})
 
 
-def _close(gang: Gang, limit: timedelta) -> str:
-    """What went wrong, in words."""
-    deadline_s = time.monotonic() + limit.total_seconds()
-    done = "The run is done, and its results are whole"
+def _close(gang: Gang) -> str:
+    """What went wrong, in a sentence."""
+    deadline_s = time.monotonic() + _CLOSING_S
     try:
         gang.start("close")
         while not gang.wait(_POLL):
@@ -205,20 +195,20 @@ def _close(gang: Gang, limit: timedelta) -> str:
                 gang.kill()
                 gmi_id, death = deaths[0]
                 how = exit_text(death.exit_code, death.signal)
-                return f"gmi {gmi_id} {how} while it closed its environments. {done}"
+                return f"gmi {gmi_id} {how} while it closed its environments."
             if time.monotonic() > deadline_s and (late := list(gang.at_work())):
-                stack = f"The log of gmi {late[0]} ends with its Python stack. "
+                stack = f" The log of gmi {late[0]} ends with its Python stack."
                 stack = stack if gang.write_stacks(late[0]) else ""
                 gang.kill()
                 who = ", ".join(f"gmi {gmi_id}" for gmi_id in late)
                 return (
-                    f"{who}: close() of the environments has not returned after "
-                    f"{limit.total_seconds():g} s, and the process was killed. {stack}{done}"
+                    f"{who}: close() of the environments has not returned after {_CLOSING_S:g} s, "
+                    f"and the process was killed.{stack}"
                 )
     except GmiDied as error:
-        return f"{str(error).splitlines()[0]}, while it closed its environments. {done}"
+        return f"{str(error).splitlines()[0]}, while it closed its environments."
     except KeyboardInterrupt:
         gang.kill()
-        return f"interrupted while GMIs closed their environments. {done}"
+        return "interrupted while GMIs closed their environments."
     gang.results()
     return ""
