@@ -6,8 +6,7 @@ between GPUs, `b1` through the host, `mp_bytes` the gradient. One ring over n me
 latency, which `gmi_drl.comm.plan.plan` measures beside the bandwidth: the gradients of the paper's
 policies pass a link in less time than it takes to begin.
 
-Templates: Tables 3 to 5, as functions of a `Workload`, which is the paper's or a measured one. The
-equations of a template are in its file in `templates`.
+Templates: Tables 3 to 5, as functions of a `Workload`, which is the paper's or a measured one.
 """
 
 from __future__ import annotations

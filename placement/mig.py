@@ -239,7 +239,7 @@ def _planned(
         missing = [mem_bytes] * (count - len(used))
         new = _created(missing, profiles, taken, list(used.values()))
         return _by_start([*(MigSlice(i.profile, i.start) for i in used.values()), *new])
-    for least in sorted(profiles, key=_largest_first):
+    for least in sorted(profiles, key=lambda profile: (-profile.size, -_sms(profile))):
         good = [i for i in existing if i.mem_bytes >= least.mem_bytes and _sms_reach(i, least)]
         kept = [MigSlice(i.profile, i.start) for i in good[:count]]
         made_of = placements([least] * (count - len(kept)), taken)
@@ -372,10 +372,6 @@ def _sms(profile: Profile) -> int:
 
 def _sms_reach(instance: MigInstance, least: Profile) -> bool:
     return None in (instance.sm_count, least.sm_count) or (instance.sm_count or 0) >= _sms(least)
-
-
-def _largest_first(profile: Profile) -> tuple[int, int]:
-    return -profile.size, -_sms(profile)
 
 
 def _by_start(slices: Iterable[MigSlice]) -> tuple[MigSlice, ...]:

@@ -159,10 +159,6 @@ def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
     return {trainer: sorted(agents) for trainer, agents in workers.items()}
 
 
-def _tdg_ex_roles_at(shape: Shape, device: int, place: int) -> Roles:
-    return TRAINER if place == shape.gmi_per_gpu - 1 else SERVING
-
-
 def _resource(w: Workload) -> float:
     busy = w.ts_s * w.rs + w.ta_s * w.alpha * w.ra + w.tt_s * w.beta * w.rt
     return busy / (w.ts_s + w.ta_s + w.tt_s)
@@ -226,7 +222,7 @@ tdg_ex: Final = Template(
     description="one GMI of each device trains, and the others simulate and infer for it",
     gmis=(SERVING, TRAINER),
     classes={"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
-    roles_at=_tdg_ex_roles_at,
+    roles_at=lambda shape, _, place: TRAINER if place == shape.gmi_per_gpu - 1 else SERVING,
     cost=CostEquation(
         resource=_resource,
         com_bytes=_com_bytes,
@@ -269,14 +265,10 @@ def _decoupled_channels(layout: Layout) -> list[Channel]:
     return [(agent, trainer) for trainer in trainers for agent in agents]
 
 
-def _decoupled_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
-    return decoupled.missing_roles(layout)
-
-
 # Places simulator and agent together on some devices, trainers on the last `trainer_gpus`. Each
 # side has whole devices, so that training takes nothing from simulation (GMI-DRL's asynchronous
 # training).
-decoupled: Final = Template(
+decoupled: Final[Template] = Template(
     name="decoupled",
     mode="async",
     description="simulator and agent together on some devices, trainers on the others",
@@ -284,7 +276,7 @@ decoupled: Final = Template(
     classes={"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
     roles_at=_decoupled_roles_at,
     shape_faults=_decoupled_shape_faults,
-    peer_faults=_decoupled_peer_faults,
+    peer_faults=lambda layout, num_env: decoupled.missing_roles(layout),
     channels=_decoupled_channels,
     carries="experience",
     channels_answer=False,  # the policy comes back by a board

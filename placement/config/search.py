@@ -32,15 +32,10 @@ Choices = Annotated[tuple[Any, ...], BeforeValidator(as_tuple)]
 
 _KINDS: Final = ("uniform", "log_uniform", "integer", "choice")
 # Keys that one algorithm alone has.
+_PBT: Final = ("population", "interval_steps", "truncation", "perturb", "resample")
 USED_BY: Final[Mapping[str, SearchAlgorithm]] = {
-    "eta": "hyperband",
-    "min_steps": "hyperband",
-    "brackets": "hyperband",
-    "population": "pbt",
-    "interval_steps": "pbt",
-    "truncation": "pbt",
-    "perturb": "pbt",
-    "resample": "pbt",
+    **dict.fromkeys(("eta", "min_steps", "brackets"), "hyperband"),
+    **dict.fromkeys(_PBT, "pbt"),
 }
 
 

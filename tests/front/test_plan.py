@@ -27,8 +27,7 @@ from gmi_drl.placement import (
     tcg_ex,
 )
 from gmi_drl.placement.layout_yaml import from_yaml
-from gmi_drl.report.layout_picture import draw_layout
-from gmi_drl.report.layout_text import layout_lines, spans_of
+from gmi_drl.report.layout_picture import draw_layout, layout_lines, spans_of
 from gmi_drl.report.plan_tables import compare_templates, print_reduction
 
 CORES = os.sched_getaffinity(0)

@@ -24,7 +24,7 @@ from gmi_drl.placement.costs import PAPER
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.templates import Template, templates_of
 
-from .layout_text import KINDS, layout_lines
+from .layout_picture import KINDS, layout_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -105,24 +105,14 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
 
-def _is_time(value: Any) -> bool:
-    """Whether a clock can show it, and it is not from the far future."""
-    return _is_number(value) and 0 <= value < _LATEST_S
-
-
 _MOST: Final = 2**63
-_LATEST_S: Final = 253_402_300_800  # the year 10000
-_STATES: Final = ("finished", "failed", "running", "stopped")
+_LATEST_S: Final = 253_402_300_800  # the year 10000, until which a clock can show it
 _IS_SOUND: Final[dict[str, Callable[[Any], bool]]] = {
-    "state": lambda value: value in _STATES,
-    "started": _is_time,
+    "state": lambda value: value in ("finished", "failed", "running", "stopped"),
+    "started": lambda value: _is_number(value) and 0 <= value < _LATEST_S,
     "env": lambda value: isinstance(value, str) and len(value) <= 200,
-    "seed": _is_count,
-    "iteration": _is_count,
-    "steps": _is_count,
-    "return_mean": _is_number,
-    "eval_return": _is_number,
-    "steps_per_s": _is_number,
+    **dict.fromkeys(("seed", "iteration", "steps"), _is_count),
+    **dict.fromkeys(("return_mean", "eval_return", "steps_per_s"), _is_number),
 }
 
 

@@ -35,7 +35,10 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     left.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
     left.set_title(title)
     left.grid(alpha=0.3)
-    seconds = left.secondary_xaxis("top", functions=_steps_to_seconds(points))
+    last = points[-1]  # steps/s hardly change in a run
+    rate = last["steps"] / last["time_s"] if last["time_s"] else 1.0
+    to_seconds = (lambda steps: steps / rate), (lambda seconds: seconds * rate)
+    seconds = left.secondary_xaxis("top", functions=to_seconds)
     seconds.set_xlabel("seconds")
     if lagging:
         _draw_lag(axes[1], lagging)
@@ -73,10 +76,3 @@ def _draw_lag(axis: Any, metrics: list[dict[str, Any]]) -> None:
     axis.set_title("policy lag of the experience")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     axis.grid(alpha=0.3)
-
-
-def _steps_to_seconds(points: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """Steps to seconds and back, at the run's mean rate (steps/s hardly change in a run)."""
-    last = points[-1]
-    rate = last["steps"] / last["time_s"] if last["time_s"] else 1.0
-    return (lambda steps: steps / rate), (lambda seconds: seconds * rate)

@@ -86,10 +86,8 @@ def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Pa
         "run": settings,
     }
     if load_config(config, overrides).mode != "serving":
-        rule, remedy = "is a run's folder, and no config", (
-            f"Serve its policy with --set mode=serving, or go on with it: --resume {run}."
-        )  # fmt: skip
-        raise ConfigError([Fault("config", str(run), rule, remedy)])
+        remedy = f"Serve its policy with --set mode=serving, or go on with it: --resume {run}."
+        raise ConfigError([Fault("config", str(run), "is a run's folder, and no config", remedy)])
     return config, folder.import_path()
 
 
@@ -113,8 +111,8 @@ def resumed_job(
         for key, value in _changed(section, settings[section], wanted[section])
     ]
     if resolved.mode == "serving":
-        remedy = f"gmi-drl launch {checkpoint} --set mode=serving"
-        remedy = f"Serve the policy of this run by: {remedy}"
+        command = f"gmi-drl launch {checkpoint} --set mode=serving"
+        remedy = f"Serve the policy of this run by: {command}"
         faults.append(Fault("mode", "serving", "has nothing to go on with", remedy))
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")

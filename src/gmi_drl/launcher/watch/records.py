@@ -121,9 +121,8 @@ class ServingMetrics:
 
     def take(self, record: Any) -> dict[str, Any] | None:
         """Takes in a GMI's record; returns what to show once a second, else None."""
-        if not (isinstance(record, dict) and record.get("kind") == "served"):
-            return None
-        if not record.keys() >= _KEYS:
+        served = isinstance(record, dict) and record.get("kind") == "served"
+        if not served or not record.keys() >= _KEYS:
             return None
         gmi_id = record["gmi_id"]
         self._steps[gmi_id] = record["steps"]
@@ -132,10 +131,9 @@ class ServingMetrics:
         seconds_of = self._seconds[gmi_id]
         for phase, seconds in record["seconds"].items():
             seconds_of[phase] = seconds_of.get(phase, 0.0) + seconds
-        if record["episodes"]:
-            row = (record["episodes"], record["return_sum"], record["length_sum"])
-            self._episodes.append(row)
-            self._ended += record["episodes"]
+        if ended := record["episodes"]:
+            self._episodes.append((ended, record["return_sum"], record["length_sum"]))
+            self._ended += ended
         while sum(row[0] for row in list(self._episodes)[1:]) >= _WINDOW:
             self._episodes.popleft()
         return self.line() if time.monotonic() >= self._due_s else None
@@ -149,11 +147,8 @@ class ServingMetrics:
         since = (steps - self._before[0], max(time_s - self._before[1], 1e-9))
         self._before, self._due_s = (steps, time_s), time.monotonic() + _EVERY_S
         self._written += 1
-        phases = {phase for seconds in self._seconds for phase in seconds}
-        means = {
-            f"{phase}_s": _mean([seconds[phase] for seconds in self._seconds if phase in seconds])
-            for phase in sorted(phases)
-        }
+        phases = sorted({phase for seconds in self._seconds for phase in seconds})
+        spent = {phase: [s[phase] for s in self._seconds if phase in s] for phase in phases}
         count = sum(row[0] for row in self._episodes)
         metrics: dict[str, Any] = {
             "iteration": self._written,
@@ -163,7 +158,7 @@ class ServingMetrics:
             "return_mean": sum(row[1] for row in self._episodes) / count if count else None,
             "length_mean": sum(row[2] for row in self._episodes) / count if count else None,
             "episodes": self._ended,
-            **means,
+            **{f"{phase}_s": sum(each) / len(each) for phase, each in spent.items()},
         }
         figures = self._held()
         if peaks := figures.get("mem_peak_bytes", []):
@@ -173,16 +168,9 @@ class ServingMetrics:
         record["gmi_mem_peak_bytes"] = peaks
         record["gmi_sm_count"] = figures.get("sm_count", [])
         self._seconds = [{} for _ in self._layout.gmis]
-        try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(metrics) + "\n")
-        except OSError:  # a full disk: serving is worth more than its log
-            pass
+        with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")  # a full disk: serving is worth more
         return record
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
 
 
 PROFILED: Final = (

@@ -87,6 +87,9 @@ class Drift:
         assert promised > 0
         self._promised, self._reported = promised, False
         self._last: tuple[int, float] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._steps, self._seconds = 0, 0.0  # of the run
         self._speeds: list[float] = []  # of the iterations of the period
         self._period_s = 0.0
@@ -123,10 +126,6 @@ class Drift:
         """-1 for too slow, 1 for too fast, 0 for as promised."""
         off = speed / self._promised - 1
         return 0 if abs(off) <= _TOLERANCE else (1 if off > 0 else -1)
-
-    def _begin(self) -> None:
-        self._steps, self._seconds = 0, 0.0
-        self._speeds, self._period_s, self._row = [], 0.0, 0
 
 
 class PromiseWatch:
@@ -172,9 +171,9 @@ class PromiseWatch:
     def _judged(self, record: dict[str, Any]) -> str:
         """What is to be said after this record; "" if nothing."""
         steps, time_s = record.get("steps"), record.get("time_s")
-        if record.get("kind") != "iteration" or not isinstance(steps, int):
+        if record.get("kind") != "iteration":
             return ""
-        if not isinstance(time_s, float):
+        if not (isinstance(steps, int) and isinstance(time_s, float)):
             return ""  # a role of the user's may report anything
         if self._promise_of is not None:
             look_up, self._promise_of = self._promise_of, None
