@@ -33,14 +33,12 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
         kinds = list(dict.fromkeys(gmi.backend for gmi in gmis))
         if len(kinds) > 1:
             other = next(gmi for gmi in gmis if gmi.backend != kinds[0])
-            faults.append(
-                Fault(
-                    f"GmiSpec {other.gmi_id}: backend", other.backend,
-                    f"GMI {gmis[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
-                    "cutting a device excludes the others",
-                    f"Use {kinds[0]}, or another device.",
-                )
-            )  # fmt: skip
+            rule = (
+                f"GMI {gmis[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
+                "cutting a device excludes the others"
+            )
+            remedy = f"Use {kinds[0]}, or another device."
+            faults.append(spec_fault(other, "backend", other.backend, rule, remedy))
         elif kinds:
             faults += _SHARES[kinds[0]](device, gmis, hardware)
             faults += _processes(device, gmis, layout.topology.cuda)

@@ -68,15 +68,9 @@ def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConf
 
     settings = getattr(algorithm, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmConfig)):
-        raise ConfigError(
-            [
-                Fault(
-                    "algorithm.class", section.class_, "it has no settings",
-                    "Give it an attribute Settings, a subclass of "
-                    "gmi_drl.placement.AlgorithmConfig.",
-                )
-            ]
-        )  # fmt: skip
+        remedy = "Give it an attribute Settings, a subclass of gmi_drl.placement.AlgorithmConfig."
+        fault = Fault("algorithm.class", section.class_, "it has no settings", remedy)
+        raise ConfigError([fault])
     keys = {key: value for key, value in section.model_dump().items() if key != "class"}
     named = {"__annotations__": {"implementation": ClassVar[str]}}
     bound: type[AlgorithmConfig] = type(

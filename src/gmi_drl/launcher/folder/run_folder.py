@@ -251,10 +251,8 @@ def note_end(folder: RunFolder, **changes: Any) -> None:
     try:
         folder.update(**changes)
     except OSError as error:
-        warning = (
-            f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
-        )
-        warnings.warn(warning, stacklevel=3)
+        text = f"run.json does not say how the run ended ({error}). Free some space."
+        warnings.warn(f"{folder.path}: {text}", stacklevel=3)
 
 
 def number_in(known: Mapping[str, Any], key: str) -> float:
