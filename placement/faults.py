@@ -105,8 +105,7 @@ def counted(count: int, thing: str) -> str:
 def install(extra: str, source: Path = Path(__file__)) -> str:
     """Returns the command that adds `extra`: in a clone by its path, elsewhere by name.
 
-    `source` is this file. An editable installation, and a clone that is run without one, keep it
-    two folders below the clone's `pyproject.toml`; a wheel does not carry that.
+    `source` is this file, which a clone keeps two folders below its `pyproject.toml`.
     """
     if (source.resolve().parents[1] / "pyproject.toml").is_file():
         return f"pip install -e '.[{extra}]' in the clone"

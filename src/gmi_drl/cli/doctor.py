@@ -1,8 +1,6 @@
 """Finds out what of this machine works and what links it has, for `gmi-drl doctor`.
 
-Everything is found out by doing it, as far as it leaves nothing behind: backends are tried in
-processes of their own, links are measured with the primitives of a reduction and kept where `plan`
-finds them.
+Backends are tried in processes of their own; links are measured, and kept where `plan` finds them.
 """
 
 from __future__ import annotations

@@ -67,11 +67,10 @@ class RunFolder:
             known["config_folder"] = str(import_path)
             folder.write_atomic("run.json", json.dumps(known))
         except OSError as error:
-            raise RunFolderError(
-                value=f"run.folder={config.run.folder}",
-                rule=f"{base} cannot be written ({error.strerror})",
-                remedy="Give a folder you may write to: --set run.folder=...",
-            ) from error
+            rule = f"{base} cannot be written ({error.strerror})"
+            remedy = "Give a folder you may write to: --set run.folder=..."
+            where = f"run.folder={config.run.folder}"
+            raise RunFolderError(value=where, rule=rule, remedy=remedy) from error
         return folder
 
     @classmethod
@@ -81,11 +80,8 @@ class RunFolder:
         for candidate in candidates:
             if (candidate / "config.yaml").is_file() and (candidate / "layout.json").is_file():
                 return cls(candidate.resolve())
-        raise RunFolderError(
-            value=path,
-            rule="no run is there (a run's folder has config.yaml and layout.json)",
-            remedy="`gmi-drl runs` lists them.",
-        )
+        rule = "no run is there (a run's folder has config.yaml and layout.json)"
+        raise RunFolderError(value=path, rule=rule, remedy="`gmi-drl runs` lists them.")
 
     def layout(self) -> Layout:
         """Reads the layout that the run has had from its start."""

@@ -65,8 +65,7 @@ def faults_of(
 ) -> list[Fault | str]:
     """Lists why this machine cannot run `config`.
 
-    `tried` is what came of its environment and roles; None: nobody has made one. Without its
-    devices, the rest is still looked at.
+    `tried` is what came of its environment and roles; None: nobody has made one.
     """
     return _plan(config, tried, check_config)[0]
 

@@ -1,7 +1,6 @@
 """Tries the user's code that a config names.
 
-Role classes are imported, and a batch of the environment is made, reset and stepped, in a process
-of its own, with a deadline.
+In a process of its own, with a deadline: classes are imported, a batch of the environment stepped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Prints tables: with lines in a terminal, aligned columns elsewhere; and makes text printable.
 
-The text of a run's folder can be a stranger's, and terminals differ. Whatever prints such text
-takes it through `printable`: `print_table` does so for each cell, `guarded` for each error, and
-`gmi-drl lineage` for each line.
+The text of a run's folder can be a stranger's: whatever prints it takes it through `printable`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Declares what may follow a run, and the watch that holds it against the speed of tuning.
-
-A choice that was measured last month holds as long as the machine is what it was: a driver, another
-program or a warm summer change that, and then the choice is to be made anew.
-"""
+"""Declares what may follow a run, and the watch that holds it against the speed of tuning."""
 
 from __future__ import annotations
 
@@ -133,9 +129,8 @@ class PromiseWatch:
 
     The record stays when another launch, tune or search of this user was at work meanwhile. A
     config that writes checkpoints so often that they make its speed is not watched: what is
-    promised has none. `topology` is what the run was planned on, so that devices are not looked at
-    again. Promises are looked up when the first iteration has ended, so that a run is not kept
-    waiting for them. Whatever goes wrong here, the run goes on.
+    promised has none. Promises are looked up when the first iteration has ended, so that a run
+    is not kept waiting for them. Whatever goes wrong here, the run goes on.
     """
 
     def __init__(
