@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 
 from .errors import GmiError
 

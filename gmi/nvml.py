@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from gmi_drl.placement.mig.instances import placements, profiles_of
+from gmi_drl.placement.mig import placements, profiles_of
 from gmi_drl.placement.topology import Device, GpuProcess, MigInstance
 
 from .errors import DiscoveryError

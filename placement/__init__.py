@@ -9,9 +9,8 @@ No torch and no processes: a launcher plans without them.
 
 from __future__ import annotations
 
-from .backends import choose_backend
-from .checks.config import check, layout_faults_of
-from .config.algorithms import (
+from gmi_drl.placement.checks.config import check, layout_faults_of
+from gmi_drl.placement.config.algorithms import (
     ALGORITHMS,
     A3CConfig,
     ActorCriticConfig,
@@ -22,23 +21,27 @@ from .config.algorithms import (
     algorithm_config,
     settings_of,
 )
-from .config.comm import CommConfig, ExperienceConfig
-from .config.config import CONFIG_VERSION, Config, RoleConfig
-from .config.env import EnvConfig
-from .config.hardware import HardwareConfig
-from .config.layout import LayoutConfig
+from gmi_drl.placement.config.config import (
+    CONFIG_VERSION,
+    CommConfig,
+    Config,
+    EnvConfig,
+    ExperienceConfig,
+    HardwareConfig,
+    LayoutConfig,
+    RoleConfig,
+    RunConfig,
+    TuneConfig,
+)
+from gmi_drl.placement.config.section import AUTO, NETWORKS, hidden_sizes
+
 from .config.load import load_config
-from .config.networks import NETWORKS, hidden_sizes
-from .config.run import RunConfig
 from .config.search import RangeConfig, SearchConfig
-from .config.section import AUTO
-from .config.tune import TuneConfig
-from .counted import counted
-from .faults import ABSENT, ConfigError, Fault
+from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .layout_yaml import from_yaml, to_yaml
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
-from .resolve import layout_of, resolved, simplest, template_of
+from .resolve import choose_backend, layout_of, resolved, simplest, template_of
 from .slicing import sliced
 from .templates import TEMPLATES, Template, decoupled, tcg, tcg_ex, tdg, tdg_ex
 from .topology import Device, GpuProcess, MigInstance, Topology, format_cores

@@ -6,8 +6,7 @@ between GPUs, `b1` through the host, `mp_bytes` the gradient. One ring over n me
 latency, which `gmi_drl.comm.plan.plan` measures beside the bandwidth: the gradients of the paper's
 policies pass a link in less time than it takes to begin.
 
-Templates: Tables 3 to 5, as functions of a `Workload`, which is the paper's or a measured one. The
-equations of a template are in its file in `templates`.
+Templates: Tables 3 to 5, as functions of a `Workload`, which is the paper's or a measured one.
 """
 
 from __future__ import annotations
@@ -99,26 +98,26 @@ class CostEquation:
     trains: bool
     measured_com_s: Callable[[Workload], float | None] = lambda w: None
 
-    def com_s(self, w: Workload, n: int = 1) -> float:
+    def com_s(self, w: Workload) -> float:
         """Returns COM / BW, the seconds of an iteration that go to sending, measured or not."""
         measured = self.measured_com_s(w)
-        return self.com_bytes(w, n) / w.bandwidth if measured is None else measured
+        return self.com_bytes(w, 1) / w.bandwidth if measured is None else measured
 
-    def iteration_s(self, w: Workload, n: int = 1) -> float:
+    def iteration_s(self, w: Workload) -> float:
         """Returns the seconds of one iteration: Ts + Ta + COM / BW, and Tt where it trains."""
-        return w.ts_s + w.ta_s + (w.tt_s if self.trains else 0.0) + self.com_s(w, n)
+        return w.ts_s + w.ta_s + (w.tt_s if self.trains else 0.0) + self.com_s(w)
 
-    def throughput(self, w: Workload, n: int = 1) -> float:
+    def throughput(self, w: Workload) -> float:
         """Returns iterations a second for each unit of the resource.
 
         As in the paper, a part of an instance counts as that part.
         """
-        return 1 / self.resource(w) / self.iteration_s(w, n)
+        return 1 / self.resource(w) / self.iteration_s(w)
 
     def penalty(self, split: CostEquation, w: Workload) -> float:
         """Returns how much more an instance occupies than one of `split`: 0.163, 0.466."""
         return self.resource(w) / split.resource(w) - 1
 
-    def ratio(self, other: CostEquation, w: Workload, n: int = 1) -> float:
+    def ratio(self, other: CostEquation, w: Workload) -> float:
         """Returns the throughput over that of `other` on the same devices: 2.58, 5.46."""
-        return self.throughput(w, n) / other.throughput(w, n)
+        return self.throughput(w) / other.throughput(w)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
-    from .config.config import Config
+    from gmi_drl.placement.config.config import Config
+
     from .layout import GmiSpec
     from .topology import Device
+
 
 _CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
 
@@ -92,3 +95,18 @@ def _short(value: Any, limit: int = 80) -> str:
     text = repr(value)  # the end of a path says more than its middle
     half = (limit - 3) // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
+def counted(count: int, thing: str) -> str:
+    """Returns a number with its noun: 1 iteration, 2,000 iterations."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def install(extra: str, source: Path = Path(__file__)) -> str:
+    """Returns the command that adds `extra`: in a clone by its path, elsewhere by name.
+
+    `source` is this file, which a clone keeps two folders below its `pyproject.toml`.
+    """
+    if (source.resolve().parents[1] / "pyproject.toml").is_file():
+        return f"pip install -e '.[{extra}]' in the clone"
+    return f"pip install 'gmi-drl[{extra}]'"

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gmi_drl.errors import GmiDrlError
 
-from .counted import counted
+from .faults import counted
 from .topology import Topology
 
 _FORMAT: Final = 2  # of the JSON text; raised when an older reader could not understand it

@@ -20,13 +20,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from .config.explain import explain
-from .config.hardware import HardwareConfig
-from .config.schema import ConfigSchema
-from .config.section import Int, Section, as_tuple, broken
+from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.config.schema import ConfigSchema, explain
+from gmi_drl.placement.config.section import Int, Section, as_tuple, broken
+
 from .config.yaml_text import read_yaml
-from .counted import counted
-from .faults import ABSENT, ConfigError, Fault
+from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, MigSlice
 from .slicing import sliced
 from .templates import TemplateName
@@ -83,13 +82,16 @@ def _version(value: Any) -> Any:
 
 
 class _Mig(Section):
-    profile: str = Field(min_length=1, description="for example 3g.40gb.")
-    start: Int = Field(ge=0, le=7, description="its first memory slice.")
+    profile: str = Field(min_length=1)
+    """for example 3g.40gb."""
+    start: Int = Field(ge=0, le=7)
+    """its first memory slice."""
 
 
 class _Gmi(Section):
     gmi: Int | None = Field(default=None, ge=0)
-    gpu: Int = Field(ge=0, description="the number of its device, from 0.")
+    gpu: Int = Field(ge=0)
+    """the number of its device, from 0."""
     roles: Annotated[
         tuple[Literal["simulator", "agent", "trainer"], ...], BeforeValidator(as_tuple)
     ]
@@ -104,13 +106,12 @@ class _Gmi(Section):
 class LayoutFile(Section):
     """A layout file that was read, before it is laid on the devices of a machine."""
 
-    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description=f"{_VERSION}.")
-    template: TemplateName = Field(
-        description="the template whose roles it has, for example tcg_ex."
-    )
-    gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_some)] = Field(
-        description="a list with gpu and roles of each GMI."
-    )
+    version: Annotated[Literal[1], BeforeValidator(_version)]
+    """1."""
+    template: TemplateName
+    """the template whose roles it has, for example tcg_ex."""
+    gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_some)]
+    """a list with gpu and roles of each GMI."""
 
     @property
     def most_on_a_device(self) -> int:

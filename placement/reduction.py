@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
-from .counted import counted
+from .faults import counted
 from .layout import Layout
 
 Strategy: TypeAlias = Literal["local", "mpr", "mrr", "har", "ipc"]

@@ -6,17 +6,48 @@ What a GmiSpec says already stays; the others of its device share what is left e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from .counted import counted
-from .green import groups_of, num_groups, percent_of
+from .faults import counted
 from .layout import GmiSpec, Layout, LayoutError
-from .mig.instances import mig_slices, pack, profiles_of
+from .mig import instance_at, mig_slices, pack, profiles_of
 from .topology import Device, share
 
 if TYPE_CHECKING:
-    from .config.hardware import HardwareConfig
+    from gmi_drl.placement.config.config import HardwareConfig
+
+    from .layout import GmiSpec, Layout
+    from .topology import Device
+
+
+def group_sms(device: Device) -> int:
+    """Returns the SMs in a group on this GPU, the least that a green context can have."""
+    major = (device.capability or (0, 0))[0]
+    if major >= 9:
+        return 8
+    return {8: 4, 7: 2}.get(major, 1)
+
+
+def num_groups(device: Device) -> int:
+    """Returns how many groups this GPU has; 0 where its SMs are not known. Drivers give fewer."""
+    return (device.sm_count or 0) // group_sms(device)
+
+
+def percent_of(count: int, groups: int) -> int:
+    """Returns the `sm_percent` of a GMI with `count` of `groups` groups, rounded down."""
+    return 100 * count // groups
+
+
+def groups_of(sm_percent: int | None, groups: int) -> int:
+    """Returns how many of `groups` groups a GMI with this share has: the most that fit in it.
+
+    Undoes `percent_of` where there are at most 100 groups. None: all.
+    """
+    if sm_percent is None:
+        return groups
+    return min(groups, ((sm_percent + 1) * groups - 1) // 100)
+
 
 # Of a GPU's memory, what no GMI is promised: the contexts of the MPS server and of its clients, and
 # what the driver keeps.
@@ -139,3 +170,38 @@ _FILLS: Final[dict[str, Callable[[Device, Specs, HardwareConfig], list[GmiSpec]]
     "green": _green,
     "mig": _mig,
 }
+
+
+@dataclass(frozen=True)
+class MemoryShare:
+    """What a GMI may hold of its device's memory."""
+
+    nbytes: int
+    why: str  # "an equal part of GPU 0 for 4 GMIs"
+
+
+def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
+    """Returns the share of a GMI; None on cores, and where the driver does not say.
+
+    A MIG instance has its own; a limit in the layout is the share; the GMIs of a GPU that have
+    none share evenly what is left of it, but for `RESERVE_BYTES` and what other processes held
+    when the devices were looked at.
+    """
+    spec = layout.gmi(gmi_id)
+    device = layout.topology.devices[spec.gpu_id]
+    if device.kind != "gpu":
+        return None
+    if spec.mig is not None:
+        instance, why = instance_at(device, spec.mig), f"its MIG instance {spec.mig.profile}"
+        return None if instance is None else MemoryShare(instance.mem_bytes, why)
+    if spec.mem_bytes is not None:
+        return MemoryShare(spec.mem_bytes, "its limit in the layout")
+    if device.mem_bytes is None:
+        return None
+    gmis = [layout.gmi(other) for other in layout.mpl[spec.gpu_id]]
+    limits = sum(gmi.mem_bytes or 0 for gmi in gmis)
+    without = sum(gmi.mem_bytes is None for gmi in gmis)
+    left = device.mem_bytes - RESERVE_BYTES - device.held_bytes - limits
+    where = f"GPU {device.index}"
+    why = f"an equal part of {where} for {without} GMIs" if without > 1 else f"all of {where}"
+    return MemoryShare(max(0, left) // without, why)

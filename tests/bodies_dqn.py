@@ -3,7 +3,7 @@
 import torch
 
 from batches import algorithm_of
-from gmi_drl.placement.config.algorithms.dqn import DQNConfig
+from gmi_drl.placement.config.algorithms import DQNConfig
 from gmi_drl.roles.algorithms.dqn import QNetwork
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.optimizers.replay import OnReplay

@@ -4,7 +4,7 @@ import os
 
 import gmi_drl
 from gmi_drl.gmi import cuda_driver
-from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.placement.slicing import memory_share
 
 
 class OnGpu:

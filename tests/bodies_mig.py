@@ -18,7 +18,7 @@ from fake_nvml import FakeLib
 from gmi_drl.gmi import GmiError, cuda_driver, discover, lease
 from gmi_drl.gmi.backends import mig
 from gmi_drl.placement import GmiSpec
-from gmi_drl.placement.mig.instances import mig_slices
+from gmi_drl.placement.mig import mig_slices
 
 # What is counted as a step of the launcher beside its changes of MIG: all that others can see.
 _STEPS = ("os.", "open", "fcntl.", "shutil.")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gmi_drl.comm.errors import SchemaError
 from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.comm.transports import StreamSpec
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 
 from .channels import Channel, Grouping, Stream
 

@@ -9,7 +9,7 @@ import importlib.util
 from typing import Final, Literal, NamedTuple
 
 from gmi_drl.comm.reducers.strategies import REDUCERS
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 from gmi_drl.placement.reduction import MPL, Strategy, shape_fault
 from gmi_drl.placement.topology import Topology
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.group.group import Wire
 from gmi_drl.gmi import backend_of
-from gmi_drl.placement.counted import counted
+from gmi_drl.placement.faults import counted
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import (
     STRATEGIES,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.shm.alignment import round_up
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 
 from .staged import DeviceReducer
 from .sums import rank_slice

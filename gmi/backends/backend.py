@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from gmi_drl.gmi.errors import GmiError
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 from gmi_drl.placement.topology import Device, Topology
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.gmi import cuda_driver
 from gmi_drl.gmi.cuda_driver import checked
 from gmi_drl.gmi.errors import SliceError
-from gmi_drl.placement.green import group_sms, groups_of, num_groups
+from gmi_drl.placement.slicing import group_sms, groups_of, num_groups
 
 from .backend import Slices, System
 from .cpu import verify_cores

@@ -12,7 +12,7 @@ from typing import Final
 from gmi_drl.gmi.errors import GmiDied, GmiError
 from gmi_drl.gmi.gang import Gang
 from gmi_drl.placement import counted
-from gmi_drl.placement.config.hardware import HardwareConfig
+from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.layout import GmiSpec, Layout, LayoutError
 from gmi_drl.placement.slicing import sliced
 from gmi_drl.placement.topology import Topology

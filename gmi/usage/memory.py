@@ -20,7 +20,7 @@ from gmi_drl.gmi import cuda_driver
 from gmi_drl.gmi import nvml as driver
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.errors import DeviceMemoryError
-from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.placement.slicing import memory_share
 
 if TYPE_CHECKING:
     import torch

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gmi_drl.placement.config.algorithms import mode_faults
 from gmi_drl.placement.config.config import Config
-from gmi_drl.placement.counted import counted
-from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest
+from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counted
 from gmi_drl.placement.layout import Layout, LayoutError
 from gmi_drl.placement.reduction import shape_fault
 from gmi_drl.placement.resolve import backend_of, layout_of, shape_of, simplest, template_of
 from gmi_drl.placement.templates import TEMPLATES, Template, templates_of
 from gmi_drl.placement.topology import Topology
 
-from .gmis import gmi_faults
-from .layout import layout_faults
-from .learning import learning_faults
+from .layout import gmi_faults, layout_faults
 
 
 def check(config: Config, topology: Topology) -> list[Fault]:
@@ -26,7 +24,9 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     """
     config = simplest(config)
     faults, layout = [*_devices(config, topology)], None
+    of_mode: list[Fault] = []
     if config.layout.file is None:
+        of_mode += _mode_of(template_of(config), config)
         faults += template_of(config).shape_faults(shape_of(config, topology))
         faults += _cores(config, topology)
     if not faults:
@@ -38,11 +38,14 @@ def check(config: Config, topology: Topology) -> list[Fault]:
             rule, dot, remedy = str(error).partition(". ")
             faults.append(Fault("layout", ABSENT, rule if dot else str(error), remedy))
     if layout is not None:
-        faults += [*_of_the_mode(config, layout), *layout_faults_of(config, layout)]
+        if config.layout.file is not None and layout.template in TEMPLATES:
+            faults += _mode_of(TEMPLATES[layout.template], config)
+        faults += layout_faults_of(config, layout)
     trainers = _counts(config, topology, layout, "trainer")
     agents = _counts(config, topology, layout, "agent")
     return [
-        *_template(config),
+        *of_mode,
+        *_policy(config),
         *faults,
         *learning_faults(config, sum(agents), sum(trainers)),
         *_reduction(config, [range(count) for count in trainers if count]),
@@ -55,9 +58,7 @@ def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
     return [*layout_faults(layout, config.hardware), *gmi_faults(layout, config.env.num_env)]
 
 
-def _template(config: Config) -> Iterator[Fault]:
-    if config.layout.file is None:
-        yield from _mode_of(template_of(config), config, ", leave it out,")
+def _policy(config: Config) -> Iterator[Fault]:
     if config.run.policy is not None and config.mode != "serving":
         yield Fault(
             "run.policy", config.run.policy, f"it is served, and the mode is {config.mode}",
@@ -65,14 +66,10 @@ def _template(config: Config) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _of_the_mode(config: Config, layout: Layout) -> Iterator[Fault]:
-    if config.layout.file is not None and layout.template in TEMPLATES:
-        yield from _mode_of(TEMPLATES[layout.template], config, " in the layout's file,")
-
-
-def _mode_of(template: Template, config: Config, otherwise: str) -> Iterator[Fault]:
+def _mode_of(template: Template, config: Config) -> Iterator[Fault]:
     if template.mode != config.mode:
         fitting = " or ".join(other.name for other in templates_of(config.mode))
+        otherwise = ", leave it out," if config.layout.file is None else " in the layout's file,"
         yield Fault(
             "layout.template", template.name,
             f"it is of mode {template.mode}, and the mode is {config.mode}",
@@ -162,3 +159,44 @@ def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
                 f"{holder}",
                 f"Move it to roles.{holder}.",
             )  # fmt: skip
+
+
+def learning_faults(config: Config, agents: int, trainers: int) -> list[Fault]:
+    """Returns all of them, with this many GMIs that hold an agent, and a trainer."""
+    wrong_mode = list(mode_faults(config.algorithm, config.mode))
+    learns = config.mode != "serving" and not wrong_mode
+    return [
+        *wrong_mode,
+        *(config.algorithm.faults(config, agents, trainers) if learns else ()),
+        *_capacity(config, agents, trainers),
+        *_compressed(config),
+    ]
+
+
+def _capacity(config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+    """Yields a fault unless the links into a trainer hold what it trains on and what it keeps.
+
+    And one segment more each, which a killed agent may leave there in part.
+    """
+    if config.mode != "async":
+        return
+    batch, capacity = config.experience.batch_segments, config.experience.capacity
+    wanted = batch * (2 if trainers > 1 else 1)
+    room = (capacity - 1) * agents
+    if agents > 0 and room < wanted:
+        kept = ", and hold each until the next has begun" if trainers > 1 else ""
+        yield Fault(
+            "experience.capacity", capacity,
+            f"trainers take batches of {batch} segments{kept}, and the links of {agents} agents "
+            f"hold {room}, beside one more each that is being sent",
+            f"Use {-(-wanted // agents) + 1} or more, or lower batch_segments.",
+        )  # fmt: skip
+
+
+def _compressed(config: Config) -> Iterator[Fault]:
+    """Yields a fault for channels that are no bytes: only observations can be."""
+    if others := [name for name in config.experience.lz4 if name != "observation"]:
+        yield Fault(
+            "experience.lz4", others, "only the channel observation is compressed, if it is uint8",
+            "Use [observation], or leave it out.",
+        )  # fmt: skip

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gmi_drl.placement.config.hardware import MAX_OVERCOMMIT, HardwareConfig
+from gmi_drl.placement.config.config import MAX_OVERCOMMIT, HardwareConfig
 from gmi_drl.placement.faults import ABSENT, Fault, device_name, spec_fault
-from gmi_drl.placement.green import group_sms, groups_of, num_groups
-from gmi_drl.placement.layout import GmiSpec, Layout
-from gmi_drl.placement.slicing import RESERVE_BYTES
+from gmi_drl.placement.layout import GmiSpec, Layout, MigSlice
+from gmi_drl.placement.mig import commands_for, profiles_of, whole_instances
+from gmi_drl.placement.slicing import RESERVE_BYTES, group_sms, groups_of, num_groups
+from gmi_drl.placement.templates import TEMPLATES, Template
 from gmi_drl.placement.topology import Device, format_cores
-
-from .mig import mig_faults
 
 # Client contexts that MPS takes on a device (MPS guide, "Client-Server Connections"): from CUDA
 # 13.1 on there are more.
@@ -34,14 +33,12 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
         kinds = list(dict.fromkeys(gmi.backend for gmi in gmis))
         if len(kinds) > 1:
             other = next(gmi for gmi in gmis if gmi.backend != kinds[0])
-            faults.append(
-                Fault(
-                    f"GmiSpec {other.gmi_id}: backend", other.backend,
-                    f"GMI {gmis[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
-                    "cutting a device excludes the others",
-                    f"Use {kinds[0]}, or another device.",
-                )
-            )  # fmt: skip
+            rule = (
+                f"GMI {gmis[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
+                "cutting a device excludes the others"
+            )
+            remedy = f"Use {kinds[0]}, or another device."
+            faults.append(spec_fault(other, "backend", other.backend, rule, remedy))
         elif kinds:
             faults += _SHARES[kinds[0]](device, gmis, hardware)
             faults += _processes(device, gmis, layout.topology.cuda)
@@ -245,10 +242,119 @@ def _no_mig(gmi: GmiSpec) -> Iterator[Fault]:
         )  # fmt: skip
 
 
+def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> Iterator[Fault]:
+    """Yields instances that do not exist and cannot be made, that overlap, or are too small."""
+    profiles = {profile.name: profile for profile in profiles_of(device)}
+    existing = {
+        MigSlice(instance.profile, instance.start): instance for instance in whole_instances(device)
+    }
+    # Memory slices that are taken, and by what.
+    taken = {n: f"{i.profile} at {i.start}" for i in device.mig for n in _span(i.start, i.size)}
+    users: dict[MigSlice, int] = {}
+    missing = []
+    if device.mig_mode is None:
+        yield Fault(
+            f"GPU {device.index}: backend", "mig", f"{device.name} has no MIG",
+            "Use mps, or direct.",
+        )  # fmt: skip
+        return
+    for gmi in gmis:
+        if gmi.sm_percent is not None:
+            yield spec_fault(
+                gmi, "sm_percent", gmi.sm_percent, "the instance says how many SMs there are",
+                "Leave it out, or use backend mps.",
+            )  # fmt: skip
+        wanted = gmi.mig
+        if wanted is None:
+            yield spec_fault(gmi, "mig", None, "backend mig, and no instance", "Name one.")
+            continue
+        shown = f"{wanted.profile} at {wanted.start}"
+        if wanted in users:
+            yield spec_fault(
+                gmi, "mig", shown, f"GMI {users[wanted]} is in it", "Use an instance for each GMI."
+            )
+            continue
+        users[wanted] = gmi.gmi_id
+        if wanted in existing:
+            mem_bytes = existing[wanted].mem_bytes
+        elif (profile := profiles.get(wanted.profile)) is None:
+            known = ", ".join(profiles) or "none that are known"
+            yield spec_fault(gmi, "mig", shown, f"{device.name} has profiles {known}", "Use one.")
+            continue
+        elif wanted.start not in profile.starts:
+            places = ", ".join(map(str, profile.starts))
+            yield spec_fault(
+                gmi, "mig", shown, f"a {profile.name} begins at {places}", "Use one of these."
+            )
+            continue
+        else:
+            mem_bytes, span = profile.mem_bytes, _span(wanted.start, profile.size)
+            if other := next((taken[n] for n in span if n in taken), None):
+                yield spec_fault(
+                    gmi, "mig", shown, f"it overlaps {other} on GPU {device.index}",
+                    "Use another place, or a smaller profile.",
+                )  # fmt: skip
+                continue
+            taken.update(dict.fromkeys(span, shown))
+            missing.append(wanted)
+        if (gmi.mem_bytes or 0) > mem_bytes:
+            yield spec_fault(
+                gmi, "mem_bytes", gmi.mem_bytes,
+                f"{shown} has {mem_bytes / _GIB:.1f} GiB", "Use a larger profile, or ask for less.",
+            )  # fmt: skip
+    if missing and not hardware.allow_create:
+        commands = " && ".join(commands_for(device, missing))
+        yield Fault(
+            f"GPU {device.index}: mig", [f"{place.profile} at {place.start}" for place in missing],
+            "these instances do not exist, and none are made without hardware.allow_create",
+            f"Set it (needs root and an idle GPU), or run: {commands}",
+        )  # fmt: skip
+
+
+def _span(start: int, size: int) -> range:
+    return range(start, start + size)
+
+
 _SHARES: Final[dict[str, Callable[[Device, Specs, HardwareConfig], Iterator[Fault]]]] = {
     "cpu": _unlimited,
     "direct": _unlimited,
     "mps": _mps,
     "green": _green,
-    "mig": mig_faults,
+    "mig": _mig,
 }
+
+
+def gmi_faults(layout: Layout, num_env: int) -> list[Fault]:
+    """Lists roles that the template lacks, roles without a peer, other numbers of environments.
+
+    `num_env` is the config's, which every simulator has.
+    """
+    template = TEMPLATES.get(layout.template)
+    if template is None:
+        known = f"Use one of {', '.join(TEMPLATES)}."
+        return [Fault("layout.template", layout.template, "there is no such template", known)]
+    faults = list(_roles(template, layout)) or list(template.peer_faults(layout, num_env))
+    return [*faults, *_environments(layout, num_env)]
+
+
+def _roles(template: Template, layout: Layout) -> Iterator[Fault]:
+    for gmi in layout.gmis:
+        if gmi.roles not in template.gmis:
+            kinds = " or ".join(", ".join(roles) for roles in template.gmis)
+            yield spec_fault(
+                gmi, "roles", list(gmi.roles), f"a GMI of template {template.name} has {kinds}",
+                "Use these, or another template.",
+            )  # fmt: skip
+
+
+def _environments(layout: Layout, num_env: int) -> Iterator[Fault]:
+    for gmi in layout.gmis:
+        simulates = "simulator" in gmi.roles
+        if simulates and gmi.num_env != num_env:
+            yield spec_fault(
+                gmi, "num_env", gmi.num_env, f"env.num_env is {num_env}, and GMIs do not differ "
+                "in it: one step would wait for the largest",
+                "Leave it out, or change env.num_env.",
+            )  # fmt: skip
+        elif not simulates and gmi.num_env:
+            yield spec_fault(gmi, "num_env", gmi.num_env, "it simulates nothing", "Leave it out.")

@@ -1,7 +1,8 @@
 """Checks how much memory a layout's GMIs need at least against what there is.
 
-A lower bound, of what can be counted before anything runs: the experience of an iteration, and the
-network with what its training keeps of it. Libraries, simulators and reductions come on top.
+A lower bound, of what can be counted before anything runs: the experience of an iteration, a
+replay, and the network with what its training keeps of it. Libraries, simulators and reductions
+come on top.
 
 T = horizon, N = num_env, D = observation width, A = action columns, P = distribution parameters.
 """
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gmi_drl.placement.config.config import Config
-from gmi_drl.placement.config.networks import hidden_sizes
+from gmi_drl.placement.config.section import hidden_sizes
 from gmi_drl.placement.faults import Fault
 from gmi_drl.placement.layout import GmiSpec, Layout
-from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.placement.slicing import memory_share
 from gmi_drl.placement.templates import TEMPLATES
 
 _FLOAT: Final = 4
@@ -33,6 +34,7 @@ class Sizes:
     """Holds the widths that decide how much memory a GMI needs; the defaults are the least."""
 
     observation: int = 1  # D
+    observation_bytes: int = 1  # of each of its numbers, as a replay keeps them
     action: int = 1  # A
     parameters: int = 1  # P
     has_own_network: bool = False  # a role makes it, and nothing is known of its size
@@ -88,9 +90,13 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
         through = algorithm.minibatch_size(samples) * (row + kept * _FLOAT * sum(layers))
     else:
         through = num_env * _FLOAT * max(layers)
-    of_each = _TRAINED if learns else _FLOAT if "agent" in gmi.roles else 0
+    of_each = _FLOAT if "agent" in gmi.roles else 0
+    if learns:
+        of_each = _TRAINED + algorithm.target_networks * _FLOAT
+    kept_row = 2 * d * sizes.observation_bytes + _FLOAT * (a + 3)  # observed before and after
     return {
         "experience": samples * step + 2 * _FLOAT * num_env * d,
+        "replay": algorithm.kept_steps * kept_row if learns else 0,
         "minibatch": through,
         "network": parameters * of_each,
     }
@@ -114,8 +120,20 @@ def _fault(
             f"Use smaller layers, {fewer}or a machine with more.",
         )  # fmt: skip
         return
-    # What grows with num_env must fit into what the network leaves.
-    fits = max(0, limit - needs["network"]) * num_env // (total - needs["network"])
+    if algorithm.kept_steps and most in ("replay", "minibatch"):
+        key, value, what = "replay_capacity", algorithm.kept_steps, "steps that each GMI keeps"
+        if most == "minibatch":
+            key, value, what = "batch_size", algorithm.minibatch_size(0), "rows in the network"
+        fits = max(0, limit - total + needs[most]) * value // needs[most]
+        yield Fault(
+            f"algorithm.{key}", value, f"{need}: {_gib(needs[most])} for {value:,} {what}",
+            f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or a machine "
+            "with more.",
+        )  # fmt: skip
+        return
+    # What grows with num_env must fit into what the rest leaves.
+    fixed = needs["network"] + needs["replay"] + (needs["minibatch"] if algorithm.kept_steps else 0)
+    fits = max(0, limit - fixed) * num_env // (total - fixed)
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
     if most == "minibatch":
         samples = num_env * algorithm.horizon

@@ -1,45 +1,270 @@
 """Defines the config's schema, version 1. Unknown keys, wrong types and bad values are faults.
 
-Every field has a description; docs/configuration.md is generated from them.
+Every field is described by the text below it; docs/configuration.md is generated from them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     SerializeAsAny,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
 
+from gmi_drl.placement.templates import TEMPLATES
+
 from .algorithms import AlgorithmConfig, PPOConfig, algorithm_config, algorithms_of
-from .comm import CommConfig, ExperienceConfig
-from .env import EnvConfig
-from .hardware import HardwareConfig
-from .layout import LayoutConfig
-from .run import RunConfig
 from .search import SearchConfig
-from .section import AUTO, CLASS_PATTERN, Section, broken
-from .tune import TuneConfig
+from .section import (
+    AUTO,
+    CLASS_PATTERN,
+    Cores,
+    Count,
+    Int,
+    Names,
+    Seconds,
+    Section,
+    as_tuple,
+    broken,
+)
 
 CONFIG_VERSION = 1
+
+
+class RunConfig(Section):
+    """What the run is called, how long it takes, and what it writes."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Name of the run: the folder in `folder` that holds its runs. Letters, digits, `.`, `_` and
+    `-`."""
+    seed: Int = Field(default=0, ge=0, lt=2**32)
+    """Seed of environments, initial weights and sampling."""
+    total_steps: Int = Field(default=1_000_000, ge=1)
+    """Environment steps to train for, over all GMIs. The last iteration is finished, so that a run
+    ends at this number or a little above."""
+    folder: str = Field(default="runs", min_length=1)
+    """Folder that holds all runs. If it is not there, it is made for you alone (mode 0700). Who may
+    read it may read the runs in it; only you may write to those."""
+    checkpoint_every: Int = Field(default=50, ge=0)
+    """Iterations between checkpoints; 0: only at the end."""
+    log_every: Int = Field(default=1, ge=1)
+    """Iterations between lines of metrics."""
+    eval_episodes: Int = Field(default=20, ge=0)
+    """Episodes of the trained policy, without exploration, that are run at the end; 0: none."""
+    max_restarts: Int = Field(default=3, ge=0, le=10_000)
+    """How often a GMI whose process dies is started again, while the others go on; each counts its
+    own. A GMI that dies again and again has a reason that restarting does not mend, so the run
+    fails at last. 0: it fails at the first death. Roles of your own are started again only if they
+    say `recoverable = True`."""
+    hang_timeout_s: float | None = Field(default=1200.0, gt=0, le=604_800)
+    """Seconds without progress after which a GMI hangs, unless it waits for another one: its
+    process is killed, and started again as after a death. Progress is each step of the environments
+    and each minibatch; while environments are made it has twenty minutes at least. `null`: nobody
+    watches, as for a debugger. See [when a GMI dies](recovery.md)."""
+    target_return: float | None = None
+    """Stop early when the mean return of the last episodes reaches this."""
+    policy: str | None = Field(default=None, min_length=1)
+    """Mode serving: the folder of a run, or of one of its checkpoints, whose policy acts; `null`: a
+    new one, of random weights."""
+    profile: bool = False
+    """Record a trace of each GMI, of its iterations 4 to 6, in `profile/` of the run's folder; they
+    take longer meanwhile. See [profiling](profiling.md)."""
+    capture: bool = True
+    """On a GPU, run policy steps and updates as CUDA graphs; `false` launches every kernel from
+    Python, which is slower: a baseline, and for finding faults. CPU cores have no graphs. See
+    [training on the GPU](gpu-training.md)."""
+    deterministic: bool = False
+    """Use only torch operations that give the same numbers every time; slower on a GPU. On CPU
+    cores a seeded run with one GMI repeats bit for bit either way."""
+
+
+class EnvConfig(Section):
+    """The environment that is simulated."""
+
+    id: str = Field(min_length=1)
+    """Environment id, such as `Ant-v5`; `module:Id` imports the module that registers it first,
+    which may lie beside the config file."""
+    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym"] = "auto"
+    """Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour and ShadowHand as a batch;
+    `torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered id of
+    [spaces that a policy takes](writing-a-role.md#environments-whose-spaces-are-others); `warp`:
+    Ant, BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named (see
+    [simulation on the GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in JAX, only when
+    named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id."""
+    num_env: Count = Field(default=64, le=1_000_000)
+    """Environments in each GMI (not in all of them together). `auto`: what `gmi-drl tune` finds to
+    be fastest."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    max_episode_steps: Int | None = Field(default=None, ge=1)
+    """Time limit of an episode in steps; `null`: the one the id is registered with."""
+
+
+MAX_OVERCOMMIT: Final = 60  # as many as MPS takes clients of a device, from CUDA 13.1 on
+
+
+class HardwareConfig(Section):
+    """The devices to use, and how GMIs share them."""
+
+    backend: Literal["auto", "cpu", "direct", "mps", "mig", "green"] = "auto"
+    """`cpu`: a device is a group of cores, a GMI a share of them; `direct`: processes share a GPU
+    without limits; `mps`: with limits on its SMs and memory, by NVIDIA's multi-process service;
+    `mig`: each GMI in a MIG instance; `green`: the GMIs of a GPU are threads of one process, each
+    on SMs of its own; `auto`: what suits the mode and the GPUs, `cpu` without one."""
+    allow_create: bool = False
+    """Backend `mig`: make the MIG instances that are missing, and remove them after the run. Needs
+    root, and GPUs that nobody uses."""
+    sm_overcommit: float = Field(default=1.0, ge=1, le=MAX_OVERCOMMIT)
+    """Backend `mps`: the shares of a device's GMIs add up to so many times its SMs. Above 1 a GMI
+    takes what its neighbours leave idle; NVIDIA suggests 2. As many as there are GMIs, or more:
+    each may use all SMs."""
+    num_gpus: Int | None = Field(default=None, ge=1, le=4096)
+    """Devices to use: GPUs, or groups of cores when there is none. `null`: all GPUs, or one group
+    of all cores."""
+    cores: Cores | None = Field(default=None, min_length=1)
+    """CPU cores to use; `null`: all this process may use."""
+
+    @field_validator("cores")
+    @classmethod
+    def _distinct(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise broken("names a core twice", "Name each core once.")
+        return value
+
+
+if TYPE_CHECKING:
+    _Template = str
+else:
+    _Template = Literal["auto", *TEMPLATES]
+
+_MEANINGS = "; ".join(f"`{t.name}`: {t.description} (mode {t.mode})" for t in TEMPLATES.values())
+
+
+class LayoutConfig(Section):
+    """How roles are placed on GMIs, and GMIs on devices: by a template, or by a file.
+
+    `layout: file.yaml` is short for `layout: {file: file.yaml}`.
+    """
+
+    file: str | None = Field(default=None, min_length=1)
+    """A layout in YAML, as `gmi-drl plan --layout` writes it, counted from the config's folder. It
+    takes the place of the keys below. `null`: the template."""
+    template: _Template = Field(
+        default="auto", description=f"{_MEANINGS}. `auto`: the first one of the mode."
+    )
+    gmi_per_gpu: Count = 1
+    """GMIs on each device; an even number with template `tdg`. `auto`: what `gmi-drl tune` finds to
+    be fastest."""
+    trainer_gpus: Int = Field(default=1, ge=1)
+    """Template `decoupled`: so many devices, the last ones, hold trainers; the others simulate and
+    infer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
+
+    @field_validator("template", "gmi_per_gpu", "trainer_gpus", mode="before")
+    @classmethod
+    def _said_by_the_file(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("file") is not None:
+            raise broken("the layout file says it", "Leave it out, or leave out layout.file.")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _file_or_template(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        whole: dict[str, Any] = handler(self)
+        return {key: value for key, value in whole.items() if (key == "file") == bool(self.file)}
+
+
+class CommConfig(Section):
+    """How GMIs reduce gradients and talk to each other."""
+
+    reduction: Literal["auto", "local", "mpr", "mrr", "har", "ipc"] = "auto"
+    """How gradients are reduced. `mpr`: through shared memory of the host; `mrr`: rings across the
+    devices; `har`: inside each device first, then a ring of one GMI of each; `ipc`: in the memory
+    of one GPU; `local`: not at all, for a single GMI. `auto`: what is fastest by what was measured
+    on this machine; `gmi-drl plan` shows it."""
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """What gradients are sent as. `bf16`: rounded to 8 bits of precision on the way, for half the
+    bytes through memory; sums and parameters stay fp32."""
+    timeout_s: float = Field(default=30.0, gt=0, le=86_400)
+    """Seconds a GMI waits for another before the run fails, naming it."""
+    checksum_every: Int = Field(default=50, ge=0)
+    """Iterations between checks that all GMIs hold the same parameters; 0: never."""
+
+
+class ExperienceConfig(Section):
+    """How experience goes from agents to trainers (mode async)."""
+
+    channels: Literal["auto", "mcc", "ucc", "joined"] = "auto"
+    """What travels together. `mcc`: a channel for each kind of data, a packet a segment; `ucc`: one
+    channel, a packet a step; `joined`: all of a segment in one packet; `auto`: what moves most
+    bytes a second, by the measured costs of a packet."""
+    batch_segments: Int = Field(default=1, ge=1, le=4096)
+    """Segments (`horizon` steps of the environments of one GMI) in an update of each trainer."""
+    capacity: Int = Field(default=2, ge=2, le=1024)
+    """Segments that may be under way between an agent and a trainer; an agent that is further ahead
+    waits."""
+    max_policy_lag: Int = Field(default=16, ge=0)
+    """Segments whose policy is older than this many updates are not trained on; they are
+    counted."""
+    lz4: Names = ()
+    """Channels to compress with LZ4, such as `[observation]`. It pays for images of bytes, seldom
+    for numbers."""
+
+
+_Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], BeforeValidator(as_tuple)]
+
+
+class TuneConfig(Section):
+    """How `gmi-drl tune` finds `num_env` and `gmi_per_gpu`."""
+
+    objective: Literal["steps", "reward"] = "steps"
+    """`steps`: the most environment steps a second; `reward`: the best few of those train for the
+    same time, and the highest return wins (not in mode serving)."""
+    algorithm: Literal["default", "paper"] = "default"
+    """How it searches. `paper`: GMI-DRL's Algorithm 2; `default`: more kinds of candidates, by
+    fewer measurements."""
+    budget_s: Seconds = Field(default=300.0, gt=0)
+    """Seconds that tuning may take, all in all; or a time as `5m` or `1h30m`."""
+    batch: Int | None = Field(default=None, ge=1)
+    """Environment steps in an update, of all GMIs of all devices, that stay the same: the horizon
+    follows `num_env` and the number of GMIs, from a quarter of its own (8 at least, or its own) to
+    four times it. `null`: the horizon stays, and the batch follows."""
+    gmi_per_gpu: _Counts | None = Field(default=None, min_length=1)
+    """Numbers of GMIs on a device to try; `null`: 1, 2, 3, 4, 6, 8 and so on, as far as there are
+    cores, and of these for algorithm `paper` the powers of two."""
+    min_num_env: Int | None = Field(default=None, ge=1, le=1_000_000)
+    """The smallest `num_env` to try; `null`: 128 on GPUs, 4 on groups of cores."""
+    max_num_env: Int | None = Field(default=None, ge=1, le=1_000_000)
+    """The largest `num_env` to try; `null`: 65536 on GPUs, 4096 on groups of cores."""
+
+    @field_validator("max_num_env")
+    @classmethod
+    def _at_least_the_smallest(cls, value: int | None, info: ValidationInfo) -> int | None:
+        smallest = info.data.get("min_num_env")
+        if value is not None and smallest is not None and value < smallest:
+            raise broken(
+                f"must be at least min_num_env, {smallest}", "Raise it, or lower the other."
+            )
+        return value
 
 
 class RoleConfig(Section):
     """A class of yours that takes a role."""
 
-    class_: str = Field(
-        alias="class",
-        pattern=CLASS_PATTERN,
-        description="The class, as `module:Class`. The module may lie beside the config file.",
-    )
-    params: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of its `GMI_run`."
-    )
+    class_: str = Field(alias="class", pattern=CLASS_PATTERN)
+    """The class, as `module:Class`. The module may lie beside the config file."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of its `GMI_run`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -64,35 +289,33 @@ def with_algorithm(config: dict[str, Any]) -> dict[str, Any]:
 class Config(Section):
     """A whole config."""
 
-    version: Literal[1] = Field(description="Version of this schema: 1.")
-    run: RunConfig = Field(default=RunConfig(), description="The run.")
-    env: EnvConfig = Field(description="The environment.")
-    algorithm: SerializeAsAny[AlgorithmConfig] = Field(
-        default=PPOConfig(), description="The algorithm."
-    )
-    mode: Literal["sync", "async", "serving"] = Field(
-        default="sync",
-        description="`sync`: all GMIs update the same policy at the same time; `async`: some GMIs "
-        "collect experience with a policy that is a little old while others train on it; "
-        "`serving`: simulate and infer only, nothing is learned.",
-    )
-    hardware: HardwareConfig = Field(default=HardwareConfig(), description="The devices to use.")
-    layout: LayoutConfig = Field(default=LayoutConfig(), description="The placement.")
-    roles: dict[str, RoleConfig] = Field(
-        default_factory=dict,
-        description='Classes of yours by role, for example `trainer: "my_module:MyTrainer"`, or '
-        "`class` and `params` apart.",
-    )
-    comm: CommConfig = Field(default=CommConfig(), description="Communication.")
-    experience: ExperienceConfig = Field(
-        default=ExperienceConfig(), description="The way of experience, in mode async."
-    )
-    tune: TuneConfig = Field(
-        default=TuneConfig(), description="How what says `auto` is found, by `gmi-drl tune`."
-    )
-    search: SearchConfig | None = Field(
-        default=None, description="Hyper-parameters to look for, by `gmi-drl search`."
-    )
+    version: Literal[1]
+    """Version of this schema: 1."""
+    run: RunConfig = RunConfig()
+    """The run."""
+    env: EnvConfig
+    """The environment."""
+    algorithm: SerializeAsAny[AlgorithmConfig] = PPOConfig()
+    """The algorithm."""
+    mode: Literal["sync", "async", "serving"] = "sync"
+    """`sync`: all GMIs update the same policy at the same time; `async`: some GMIs collect
+    experience with a policy that is a little old while others train on it; `serving`: simulate and
+    infer only, nothing is learned."""
+    hardware: HardwareConfig = HardwareConfig()
+    """The devices to use."""
+    layout: LayoutConfig = LayoutConfig()
+    """The placement."""
+    roles: dict[str, RoleConfig] = Field(default_factory=dict)
+    """Classes of yours by role, for example `trainer: "my_module:MyTrainer"`, or `class` and
+    `params` apart."""
+    comm: CommConfig = CommConfig()
+    """Communication."""
+    experience: ExperienceConfig = ExperienceConfig()
+    """The way of experience, in mode async."""
+    tune: TuneConfig = TuneConfig()
+    """How what says `auto` is found, by `gmi-drl tune`."""
+    search: SearchConfig | None = None
+    """Hyper-parameters to look for, by `gmi-drl search`."""
 
     @property
     def is_resolved(self) -> bool:

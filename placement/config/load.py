@@ -14,8 +14,7 @@ from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest
 
 from .algorithms import section_class
 from .config import CONFIG_VERSION, Config, with_algorithm
-from .explain import explain
-from .schema import ConfigSchema
+from .schema import ConfigSchema, explain
 from .yaml_text import read_value, read_yaml
 
 Keys = tuple[str, ...]
@@ -101,8 +100,7 @@ def _read(path: Path) -> str:
 
 def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault], set[Keys]]:
     """Puts overrides into the data; returns the faults of those it cannot, and the keys set."""
-    faults = []
-    overridden = set()
+    faults, overridden = [], set()
     for text in overrides:
         dotted, equals, written = text.partition("=")
         keys = tuple(key.strip() for key in dotted.split("."))
@@ -116,8 +114,7 @@ def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault],
         except yaml.YAMLError:
             faults.append(Fault(where, written, "not a YAML value", "Put it in quotes."))
             continue
-        fault = _put(data, keys, value, where)
-        if fault is not None:
+        if (fault := _put(data, keys, value, where)) is not None:
             faults.append(fault)
         else:
             overridden.add(keys)
@@ -133,12 +130,9 @@ def _put(data: dict[str, Any], keys: Keys, value: Any, where: str) -> Fault | No
         elif keys[0] == "roles" and depth == 1 and isinstance(inner, str):
             inner = section[key] = {"class": inner}
         if not isinstance(inner, dict):
-            return Fault(
-                where,
-                value,
-                f"{'.'.join(keys[: depth + 1])} is {inner!r}, which has no keys",
-                f"Set {'.'.join(keys[: depth + 1])} itself.",
-            )
+            whole = ".".join(keys[: depth + 1])
+            rule = f"{whole} is {inner!r}, which has no keys"
+            return Fault(where, value, rule, f"Set {whole} itself.")
         section = inner
     section[keys[-1]] = value
     return None

@@ -32,36 +32,25 @@ Choices = Annotated[tuple[Any, ...], BeforeValidator(as_tuple)]
 
 _KINDS: Final = ("uniform", "log_uniform", "integer", "choice")
 # Keys that one algorithm alone has.
+_PBT: Final = ("population", "interval_steps", "truncation", "perturb", "resample")
 USED_BY: Final[Mapping[str, SearchAlgorithm]] = {
-    "eta": "hyperband",
-    "min_steps": "hyperband",
-    "brackets": "hyperband",
-    "population": "pbt",
-    "interval_steps": "pbt",
-    "truncation": "pbt",
-    "perturb": "pbt",
-    "resample": "pbt",
+    **dict.fromkeys(("eta", "min_steps", "brackets"), "hyperband"),
+    **dict.fromkeys(_PBT, "pbt"),
 }
 
 
 class RangeConfig(Section):
     """The values that a key may have; one of these."""
 
-    uniform: Bounds | None = Field(
-        default=None, description="Any number from the first to the second, all alike."
-    )
-    log_uniform: Bounds | None = Field(
-        default=None,
-        description="The same by orders of magnitude: between 1e-4 and 1e-3 as often as between "
-        "1e-3 and 1e-2. Both more than 0.",
-    )
-    integer: WholeBounds | None = Field(
-        default=None, description="Any whole number from the first to the second, both included."
-    )
-    choice: Choices | None = Field(
-        default=None,
-        description="One of these values; neighbours in the list count as near to each other.",
-    )
+    uniform: Bounds | None = None
+    """Any number from the first to the second, all alike."""
+    log_uniform: Bounds | None = None
+    """The same by orders of magnitude: between 1e-4 and 1e-3 as often as between 1e-3 and 1e-2.
+    Both more than 0."""
+    integer: WholeBounds | None = None
+    """Any whole number from the first to the second, both included."""
+    choice: Choices | None = None
+    """One of these values; neighbours in the list count as near to each other."""
 
     @field_validator("uniform", "log_uniform", "integer")
     @classmethod
@@ -103,78 +92,42 @@ class RangeConfig(Section):
 class SearchConfig(Section):
     """Which hyper-parameters `gmi-drl search` looks for, and how. `gmi-drl launch` ignores it."""
 
-    algorithm: SearchAlgorithm = Field(
-        default="hyperband",
-        description="`hyperband`: many trials, of which the better ones train on, in brackets from "
-        "many short ones to a few long ones; `pbt`: a population that trains, whose worse members "
-        "go on from better ones' checkpoints with changed values.",
-    )
-    ranges: dict[str, RangeConfig] = Field(
-        min_length=1,
-        description="What is looked for: keys of `algorithm`, and `env.num_env`, each with its "
-        "range, such as `algorithm.learning_rate: {log_uniform: [1e-4, 1e-2]}`.",
-    )
-    seed: Int = Field(
-        default=0,
-        ge=0,
-        lt=2**32,
-        description="Seed of the values that are drawn. Trial n trains with `run.seed` + n.",
-    )
-    trials_at_once: Int | None = Field(
-        default=None,
-        ge=1,
-        description="Trials that train side by side; `null`: as many as the devices allow.",
-    )
-    cores: Int = Field(
-        default=1, ge=1, description="Cores of a trial. Where there are GPUs, each has one GPU."
-    )
-    timeout_s: float = Field(
-        default=600.0,
-        gt=0,
-        le=86_400,
-        description="Seconds without a new line of metrics after which a trial is ended and counts "
-        "as failed.",
-    )
-    folder: str = Field(
-        default="searches", min_length=1, description="Folder that holds all searches."
-    )
-    eta: Int = Field(
-        default=3, ge=2, le=100, description="One in so many trials of a rung trains on."
-    )
-    min_steps: Int | None = Field(
-        default=None,
-        ge=1,
-        description="Environment steps of the shortest rung; the longest has `run.total_steps`. "
-        "`null`: that by `eta` to the third.",
-    )
-    brackets: Int | None = Field(
-        default=None,
-        ge=1,
-        description="Brackets to run, the one with the most trials first; `null`: all there are.",
-    )
-    population: Int = Field(default=8, ge=2, le=10_000, description="Members that train.")
-    interval_steps: Int | None = Field(
-        default=None,
-        ge=1,
-        description="Environment steps between two looks at who is better; `null`: a tenth of "
-        "`run.total_steps`.",
-    )
-    truncation: float = Field(
-        default=0.2,
-        gt=0,
-        le=0.5,
-        description="This share of the members, the worst, go on from this share, the best.",
-    )
-    perturb: float = Field(
-        default=0.2,
-        gt=0,
-        lt=1,
-        description="How far a value is moved, up or down: by this factor (`log_uniform`), by this "
-        "share of the range (`uniform`, `integer`), to a neighbour (`choice`).",
-    )
-    resample: float = Field(
-        default=0.25, ge=0, le=1, description="How often a value is drawn anew instead."
-    )
+    algorithm: SearchAlgorithm = "hyperband"
+    """`hyperband`: many trials, of which the better ones train on, in brackets from many short ones
+    to a few long ones; `pbt`: a population that trains, whose worse members go on from better ones'
+    checkpoints with changed values."""
+    ranges: dict[str, RangeConfig] = Field(min_length=1)
+    """What is looked for: keys of `algorithm`, and `env.num_env`, each with its range, such as
+    `algorithm.learning_rate: {log_uniform: [1e-4, 1e-2]}`."""
+    seed: Int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the values that are drawn. Trial n trains with `run.seed` + n."""
+    trials_at_once: Int | None = Field(default=None, ge=1)
+    """Trials that train side by side; `null`: as many as the devices allow."""
+    cores: Int = Field(default=1, ge=1)
+    """Cores of a trial. Where there are GPUs, each has one GPU."""
+    timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """Seconds without a new line of metrics after which a trial is ended and counts as failed."""
+    folder: str = Field(default="searches", min_length=1)
+    """Folder that holds all searches."""
+    eta: Int = Field(default=3, ge=2, le=100)
+    """One in so many trials of a rung trains on."""
+    min_steps: Int | None = Field(default=None, ge=1)
+    """Environment steps of the shortest rung; the longest has `run.total_steps`. `null`: that by
+    `eta` to the third."""
+    brackets: Int | None = Field(default=None, ge=1)
+    """Brackets to run, the one with the most trials first; `null`: all there are."""
+    population: Int = Field(default=8, ge=2, le=10_000)
+    """Members that train."""
+    interval_steps: Int | None = Field(default=None, ge=1)
+    """Environment steps between two looks at who is better; `null`: a tenth of
+    `run.total_steps`."""
+    truncation: float = Field(default=0.2, gt=0, le=0.5)
+    """This share of the members, the worst, go on from this share, the best."""
+    perturb: float = Field(default=0.2, gt=0, lt=1)
+    """How far a value is moved, up or down: by this factor (`log_uniform`), by this share of the
+    range (`uniform`, `integer`), to a neighbour (`choice`)."""
+    resample: float = Field(default=0.25, ge=0, le=1)
+    """How often a value is drawn anew instead."""
 
     @field_validator("ranges", mode="before")
     @classmethod

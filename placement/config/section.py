@@ -8,7 +8,21 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic_core import PydanticCustomError
 
-from .networks import NETWORKS
+# The hidden layers of the six policies in the GMI-DRL paper (its Table 6).
+NETWORKS: Final[dict[str, tuple[int, ...]]] = {
+    "ant": (256, 128, 64),
+    "anymal": (256, 128, 64),
+    "ballbalance": (256, 128, 64),
+    "frankacabinet": (256, 128, 64),
+    "humanoid": (200, 400, 100),
+    "shadowhand": (512, 512, 512, 256),
+}
+
+
+def hidden_sizes(network: str | tuple[int, ...] | list[int]) -> tuple[int, ...]:
+    """Returns the sizes themselves, or those of the preset with this name."""
+    return NETWORKS[network] if isinstance(network, str) else tuple(network)
+
 
 # What `auto` is inside, where a number is given or found by `gmi-drl tune`: less than any of them.
 AUTO: Final = 0

@@ -72,9 +72,7 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(
     list,
-    lambda dumper, values: dumper.represent_sequence(
-        "tag:yaml.org,2002:seq", values, flow_style=True
-    ),
+    lambda dumper, one: dumper.represent_sequence("tag:yaml.org,2002:seq", one, flow_style=True),
 )
 
 
@@ -133,12 +131,8 @@ def _walk(
         name, line = str(key.value), key.start_mark.line + 1
         inner = (*path, name)
         if name in seen:
-            faults.append(
-                Fault(
-                    ".".join(inner), ABSENT, f"given twice, first in line {seen[name]}",
-                    "Keep one of them.", line,
-                )
-            )  # fmt: skip
+            rule = f"given twice, first in line {seen[name]}"
+            faults.append(Fault(".".join(inner), ABSENT, rule, "Keep one of them.", line))
         seen.setdefault(name, line)
         lines.setdefault(inner, line)
         _walk(value, inner, lines, faults, been)
@@ -146,13 +140,7 @@ def _walk(
 
 def _syntax_fault(error: yaml.YAMLError, source: str) -> Fault:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        problem = error.problem or "cannot be read"
-        return Fault(
-            f"{source}, column {mark.column + 1}",
-            ABSENT,
-            f"not YAML: {problem}",
-            "Look at this line and the one above.",
-            mark.line + 1,
-        )
+        mark, remedy = error.problem_mark, "Look at this line and the one above."
+        where, rule = f"{source}, column {mark.column + 1}", error.problem or "cannot be read"
+        return Fault(where, ABSENT, f"not YAML: {rule}", remedy, mark.line + 1)
     return Fault(source, ABSENT, f"not YAML: {str(error).splitlines()[0]}", "Correct it.")

@@ -1,31 +1,24 @@
-"""Holds the templates by name; a template says which roles share a GMI, and where GMIs lie."""
+"""Has the templates: a new one is a file of this folder and a name in `TEMPLATES`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from .decoupled import DECOUPLED, decoupled
-from .tcg import TCG, tcg
-from .tcg_ex import TCG_EX, tcg_ex
-from .tdg import TDG, tdg
-from .tdg_ex import TDG_EX, tdg_ex
-from .template import Shape, Template
+from .decoupled import decoupled
+from .tcg import tcg
+from .tcg_ex import tcg_ex
+from .tdg import tdg
+from .tdg_ex import rollout_workers_of, tdg_ex
+from .template import Channel, Roles, Shape, Template
 
 __all__ = [
-    "TEMPLATES", "Shape", "Template", "TemplateName", "decoupled", "tcg", "tcg_ex", "tdg", "tdg_ex",
-    "templates_of",
+    "TEMPLATES", "Channel", "Roles", "Shape", "Template", "TemplateName", "decoupled",
+    "rollout_workers_of", "tcg", "tcg_ex", "tdg", "tdg_ex", "templates_of",
 ]  # fmt: skip
 
 # Of a mode the first one is what `auto` means.
 TEMPLATES: Final[dict[str, Template]] = {
-    template.name: template
-    for template in (
-        TCG_EX,
-        TDG_EX,
-        DECOUPLED,
-        TCG,
-        TDG,
-    )
+    template.name: template for template in (tcg_ex, tdg_ex, decoupled, tcg, tdg)
 }
 
 if TYPE_CHECKING:

@@ -1,31 +1,18 @@
-"""Defines template decoupled: asynchronous training, agents and trainers on different devices."""
+"""Places simulator and agent together on some devices, trainers on the last `trainer_gpus`.
+
+Each side has whole devices, so that training takes nothing from simulation (GMI-DRL's asynchronous
+training).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from gmi_drl.placement.counted import counted
-from gmi_drl.placement.faults import Fault
+from gmi_drl.placement.faults import Fault, counted
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.topology import Topology
 
 from .template import SERVING, TRAINER, Channel, Roles, Shape, Template
-
-
-def decoupled(
-    topology: Topology,
-    gmi_per_gpu: int,
-    num_env: int,
-    backend: str = "cpu",
-    trainer_gpus: int = 1,
-) -> Layout:
-    """Places simulator and agent together on some devices, trainers on the last `trainer_gpus`.
-
-    Each side has whole devices, so that training takes nothing from simulation (GMI-DRL's
-    asynchronous training).
-    """
-    return DECOUPLED.layout(Shape(topology, gmi_per_gpu, trainer_gpus), num_env, backend)
 
 
 def _roles_at(shape: Shape, device: int, place: int) -> Roles:
@@ -55,11 +42,7 @@ def _channels(layout: Layout) -> list[Channel]:
     return [(agent, trainer) for trainer in trainers for agent in agents]
 
 
-def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
-    return DECOUPLED.missing_roles(layout)
-
-
-DECOUPLED: Final = Template(
+decoupled: Final[Template] = Template(
     name="decoupled",
     mode="async",
     description="simulator and agent together on some devices, trainers on the others",
@@ -67,7 +50,7 @@ DECOUPLED: Final = Template(
     classes={"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
     roles_at=_roles_at,
     shape_faults=_shape_faults,
-    peer_faults=_peer_faults,
+    peer_faults=lambda layout, num_env: decoupled.missing_roles(layout),
     channels=_channels,
     carries="experience",
     channels_answer=False,  # the policy comes back by a board

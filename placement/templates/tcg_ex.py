@@ -1,26 +1,18 @@
-"""Defines template tcg_ex: synchronous training with all roles together in each GMI."""
+"""Places simulator, agent and trainer together in each of `gmi_per_gpu` GMIs on every device.
+
+Co-located roles hand experience over without a transfer; only gradients leave a GMI (GMI-DRL,
+section 5).
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from gmi_drl.placement.costs import CostEquation
-from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.topology import Topology
 
-from .template import ALL, Shape, Template
+from .template import ALL, Template
 
-
-def tcg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
-    """Places simulator, agent and trainer together in each of `gmi_per_gpu` GMIs on every device.
-
-    Co-located roles hand experience over without a transfer; only gradients leave a GMI (GMI-DRL,
-    section 5).
-    """
-    return TCG_EX.layout(Shape(topology, gmi_per_gpu), num_env, backend)
-
-
-TCG_EX: Final = Template(
+tcg_ex: Final = Template(
     name="tcg_ex",
     mode="sync",
     description="simulator, agent and trainer together in each GMI",

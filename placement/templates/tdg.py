@@ -1,4 +1,8 @@
-"""Defines template tdg: serving with simulators and agents in GMIs of their own, in pairs."""
+"""Places simulators and agents in GMIs of their own, which GMI-DRL compares TCG against.
+
+`gmi_per_gpu` is even. GMIs 2 k and 2 k + 1 lie on one device and are a pair: the simulator, and
+the agent that acts for its environments.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,10 @@ from typing import Final
 from gmi_drl.placement.costs import CostEquation
 from gmi_drl.placement.faults import Fault, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.topology import Topology
 
 from .template import Channel, Shape, Template, with_answers
 
 _PAIR: Final = (("simulator",), ("agent",))
-
-
-def tdg(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
-    """Places simulators and agents in GMIs of their own, which GMI-DRL compares TCG against.
-
-    `gmi_per_gpu` is even. GMIs 2 k and 2 k + 1 lie on one device and are a pair: the simulator, and
-    the agent that acts for its environments.
-    """
-    return TDG.layout(Shape(topology, gmi_per_gpu), num_env, backend)
 
 
 def _shape_faults(shape: Shape) -> Iterator[Fault]:
@@ -69,7 +63,7 @@ def _channels(layout: Layout) -> list[Channel]:
     return with_answers(list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True)))
 
 
-TDG: Final = Template(
+tdg: Final = Template(
     name="tdg",
     mode="serving",
     description="simulators and agents in GMIs of their own, in pairs",

@@ -1,4 +1,8 @@
-"""Defines template tdg_ex: synchronous training with one trainer GMI on each device."""
+"""Places a trainer GMI on each device, the last of its `gmi_per_gpu`.
+
+The others of the device simulate and infer for it, and wait while it trains (GMI-DRL's TDG_EX,
+which it compares TCG_EX against).
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,8 @@ from typing import Final
 from gmi_drl.placement.costs import CostEquation, Workload
 from gmi_drl.placement.faults import Fault, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.topology import Topology
 
-from .template import SERVING, TRAINER, Channel, Roles, Shape, Template, with_answers
-
-
-def tdg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
-    """Places a trainer GMI on each device, the last of its `gmi_per_gpu`.
-
-    The others of the device simulate and infer for it, and wait while it trains (GMI-DRL's TDG_EX,
-    which it compares TCG_EX against).
-    """
-    return TDG_EX.layout(Shape(topology, gmi_per_gpu), num_env, backend)
+from .template import SERVING, TRAINER, Channel, Shape, Template, with_answers
 
 
 def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
@@ -41,10 +35,6 @@ def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
     return {trainer: sorted(agents) for trainer, agents in workers.items()}
 
 
-def _roles_at(shape: Shape, device: int, place: int) -> Roles:
-    return TRAINER if place == shape.gmi_per_gpu - 1 else SERVING
-
-
 def _resource(w: Workload) -> float:
     busy = w.ts_s * w.rs + w.ta_s * w.alpha * w.ra + w.tt_s * w.beta * w.rt
     return busy / (w.ts_s + w.ta_s + w.tt_s)
@@ -55,7 +45,7 @@ def _com_bytes(w: Workload, n: int) -> float:
     return steps + w.policy_bytes + w.reduced_bytes(n)
 
 
-def _shape_faults(shape: Shape) -> Iterator[Fault]:
+def _tdg_ex_shape_faults(shape: Shape) -> Iterator[Fault]:
     if shape.gmi_per_gpu < 2:
         yield Fault(
             "layout.gmi_per_gpu", shape.gmi_per_gpu, "template tdg_ex has a trainer GMI on each "
@@ -64,9 +54,9 @@ def _shape_faults(shape: Shape) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
+def _tdg_ex_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
     """Yields a fault for each trainer without agents, or with more or fewer than the first."""
-    if missing := next(TDG_EX.missing_roles(layout), None):
+    if missing := next(tdg_ex.missing_roles(layout), None):
         yield missing
         return
     workers = rollout_workers_of(layout)
@@ -88,7 +78,7 @@ def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
             )  # fmt: skip
 
 
-def _channels(layout: Layout) -> list[Channel]:
+def _tdg_ex_channels(layout: Layout) -> list[Channel]:
     """Returns one to each agent from its trainer, for orders and the policy, and one back."""
     return with_answers(
         [
@@ -99,22 +89,22 @@ def _channels(layout: Layout) -> list[Channel]:
     )
 
 
-TDG_EX: Final = Template(
+tdg_ex: Final = Template(
     name="tdg_ex",
     mode="sync",
     description="one GMI of each device trains, and the others simulate and infer for it",
     gmis=(SERVING, TRAINER),
     classes={"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
-    roles_at=_roles_at,
+    roles_at=lambda shape, _, place: TRAINER if place == shape.gmi_per_gpu - 1 else SERVING,
     cost=CostEquation(
         resource=_resource,
         com_bytes=_com_bytes,
         trains=True,
         measured_com_s=lambda w: w.tdg_ex_com_s,
     ),
-    shape_faults=_shape_faults,
-    peer_faults=_peer_faults,
-    channels=_channels,
+    shape_faults=_tdg_ex_shape_faults,
+    peer_faults=_tdg_ex_peer_faults,
+    channels=_tdg_ex_channels,
     carries="policy, experience back",
     least_gmis=2,
     fewer_links="Use fewer GMIs, or give its device more trainers.",

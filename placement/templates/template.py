@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -34,14 +34,6 @@ class Shape:
         return len(self.topology.devices)
 
 
-def _nothing(*_: object) -> Iterator[Fault]:
-    return iter(())
-
-
-def _no_channels(_: Layout) -> list[Channel]:
-    return []
-
-
 @dataclass(frozen=True)
 class Template:
     """A way to place roles on GMIs, and GMIs on devices."""
@@ -53,9 +45,9 @@ class Template:
     classes: Mapping[str, str]  # the class that runs a GMI, by the last of its roles
     roles_at: Callable[[Shape, int, int], Roles]  # of the GMI at (device, place on it)
     cost: CostEquation | None = None  # None: it is in no table of the papers
-    shape_faults: Callable[[Shape], Iterator[Fault]] = _nothing
-    peer_faults: Callable[[Layout, int], Iterator[Fault]] = _nothing  # (layout, env.num_env)
-    channels: Callable[[Layout], list[Channel]] = _no_channels  # beside the gradients' reduction
+    shape_faults: Callable[[Shape], Iterable[Fault]] = lambda shape: ()
+    peer_faults: Callable[[Layout, int], Iterable[Fault]] = lambda layout, num_env: ()
+    channels: Callable[[Layout], list[Channel]] = lambda layout: []  # beside the reduction's
     carries: str = ""  # what the channels carry
     channels_answer: bool = True  # the targets send back; the first half of the channels asks
     gpu_links: bool = True  # channels may lie in the memory of a GPU
@@ -80,12 +72,20 @@ class Template:
             for device in range(shape.devices)
         ]
 
-    def layout(self, shape: Shape, num_env: int, backend: str) -> Layout:
-        """Returns the layout of this shape; LayoutError where it is none of the template's.
+    def __call__(
+        self,
+        topology: Topology,
+        gmi_per_gpu: int,
+        num_env: int,
+        backend: str = "cpu",
+        trainer_gpus: int = 1,
+    ) -> Layout:
+        """Returns the layout on these devices; LayoutError where the template has none.
 
         A device's cores are split evenly between its GMIs. On a group of cores no two GMIs share
         one (LayoutError if there are too few); beside a GPU they do when they must.
         """
+        shape = Shape(topology, gmi_per_gpu, trainer_gpus)
         for fault in self.shape_faults(shape):
             raise LayoutError(str(fault))
         gmis: list[GmiSpec] = []

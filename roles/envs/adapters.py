@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 
 from .options import closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS

@@ -2,7 +2,7 @@
 
 An environment's `close` is the user's code, or a simulator's. It may raise, crash or never return,
 and a run that was trained is not lost by that: the launcher has the result before it asks GMIs to
-close what they opened, and waits for that only so long (see `gmi_drl.launcher.watch.closing`).
+close what they opened, and waits for that only so long (see `gmi_drl.launcher.watch.watchdog`).
 """
 
 from __future__ import annotations

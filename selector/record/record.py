@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.colocated_runs import records_folder
-from gmi_drl.launcher.watch.promise import Promise
+from gmi_drl.launcher.watch.watch import Promise
 from gmi_drl.placement import Config, Topology
 from gmi_drl.selector.errors import RecordError
 from gmi_drl.selector.tune.candidate import (

@@ -25,9 +25,8 @@ from gmi_drl.placement import (
     counted,
     template_of,
 )
-from gmi_drl.placement.checks.learning import learning_faults
-from gmi_drl.placement.config.explain import explain
-from gmi_drl.placement.config.schema import ConfigSchema
+from gmi_drl.placement.checks.config import learning_faults
+from gmi_drl.placement.config.schema import ConfigSchema, explain
 from gmi_drl.placement.faults import closest
 from gmi_drl.roles.envs import check_env
 

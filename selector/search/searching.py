@@ -14,7 +14,7 @@ from gmi_drl.gmi import lease
 from gmi_drl.launcher.colocated_runs import at_work
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.import_path import importable
+from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.screen import ViewName, opened
 from gmi_drl.placement import Config, ConfigError, counted, load_config

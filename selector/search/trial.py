@@ -23,7 +23,7 @@ from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi.backends.cpu import take_cores
 from gmi_drl.gmi.backends.gpu import bare_uuid, uuid_of
-from gmi_drl.launcher.folder.curve import read_metrics
+from gmi_drl.launcher.folder.run_folder import METRICS, metrics_in
 from gmi_drl.placement import Config, Device, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name
 from gmi_drl.placement.resolve import template_of
@@ -34,7 +34,6 @@ from gmi_drl.runtime import remote
 if TYPE_CHECKING:
     from gmi_drl.roles.role.trainer import Trainer
 
-METRICS: Final = "metrics.jsonl"  # of its folder, as of a launch's
 _POINTS: Final = 200  # of a learning curve that a result carries
 _RETRIES: Final = 2  # when the worker dies
 
@@ -146,7 +145,9 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
 
 
 def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
-    lines = [line for line in read_metrics(folder) if line.get("return_mean") is not None]
+    path = folder / METRICS
+    metrics = metrics_in(path.read_bytes()) if path.exists() else []
+    lines = [line for line in metrics if line.get("return_mean") is not None]
     every = -(-len(lines) // _POINTS) or 1
     kept = lines[::-1][::every][::-1]  # the last one is always there
     return tuple((int(line["steps"]), float(line["return_mean"])) for line in kept)

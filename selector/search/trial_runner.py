@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
+from gmi_drl.launcher.folder.run_folder import METRICS
 from gmi_drl.placement import Config, Device, counted, format_cores, layout_of
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.roles.errors import RoleLoadError
@@ -22,7 +23,7 @@ from gmi_drl.selector.record.search_folder import SearchFolder, key_of, score_of
 from .faults import alone, trial_devices
 from .ranges import applied
 from .search_view import SearchProgress, SearchView
-from .trial import METRICS, TrialError, TrialJob, last_line, train_task
+from .trial import TrialError, TrialJob, last_line, train_task
 from .trial_run import RunKey, TrialAlgorithm, TrialRun
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.checks.layout import layout_faults
 from gmi_drl.placement.resolve import shape_of, simplest
-from gmi_drl.placement.templates.template import Roles
+from gmi_drl.placement.templates import Roles
 
 from .candidate import Candidate, DeviceSplit, Space
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.plan.planning import faults_anywhere
-from gmi_drl.launcher.plan.user_code import algorithm_faults, role_faults
+from gmi_drl.launcher.plan.planning import faults_anywhere, importable
+from gmi_drl.launcher.plan.user_code import class_faults
 from gmi_drl.launcher.view.screen import ViewName
 from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError
@@ -135,8 +134,7 @@ def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, lis
 def _refuse(config: Config, beside: Path, source: str | None) -> None:
     """ConfigError for what no candidate could mend, before anything is started."""
     with importable(beside):
-        faults = [*faults_anywhere(config), *role_faults(config, beside)]
-        faults += algorithm_faults(config, beside)
+        faults = [*faults_anywhere(config), *class_faults(config, beside)]
     if faults:
         raise ConfigError(faults, source)
 

@@ -20,19 +20,9 @@ if TYPE_CHECKING:
     from .selector.tune.tuning import Tuned, tune
 
 __all__ = [
-    "DRL_role",
-    "GMI_manager",
-    "GmiDrlError",
-    "Holistic",
-    "RunResult",
-    "SearchResult",
-    "Tuned",
-    "__version__",
-    "config",
-    "launch",
-    "search",
-    "tune",
-]
+    "DRL_role", "GMI_manager", "GmiDrlError", "Holistic", "RunResult", "SearchResult", "Tuned",
+    "__version__", "config", "launch", "search", "tune",
+]  # fmt: skip
 
 _HOME = {
     "DRL_role": "gmi_drl.roles",
@@ -48,8 +38,6 @@ _HOME = {
     "tune": "gmi_drl.selector.tune.tuning",
 }
 
-_OF_THIS_FILE = {"Any", "TYPE_CHECKING", "annotations", "import_module", "_HOME", "_OF_THIS_FILE"}
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
@@ -58,4 +46,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__} - _OF_THIS_FILE)
+    return sorted(__all__)

@@ -14,10 +14,10 @@ from .launcher.colocated_runs import records_folder
 from .launcher.start import launcher
 
 if TYPE_CHECKING:
+    from gmi_drl.launcher.watch.watch import Promise, Watch
+
     from .launcher.start.launcher import RunResult
     from .launcher.view.screen import ViewName
-    from .launcher.watch.promise import Promise
-    from .launcher.watch.watch import Watch
     from .placement import Config, Topology
     from .roles import DRL_role
 

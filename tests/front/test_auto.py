@@ -10,7 +10,7 @@ from gmi_drl import runtime
 from gmi_drl.cli import main
 from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.launcher.watch import promise as promises
+from gmi_drl.launcher.watch import watch as promises
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.selector.record.record import read
 

@@ -266,12 +266,12 @@ def test_check_names_an_algorithm_that_is_not_in_its_module(config, capsys):
 def test_a_role_module_that_never_ends_has_a_deadline(config):
     from datetime import timedelta
 
-    from gmi_drl.launcher.plan.user_code import role_faults
+    from gmi_drl.launcher.plan.user_code import class_faults
     from gmi_drl.placement import load_config
 
     (config.parent / "endless.py").write_text("while True: pass")
     loaded = load_config(config, ["roles.trainer=endless:T"])
-    (fault,) = role_faults(loaded, config.parent, timedelta(seconds=0.5))
+    (fault,) = class_faults(loaded, config.parent, timedelta(seconds=0.5))
     assert "has not ended after 0.5 s" in fault
 
 

@@ -165,11 +165,14 @@ def test_metrics_that_are_no_text_cost_their_line_alone(run):
 
 
 def test_a_curve_is_drawn_of_metrics_that_are_no_text(run):
-    from gmi_drl.launcher.folder.curve import read_metrics
+    from gmi_drl.launcher.folder.run_folder import metrics_in
 
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(b"\xff\xfe\n" + b"[" * 100_000)
-    assert [line["iteration"] for line in read_metrics(run)] == [1, 2]
+    assert [line["iteration"] for line in metrics_in((run / "metrics.jsonl").read_bytes())] == [
+        1,
+        2,
+    ]
 
 
 def first_page(path):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gmi_drl.launcher.watch.promise import Drift
+from gmi_drl.launcher.watch.watch import Drift
 
 
 def first(drift, speeds, seconds=0.5, steps=0, time_s=0.0):

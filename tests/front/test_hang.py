@@ -16,7 +16,7 @@ from gmi_drl.comm.shm.heartbeat import bind as bind_heartbeat
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.launcher.watch import closing
+from gmi_drl.launcher.watch import watchdog
 from gmi_drl.launcher.watch.watchdog import Watchdog
 
 
@@ -170,7 +170,7 @@ def test_a_role_is_watched_from_its_first_progress_on(warm, tmp_path):
 
 
 def test_a_close_that_hangs_is_told_and_the_run_is_done(warm, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(closing, "_LIMIT", closing.timedelta(seconds=2))
+    monkeypatch.setattr(watchdog, "_CLOSING_S", 2.0)
     result = launch(config(tmp_path, run__eval_episodes=4), bodies.CloseHangs)
     assert (result.state, result.steps) == ("finished", 16 * 8 * 8)
     assert result.eval_return > 0

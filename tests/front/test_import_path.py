@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gmi_drl.launcher.plan.gradient_size import Sizer
-from gmi_drl.launcher.plan.import_path import importable
+from gmi_drl.launcher.plan.planning import importable
+from gmi_drl.launcher.plan.reduction import Sizer
 from gmi_drl.placement import Topology, load_config, tcg_ex
 from gmi_drl.roles.role.host import GmiHost
 

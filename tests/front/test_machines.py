@@ -12,7 +12,7 @@ from gmi_drl.gmi import discover
 from gmi_drl.gmi.backends.backend import System
 from gmi_drl.launcher.plan.planning import backend_reason, faults_of, find_devices
 from gmi_drl.placement import MigSlice, layout_of, load_config
-from gmi_drl.report.layout_text import device_text
+from gmi_drl.report.layout_picture import device_text
 
 KINDS = (boxes.dgx_a100, boxes.dgx_h100, boxes.h200, boxes.b200, boxes.v100, boxes.a30)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gmi_drl.launcher import colocated_runs
-from gmi_drl.launcher.watch.promise import PromiseWatch
+from gmi_drl.launcher.watch.watch import PromiseWatch
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
 from gmi_drl.selector.record.record import TuneJournal, promise_of, read, record_path

@@ -2,7 +2,7 @@
 
 import json
 
-from gmi_drl.launcher.watch.serving_metrics import ServingMetrics
+from gmi_drl.launcher.watch.records import ServingMetrics
 from gmi_drl.placement import Topology, tcg
 
 

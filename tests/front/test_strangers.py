@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from gmi_drl.cli import main
-from gmi_drl.launcher.view.printable import printable, printable_lines
+from gmi_drl.launcher.view.tables import printable, printable_lines
 from gmi_drl.report import run_state
 from gmi_drl.report.run_list import list_runs, print_runs
 from gmi_drl.report.run_state import print_state, read_state

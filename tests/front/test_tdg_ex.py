@@ -21,7 +21,7 @@ from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start import jobs, launcher
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, tdg_ex
-from gmi_drl.placement.templates.tdg_ex import rollout_workers_of
+from gmi_drl.placement.templates import rollout_workers_of
 from gmi_drl.roles.state import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tdg_ex.yaml"

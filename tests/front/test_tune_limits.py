@@ -45,7 +45,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_measured(config, mach
 
 def test_modules_beside_a_config_keep_the_tuned_one_there(tmp_path, config, machine, monkeypatch):
     faults = ["roles.trainer='mine:Mine'; it cannot be imported"]
-    monkeypatch.setattr(tuning, "role_faults", lambda config, beside: faults)
+    monkeypatch.setattr(tuning, "class_faults", lambda config, beside: faults)
     (tmp_path / "mine.py").write_text("class Mine: ...")
     written(config, {**CONFIG, "roles": {"trainer": "mine:Mine"}})
     (tmp_path / "elsewhere").mkdir()

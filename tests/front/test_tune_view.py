@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from gmi_drl.launcher.view.screen import LiveScreen, opened
+from gmi_drl.launcher.view.screen import Screen, opened
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured, Space
 from gmi_drl.selector.tune.tune_view import TuneView
 
@@ -45,7 +45,7 @@ def test_lines_tell_each_answer_the_best_and_what_is_left(capsys):
 
 
 def test_a_terminal_shows_what_is_measured_now():
-    screen = LiveScreen()
+    screen = Screen("live")
     view = TuneView("Ant-v5 [2 cores]", SPACE, 300.0, screen)
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:

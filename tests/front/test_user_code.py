@@ -107,6 +107,13 @@ def test_environments_of_a_role_of_ones_own_are_not_looked_at(tmp_path):
     assert found == {"notes": ["environments are made by Own, and were not looked at"]}
 
 
+def test_an_algorithm_that_cannot_act_in_the_action_space_is_a_fault():
+    given = {"version": 1, "env": {"id": "Pendulum-v1"}, "algorithm": {"name": "dqn"}}
+    (fault,) = user_code.try_here(load_config(given).model_dump_json(), "")["faults"]
+    assert fault.startswith("action space Box(")
+    assert "dqn takes Discrete" in fault
+
+
 def test_more_memory_than_there_is_is_a_fault_of_check_and_of_launch(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from gmi_drl.launcher.folder.curve import draw_curve
-from gmi_drl.launcher.view.screen import LiveScreen, duration
+from gmi_drl.launcher.view.screen import Screen, duration
 from gmi_drl.launcher.view.view import RunView, eta_s, is_for_view, open_view
 from gmi_drl.placement import Topology, load_config, tcg_ex
 
@@ -33,7 +33,7 @@ def drawn(view, width=120):
 
 
 def test_the_live_view_shows_each_gmi_and_the_run():
-    view = RunView(LiveScreen(), CONFIG, LAYOUT)
+    view = RunView(Screen("live"), CONFIG, LAYOUT)
     assert "waiting for the first iteration" in drawn(view)
     view.show(RECORD)
     text = drawn(view)
@@ -43,7 +43,7 @@ def test_the_live_view_shows_each_gmi_and_the_run():
 
 
 def test_what_is_told_is_printed_whole_and_nothing_stands_beside_the_bar():
-    screen = LiveScreen()
+    screen = Screen("live")
     view = RunView(screen, CONFIG, LAYOUT)
     view.show(RECORD)
     assert set(drawn(view, 60).splitlines()[-1]) == {"━"}
@@ -62,7 +62,7 @@ def test_what_is_told_is_printed_whole_and_nothing_stands_beside_the_bar():
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_live_view_fits_the_terminal(width):
-    view = RunView(LiveScreen(), CONFIG, LAYOUT)
+    view = RunView(Screen("live"), CONFIG, LAYOUT)
     view.show(RECORD | {"gmi_mem_peak_bytes": [300 << 20, 5 << 29]})
     lines = drawn(view, width).splitlines()
     assert all(len(line) <= width for line in lines)
@@ -75,7 +75,7 @@ def test_the_live_view_fits_the_terminal(width):
 
 
 def test_the_live_view_shows_the_memory_that_each_gmi_held():
-    view = RunView(LiveScreen(), CONFIG, LAYOUT)
+    view = RunView(Screen("live"), CONFIG, LAYOUT)
     view.show(RECORD | {"gmi_mem_peak_bytes": [300 << 20, 5 << 29]})
     text = drawn(view)
     assert "300 MiB" in text
@@ -85,7 +85,7 @@ def test_the_live_view_shows_the_memory_that_each_gmi_held():
 
 
 def test_the_live_view_before_an_episode_has_ended():
-    view = RunView(LiveScreen(), CONFIG, LAYOUT)
+    view = RunView(Screen("live"), CONFIG, LAYOUT)
     view.show(RECORD | {"return_mean": None})
     assert "return -" in drawn(view)
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.comm import create_group
+from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi.backends.direct import DirectBackend
 from gmi_drl.gmi.process import grouped
-from gmi_drl.launcher.wire.wiring import tally_of, wires_fault, wires_of
+from gmi_drl.launcher.plan.wiring import wires_fault, wires_of
 from gmi_drl.placement import Device, MigSlice, Topology, decoupled, tcg_ex, tdg, tdg_ex
-from gmi_drl.roles.role.host import Job
+from gmi_drl.roles.role.host import COUNTERS, Job
 from gmi_drl.runtime import SerializationError
 from gmi_drl.runtime.wire import packing
 
@@ -29,7 +30,19 @@ def test_a_gmi_of_a_large_machine_is_given_no_more_than_a_call_carries(tmp_path)
 
 def carried(layout, wires, group):
     """Descriptors in the call that starts a process, the largest of all."""
-    job = Job(layout, None, group, None, None, None, {}, None, "", tally_of(layout), wires)
+    job = Job(
+        layout,
+        None,
+        group,
+        None,
+        None,
+        None,
+        {},
+        None,
+        "",
+        create_tally(len(layout.gmis), COUNTERS),
+        wires,
+    )
     calls = [
         [(spec, replace(job, wires=wires.of(spec.gmi_id))) for spec in specs]
         for specs in grouped(layout, range(len(layout.gmis)))

@@ -17,7 +17,7 @@ from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied, SliceError, backend_of
 from gmi_drl.gmi.backends import green
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
-from gmi_drl.placement.green import group_sms, groups_of, num_groups, percent_of
+from gmi_drl.placement.slicing import group_sms, groups_of, num_groups, percent_of
 
 LONG = timedelta(seconds=30)
 CORES = tuple(sorted(os.sched_getaffinity(0)))

@@ -28,7 +28,7 @@ from gmi_drl.gmi.backends import mig
 from gmi_drl.gmi.backends.mig.mig_gpu import MigError
 from gmi_drl.gmi.lease import Lease, LeaseNotes
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
-from gmi_drl.placement.mig.instances import placements, profiles_of
+from gmi_drl.placement.mig import placements, profiles_of
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 GIB = 1 << 30

@@ -14,7 +14,7 @@ import gmi_drl
 from bodies_hardware import OnGpu
 from gmi_drl.gmi import Gang, LayoutSlices, discover
 from gmi_drl.placement import GmiSpec, Layout
-from gmi_drl.placement.green import groups_of, num_groups
+from gmi_drl.placement.slicing import groups_of, num_groups
 from gmi_drl.placement.topology import share
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ import gmi_drl
 from bodies_hardware import Greedy
 from gmi_drl.gmi import DeviceMemoryError, GmiDied, discover, lease
 from gmi_drl.launcher.folder.run_folder import RunFolder
-from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.placement.slicing import memory_share
 from gmi_drl.selector.tune.profile.failures import classify
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]  # kernels of warp may have to be compiled

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gmi_drl.placement import Device, MigInstance, Topology
-from gmi_drl.placement.backends import choose_backend
+from gmi_drl.placement.resolve import choose_backend
 
 GIB = 1 << 30
 

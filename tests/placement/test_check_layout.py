@@ -23,12 +23,10 @@ from gmi_drl.placement import (
     tdg,
     tdg_ex,
 )
-from gmi_drl.placement.checks.gmis import gmi_faults
-from gmi_drl.placement.checks.layout import layout_faults
-from gmi_drl.placement.config.hardware import HardwareConfig
+from gmi_drl.placement.checks.layout import gmi_faults, layout_faults
+from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.slicing import sliced
-from gmi_drl.placement.templates import TEMPLATES
-from gmi_drl.placement.templates.tdg_ex import rollout_workers_of
+from gmi_drl.placement.templates import TEMPLATES, rollout_workers_of
 
 GIB = 1 << 30
 H200 = Device(

@@ -22,6 +22,7 @@ from gmi_drl.placement import (
     settings_of,
     simplest,
 )
+from gmi_drl.placement.config.schema import keys_of
 
 MINIMAL = {"version": 1, "env": {"id": "Ant-v5"}}
 
@@ -360,7 +361,7 @@ def test_configs_do_not_change():
 
 def test_every_key_is_described():
     def undescribed(section, where):
-        for name, field in section.model_fields.items():
+        for name, field in keys_of(section).items():
             if not field.description:
                 yield f"{where}.{name}"
 

@@ -16,7 +16,7 @@ from gmi_drl.placement import (
     tcg,
     tdg_ex,
 )
-from gmi_drl.placement.config.hardware import HardwareConfig
+from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.layout_yaml import from_yaml, parse_layout, to_yaml
 from gmi_drl.placement.slicing import sliced
 

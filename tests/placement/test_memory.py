@@ -51,6 +51,26 @@ def test_what_a_minibatch_takes_in_the_network_is_counted():
     assert faults([*words, "algorithm.minibatches=64"], host=12 * GIB) == []
 
 
+def test_a_replay_and_a_target_network_are_counted():
+    dqn = ["algorithm.name=dqn", "env.num_env=8"]
+    assert faults(dqn) == []
+    (fault,) = faults([*dqn, "algorithm.replay_capacity=1_000_000_000"])
+    assert fault.startswith("algorithm.replay_capacity=1000000000; a GMI needs 236.6 GiB or more")
+    most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
+    assert faults([*dqn, f"algorithm.replay_capacity={most}"]) == []
+    of_bytes = [*dqn, "algorithm.replay_capacity=60_000_000"]
+    assert faults(of_bytes) == []
+    assert faults(of_bytes, dataclasses.replace(ANT, observation_bytes=4))
+    (fault,) = faults([*dqn, "algorithm.batch_size=100_000_000"])
+    assert fault.startswith("algorithm.batch_size=100000000; ")
+    assert "for 100,000,000 rows in the network" in fault
+    network = ["algorithm.network=[10_000, 10_000]", "env.num_env=8"]
+    (few,) = faults(network, host=1)
+    (more,) = faults([*network, "algorithm.name=dqn", "algorithm.replay_capacity=2000"], host=1)
+    needs = [float(text.partition("needs ")[2].split()[0]) for text in (few, more)]
+    assert 0.35 < needs[1] - needs[0] < 0.45  # 101 million parameters once more
+
+
 def test_serving_keeps_no_experience():
     assert faults(["mode=serving", "env.num_env=1_000_000", "algorithm.horizon=1000"]) == []
 

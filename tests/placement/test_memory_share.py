@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from gmi_drl.placement import Device, GmiSpec, GpuProcess, Layout, MigInstance, MigSlice, Topology
-from gmi_drl.placement.memory_share import memory_share
-from gmi_drl.placement.slicing import RESERVE_BYTES
+from gmi_drl.placement.slicing import RESERVE_BYTES, memory_share
 
 GIB = 1 << 30
 H200 = Device(0, "gpu", "NVIDIA H200", (0,), uuid="GPU-1", mem_bytes=141 * GIB,

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_mig import maximal_combinations
-from gmi_drl.placement import Device, LayoutError, MigInstance, MigSlice
-from gmi_drl.placement.mig import tables as tables
-from gmi_drl.placement.mig.instances import (
+from gmi_drl.placement import Device, LayoutError, MigInstance, MigSlice, mig
+from gmi_drl.placement.mig import (
     commands_for,
     mig_slices,
     pack,
@@ -67,7 +66,7 @@ def plain(part):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_known_by_its_name_and_memory(part):
-    assert profiles_of(device(part)) is getattr(tables, part)
+    assert profiles_of(device(part)) is getattr(mig, part)
     assert profiles_of(device(part, mode=None)) == ()
 
 

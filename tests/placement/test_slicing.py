@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmi_drl.placement import Device, LayoutError, MigInstance, MigSlice, Topology, tcg
-from gmi_drl.placement.config.hardware import HardwareConfig
-from gmi_drl.placement.green import groups_of
-from gmi_drl.placement.slicing import RESERVE_BYTES, sliced
+from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.slicing import RESERVE_BYTES, groups_of, sliced
 
 GIB = 1 << 30
 H100 = Device(

@@ -9,7 +9,7 @@ from torch import nn
 import bodies_dqn as bodies
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import ConfigError, Topology, check, load_config
-from gmi_drl.placement.config.algorithms.dqn import DQNConfig
+from gmi_drl.placement.config.algorithms import DQNConfig
 from gmi_drl.roles.algorithms.dqn import DQN, QPolicy
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import NotFiniteError, PolicyError

@@ -27,7 +27,7 @@ def green_contexts(*parts: int) -> tuple[int, list[Any]]:
     from gmi_drl.gmi import cuda_driver
     from gmi_drl.gmi.backends.green import Partition
     from gmi_drl.placement import Device
-    from gmi_drl.placement.green import group_sms
+    from gmi_drl.placement.slicing import group_sms
 
     capability = (cuda_driver.attribute(75), cuda_driver.attribute(76))
     size = group_sms(Device(0, "gpu", "", (), capability=capability))

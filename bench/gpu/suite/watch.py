@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gmi_drl.gmi import Gang
 from gmi_drl.gmi.usage.meter import Meter
-from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.placement.slicing import memory_share
 from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout, StopRun
 from gmi_drl.selector.tune.profile.profiler import ProfileWatch
 

@@ -27,7 +27,7 @@ from gmi_drl.gmi.backends.gpu import (
 )
 from gmi_drl.gmi.errors import GmiError, SliceError
 from gmi_drl.gmi.lease import Lease, LeaseNotes
-from gmi_drl.placement.mig.instances import commands_for, whole_instances
+from gmi_drl.placement.mig import commands_for, whole_instances
 
 from .mig_gpu import GpuInstance, MigError, MigGpu, retry_while_in_use
 

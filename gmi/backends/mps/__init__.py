@@ -23,7 +23,7 @@ from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, gpu_environment, uuid_of, verify_device
 from gmi_drl.gmi.errors import SliceError
 from gmi_drl.gmi.lease import Lease, LeaseNotes
-from gmi_drl.placement.green import groups_of
+from gmi_drl.placement.slicing import groups_of
 
 from .control import IN_CONTAINERS, Daemon, MpsError, log_tail, missing_programs
 

@@ -1,4 +1,4 @@
-"""Holds the settings of each algorithm by its name."""
+"""Has the settings of each algorithm: a new one is a file here and a line in `ALGORITHMS`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
 # What people ask for by name, and is not here.
 LACKING: Final = frozenset(
     {
-        "a2c", "acer", "acktr", "apex", "appo", "ars", "c51", "cql", "ddpg", "dqn", "dreamer",
+        "a2c", "acer", "acktr", "apex", "appo", "ars", "c51", "cql", "ddpg", "dreamer",
         "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "pg", "qr-dqn", "qrdqn",
         "r2d2", "rainbow", "recurrentppo", "redq", "reinforce", "sac", "td3", "tqc", "trpo", "vpg",
     }

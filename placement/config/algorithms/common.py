@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from gmi_drl.placement.config.networks import NETWORKS
-from gmi_drl.placement.config.section import Int, Network, Section, broken
-from gmi_drl.placement.counted import counted
-from gmi_drl.placement.faults import Fault
+from gmi_drl.placement.config.section import NETWORKS, Int, Network, Section, broken
+from gmi_drl.placement.faults import Fault, counted
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config
@@ -23,17 +21,7 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "replay": "sync",
 }
 
-# Settings whose default differs between algorithms.
-Horizon = Annotated[
-    Int,
-    Field(ge=1, le=1_000_000, description="Steps each environment takes between two updates."),
-]
-Epochs = Annotated[Int, Field(ge=1, description="Passes over the experience in one update.")]
-ValueCoef = Annotated[float, Field(ge=0, description="Weight of the value loss.")]
-BoundsCoef = Annotated[
-    float,
-    Field(ge=0, description="Weight of the loss on action means outside the action bounds."),
-]
+Horizon = Annotated[Int, Field(ge=1, le=1_000_000)]
 
 
 class AlgorithmConfig(Section):
@@ -43,54 +31,42 @@ class AlgorithmConfig(Section):
     optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
     # The class of the algorithm, as module:Class.
     implementation: ClassVar[str] = ""
+    target_networks: ClassVar[int] = 0  # that are kept beside the one that is trained
 
-    name: str = Field(
-        default="", description="The algorithm. Default: `ppo`, and `impala` for `mode: async`."
-    )
-    optimizer: str = Field(
-        default="auto",
-        description="Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): "
-        "every GMI that trains on its own experience, with reduced gradients; `async_samples` "
-        "(mode async): trainers on what agents send them meanwhile; "
-        "`replay` (mode sync): every GMI that trains on what it has kept. "
-        "`auto`: the algorithm's own.",
-    )
+    name: str = ""
+    """The algorithm. Default: `ppo`, and `impala` for `mode: async`."""
+    optimizer: str = "auto"
+    """Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): every GMI that
+    trains on its own experience, with reduced gradients; `async_samples` (mode async): trainers on
+    what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
+    kept. `auto`: the algorithm's own."""
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
         + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
         + ".",
     )
-    activation: Literal["elu", "tanh", "relu"] = Field(
-        default="elu", description="Activation of the hidden layers."
-    )
+    activation: Literal["elu", "tanh", "relu"] = "elu"
+    """Activation of the hidden layers."""
     horizon: Horizon = 16
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of future rewards.")
-    learning_rate: float = Field(
-        default=3e-4,
-        gt=0,
-        le=1,
-        description="Adam's learning rate (the first one, if it is scheduled).",
-    )
-    max_grad_norm: float | None = Field(
-        default=1.0, ge=0, description="Clip the gradient's norm to this; `null` or 0: do not."
-    )
-    reward_scale: float = Field(default=1.0, gt=0, description="Rewards are multiplied by this.")
-    normalize_observation: bool = Field(
-        default=True, description="Normalise observations by their running mean and deviation."
-    )
-    bootstrap_time_limit: bool = Field(
-        default=True,
-        description="At a time limit, add the value of the final observation: the episode could "
-        "have gone on.",
-    )
-    precision: Literal["fp32", "tf32", "bf16"] = Field(
-        default="fp32",
-        description="What the network's matrix products are computed in. `tf32`: inputs rounded to "
-        "10 bits on the tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: "
-        "hidden layers in bfloat16. The last layer's output, parameters, losses and the optimizer "
-        "stay fp32. See [training on the GPU](gpu-training.md#precision).",
-    )
+    """Steps each environment takes between two updates."""
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount of future rewards."""
+    learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    """Adam's learning rate (the first one, if it is scheduled)."""
+    max_grad_norm: float | None = Field(default=1.0, ge=0)
+    """Clip the gradient's norm to this; `null` or 0: do not."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """Rewards are multiplied by this."""
+    normalize_observation: bool = True
+    """Normalise observations by their running mean and deviation."""
+    bootstrap_time_limit: bool = True
+    """At a time limit, add the value of the final observation: the episode could have gone on."""
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    """What the network's matrix products are computed in. `tf32`: inputs rounded to 10 bits on the
+    tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: hidden layers in
+    bfloat16. The last layer's output, parameters, losses and the optimizer stay fp32. See [training
+    on the GPU](gpu-training.md#precision)."""
 
     @property
     def resolved_optimizer(self) -> str:
@@ -104,6 +80,11 @@ class AlgorithmConfig(Section):
     def minibatch_size(self, samples: int) -> int:
         """Returns how many of an update's samples go through the network at once."""
         return samples
+
+    @property
+    def kept_steps(self) -> int:
+        """The steps that each GMI that trains keeps from one update to the next."""
+        return 0
 
     @property
     def followed_kl(self) -> float | None:
@@ -156,33 +137,26 @@ class ActorCriticConfig(AlgorithmConfig):
     The defaults are the paper's settings for Ant.
     """
 
-    minibatches: Int = Field(
-        default=2,
-        ge=1,
-        description="Minibatches in an epoch; must divide `num_env` x `horizon`, with template "
-        "tdg_ex that x the agents of a trainer.",
-    )
-    epochs: Epochs = 4
-    lam: float = Field(
-        default=0.95, ge=0, le=1, description="Lambda of GAE and V-trace; 1 is the n-step return."
-    )
-    schedule: Literal["adaptive", "constant", "linear"] = Field(
-        default="adaptive",
-        description="`adaptive`: after each minibatch, lower or raise the learning rate to keep "
-        "the KL divergence near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`.",
-    )
-    value_coef: ValueCoef = 2.0
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
-    bounds_coef: BoundsCoef = 1e-4
-    normalize_value: bool = Field(
-        default=True, description="Normalise value targets by their running mean and deviation."
-    )
-    init_log_std: float = Field(
-        default=0.0,
-        ge=-20,
-        le=2,
-        description="Initial logarithm of the action's standard deviation (continuous actions).",
-    )
+    minibatches: Int = Field(default=2, ge=1)
+    """Minibatches in an epoch; must divide `num_env` x `horizon`, with template tdg_ex that x the
+    agents of a trainer."""
+    epochs: Int = Field(default=4, ge=1)
+    """Passes over the experience in one update."""
+    lam: float = Field(default=0.95, ge=0, le=1)
+    """Lambda of GAE and V-trace; 1 is the n-step return."""
+    schedule: Literal["adaptive", "constant", "linear"] = "adaptive"
+    """`adaptive`: after each minibatch, lower or raise the learning rate to keep the KL divergence
+    near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`."""
+    value_coef: float = Field(default=2.0, ge=0)
+    """Weight of the value loss."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+    bounds_coef: float = Field(default=1e-4, ge=0)
+    """Weight of the loss on action means outside the action bounds."""
+    normalize_value: bool = True
+    """Normalise value targets by their running mean and deviation."""
+    init_log_std: float = Field(default=0.0, ge=-20, le=2)
+    """Initial logarithm of the action's standard deviation (continuous actions)."""
 
     @property
     def anneals(self) -> bool:
@@ -193,16 +167,13 @@ class ActorCriticConfig(AlgorithmConfig):
         return self.normalize_value
 
     def minibatch_size(self, samples: int) -> int:
-        """Returns how many of an update's samples go through the network at once."""
         return samples // self.minibatches
 
     @property
     def effort(self) -> str:
-        """Says how often the samples of an update are used, as the end of a sentence."""
         return f", {self.minibatches} minibatches, {self.epochs} epochs"
 
     def update_text(self, samples: int, where: str) -> str:
-        """Returns what an update of this many samples in each `where` consists of."""
         each = f"{self.minibatch_size(samples):,} samples in each {where}"
         return f"{self.minibatches} of {each}, {counted(self.epochs, 'epoch')}"
 
@@ -229,39 +200,34 @@ class ReplayConfig(AlgorithmConfig):
 
     optimizers: ClassVar[tuple[str, ...]] = ("replay",)
 
-    normalize_observation: bool = Field(
-        default=False, description="Normalise observations by their running mean and deviation."
-    )
-    schedule: Literal["constant", "linear"] = Field(
-        default="constant",
-        description="The learning rate; `linear`: down to 0 at `total_steps`; `constant`.",
-    )
-    batch_size: Int = Field(default=64, ge=1, description="Rows of a minibatch in each GMI.")
-    replay_capacity: Int = Field(
-        default=100_000, ge=1, description="The newest steps that each GMI keeps."
-    )
-    replay_start: Int = Field(
-        default=1_000, ge=0, description="Steps in each GMI before the first update."
-    )
-    updates_per_row: float = Field(
-        default=0.5, gt=0, description="Updates for each further step in each GMI."
-    )
+    normalize_observation: bool = False
+    schedule: Literal["constant", "linear"] = "constant"
+    """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
+    batch_size: Int = Field(default=64, ge=1)
+    """Rows of a minibatch in each GMI."""
+    replay_capacity: Int = Field(default=100_000, ge=1)
+    """The newest steps that each GMI keeps."""
+    replay_start: Int = Field(default=1_000, ge=0)
+    """Steps in each GMI before the first update."""
+    updates_per_row: float = Field(default=0.5, gt=0)
+    """Updates for each further step in each GMI."""
 
     @property
     def anneals(self) -> bool:
         return self.schedule == "linear"
 
+    @property
+    def kept_steps(self) -> int:
+        return self.replay_capacity
+
     def minibatch_size(self, samples: int) -> int:
-        """Returns how many samples go through the network at once."""
         return self.batch_size
 
     @property
     def effort(self) -> str:
-        """Says how often the samples of an update are used, as the end of a sentence."""
         return f", {self.updates_per_row:g} updates a step of {self.batch_size:,} kept samples"
 
     def update_text(self, samples: int, where: str) -> str:
-        """Returns what an update of this many samples in each `where` consists of."""
         return f"{self.batch_size:,} kept samples in each {where}"
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
@@ -280,19 +246,13 @@ class SegmentsConfig(ActorCriticConfig):
     optimizers: ClassVar[tuple[str, ...]] = ("async_samples",)
 
     horizon: Horizon = 20
-    minibatches: Int = Field(
-        default=1,
-        ge=1,
-        description="Minibatches in an epoch; must divide the environments of a batch, as segments "
-        "are not cut.",
-    )
-    epochs: Epochs = 1
-    schedule: Literal["constant", "linear"] = Field(
-        default="linear",
-        description="The learning rate; `linear`: down to 0 at `total_steps`; `constant`.",
-    )
-    value_coef: ValueCoef = 0.5
-    bounds_coef: BoundsCoef = 0.1
+    minibatches: Int = Field(default=1, ge=1)
+    """Minibatches in an epoch; must divide the environments of a batch, as segments are not cut."""
+    epochs: Int = Field(default=1, ge=1)
+    schedule: Literal["constant", "linear"] = "linear"
+    """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
+    value_coef: float = Field(default=0.5, ge=0)
+    bounds_coef: float = Field(default=0.1, ge=0)
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields a fault unless the environments of a batch divide by the minibatches.

@@ -30,11 +30,8 @@ class CustomAlgorithmConfig(AlgorithmConfig):
     model_config = ConfigDict(extra="allow")
     optimizers: ClassVar[tuple[str, ...]] = ()  # not known before the class is loaded
 
-    class_: str = Field(
-        alias="class",
-        pattern=CLASS_PATTERN,
-        description="The class, as `module:Class`. The module may lie beside the config file.",
-    )
+    class_: str = Field(alias="class", pattern=CLASS_PATTERN)
+    """The class, as `module:Class`. The module may lie beside the config file."""
 
     @model_validator(mode="before")
     @classmethod
@@ -67,20 +64,13 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 
 def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConfig:
     """Returns the validated settings of a loaded class; ConfigError has what is wrong with them."""
-    from gmi_drl.placement.config.explain import explain
-    from gmi_drl.placement.config.schema import ConfigSchema
+    from gmi_drl.placement.config.schema import ConfigSchema, explain
 
     settings = getattr(algorithm, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmConfig)):
-        raise ConfigError(
-            [
-                Fault(
-                    "algorithm.class", section.class_, "it has no settings",
-                    "Give it an attribute Settings, a subclass of "
-                    "gmi_drl.placement.AlgorithmConfig.",
-                )
-            ]
-        )  # fmt: skip
+        remedy = "Give it an attribute Settings, a subclass of gmi_drl.placement.AlgorithmConfig."
+        fault = Fault("algorithm.class", section.class_, "it has no settings", remedy)
+        raise ConfigError([fault])
     keys = {key: value for key, value in section.model_dump().items() if key != "class"}
     named = {"__annotations__": {"implementation": ClassVar[str]}}
     bound: type[AlgorithmConfig] = type(

@@ -17,19 +17,12 @@ class IMPALAConfig(SegmentsConfig):
     implementation: ClassVar[str] = "gmi_drl.roles.algorithms.impala:IMPALA"
 
     name: Literal["impala"] = "impala"
-    rho_clip: float = Field(
-        default=1.0,
-        gt=0,
-        description="V-trace: truncation of the importance weights; what it learns the value of "
-        "is nearer to the present policy the larger it is.",
-    )
-    c_clip: float = Field(
-        default=1.0,
-        gt=0,
-        validate_default=True,
-        description="V-trace: truncation of the weights that pass errors back along a segment; at "
-        "most `rho_clip`. Less is less variance.",
-    )
+    rho_clip: float = Field(default=1.0, gt=0)
+    """V-trace: truncation of the importance weights; what it learns the value of is nearer to the
+    present policy the larger it is."""
+    c_clip: float = Field(default=1.0, gt=0, validate_default=True)
+    """V-trace: truncation of the weights that pass errors back along a segment; at most `rho_clip`.
+    Less is less variance."""
 
     @field_validator("c_clip")
     @classmethod

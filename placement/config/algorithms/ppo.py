@@ -17,20 +17,17 @@ if TYPE_CHECKING:
 class PPOConfig(ActorCriticConfig):
     """Proximal policy optimisation. The defaults are the paper's settings for Ant."""
 
-    optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
     implementation: ClassVar[str] = "gmi_drl.roles.algorithms.ppo:PPO"
 
     name: Literal["ppo"] = "ppo"
-    kl_target: float = Field(
-        default=0.008, gt=0, description="KL divergence that the adaptive schedule aims at."
-    )
-    clip: float = Field(default=0.2, gt=0, description="Clip range of PPO's probability ratio.")
-    clip_value_loss: bool = Field(
-        default=True, description="Clip the change of value predictions by `clip` too."
-    )
-    normalize_advantage: bool = Field(
-        default=True, description="Normalise advantages over the samples of an update, of all GMIs."
-    )
+    kl_target: float = Field(default=0.008, gt=0)
+    """KL divergence that the adaptive schedule aims at."""
+    clip: float = Field(default=0.2, gt=0)
+    """Clip range of PPO's probability ratio."""
+    clip_value_loss: bool = True
+    """Clip the change of value predictions by `clip` too."""
+    normalize_advantage: bool = True
+    """Normalise advantages over the samples of an update, of all GMIs."""
 
     @property
     def followed_kl(self) -> float | None:

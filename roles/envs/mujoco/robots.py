@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mujoco  # type: ignore[import-untyped]
 
-from gmi_drl.placement.extras import install
+from gmi_drl.placement.faults import install
 
 from .task import TaskOptions
 

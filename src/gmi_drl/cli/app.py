@@ -17,7 +17,7 @@ import typer
 
 from gmi_drl import __version__
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.launcher.view.printable import printable_lines
+from gmi_drl.launcher.view.tables import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

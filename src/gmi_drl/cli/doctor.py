@@ -1,14 +1,13 @@
 """Finds out what of this machine works and what links it has, for `gmi-drl doctor`.
 
-Everything is found out by doing it, as far as it leaves nothing behind: backends are tried in
-processes of their own, links are measured with the primitives of a reduction and kept where `plan`
-finds them.
+Backends are tried in processes of their own; links are measured, and kept where `plan` finds them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -33,11 +32,12 @@ from gmi_drl.gmi.health import (
     this_host,
 )
 from gmi_drl.launcher.view.tables import print_folded, print_table
-from gmi_drl.placement import Layout, LayoutError, Topology, format_cores, tcg_ex
-from gmi_drl.placement.backends import choose_backend
-from gmi_drl.placement.config.hardware import HardwareConfig
-from gmi_drl.placement.extras import install
+from gmi_drl.placement import Device, Layout, LayoutError, Topology, format_cores, tcg_ex
+from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.faults import install
+from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.placement.slicing import sliced
+from gmi_drl.roles.envs.adapters import ADAPTERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,12 +49,6 @@ _LINKS: Final = {  # in the paper's terms
     "ring": "B2, ring between devices",
     "ring_bcast": "B2, broadcast by ring",
     "ipc": "GPU memory",
-}
-# By adapter, which is also the extra's name.
-_ADAPTERS: Final = {
-    "mujoco": ("mujoco",),
-    "warp": ("mujoco", "warp-lang", "mujoco-warp"),
-    "mjx": ("mujoco", "mujoco-mjx", "jax"),
 }
 _STYLES: Final[dict[HealthState, str]] = {"ok": "green", "not here": "dim", "broken": "bold red"}
 
@@ -76,16 +70,12 @@ class Diagnosis:
     def verdict(self) -> str:
         """Sums it up in one sentence."""
         broken = [finding.name for finding in self.findings if finding.state == "broken"]
-        usable = [
-            finding.name.partition(" ")[2]
-            for finding in self.findings
-            if finding.name.startswith("backend ") and finding.state == "ok"
-        ]
+        works = [finding.name for finding in self.findings if finding.state == "ok"]
+        usable = [n.removeprefix("backend ") for n in works if n.startswith("backend ")]
         on_gpu = any(device.kind == "gpu" for device in self.topology.devices)
         where = f"works with backends {', '.join(usable)}" if on_gpu else "works on CPU cores"
-        if not broken:
-            return f"This machine {where}."
-        return f"This machine {where}; broken: {', '.join(broken)}."
+        also = f"; broken: {', '.join(broken)}" if broken else ""
+        return f"This machine {where}{also}."
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as JSON's types."""
@@ -95,12 +85,8 @@ class Diagnosis:
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "topology": dataclasses.asdict(self.topology),
             "links": [
-                {
-                    **dataclasses.asdict(key),
-                    "alpha_s": link.alpha_s,
-                    "beta_s_per_byte": link.beta_s_per_byte,
-                    "residual": link.residual,
-                }
+                dataclasses.asdict(key)
+                | {name: getattr(link, name) for name in ("alpha_s", "beta_s_per_byte", "residual")}
                 for key, link in sorted(self.links.items())
             ],
         }
@@ -209,36 +195,32 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[HealthFin
     else:
         yield HealthFinding("torch", "ok", value)
     if torch.nccl is None:
-        yield HealthFinding(
-            "NCCL", "not here", "-", "torch has none, so that gradients go by the host"
-        )
+        why = "torch has none, so that gradients go by the host"
+        yield HealthFinding("NCCL", "not here", "-", why)
     else:
         yield HealthFinding("NCCL", "ok", ".".join(map(str, torch.nccl)))
     if importlib.util.find_spec("cupy") is None:
-        yield HealthFinding(
-            "cupy", "not here", "-", "GMIs of a GPU then reduce through the host",
-            install("cuda"),
-        )  # fmt: skip
+        why = "GMIs of a GPU then reduce through the host"
+        yield HealthFinding("cupy", "not here", "-", why, install("cuda"))
     else:
         yield HealthFinding("cupy", "ok", "GMIs of a GPU reduce in its memory")
 
 
 def simulator_findings() -> Iterator[HealthFinding]:
     """Lists the adapters whose packages are no part of a plain installation."""
-    for adapter, packages in _ADAPTERS.items():
-        versions = {package: installed(package) for package in packages}
+    for adapter, details in ADAPTERS.items():
+        versions = {package: installed(package) for package in details.packages.values()}
+        if not versions or not details.ids:  # of those without ids NVIDIA's site has the packages
+            continue
         missing = [package for package, number in versions.items() if number is None]
         present = ", ".join(
             f"{package} {number}" for package, number in versions.items() if number is not None
         )
+        name, why = f"adapter {adapter}", f"not installed: {', '.join(missing)}"
         if missing:
-            yield HealthFinding(
-                f"adapter {adapter}", "not here", present or "-",
-                f"not installed: {', '.join(missing)}",
-                install(adapter),
-            )  # fmt: skip
+            yield HealthFinding(name, "not here", present or "-", why, install(adapter))
         else:
-            yield HealthFinding(f"adapter {adapter}", "ok", present)
+            yield HealthFinding(name, "ok", present)
 
 
 def installed(package: str) -> str | None:
@@ -263,40 +245,24 @@ def _print_gpus(console: Console, topology: Topology) -> None:
     for device in topology.devices:
         capability = ".".join(map(str, device.capability)) if device.capability else "-"
         memory = f"{device.mem_bytes / 2**30:.0f} GiB" if device.mem_bytes else "-"
-        rows.append(
-            [
-                str(device.index),
-                device.name,
-                str(device.sm_count or "-"),
-                memory,
-                capability,
-                device.compute_mode or "-",
-                "-" if device.mig_mode is None else _mig(topology, device.index),
-                "-" if device.numa_node is None else str(device.numa_node),
-                format_cores(device.cores),
-            ]
-        )
+        mig = "-" if device.mig_mode is None else _mig(device)
+        node = "-" if device.numa_node is None else str(device.numa_node)
+        row = [str(device.index), device.name, str(device.sm_count or "-"), memory, capability]
+        rows.append([*row, device.compute_mode or "-", mig, node, format_cores(device.cores)])
     columns = ["GPU", "name", "SMs", "memory", "capability", "mode", "MIG", "NUMA", "cores"]
     print_table(console, "GPUs", columns, rows)
     if len(topology.devices) > 1 and topology.links:
         names = [f"GPU {device.index}" for device in topology.devices]
-        short = [[_short(link) for link in row] for row in topology.links]
-        print_table(
-            console,
-            "Links (* no peer access)",
-            ["", *names],
-            [
-                [name, *(f"{link}{_mark(topology, i, j)}" for j, link in enumerate(row))]
-                for i, (name, row) in enumerate(zip(names, short, strict=True))
-            ],
-        )
+        peers = topology.peers or [[True] * len(names)] * len(names)
+        rows = [
+            [name, *(_short(link) + ("" if peer else "*") for link, peer in zip(*row, strict=True))]
+            for name, *row in zip(names, topology.links, peers, strict=True)
+        ]
+        print_table(console, "Links (* no peer access)", ["", *names], rows)
 
 
-def _mig(topology: Topology, index: int) -> str:
-    device = topology.devices[index]
-    counts: dict[str, int] = {}
-    for one in device.mig:
-        counts[one.profile] = counts.get(one.profile, 0) + 1
+def _mig(device: Device) -> str:
+    counts = Counter(instance.profile for instance in device.mig)
     shown = ", ".join(f"{count} x {profile}" for profile, count in counts.items())
     return (shown or "on, empty") if device.mig_mode else "off"
 
@@ -308,29 +274,13 @@ def _short(link: str) -> str:
     return shorter.get(link, link.replace("NVLink x", "NV"))
 
 
-def _mark(topology: Topology, i: int, j: int) -> str:
-    return "" if not topology.peers or topology.peers[i][j] else "*"
-
-
 def _print_findings(console: Console, findings: tuple[HealthFinding, ...]) -> None:
-    if console.is_terminal:
-        from rich.table import Table
-        from rich.text import Text
+    from rich.text import Text
 
-        table = Table(title="Findings", title_justify="left")
-        for column in ("what", "state", "found"):
-            table.add_column(column, overflow="fold")
-        for finding in findings:
-            cell = Text(finding.value if finding.value != "-" else "")
-            for line, style in ((finding.why, "dim"), (finding.remedy, "yellow")):
-                if line:
-                    cell.append(f"{chr(10) if cell else ''}{line}", style)
-            table.add_row(Text(finding.name), Text(finding.state, _STYLES[finding.state]), cell)
-        console.print(table)
-        return
-    rows = []
+    rows: list[list[str | Text]] = []
     for finding in findings:
         value = finding.value if finding.value != "-" else ""
-        text = "\n".join(filter(None, (value, finding.why, finding.remedy)))
-        rows.append([finding.name, finding.state, text or "-"])
+        lines = ((value, ""), (finding.why, "dim"), (finding.remedy, "yellow"))
+        cell = Text("\n").join(Text(line, style) for line, style in lines if line) or Text("-")
+        rows.append([finding.name, Text(finding.state, _STYLES[finding.state]), cell])
     print_folded(console, "Findings", ["what", "state", "found"], rows)

@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any, Final
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
-from gmi_drl.launcher.view.printable import make_encodable
+from gmi_drl.launcher.view.tables import make_encodable
 
-_COMMANDS: Final = ("commands", "tune_commands", "record_commands")  # in the order of --help
+_COMMANDS: Final = ("commands", "tune_commands")  # in the order of --help
 _RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs
 _LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than this
 
@@ -22,11 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     make_encodable(sys.stdout, sys.stderr)
     try:
-        with (
-            terminate_as_interrupt(),
-            _warnings_without_source(),
-            _fork_server(words),
-        ):
+        with terminate_as_interrupt(), _warnings_without_source(), _fork_server(words):
             from .app import app
 
             for name in _COMMANDS:

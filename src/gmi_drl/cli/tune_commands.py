@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from .app import (
-    BAD_INPUT,
-    ConfigFile,
-    Overrides,
-    Plain,
-    Quiet,
-    command,
-    console_for,
-    view_for,
-)
+from .app import BAD_INPUT, ConfigFile, Overrides, Plain, Quiet, command, console_for, view_for
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -156,47 +147,56 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
         return BAD_INPUT
     console = console_for(plain)
     report.show(console, recorded)
-    folder = _folder_of(given, output)
-    if _is_of_another(folder, recorded):
-        problem = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
-        print(problem, file=sys.stderr)
-        return BAD_INPUT
-    try:
-        _say(console, "pictures", tune_picture.draw(recorded, folder))
-    except OSError as error:
-        problem = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
-        print(problem, file=sys.stderr)
-        return BAD_INPUT
-    return 0
+    folder, problem = _folder_of(given, output), ", it has another tune's"
+    if not _is_of_another(folder, recorded):
+        try:
+            _say(console, "pictures", tune_picture.draw(recorded, folder))
+            return 0
+        except OSError as error:
+            problem = f" ({error.strerror})"
+    print(f"{folder}: no pictures{problem}. Give another place: -o FILE.", file=sys.stderr)
+    return BAD_INPUT
 
 
 def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
     """The record that is meant; None, which is told with the reason, where there is none."""
-    from gmi_drl.placement import load_config
     from gmi_drl.selector.record import record
+
+    path, why = given, ""
+    if given is None:
+        if (newest := next(record.records(), None)) is not None:
+            return newest
+        why = "nothing is on record. Tune first: gmi-drl tune CONFIG."
+    elif given.suffix != _RECORD:
+        path, why = _record_of(given, overrides)
+    if path is not None:
+        try:
+            return record.read(path)
+        except OSError as error:
+            why = f"{path}: {error.strerror}. Give a config, or a record."
+    print(why, file=sys.stderr)
+    return None
+
+
+def _record_of(given: Path, overrides: list[str]) -> tuple[Path | None, str]:
+    """The record of this config, else the reason why there is none."""
+    from gmi_drl.placement import load_config
     from gmi_drl.selector.tune.request import TuneRequest
 
-    if given is None:
-        newest = next(record.records(), None)
-        if newest is None:
-            print("nothing is on record. Tune first: gmi-drl tune CONFIG.", file=sys.stderr)
-        return newest
-    request, path = None, given
-    if given.suffix != _RECORD:
-        request = TuneRequest.of(load_config(given, overrides), given.resolve().parent)
-        path = request.path
+    request = TuneRequest.of(load_config(given, overrides), given.resolve().parent)
     try:
-        return record.read(path)
-    except OSError as error:
-        problem = f"{path}: {error.strerror}. Give a config, or a record."
-        if request is not None and isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            why, remedy = "", f"Tune first: gmi-drl tune {given}."
-            if (other := request.elsewhere()) is not None:
-                why = f": {other[0]}"
-                remedy = f"{remedy[:-1]}; or see that one: gmi-drl tune --show {other[1]}."
-            problem = f"{given}: nothing is on record of it here{why}. {remedy}"
-        print(problem, file=sys.stderr)
-        return None
+        request.path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError:  # whoever reads it says why it cannot be
+        return request.path, ""
+    else:
+        return request.path, ""
+    why, remedy = "", f"Tune first: gmi-drl tune {given}."
+    if (other := request.elsewhere()) is not None:
+        why = f": {other[0]}"
+        remedy = f"{remedy[:-1]}; or see that one: gmi-drl tune --show {other[1]}."
+    return None, f"{given}: nothing is on record of it here{why}. {remedy}"
 
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:

@@ -28,8 +28,6 @@ from gmi_drl.runtime.cache_files import cache_folder
 from .folder.run_folder import lock_of
 
 _FLOCK: Final = "hhqqi4x"  # type, whence, start, length, pid: struct flock where off_t has 64 bits
-
-
 # Bytes of the file, which is empty: being at work, then cores by their number, then GPUs.
 _PRESENT: Final = 0
 _CORES: Final = 1
@@ -51,6 +49,22 @@ class _Presence:
     file: int | None = None
     users: ClassVar[Counter[int]] = Counter()  # of each byte that is locked
 
+    @classmethod
+    def open(cls) -> None:
+        """Opens the file, where it can be had."""
+        with suppress(OSError, RuntimeError):  # no home, or none that can be written
+            path = records_folder() / f"{platform.node() or 'machine'}.running"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cls.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @classmethod
+    def lock(cls, how: int, numbers: Collection[int]) -> None:
+        """Locks those bytes that nobody here uses, or lets them go, where there are locks."""
+        for byte in numbers:
+            if cls.file is not None and not cls.users[byte]:
+                with suppress(OSError):
+                    fcntl.lockf(cls.file, how, 1, byte)
+
 
 @contextmanager
 def at_work(topology: Topology | None = None) -> Iterator[None]:
@@ -60,14 +74,14 @@ def at_work(topology: Topology | None = None) -> Iterator[None]:
     """
     presence, locked = _Presence, [_PRESENT, *(_bytes_of(topology) if topology else ())]
     if not presence.users:
-        presence.file = _opened()
-    _lock(fcntl.LOCK_SH | fcntl.LOCK_NB, [byte for byte in locked if not presence.users[byte]])
+        presence.open()
+    presence.lock(fcntl.LOCK_SH | fcntl.LOCK_NB, locked)
     presence.users.update(locked)
     try:
         yield
     finally:
         presence.users.subtract(locked)
-        _lock(fcntl.LOCK_UN, [byte for byte in locked if not presence.users[byte]])
+        presence.lock(fcntl.LOCK_UN, locked)
         presence.users += Counter()  # drops those that nobody uses
         if not presence.users and presence.file is not None:
             file, presence.file = presence.file, None
@@ -143,14 +157,6 @@ def _run_of(who: str) -> str:
     return ""
 
 
-def _lock(how: int, numbers: Collection[int]) -> None:
-    """Locks bytes of the file, or lets them go; of a file system without locks, nothing."""
-    for byte in numbers:
-        if _Presence.file is not None:
-            with suppress(OSError):
-                fcntl.lockf(_Presence.file, how, 1, byte)
-
-
 def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
     """Measures how many of these cores others than this process and its children keep busy.
 
@@ -172,13 +178,3 @@ def _busy_s(cores: Collection[int]) -> float:
             user, nice, system, _, _, irq, softirq = map(int, values[:7])
             ticks += user + nice + system + irq + softirq
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _opened() -> int | None:
-    """The file; None where it cannot be had."""
-    try:
-        path = records_folder() / f"{platform.node() or 'machine'}.running"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (OSError, RuntimeError):  # no home, or none that can be written
-        return None

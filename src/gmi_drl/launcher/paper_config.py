@@ -72,20 +72,14 @@ def _unknown(name: str) -> str:
 
 # Of each setting: whether a value is one, and the rule and remedy where it is not.
 _CHECKS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
-    "num_GPUs": (
-        lambda value: type(value) is int and value > 0,
-        "must be a whole number. Use 1 or more.",
-    ),
+    "num_GPUs": (lambda v: type(v) is int and v > 0, "must be a whole number. Use 1 or more."),
     "GPU_arch": (
-        lambda value: isinstance(value, str) and bool(re.fullmatch(r"sm_\d+a?", value)),
+        lambda v: isinstance(v, str) and bool(re.fullmatch(r"sm_\d+a?", v)),
         "must be like sm_80. Use sm_80 for an A100.",
     ),
-    "enable_NCCL": (
-        lambda value: isinstance(value, bool),
-        "must be a bool. Use True or False.",
-    ),
+    "enable_NCCL": (lambda v: isinstance(v, bool), "must be a bool. Use True or False."),
     "GMI_backend": (
-        lambda value: isinstance(value, str) and value.lower() in _BACKENDS,
+        lambda v: isinstance(v, str) and v.lower() in _BACKENDS,
         f"unknown backend. Use one of {', '.join(_BACKENDS)}.",
     ),
 }

@@ -11,7 +11,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gmi_drl.launcher.view.printable import cut, printable
+from gmi_drl.launcher.view.tables import cut, printable
 from gmi_drl.placement import counted
 from gmi_drl.runtime.gcs.database import GcsError, find, ids_with_prefix
 from gmi_drl.runtime.gcs.tables import (
@@ -76,7 +76,7 @@ class LineageReader:
                     tasks[self._task_of(row_class, id)] = f"{table.name[:-1]} {id.hex()}"
         if not tasks and len(digits) > 2 * TASK_ID_BYTES:  # a small object is not in the table
             id = bytes.fromhex(digits[: 2 * TASK_ID_BYTES])
-            if find(self._store, TaskRow, id) is not None:
+            if self._find(id) is not None:
                 tasks[id] = ""
         if not tasks:
             raise GcsError(
@@ -84,7 +84,8 @@ class LineageReader:
                 "`gmi-drl state` shows some."
             )
         if len(tasks) > 1:
-            names = "".join(f"\n  {self._named(id)}" for id in list(tasks)[:_MOST_CANDIDATES])
+            shown = list(tasks)[:_MOST_CANDIDATES]
+            names = "".join(f"\n  {id.hex()} {describe(self._find(id))}" for id in shown)
             more = len(tasks) - _MOST_CANDIDATES
             raise GcsError(
                 f"{text}: several ids begin so. Give more digits of one:{names}"
@@ -94,7 +95,7 @@ class LineageReader:
 
     def tree(self, task_id: bytes, depth: int = DEPTH) -> Node:
         """Finds what the task was computed from, so many steps back. A task is opened once."""
-        root = self._node(task_id, "")
+        root = Node(task_id, self._find(task_id), "")
         level, seen = [root], {task_id}
         for step in range(depth + 1):
             following: list[Node] = []
@@ -103,7 +104,7 @@ class LineageReader:
                     if step == depth:
                         node.cut += id not in seen
                         continue
-                    below = self._node(id, edge)
+                    below = Node(id, self._find(id), edge)
                     node.below.append(below)
                     if id in seen:
                         below.again = True
@@ -118,27 +119,20 @@ class LineageReader:
         if task is None:
             return []
         edges: list[tuple[bytes, Edge]] = []
-        before = self._call_before(task)
-        if before is not None:
-            edges.append((before, "state"))
+        if task.kind == "method":
+            calls = self._calls_of(task.actor)
+            if place := bisect.bisect_left(calls, (task.sequence, b"")):
+                edges.append((calls[place - 1][1], "state"))
         for begin in range(0, len(task.inputs), OBJECT_ID_BYTES):
             maker = task.inputs[begin : begin + OBJECT_ID_BYTES]
-            if find(self._store, TaskRow, maker[:TASK_ID_BYTES]) is not None:
+            if self._find(maker[:TASK_ID_BYTES]) is not None:
                 maker = maker[:TASK_ID_BYTES]
             if (maker, "input") not in edges:
                 edges.append((maker, "input"))
         return edges
 
-    def _node(self, id: bytes, edge: Edge) -> Node:
-        task = find(self._store, TaskRow, id) if len(id) == TASK_ID_BYTES else None
-        return Node(id, task, edge)
-
-    def _call_before(self, task: TaskRow) -> bytes | None:
-        if task.kind != "method":
-            return None
-        calls = self._calls_of(task.actor)
-        place = bisect.bisect_left(calls, (task.sequence, b""))
-        return calls[place - 1][1] if place else None
+    def _find(self, id: bytes) -> TaskRow | None:
+        return find(self._store, TaskRow, id) if len(id) == TASK_ID_BYTES else None
 
     def _calls_of(self, actor: bytes) -> list[tuple[int, bytes]]:
         """Sequence number and id of its creation (before all others) and of its calls."""
@@ -158,12 +152,8 @@ class LineageReader:
             calls = self._calls_of(id)
             return calls[-1][1] if calls else id
         if row_class is ObjectRow:
-            return id[:TASK_ID_BYTES] if find(self._store, TaskRow, id[:TASK_ID_BYTES]) else id
+            return id[:TASK_ID_BYTES] if self._find(id[:TASK_ID_BYTES]) else id
         return id
-
-    def _named(self, id: bytes) -> str:
-        task = find(self._store, TaskRow, id) if len(id) == TASK_ID_BYTES else None
-        return f"{id.hex()} {describe(task)}"
 
 
 def describe(task: TaskRow | None) -> str:

@@ -19,12 +19,12 @@ from gmi_drl.placement import (
     format_cores,
     hidden_sizes,
 )
-from gmi_drl.placement.config.layout import LayoutConfig
+from gmi_drl.placement.config.config import LayoutConfig
 from gmi_drl.placement.costs import PAPER
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.templates import Template, templates_of
 
-from .layout_text import KINDS, layout_lines
+from .layout_picture import KINDS, layout_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,39 +90,20 @@ def _why_not(config: Config, layout: Layout, name: str) -> str:
 def print_plan(console: Console, config: Config, layout: Layout) -> None:
     """Prints devices, GMIs, and the size of an update."""
     on_gpu = any(device.kind == "gpu" for device in layout.topology.devices)
-    columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
     rows = []
-    for device, gmis in zip(layout.topology.devices, layout.mpl, strict=True):
-        slots = []
-        if on_gpu:
-            slots = [str(device.sm_count or "-"), _memory(device)]
-        rows.append(
-            [
-                str(device.index),
-                device.name,
-                format_cores(device.cores),
-                *slots,
-                ", ".join(map(str, gmis)),
-            ]
-        )
+    for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
+        has = [str(device.sm_count or "-"), _memory(device)] if on_gpu else []
+        row = [str(device.index), device.name, format_cores(device.cores), *has]
+        rows.append([*row, ", ".join(map(str, ids))])
+    columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
     print_table(console, "Devices", columns, rows)
-    print_table(
-        console,
-        f"GMIs (template {layout.template})",
-        ["GMI", "device", "roles", "backend", "cores", *(["SMs"] if on_gpu else []), "num_env"],
-        [
-            [
-                str(gmi.gmi_id),
-                str(gmi.gpu_id),
-                ", ".join(gmi.roles),
-                gmi.backend,
-                format_cores(gmi.cores),
-                *([_sms(gmi)] if on_gpu else []),
-                str(gmi.num_env or "-"),
-            ]
-            for gmi in layout.gmis
-        ],
-    )
+    rows = []
+    for gmi in layout.gmis:
+        sms = [_sms(gmi)] if on_gpu else []
+        row = [str(gmi.gmi_id), str(gmi.gpu_id), ", ".join(gmi.roles), gmi.backend]
+        rows.append([*row, format_cores(gmi.cores), *sms, str(gmi.num_env or "-")])
+    columns = ["GMI", "device", "roles", "backend", "cores", *(["SMs"] if on_gpu else [])]
+    print_table(console, f"GMIs (template {layout.template})", [*columns, "num_env"], rows)
     title = "Serving" if config.mode == "serving" else "Training"
     print_table(console, title, ["what", "value"], _training(config, layout))
 
@@ -155,15 +136,11 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     own = config.env.num_env * algorithm.horizon
     if config.mode == "async":
         own *= experience.batch_segments
-        rows.append(
-            [
-                "segments",
-                f"{counted(algorithm.horizon, 'step')} of "
-                f"{counted(config.env.num_env, 'environment')}, "
-                f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates "
-                f"old at most, channels {experience.channels}",
-            ]
-        )
+        segment = f"{counted(algorithm.horizon, 'step')} of "
+        segment += counted(config.env.num_env, "environment")
+        limits = f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates"
+        text = f"{segment}, {limits} old at most, channels {experience.channels}"
+        rows.append(["segments", text])
     trainers = len(layout.holding("trainer"))
     if config.mode == "sync":  # of one or more agents each
         own = total * algorithm.horizon // trainers
@@ -194,52 +171,31 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
         *(["note", note] for note in plan.notes),
     ]
     print_folded(console, f"Reduction among {counted(count, 'GMI')}", ["what", "value"], rows)
-    print_folded(
-        console,
-        "Strategies (time of one reduction)",
-        ["strategy", "Table 2", "measured", "runs on, or why not"],
-        [
-            [
-                row.strategy,
-                _time(row.paper_s),
-                _time(row.measured_s),
-                row.why_not or " + ".join(map(_name, row.links)),
-            ]
-            for row in plan.rows
-        ],
-    )
-    if plan.links:
-        print_folded(
-            console,
-            "Links (alpha + bytes / bandwidth)",
-            ["link", "alpha", "bandwidth", "error of the fit"],
-            [
-                [
-                    _name(key),
-                    duration_text(link.alpha_s),
-                    "-" if math.isinf(link.bandwidth) else f"{link.bandwidth / 1e9:.3g} GB/s",
-                    f"{100 * link.residual:.0f} %",
-                ]
-                for key, link in sorted(plan.links.items())
-            ],
-        )
+    rows = []
+    for row in plan.rows:
+        runs_on = row.why_not or " + ".join(map(_name, row.links))
+        rows.append([row.strategy, _time(row.paper_s), _time(row.measured_s), runs_on])
+    columns = ["strategy", "Table 2", "measured", "runs on, or why not"]
+    print_folded(console, "Strategies (time of one reduction)", columns, rows)
+    rows = []
+    for key, link in sorted(plan.links.items()):
+        speed = "-" if math.isinf(link.bandwidth) else f"{link.bandwidth / 1e9:.3g} GB/s"
+        error = f"{100 * link.residual:.0f} %"
+        rows.append([_name(key), duration_text(link.alpha_s), speed, error])
+    if rows:
+        columns = ["link", "alpha", "bandwidth", "error of the fit"]
+        print_folded(console, "Links (alpha + bytes / bandwidth)", columns, rows)
 
 
-def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) -> None:
+def print_templates(console: Console, mode: str, templates: Sequence[TemplateRow]) -> None:
     """Prints what the papers' model says of each template of the mode."""
-    print_folded(
-        console,
-        f"Templates of mode {mode} (throughput by the paper's constants)",
-        ["template", "relative", "why"],
-        [
-            [
-                f"{row.template}{' (this)' if row.chosen else ''}",
-                "-" if row.relative is None else f"{row.relative:.2f}",
-                row.why + (f"; not with this config: {row.why_not}" if row.why_not else ""),
-            ]
-            for row in rows
-        ],
-    )
+    rows = []
+    for row in templates:
+        why = row.why + (f"; not with this config: {row.why_not}" if row.why_not else "")
+        relative = "-" if row.relative is None else f"{row.relative:.2f}"
+        rows.append([f"{row.template}{' (this)' if row.chosen else ''}", relative, why])
+    title = f"Templates of mode {mode} (throughput by the paper's constants)"
+    print_folded(console, title, ["template", "relative", "why"], rows)
 
 
 def print_layout(console: Console, layout: Layout, plan: ReductionPlan, reason: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Lists the runs in a folder, read from what they wrote; damaged ones too."""
+"""Prints how a run ended, and lists the runs in a folder by what they wrote; damaged ones too."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.launcher.folder.run_folder import is_trained
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.folder.run_folder import METRICS, is_trained, metrics_in, resume_command
+from gmi_drl.launcher.view.tables import print_table, printable
+from gmi_drl.placement import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_MARKS: Final = ("run.json", "config.yaml", "metrics.jsonl")  # any of them makes a run's folder
+    from gmi_drl.launcher.start.launcher import RunResult
+
+_MARKS: Final = ("run.json", "config.yaml", METRICS)  # any of them makes a run's folder
 _TAIL_BYTES: Final = 64 * 1024
 _MOST_BYTES: Final = 4 * 2**20  # of a run.json
 
@@ -74,30 +77,16 @@ def _folders(path: Path) -> list[Path]:
 def _summary(path: Path) -> RunSummary:
     written = _read_object(path / "run.json")
     state, damaged = _sound(written)
-    last, _ = _sound(_last_line(path / "metrics.jsonl"))
-    known = {**last, **state}
-    if state.get("state") == "running":
+    last, _ = _sound(_last_line(path / METRICS))
+    known, how = {**last, **state}, written.get("state") or "damaged"
+    if how == "running":
         known.update(last)  # run.json is behind while it runs
-    return RunSummary(
-        path=path,
-        name=path.parent.name,
-        started=state.get("started"),
-        state="damaged" if damaged else _state(path, written),
-        env=state.get("env"),
-        seed=state.get("seed"),
-        iteration=known.get("iteration"),
-        steps=known.get("steps"),
-        return_mean=known.get("return_mean"),
-        eval_return=state.get("eval_return"),
-        steps_per_s=known.get("steps_per_s"),
-    )
-
-
-def _state(path: Path, run: dict[str, Any]) -> str:
-    state: str = run.get("state") or "damaged"
-    if state == "running" and not is_trained(path):
-        return "failed"  # its launcher was killed before it could say so
-    return state
+        if not is_trained(path):
+            how = "failed"  # its launcher was killed before it could say so
+    shown = {key: state.get(key) for key in ("started", "env", "seed", "eval_return")}
+    shown |= {key: known.get(key) for key in ("iteration", "steps", "return_mean", "steps_per_s")}
+    how = "damaged" if damaged else how
+    return RunSummary(path=path, name=path.parent.name, state=how, **shown)
 
 
 def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -116,24 +105,14 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
 
-def _is_time(value: Any) -> bool:
-    """Whether a clock can show it, and it is not from the far future."""
-    return _is_number(value) and 0 <= value < _LATEST_S
-
-
 _MOST: Final = 2**63
-_LATEST_S: Final = 253_402_300_800  # the year 10000
-_STATES: Final = ("finished", "failed", "running", "stopped")
+_LATEST_S: Final = 253_402_300_800  # the year 10000, until which a clock can show it
 _IS_SOUND: Final[dict[str, Callable[[Any], bool]]] = {
-    "state": lambda value: value in _STATES,
-    "started": _is_time,
+    "state": lambda value: value in ("finished", "failed", "running", "stopped"),
+    "started": lambda value: _is_number(value) and 0 <= value < _LATEST_S,
     "env": lambda value: isinstance(value, str) and len(value) <= 200,
-    "seed": _is_count,
-    "iteration": _is_count,
-    "steps": _is_count,
-    "return_mean": _is_number,
-    "eval_return": _is_number,
-    "steps_per_s": _is_number,
+    **dict.fromkeys(("seed", "iteration", "steps"), _is_count),
+    **dict.fromkeys(("return_mean", "eval_return", "steps_per_s"), _is_number),
 }
 
 
@@ -148,48 +127,29 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a file of JSON lines, without reading all of it."""
+    """The last whole line of a file of metrics, without reading all of it."""
     try:
         if not os.path.isfile(path):
             return {}
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().splitlines()
+            return next(reversed(metrics_in(file.read())), {})
     except OSError:
         return {}
-    for line in reversed(lines):
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(data, dict):
-            return data
-    return {}
 
 
 def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
     """Prints one line a run."""
-    rows = [
-        [
-            run.name,
-            "-" if run.started is None else _clock(run.started),
-            run.state,
-            run.env or "-",
-            "-" if run.seed is None else str(run.seed),
-            _shown(run.iteration),
-            _shown(run.steps),
-            "-" if run.return_mean is None else f"{run.return_mean:.1f}",
-            "-" if run.eval_return is None else f"{run.eval_return:.1f}",
-            "-" if run.steps_per_s is None else f"{run.steps_per_s:,.0f}",
-            str(run.path),
-        ]
-        for run in runs
-    ]  # fmt: skip
-    columns = [
-        "name", "started", "state", "env", "seed", "iterations", "steps", "return", "evaluation",
-        "steps/s", "folder",
-    ]  # fmt: skip
+    rows = []
+    for run in runs:
+        counts = [_shown(run.iteration, ","), _shown(run.steps, ",")]
+        returns = [_shown(run.return_mean, ".1f"), _shown(run.eval_return, ".1f")]
+        begun = "-" if run.started is None else _clock(run.started)
+        row = [run.name, begun, run.state, run.env or "-", _shown(run.seed, "")]
+        rows.append([*row, *counts, *returns, _shown(run.steps_per_s, ",.0f"), str(run.path)])
+    columns = ["name", "started", "state", "env", "seed", "iterations", "steps", "return"]
+    columns += ["evaluation", "steps/s", "folder"]
     empty = [column for i, column in enumerate(columns) if all(row[i] == "-" for row in rows)]
     # A folder ends with the name and when it began.
     drop = (*empty, "name", "started", "iterations", "steps/s", "seed", "steps", "return", "env")
@@ -200,5 +160,48 @@ def _clock(since_epoch_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_epoch_s))
 
 
-def _shown(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def print_result(console: Console, result: RunResult) -> None:
+    """Prints how a run ended, where its files are, and how to go on with one that was stopped."""
+    from gmi_drl.launcher.view.view import peak_summary
+    from gmi_drl.launcher.watch.records import where
+
+    mean = result.return_mean
+    rows = [["state", result.state]]
+    if result.steps:
+        rows += [
+            ["iterations", f"{result.iteration:,}"],
+            ["steps", f"{result.steps:,}"],
+            ["training time", f"{result.seconds:.1f} s"],
+            ["steps/s", f"{result.steps_per_s:,.0f}"],
+            ["return while training", "-" if mean is None else f"{mean:.1f}"],
+            ["return of the trained policy", _evaluated(result)],
+            *([["segments", str(result.experience)]] if result.experience else []),
+        ]
+        if any(result.mem_peak_bytes):  # else of another launch, or of roles that were never run
+            rows.append(["peak memory of a GMI", peak_summary(result.mem_peak_bytes)])
+    else:  # roles that report nothing
+        rows += [[f"GMI {i} returned", repr(value)[:200]] for i, value in enumerate(result.gmis)]
+    if result.traces:
+        rows.append(["traces", where(result.traces)])
+    print_table(console, "Run", ["what", "value"], rows)
+    # Each on a line of its own and whole, to be copied.
+    console.out(f"folder: {printable(result.folder)}", highlight=False)
+    if result.curve is not None:
+        console.out(f"learning curve: {printable(result.curve)}", highlight=False)
+    if result.state == "stopped" and (command := resume_command(result.folder)):
+        console.out(f"to go on: {command}", highlight=False)
+
+
+def _evaluated(result: RunResult) -> str:
+    if result.eval_return is None:
+        return "-"
+    text = f"{result.eval_return:.1f}"
+    if result.eval_std is not None:
+        text += f" ± {result.eval_std:.1f}"
+    if result.eval_episodes is not None:
+        text += f" (mean and deviation of {counted(result.eval_episodes, 'episode')})"
+    return text

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.launcher.view.printable import printable
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.view.tables import print_table, printable
 from gmi_drl.placement import counted
 from gmi_drl.runtime.gcs.database import SQLITE_ERRORS, GcsError, WrongValue, checked, open_to_read
 
@@ -75,8 +74,8 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         connection.execute("BEGIN")
         yield connection
-    except SQLITE_ERRORS as error:
-        if time.monotonic() > deadline_s:
+    except (*SQLITE_ERRORS, WrongValue) as error:
+        if isinstance(error, SQLITE_ERRORS) and time.monotonic() > deadline_s:
             raise GcsError(
                 f"{path}: not read after {_READ.total_seconds():g} s, the longest that it may "
                 "take. It is very large, or its rows were made to keep a reader busy. Ask for "
@@ -84,130 +83,85 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
             ) from error
         if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:  # Ctrl-C meanwhile
             raise KeyboardInterrupt from error
-        raise _damaged(path, str(error)) from error
-    except WrongValue as error:
-        raise _damaged(path, str(error)) from error
+        raise GcsError(
+            f"{path}: the control store is damaged ({error}). "
+            "SQLite's `.recover` may still read parts of it."
+        ) from error
     finally:
         connection.close()
 
 
-def _damaged(path: Path, why: str) -> GcsError:
-    return GcsError(
-        f"{path}: the control store is damaged ({why}). "
-        "SQLite's `.recover` may still read parts of it."
-    )
-
-
 def read_state(path: Path) -> RunState:
     """Counts what is recorded; a run that goes on may be read."""
+    tasks = (
+        "SELECT counted.name, counted.kind, counted.state, lower(hex(id)) AS newest, count, "
+        f"mean_s, max_s FROM (SELECT {_short('name')}, {_short('kind')}, {_short('state')}, "
+        "max(number) AS last, count(*) AS count, "
+        "avg(CASE WHEN finished_s > 0 THEN finished_s - started_s END) AS mean_s, "
+        "max(CASE WHEN finished_s > 0 THEN finished_s - started_s END) AS max_s "
+        "FROM tasks GROUP BY 1, 2, 3) AS counted JOIN tasks ON number = last "
+        "ORDER BY count DESC, 1, 3"
+    )
+    actors = (
+        f"SELECT lower(hex(id)) AS id, {_short('name')}, {_short('class_name')}, "
+        f"{_short('state', 'actors.state')}, pid, device, restarts, coalesce(calls, 0) AS calls, "
+        f"{_short('reason')} FROM actors LEFT JOIN "
+        "(SELECT actor, count(*) AS calls FROM tasks WHERE kind = 'method' GROUP BY actor) "
+        "ON actor = id ORDER BY created_s, 2"
+    )
+    objects = (
+        f"SELECT {_short('where', 'place')}, count(*) AS count, sum(nbytes) AS nbytes "
+        "FROM objects GROUP BY 1 ORDER BY 1"
+    )
+    events = (
+        f"SELECT time_s, {_short('kind')}, lower(hex(subject)) AS subject, {_short('text')} FROM "
+        f"(SELECT rowid, * FROM events ORDER BY rowid DESC LIMIT {_LAST_EVENTS}) ORDER BY rowid"
+    )
+    whole = dict.fromkeys(("count", "nbytes", "pid", "device", "restarts", "calls"), int)
+    types = whole | {"mean_s": float | None, "max_s": int | float | None, "time_s": float}
     with opened(path) as store:
         return RunState(
             str(path),
-            _rows(
-                store,
-                "tasks",
-                "SELECT counted.name, counted.kind, counted.state, lower(hex(id)) AS newest, "
-                f"count, mean_s, max_s FROM (SELECT {_short('name')}, {_short('kind')}, "
-                f"{_short('state')}, max(number) AS last, count(*) AS count, "
-                "avg(CASE WHEN finished_s > 0 THEN finished_s - started_s END) AS mean_s, "
-                "max(CASE WHEN finished_s > 0 THEN finished_s - started_s END) AS max_s "
-                "FROM tasks GROUP BY 1, 2, 3) AS counted JOIN tasks ON number = last "
-                "ORDER BY count DESC, 1, 3",
-                {"mean_s": float | None, "max_s": int | float | None, "count": int},
-            ),
-            _rows(
-                store,
-                "actors",
-                f"SELECT lower(hex(id)) AS id, {_short('name')}, {_short('class_name')}, "
-                f"{_short('state', 'actors.state')}, pid, device, restarts, "
-                f"coalesce(calls, 0) AS calls, {_short('reason')} FROM actors LEFT JOIN "
-                "(SELECT actor, count(*) AS calls FROM tasks WHERE kind = 'method' GROUP BY actor) "
-                "ON actor = id ORDER BY created_s, 2",
-                {"pid": int, "device": int, "restarts": int, "calls": int},
-            ),
-            _rows(
-                store,
-                "objects",
-                f"SELECT {_short('where', 'place')}, count(*) AS count, sum(nbytes) AS nbytes "
-                "FROM objects GROUP BY 1 ORDER BY 1",
-                {"count": int, "nbytes": int},
-            ),
-            _rows(
-                store,
-                "events",
-                f"SELECT time_s, {_short('kind')}, lower(hex(subject)) AS subject, "
-                f"{_short('text')} FROM "
-                f"(SELECT rowid, * FROM events ORDER BY rowid DESC LIMIT {_LAST_EVENTS}) "
-                "ORDER BY rowid",
-                {"time_s": float},
-            ),
+            tasks=_rows(store, "tasks", tasks, types),
+            actors=_rows(store, "actors", actors, types),
+            objects=_rows(store, "objects", objects, types),
+            events=_rows(store, "events", events, types),
         )
 
 
 def print_state(console: Console, state: RunState) -> None:
     """Prints the tables, for people."""
     console.out(printable(state.path), highlight=False)
-    _print(
-        console,
-        "Tasks",
-        ["function", "kind", "state", "count", "mean", "longest", "newest id"],
-        [
-            [
-                row["name"],
-                row["kind"],
-                row["state"],
-                f"{row['count']:,}",
-                _duration(row["mean_s"]),
-                _duration(row["max_s"]),
-                row["newest"][:12],
-            ]
-            for row in state.tasks
-        ],
-        ("kind", "longest", "mean"),
-    )
-    _print(
-        console,
-        "Actors",
-        ["name", "class", "state", "pid", "device", "restarts", "calls", "id"],
-        [
-            [
-                row["name"],
-                row["class_name"],
-                _how_it_is(row["state"], row["reason"]),
-                str(row["pid"] or "-"),
-                str(row["device"]) if row["device"] >= 0 else "-",
-                str(row["restarts"]),
-                f"{row['calls']:,}",
-                row["id"][:12],
-            ]
-            for row in state.actors
-        ],
-        ("class", "device", "pid", "calls", "restarts"),
-    )
-    _print(
-        console,
-        "Objects in shared memory",
-        ["where", "count", "MB"],
-        [
-            [row["where"], f"{row['count']:,}", f"{row['nbytes'] / 1e6:,.1f}"]
-            for row in state.objects
-        ],
-    )
-    _print(
-        console,
-        "Last events",
-        ["time", "event", "of", "text"],
-        [
-            [
-                time.strftime("%H:%M:%S", time.localtime(row["time_s"])),
-                row["kind"],
-                row["subject"][:12],
-                row["text"],
-            ]
-            for row in state.events
-        ],
-        ("of",),
-    )
+
+    def table(
+        title: str, columns: str, rows: Iterable[Sequence[str]], drop: Sequence[str] = ()
+    ) -> None:
+        if rows := list(rows):
+            print_table(console, title, columns.split(", "), rows, drop)
+
+    tasks = (
+        (r["name"], r["kind"], r["state"], f"{r['count']:,}", _duration(r["mean_s"]),
+         _duration(r["max_s"]), r["newest"][:12])
+        for r in state.tasks
+    )  # fmt: skip
+    columns = "function, kind, state, count, mean, longest, newest id"
+    table("Tasks", columns, tasks, ("kind", "longest", "mean"))
+    actors = (
+        (r["name"], r["class_name"], _how_it_is(r["state"], r["reason"]), str(r["pid"] or "-"),
+         str(r["device"]) if r["device"] >= 0 else "-", str(r["restarts"]), f"{r['calls']:,}",
+         r["id"][:12])
+        for r in state.actors
+    )  # fmt: skip
+    columns = "name, class, state, pid, device, restarts, calls, id"
+    table("Actors", columns, actors, ("class", "device", "pid", "calls", "restarts"))
+    objects = ((r["where"], f"{r['count']:,}", f"{r['nbytes'] / 1e6:,.1f}") for r in state.objects)
+    table("Objects in shared memory", "where, count, MB", objects)
+    events = (
+        (time.strftime("%H:%M:%S", time.localtime(r["time_s"])), r["kind"], r["subject"][:12],
+         r["text"])
+        for r in state.events
+    )  # fmt: skip
+    table("Last events", "time, event, of, text", events, ("of",))
 
 
 def _short(column: str, of: str = "") -> str:
@@ -222,17 +176,6 @@ def _rows(
     cursor = store.execute(text)
     types = {column[0]: types.get(column[0], str) for column in cursor.description}
     return [dict(zip(types, checked(table, types, row), strict=True)) for row in cursor]
-
-
-def _print(
-    console: Console,
-    title: str,
-    columns: list[str],
-    rows: list[list[str]],
-    drop: Sequence[str] = (),
-) -> None:
-    if rows:
-        print_table(console, title, columns, rows, drop)
 
 
 def _how_it_is(state: str, reason: str) -> str:

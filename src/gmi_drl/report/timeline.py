@@ -7,12 +7,12 @@ has more rows. Arrows lead from a task to those it has submitted.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.launcher.view.printable import cut
+from gmi_drl.launcher.view.tables import cut
+from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.runtime.gcs.database import scan
 from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, TaskRow
 
@@ -59,14 +59,8 @@ class Timeline:
 
     def write(self, path: Path) -> None:
         """Writes the trace whole or not at all."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            file.write(",\n".join(json.dumps(event) for event in self._events))
-            file.write("\n]}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        events = ",\n".join(map(json.dumps, self._events))
+        replace_file(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{events}\n]}}\n')
 
     def _fill(
         self, tasks: list[TaskRow], actors: dict[bytes, ActorRow], events: list[EventRow]

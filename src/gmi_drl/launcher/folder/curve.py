@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.view.view import sides
 
+from .run_folder import METRICS, metrics_in
+
 _BANDS: Final = 150  # more are a comb that nobody can read
 _PANELS: Final = {2: "AB", 3: "AB;AC", 4: "AB;CD"}  # by their number; the curve is the first
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Reads the iterations of a run, oldest first; torn or damaged lines are left out."""
-    lines = []
-    path = folder / "metrics.jsonl"
-    if path.exists():
-        for line in path.read_bytes().splitlines():
-            try:
-                metrics = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(metrics, dict):
-                lines.append(metrics)
-    return lines
 
 
 def draw_curve(folder: Path, title: str) -> Path | None:
@@ -32,7 +18,7 @@ def draw_curve(folder: Path, title: str) -> Path | None:
 
     None when no episode has ended yet.
     """
-    metrics = read_metrics(folder)
+    metrics = metrics_in((folder / METRICS).read_bytes()) if (folder / METRICS).exists() else []
     points = [m for m in metrics if m.get("return_mean") is not None]
     if not points:
         return None
@@ -49,7 +35,10 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     left.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
     left.set_title(title)
     left.grid(alpha=0.3)
-    seconds = left.secondary_xaxis("top", functions=_steps_to_seconds(points))
+    last = points[-1]  # steps/s hardly change in a run
+    rate = last["steps"] / last["time_s"] if last["time_s"] else 1.0
+    to_seconds = (lambda steps: steps / rate), (lambda seconds: seconds * rate)
+    seconds = left.secondary_xaxis("top", functions=to_seconds)
     seconds.set_xlabel("seconds")
     if lagging:
         _draw_lag(axes[1], lagging)
@@ -87,10 +76,3 @@ def _draw_lag(axis: Any, metrics: list[dict[str, Any]]) -> None:
     axis.set_title("policy lag of the experience")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     axis.grid(alpha=0.3)
-
-
-def _steps_to_seconds(points: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """Steps to seconds and back, at the run's mean rate (steps/s hardly change in a run)."""
-    last = points[-1]
-    rate = last["steps"] / last["time_s"] if last["time_s"] else 1.0
-    return (lambda steps: steps / rate), (lambda seconds: seconds * rate)

@@ -14,7 +14,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from gmi_drl.runtime import shared_lock
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.runtime.gcs.database import set_aside
 
+METRICS: Final = "metrics.jsonl"
 _LAYOUT: Final = "layout.yaml"
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
@@ -62,18 +63,14 @@ class RunFolder:
                 folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            known = {
-                "env": config.env.id,
-                "seed": config.run.seed,
-                "config_folder": str(import_path),
-            }
+            known = {"env": config.env.id, "seed": config.run.seed}
+            known["config_folder"] = str(import_path)
             folder.write_atomic("run.json", json.dumps(known))
         except OSError as error:
-            raise RunFolderError(
-                value=f"run.folder={config.run.folder}",
-                rule=f"{base} cannot be written ({error.strerror})",
-                remedy="Give a folder you may write to: --set run.folder=...",
-            ) from error
+            rule = f"{base} cannot be written ({error.strerror})"
+            remedy = "Give a folder you may write to: --set run.folder=..."
+            where = f"run.folder={config.run.folder}"
+            raise RunFolderError(value=where, rule=rule, remedy=remedy) from error
         return folder
 
     @classmethod
@@ -83,11 +80,8 @@ class RunFolder:
         for candidate in candidates:
             if (candidate / "config.yaml").is_file() and (candidate / "layout.json").is_file():
                 return cls(candidate.resolve())
-        raise RunFolderError(
-            value=path,
-            rule="no run is there (a run's folder has config.yaml and layout.json)",
-            remedy="`gmi-drl runs` lists them.",
-        )
+        rule = "no run is there (a run's folder has config.yaml and layout.json)"
+        raise RunFolderError(value=path, rule=rule, remedy="`gmi-drl runs` lists them.")
 
     def layout(self) -> Layout:
         """Reads the layout that the run has had from its start."""
@@ -100,9 +94,6 @@ class RunFolder:
     def import_path(self) -> Path:
         """Returns where the config lay that the run began with, and modules that it names."""
         return Path(str(self.state().get("config_folder", Path.cwd())))
-
-    def log(self, gmi_id: int) -> Path:
-        return self.path / "logs" / f"gmi{gmi_id}.log"
 
     def state(self) -> dict[str, Any]:
         """Reads run.json as it stands."""
@@ -185,6 +176,16 @@ def _unreadable(path: Path, error: Exception) -> RunFolderError:
     )
 
 
+def metrics_in(text: bytes) -> list[dict[str, Any]]:
+    """Returns the iterations in (the end of) a file of metrics, without torn or damaged lines."""
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            if isinstance(metrics := json.loads(line), dict):
+                found.append(metrics)
+    return found
+
+
 def lock_of(folder: Path) -> Path:
     """Names the file whose lock those hold that train a run: it is there from start to end."""
     return folder / "layout.json"
@@ -246,10 +247,8 @@ def note_end(folder: RunFolder, **changes: Any) -> None:
     try:
         folder.update(**changes)
     except OSError as error:
-        warning = (
-            f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
-        )
-        warnings.warn(warning, stacklevel=3)
+        text = f"run.json does not say how the run ended ({error}). Free some space."
+        warnings.warn(f"{folder.path}: {text}", stacklevel=3)
 
 
 def number_in(known: Mapping[str, Any], key: str) -> float:

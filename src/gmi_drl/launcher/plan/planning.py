@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import host_memory
-from gmi_drl.launcher.wire.wiring import wires_fault
 from gmi_drl.placement import (
     AUTO,
     Config,
@@ -23,12 +24,29 @@ from gmi_drl.placement import (
     layout_of,
     simplest,
 )
-from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.checks.memory import Sizes, memory_faults
+from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
 
 from .reduction import reduction_fault
-from .user_code import UserCodeReport
+
+if TYPE_CHECKING:
+    from .user_code import UserCodeReport
+from .wiring import wires_fault
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """Lets this process import what is in `folder`, before all else: as GMIs do."""
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
 
 # Lists the faults of a config on devices. The selector's also says of `auto` what can be tuned.
 Check: TypeAlias = Callable[[Config, Topology], list[Fault]]
@@ -47,13 +65,9 @@ def faults_of(
 ) -> list[Fault | str]:
     """Lists why this machine cannot run `config`.
 
-    `tried` is what came of its environment and roles; None: nobody has made one. Without its
-    devices, the rest is still looked at.
+    `tried` is what came of its environment and roles; None: nobody has made one.
     """
-    if tried is None:
-        return _plan(config, faults_anywhere(config), _least(config), check_config)[0]
-    others: list[Fault | str] = [*tried.faults, *policy_faults(config)]
-    return _plan(config, others, tried.sizes, check_config)[0]
+    return _plan(config, tried, check_config)[0]
 
 
 def planned(config: Config, source: str | None = None, check_config: Check = check) -> Layout:
@@ -61,15 +75,10 @@ def planned(config: Config, source: str | None = None, check_config: Check = che
 
     A config that says `auto` is checked and refused: tuning resolves it first.
     """
-    faults, layout = _plan(config, faults_anywhere(config), _least(config), check_config)
+    faults, layout = _plan(config, None, check_config)
     if layout is None:
         raise ConfigError([*faults, *unresolved_faults(config)], source)
     return layout
-
-
-def _least(config: Config) -> Sizes | None:
-    """The least sizes of environment and network; None if roles may make others."""
-    return None if config.roles else Sizes()
 
 
 def faults_anywhere(config: Config) -> list[Fault | str]:
@@ -88,13 +97,16 @@ def policy_faults(config: Config) -> list[Fault]:
 
 
 def _plan(
-    config: Config, others: Sequence[Fault | str], sizes: Sizes | None, check_config: Check
+    config: Config, tried: UserCodeReport | None, check_config: Check
 ) -> tuple[list[Fault | str], Layout | None]:
-    """All faults, `others` among them, and the layout where there are none.
+    """All faults, and the layout where there are none.
 
-    `sizes`: of environment and network, for what memory they take; None: they are not known.
     Devices are looked at once: what other processes hold of them changes.
     """
+    if tried is None:  # the least sizes of environment and network, if roles make no others
+        others, sizes = faults_anywhere(config), None if config.roles else Sizes()
+    else:
+        others, sizes = [*tried.faults, *policy_faults(config)], tried.sizes
     try:
         topology = find_devices(config)
         faults, layout = check_config(config, topology), None

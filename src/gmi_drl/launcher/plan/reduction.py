@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import itertools
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.comm.plan.capability import LinkFacts, fault
 from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
-from gmi_drl.placement import Config, ConfigError, Fault, Layout
+from gmi_drl.placement import Config, ConfigError, Fault, Layout, hidden_sizes
 from gmi_drl.placement.reduction import reducing
-
-from . import gradient_size
-from .gradient_size import GradientSize
+from gmi_drl.roles.policies.alignment import PARAMETER, aligned
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
+
+
+_DEADLINE: Final = timedelta(seconds=60)
+_TAIL: Final = 6  # means of the loss parts, which travel with the gradient
+# Where the environment cannot be asked: observations and actions of the paper's Ant.
+_OBS_DIM, _ACT_DIM = 60, 8
+PRELOAD: Final = (
+    "torch",
+    "gymnasium",
+    "gmi_drl.comm.reducers.mrr",
+    "gmi_drl.roles.role.gradient_numel",
+)
 
 
 def reduction_of(
@@ -30,10 +43,9 @@ def reduction_of(
 ) -> ReductionPlan:
     """Returns the plan, and in its notes what was measured and assumed.
 
-    May start processes, for seconds.
-
-    The gradient's size is asked of `trainer`, the class that trains, where the choice depends on
-    it, or with `ask_size`. ConfigError when `comm.reduction` cannot run here.
+    May start processes, for seconds. The gradient's size is asked of `trainer`, the class that
+    trains, where the choice depends on it, or with `ask_size`. ConfigError when `comm.reduction`
+    cannot run here.
     """
     facts = facts_of(layout)
     if refusal := reduction_fault(config, layout, facts):
@@ -43,16 +55,24 @@ def reduction_of(
     open_choice = is_open(wanted, layout, facts, repeatable)
     measures = several and (measure in ("missing", "anew") or (measure == "needed" and open_choice))
     asks = several and (ask_size or open_choice)
-    with _runtime(needed=measures or asks):
+    numel, guess = assumed(config), ""
+    with ExitStack() as stack:  # what is asked of other processes takes a runtime
+        if (measures or asks) and not runtime.is_initialized():
+            runtime.init(PRELOAD)
+            stack.callback(runtime.shutdown)
         if asks:
-            size = gradient_size.asked(config, layout, trainer)
-        else:
-            size = gradient_size.assumed(config, "it decides nothing here")
+            numel, guess = asked(config, layout, trainer)
         plan = plan_reduction(
-            wanted, layout, size.numel, wire=config.comm.wire, measure=measure,
+            wanted, layout, numel, wire=config.comm.wire, measure=measure,
             repeatable=repeatable, facts=facts,
         )  # fmt: skip
-    return dataclasses.replace(plan, notes=(*plan.notes, *_said(size))) if asks else plan
+    if not guess:
+        return plan
+    note = (
+        f"the gradient's size is assumed ({numel:,} numbers, for the observations of the paper's "
+        f"Ant): {guess}"
+    )
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
 def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = None) -> Fault | None:
@@ -64,22 +84,45 @@ def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = No
     return None if reasons is None else Fault("comm.reduction", wanted, *reasons)
 
 
-def _said(size: GradientSize) -> Iterator[str]:
-    if size.assumed:
-        yield (
-            f"the gradient's size is assumed ({size.numel:,} numbers, for the observations of the "
-            f"paper's Ant): {size.assumed}"
-        )
+class Sizer:
+    """The actor that builds what one GMI trains."""
+
+    def numel(
+        self, config: Config, layout: Layout, trainer: type[DRL_role] | str, path: Sequence[str]
+    ) -> int | None:
+        """Returns the numbers that `trainer` reduces, with padding; None if it is not known.
+
+        `path`: where modules are found, before those found here.
+        """
+        sys.path[:0] = [folder for folder in path if folder not in sys.path]
+        from gmi_drl.roles.role.gradient_numel import gradient_numel
+        from gmi_drl.roles.role.role import load_role
+
+        role = load_role(trainer) if isinstance(trainer, str) else trainer
+        return gradient_numel(role, config, layout)
 
 
-@contextmanager
-def _runtime(needed: bool) -> Iterator[None]:
-    """A runtime for what is asked of other processes, if there is none."""
-    if not needed or runtime.is_initialized():
-        yield
-        return
-    runtime.init(gradient_size.PRELOAD)
+def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tuple[int, str]:
+    """Asks the class that trains for its size; where it does not say, `assumed`, and why.
+
+    Needs a running runtime; starts one process.
+    """
+    actor: Any = runtime.remote(Sizer).options(name="gradient size").remote()
+    numel, why = None, f"role {trainer} says nothing of it"
     try:
-        yield
+        asking = actor.numel.remote(config, layout, trainer, list(sys.path))
+        numel = runtime.get(asking, timeout=_DEADLINE)
+    except runtime.ActorRuntimeError as error:
+        why = str(error).strip().splitlines()[-1]
     finally:
-        runtime.shutdown()
+        runtime.kill(actor)
+    return (assumed(config), why) if numel is None else (numel, "")
+
+
+def assumed(config: Config) -> int:
+    """The size with the observations and actions of the paper's Ant."""
+    sizes = [_OBS_DIM, *hidden_sizes(config.algorithm.network), _ACT_DIM + 1]
+    parameters = [_ACT_DIM]  # deviations, then weights and biases of each layer
+    for a, b in itertools.pairwise(sizes):
+        parameters += [a * b, b]
+    return sum(aligned(count, PARAMETER) for count in parameters) + _TAIL

@@ -1,7 +1,6 @@
 """Tries the user's code that a config names.
 
-Role classes are imported, and a batch of the environment is made, reset and stepped, in a process
-of its own, with a deadline.
+In a process of its own, with a deadline: classes are imported, a batch of the environment stepped.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _DEADLINE = timedelta(seconds=60)
 _NUM_ENV: Final = 2
 _STEPS: Final = 4
-_ON_DEVICE: Final = ("warp", "mjx", "isaacgym")  # to make these takes a GPU, and minutes
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,7 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
     try:
         answer = ask(__name__, "try_here", [text, str(folder)], deadline)
     except ChildFailed as failed:
-        faults = role_faults(config, folder, deadline) + algorithm_faults(config, folder, deadline)
-        if faults:  # it is one of these
+        if faults := class_faults(config, folder, deadline):  # it is one of these
             return UserCodeReport(faults)
         what = f"env.id={config.env.id!r}: to import, make, reset and step it:"
         remedy = "See what it waits for." if failed.late else "Try it in Python."
@@ -65,7 +62,9 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
 def try_here(text: str, folder: str) -> dict[str, Any]:
     """Returns the fields of a `UserCodeReport`; called in the child."""
     from gmi_drl.roles import load_role
-    from gmi_drl.roles.envs import EnvError, check_env, choose_adapter, make_env
+    from gmi_drl.roles.algorithms import algorithm_class
+    from gmi_drl.roles.envs import EnvError, make_env
+    from gmi_drl.roles.envs.adapters import ADAPTERS, check_env, choose_adapter
     from gmi_drl.roles.policies import distribution_for, observation_width
     from gmi_drl.roles.role.closing import Closing
 
@@ -74,38 +73,43 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     env, adapter = config.env, choose_adapter(config.env.id, config.env.adapter)
     faults = check_env(env.id, env.adapter, env.options)
     for name, role in config.roles.items():
-        if problem := role_problem(role.class_, folder):
-            faults.append(role_fault(name, role.class_, problem))
-    settings, wrong = checked_settings(config, folder)
+        faults += role_problems(name, role.class_, folder)
+    settings, wrong = _checked_settings(config, folder)
     config = config.model_copy(update={"algorithm": settings})
     faults += wrong
     if faults:
         return {"faults": faults}
     classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]
-    if maker := next((name for name in map(_maker_of_envs, classes) if name), ""):
-        return {"notes": [f"environments are made by {maker}, and were not looked at"]}
-    if adapter in _ON_DEVICE:
-        if adapter == "isaacgym" or choose_adapter(env.id) == "gymnasium":
-            return {"notes": [f"adapter {adapter}: the environment was not made"]}
-        envs = make_env(env.id, 1)  # of the same spaces
-        faults, notes = [], [f"adapter {adapter}: the environment was not made on a GPU"]
-    else:
-        try:
+    if makers := [role.__name__ for role in classes if not _keeps(role, "make_env")]:
+        return {"notes": [f"environments are made by {makers[0]}, and were not looked at"]}
+    own_network = not all(_keeps(role, "make_policy") for role in classes)
+    compiles = ADAPTERS[adapter].compiles != ""  # which takes a GPU, and minutes
+    if adapter == "isaacgym" or (compiles and choose_adapter(env.id) == "gymnasium"):
+        return {"notes": [f"adapter {adapter}: the environment was not made"]}
+    notes = []
+    try:
+        if compiles:
+            envs = make_env(env.id, 1)  # of the same spaces
+            notes.append(f"adapter {adapter}: the environment was not made on a GPU")
+        else:
             envs = make_env(
                 env.id, _NUM_ENV, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps,
             )  # fmt: skip
-            faults, notes = list(_faults(env.id, envs)), []
-        except EnvError as error:
-            return {"faults": str(error).splitlines()}
+            faults = list(_faults(env.id, envs))
+        if not (faults or own_network):  # a network of the least size needs the same spaces
+            least = settings.model_copy(update={"network": (1,)})
+            algorithm_class(settings).make_network(least, envs, None)
+    except EnvError as error:
+        return {"faults": str(error).splitlines()}
     if faults:
         return {"faults": faults}
-    own_network = any(map(_makes_policy, classes))
     faults, more = _policy_told(config, envs, own_network)
     notes += more
     distribution = distribution_for(envs.action_space)
     sizes = {
         "observation": observation_width(envs.observation_space),
+        "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
         "action": distribution.action_columns,
         "parameters": distribution.parameters,
         "has_own_network": own_network,
@@ -116,64 +120,51 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     return {"faults": faults, "notes": notes, "sizes": sizes}
 
 
-def role_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> list[str]:
-    """Lists why roles of the config cannot be loaded; `folder` has modules that it names."""
-    faults = []
-    for name, role in config.roles.items():
-        if problem := _problem_elsewhere(role.class_, folder, deadline):
-            faults.append(role_fault(name, role.class_, problem))
+def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> list[str]:
+    """Lists why classes that the config names cannot be loaded, each in a process of its own.
+
+    Those of roles, whose modules may lie in `folder`, and of the algorithm, with its settings.
+    """
+    asked = [
+        (f"roles.{name}={role.class_!r}", "role_problems", [name, role.class_])
+        for name, role in config.roles.items()
+    ]
+    if isinstance(config.algorithm, CustomAlgorithmConfig):
+        text = json.dumps(config.model_dump(mode="json"))
+        what = f"algorithm.class={config.algorithm.class_!r}"
+        asked.append((what, "algorithm_problems", [text]))
+    faults: list[str] = []
+    for what, function, words in asked:
+        try:
+            faults += ask(__name__, function, [*words, str(folder)], deadline)
+        except ChildFailed as failed:
+            how = f"importing it ended the process ({failed}). Try to import it in Python."
+            if failed.late:
+                how = (
+                    f"importing it has not ended after {deadline.total_seconds():g} s. "
+                    'Put what it runs under `if __name__ == "__main__":`.'
+                )
+            faults.append(f"{what}; {how}")
     return faults
 
 
-def role_fault(name: str, reference: str, problem: str) -> str:
-    """Words the fault of a role whose class has a problem."""
-    return f"roles.{name}={reference!r}; {problem}"
-
-
-def algorithm_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> list[str]:
-    """Lists what is wrong with an algorithm of the user's: its class, and the settings it has."""
-    if not isinstance(config.algorithm, CustomAlgorithmConfig):
-        return []
-    text = json.dumps(config.model_dump(mode="json"))
-    try:
-        return list(ask(__name__, "algorithm_problems", [text, str(folder)], deadline))
-    except ChildFailed as failed:
-        return [f"algorithm.class={config.algorithm.class_!r}; {_importing(failed, deadline)}"]
-
-
-def _problem_elsewhere(reference: str, folder: Path, deadline: timedelta) -> str:
-    try:
-        return str(ask(__name__, "role_problem", [reference, str(folder)], deadline))
-    except ChildFailed as failed:
-        return _importing(failed, deadline)
-
-
-def _importing(failed: ChildFailed, deadline: timedelta) -> str:
-    if failed.late:
-        return (
-            f"importing it has not ended after {deadline.total_seconds():g} s. "
-            'Put what it runs under `if __name__ == "__main__":`.'
-        )
-    return f"importing it ended the process ({failed}). Try to import it in Python."
-
-
-def role_problem(reference: str, folder: str) -> str:
-    """Returns what is wrong with one class, or ""; called in the child."""
+def role_problems(name: str, reference: str, folder: str) -> list[str]:
+    """Lists what is wrong with the class of a role; called in the child."""
     from gmi_drl.roles import RoleLoadError, load_role
 
     try:
         load_role(reference, Path(folder))
     except RoleLoadError as error:
-        return str(error)
-    return ""
+        return [f"roles.{name}={reference!r}; {error}"]
+    return []
 
 
 def algorithm_problems(text: str, folder: str) -> list[str]:
     """Lists what is wrong with the algorithm of a config; called in the child."""
-    return checked_settings(load_config(json.loads(text)), folder)[1]
+    return _checked_settings(load_config(json.loads(text)), folder)[1]
 
 
-def checked_settings(config: Config, folder: str) -> tuple[AlgorithmConfig, list[str]]:
+def _checked_settings(config: Config, folder: str) -> tuple[AlgorithmConfig, list[str]]:
     """Returns the settings of the algorithm, as its class has them, and what is wrong with them."""
     from gmi_drl.roles import RoleLoadError
     from gmi_drl.roles.role.role import load_class
@@ -217,18 +208,12 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     return [], [note] if note else []
 
 
-def _maker_of_envs(role: type[DRL_role]) -> str:
-    """The role's name, if it makes its environments itself, or none; else nothing."""
+def _keeps(role: type[DRL_role], method: str) -> bool:
+    """Whether a role makes its environments, or its policy, as ours do."""
     from gmi_drl.roles.role.acting import ActingRole
 
-    ours = issubclass(role, ActingRole) and role.make_env is ActingRole.make_env
-    return "" if ours else role.__name__
-
-
-def _makes_policy(role: type[DRL_role]) -> bool:
-    from gmi_drl.roles.role.acting import ActingRole
-
-    return not issubclass(role, ActingRole) or role.make_policy is not ActingRole.make_policy
+    ours = getattr(ActingRole, method)
+    return issubclass(role, ActingRole) and getattr(role, method) is ours
 
 
 def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
@@ -245,7 +230,7 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
     distribution = distribution_for(env.action_space)
     to_env = env_action(env.action_space, env.device)
     generator = torch.Generator().manual_seed(0)
-    if bad := list(_not_finite(env_id, "reset", "observation", env.reset(seed=0))):
+    if bad := list(_not_finite(env_id, "reset gave an observation", env.reset(seed=0))):
         yield from bad
         return
     for _ in range(_STEPS):
@@ -255,17 +240,17 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
         out = torch.zeros(env.num_env, distribution.action_columns)
         step = env.step(to_env(distribution.sample(params, noise, out)))
         bad = [
-            *_not_finite(env_id, "step", "observation", step.final_observation),
-            *_not_finite(env_id, "step", "reward", step.reward),
+            *_not_finite(env_id, "step gave an observation", step.final_observation),
+            *_not_finite(env_id, "step gave a reward", step.reward),
         ]
         if bad:
             yield from bad
             return
 
 
-def _not_finite(env_id: str, what: str, part: str, given: torch.Tensor) -> Iterator[str]:
+def _not_finite(env_id: str, what: str, given: torch.Tensor) -> Iterator[str]:
     if not bool(given.isfinite().all()):
         yield (
-            f"env {env_id}: {what} gave {'an' if part[0] == 'o' else 'a'} {part} that is not "
-            "finite; a policy cannot learn from it. Clip it, or look at the physics."
+            f"env {env_id}: {what} that is not finite; a policy cannot learn from it. Clip it, or "
+            "look at the physics."
         )

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gmi_drl import runtime
-from gmi_drl.comm import GroupSpec, create_group
+from gmi_drl.comm import create_group
+from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
-from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.plan.planning import planned
+from gmi_drl.launcher.plan.planning import backend_reason, importable, planned
 from gmi_drl.launcher.plan.reduction import reduction_of
-from gmi_drl.launcher.view.startup_notes import PLAN_FILE
-from gmi_drl.launcher.wire.wiring import Classes, classes_of, names_of, tally_of, wires_of
+from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
+from gmi_drl.launcher.watch.records import PROFILED
 from gmi_drl.placement import (
     ABSENT,
     Config,
@@ -26,9 +26,10 @@ from gmi_drl.placement import (
     layout_faults_of,
     load_config,
 )
-from gmi_drl.roles.role.host import Job
+from gmi_drl.roles.role.host import COUNTERS, Job
 
 if TYPE_CHECKING:
+    from gmi_drl.comm.plan.plan import ReductionPlan
     from gmi_drl.roles import DRL_role
 
 # A config without `auto`, and lines that say where it came from. The folder is that of modules.
@@ -44,7 +45,7 @@ def new_job(
     *,
     resolve: Resolve | None,
 ) -> tuple[Job, list[str]]:
-    """Returns the job of a new run, and what to say of where `auto` in the config came to.
+    """Returns the job of a new run, and what to say of it and of what `auto` has become.
 
     `resolve` may measure first. `locks` keeps the lock of the run's folder.
     """
@@ -67,7 +68,7 @@ def new_job(
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
-    return _job(layout, resolved, folder, classes, import_path, resume=None), notes
+    return _job(layout, resolved, folder, classes, import_path, notes=notes)
 
 
 def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
@@ -85,10 +86,8 @@ def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Pa
         "run": settings,
     }
     if load_config(config, overrides).mode != "serving":
-        rule, remedy = "is a run's folder, and no config", (
-            f"Serve its policy with --set mode=serving, or go on with it: --resume {run}."
-        )  # fmt: skip
-        raise ConfigError([Fault("config", str(run), rule, remedy)])
+        remedy = f"Serve its policy with --set mode=serving, or go on with it: --resume {run}."
+        raise ConfigError([Fault("config", str(run), "is a run's folder, and no config", remedy)])
     return config, folder.import_path()
 
 
@@ -97,8 +96,8 @@ def resumed_job(
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
     locks: ExitStack,
-) -> Job:
-    """Returns the job of a run that goes on: with its own config and layout, longer perhaps."""
+) -> tuple[Job, list[str]]:
+    """Returns the job of a run that goes on, longer perhaps, and what to say of it."""
     folder = RunFolder.existing(checkpoint)
     locks.enter_context(folder.held())
     path = folder.path / "config.yaml"
@@ -112,8 +111,8 @@ def resumed_job(
         for key, value in _changed(section, settings[section], wanted[section])
     ]
     if resolved.mode == "serving":
-        remedy = f"gmi-drl launch {checkpoint} --set mode=serving"
-        remedy = f"Serve the policy of this run by: {remedy}"
+        command = f"gmi-drl launch {checkpoint} --set mode=serving"
+        remedy = f"Serve the policy of this run by: {command}"
         faults.append(Fault("mode", "serving", "has nothing to go on with", remedy))
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
@@ -141,45 +140,47 @@ def _job(
     folder: RunFolder,
     classes: Classes,
     import_path: Path,
-    *,
-    resume: Path | None,
-) -> Job:
-    names, sockets = names_of(layout), runtime.run_directory()
-    return Job(
+    resume: Path | None = None,
+    notes: Sequence[str] = (),
+) -> tuple[Job, list[str]]:
+    """The job, and what is said before its first iteration; the trainers reduce by plan.json."""
+    names, sockets, trainers = names_of(layout), runtime.run_directory(), layout.holding("trainer")
+    plan = group = None
+    if trainers:
+        plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
+        folder.write_atomic("plan.json", json.dumps(plan.as_json(), indent=1))
+        group = create_group(
+            [names[gmi.gmi_id] for gmi in trainers],
+            [gmi.gpu_id for gmi in trainers],
+            strategy=plan.strategy,
+            wire=config.comm.wire,
+            directory=sockets,
+        )
+    job = Job(
         layout=layout,
         config=config,
-        group=_group(layout, config, folder, names, sockets=sockets, classes=classes),
+        group=group,
         sockets=sockets,
         folder=folder.path,
         resume=resume,
         classes=classes,
         role_folder=import_path,
         session=uuid.uuid4().hex,
-        tally=tally_of(layout),
+        tally=create_tally(len(layout.gmis), COUNTERS),
         wires=wires_of(layout, sockets),
         lock=lock_of(folder.path),
     )
+    return job, [*notes, *startup_notes(config, layout, plan)]
 
 
-def _group(
-    layout: Layout,
-    config: Config,
-    folder: RunFolder,
-    names: Sequence[str],
-    *,
-    sockets: Path,
-    classes: Classes,
-) -> GroupSpec | None:
-    """The reducer group of the trainers, by the plan that is kept in the run's folder."""
-    trainers = layout.holding("trainer")
-    if not trainers:
-        return None
-    plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
-    folder.write_atomic(PLAN_FILE, json.dumps(plan.as_json(), indent=1))
-    return create_group(
-        [names[gmi.gmi_id] for gmi in trainers],
-        [gmi.gpu_id for gmi in trainers],
-        strategy=plan.strategy,
-        wire=config.comm.wire,
-        directory=sockets,
-    )
+def startup_notes(config: Config, layout: Layout, plan: ReductionPlan | None) -> Iterator[str]:
+    """Yields a line each of what was left out, chosen and assumed; none if there is nothing."""
+    if config.run.profile:
+        yield PROFILED
+    for gpu in layout.topology.left_out:
+        yield f"not used: {gpu}"
+    if reason := backend_reason(config, layout):
+        yield reason
+    if plan is not None and plan.notes:  # else nothing was measured or assumed
+        yield f"reduction: {plan.strategy}, {plan.why}"
+        yield from plan.notes

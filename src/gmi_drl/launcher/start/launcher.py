@@ -13,12 +13,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
-from gmi_drl.launcher.folder.curve import draw_curve
 from gmi_drl.launcher.folder.run_folder import (
     RunFolder,
     RunFolderError,
@@ -29,19 +28,18 @@ from gmi_drl.launcher.folder.run_folder import (
 )
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.view.memory_peaks import memory_held
+from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.launcher.view.screen import ViewName
-from gmi_drl.launcher.view.startup_notes import startup_notes
-from gmi_drl.launcher.view.view import View, is_for_view, open_view
-from gmi_drl.launcher.watch.closing import close_all
-from gmi_drl.launcher.watch.promise import PromiseOf, PromiseWatch
-from gmi_drl.launcher.watch.restarts import Restarts, is_recoverable
-from gmi_drl.launcher.watch.segment_counts import SegmentCounts, segment_counts_of
-from gmi_drl.launcher.watch.serving_metrics import ServingMetrics
-from gmi_drl.launcher.watch.traces import new_traces, traced_gmis
-from gmi_drl.launcher.watch.watch import Watch
-from gmi_drl.launcher.watch.watchdog import Watchdog
+from gmi_drl.launcher.view.view import RunView, is_for_view, open_view
+from gmi_drl.launcher.watch.records import (
+    SegmentCounts,
+    ServingMetrics,
+    new_traces,
+    segment_counts_of,
+    traced_gmis,
+)
+from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch
+from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
 from gmi_drl.placement import Config
 from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
@@ -55,6 +53,8 @@ if TYPE_CHECKING:
 
 _POLL = timedelta(milliseconds=100)
 _GRACE = timedelta(seconds=10)
+# What a role says of the episodes of the trained policy.
+_EVALUATION: Final = {"eval_return": float, "eval_std": float, "eval_episodes": int}
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,7 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job = resumed_job(Path(str(resume)), overrides, roles, locks)
-                notes: list[str] = []
+                job, notes = resumed_job(Path(str(resume)), overrides, roles, locks)
             else:
                 overrides = paper_config.apply_to(overrides)
                 job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
@@ -117,15 +116,10 @@ def launch(
             if job.resume is not None or job.config.run.profile:
                 promise_of = None
             with at_work(job.layout.topology):
-                return _run(
-                    job,
-                    view,
-                    keep,
-                    swept=swept,
-                    notes=notes,
-                    watch=watch,
-                    promise_of=promise_of,
-                )
+                # What could not be undone has been warned of.
+                kinds = (one.lease.kind for one in swept if one.undone)
+                left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
+                return _run(job, view, keep, notes=left + notes, watch=watch, promise_of=promise_of)
         finally:
             if not started:
                 runtime.shutdown()
@@ -136,7 +130,6 @@ def _run(
     view: ViewName,
     keep_gcs: bool,
     *,
-    swept: Sequence[lease.SweptLease],
     notes: Sequence[str],
     watch: Watch | None,
     promise_of: PromiseOf | None,
@@ -170,7 +163,7 @@ def _run(
             restarts = Restarts(gang, folder, budget)
             serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
             with open_view(view, job.config, job.layout) as screen:
-                for line in startup_notes(job.config, job.layout, folder.path, swept, notes):
+                for line in notes:
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
@@ -183,8 +176,9 @@ def _run(
                 gmis = list(gang.results().values())
                 close_all(gang, screen)
                 records.show()
-                if job.resume is not None and not last and not stopped and _had_ended(job):
-                    screen.show({"kind": "note", "message": _nothing_left(job)})
+                resumed = job.resume is not None and not last and not stopped
+                if resumed and (message := _nothing_left(job, folder)):
+                    screen.show({"kind": "note", "message": message})
     except BaseException as error:
         state, why = "failed", truncate(str(error))
         if isinstance(error, KeyboardInterrupt):
@@ -197,14 +191,8 @@ def _run(
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    return _result(
-        job,
-        "stopped" if stopped else "finished",
-        gmis,
-        last,
-        restarts=restarts.count,
-        traces=traces(),
-    )
+    state = "stopped" if stopped else "finished"
+    return _result(job, folder, state, gmis, last, restarts=restarts.count, traces=traces())
 
 
 def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
@@ -251,7 +239,7 @@ class _Records:
     """Shows what the GMIs of a gang report, and keeps the last iteration in `last`."""
 
     gang: Gang
-    screen: View
+    screen: RunView
     serving: ServingMetrics
     watch: Watch | None
     last: dict[str, Any]
@@ -280,30 +268,38 @@ class _Records:
                 self.screen.show(record)
 
 
-def _had_ended(job: Job) -> bool:
-    """Whether the run had ended before; a role of one's own may train and report no iteration."""
-    assert job.folder is not None
-    before, run = RunFolder(job.folder).state(), job.config.run
-    return number_in(before, "steps") >= run.total_steps or (
-        run.target_return is not None and before.get("iteration") is not None
-    )
+def _nothing_left(job: Job, folder: RunFolder) -> str:
+    """What to say of a resumed run that had ended before; "" of another.
 
-
-def _nothing_left(job: Job) -> str:
-    """What to say of a resumed run that had ended: what follows are its figures from before."""
-    assert job.folder is not None
-    run = job.config.run
-    ends = f"run.total_steps={run.total_steps}"
-    more = "run.total_steps=..."
+    What follow are its figures from before. A role of one's own may train and report no iteration.
+    """
+    before, run = folder.state(), job.config.run
+    reached = run.target_return is not None and before.get("iteration") is not None
+    if number_in(before, "steps") < run.total_steps and not reached:
+        return ""
+    ends, more = f"run.total_steps={run.total_steps}", "run.total_steps=..."
     if run.target_return is not None:
         ends += f" or run.target_return={run.target_return:g}"
         more += " --set run.target_return=..."
-    command = f"{resume_command(job.folder)} --set {more}"
+    command = f"{resume_command(folder.path)} --set {more}"
     return f"nothing was left to do: this run has reached {ends}. For more: {command}"
+
+
+def memory_held(job: Job) -> dict[str, list[int]]:
+    """Reads, by gmi_id, what each GMI has held of its device.
+
+    The most bytes in all its lives; what the driver said that its process held when it ended (0: it
+    did not say); and the SMs that it had (0: no GPU's).
+    """
+    tally = job.tally.open()
+    rows = [tally.row(gmi.gmi_id) for gmi in job.layout.gmis]
+    names = ("mem_peak_bytes", "mem_process_bytes", "sm_count")
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def _result(
     job: Job,
+    folder: RunFolder,
     state: str,
     gmis: list[Any],
     last: dict[str, Any],
@@ -312,8 +308,6 @@ def _result(
     traces: tuple[Path, ...],
 ) -> RunResult:
     """How a run that is done ended, which is also written down in its folder."""
-    assert job.folder is not None
-    folder = RunFolder(job.folder)
     batch = job.config.experience.batch_segments
     segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
@@ -321,7 +315,12 @@ def _result(
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
-    evaluation = next((_evaluation(answer) for answer in gmis if _has(answer, "eval_return")), {})
+    answers = [a for a in gmis if isinstance(a, dict) and a.get("eval_return") is not None]
+    evaluation = {  # a role of the user's may say less
+        key: kind(answers[0][key])
+        for key, kind in _EVALUATION.items()
+        if answers and answers[0].get(key) is not None
+    }
     memory = memory_held(job)
     note_end(folder, state=state, finished=time.time(), **_summary(last), **memory, **evaluation)
     # A run that had nothing left to do has its figures from before.
@@ -349,19 +348,10 @@ def _result(
     )
 
 
-def _has(answer: Any, key: str) -> bool:
-    """Whether a role's answer is a dict that says something of `key`."""
-    return isinstance(answer, dict) and answer.get(key) is not None
-
-
-def _evaluation(answer: dict[str, Any]) -> dict[str, Any]:
-    """What a role says of the episodes of the trained policy; one of a user may say less."""
-    kinds = {"eval_return": float, "eval_std": float, "eval_episodes": int}
-    return {key: kind(answer[key]) for key, kind in kinds.items() if _has(answer, key)}
-
-
 def _curve(folder: RunFolder, config: Config) -> Path | None:
     """The picture of the run; without one, a warning: the run itself is done."""
+    from gmi_drl.launcher.folder.curve import draw_curve
+
     try:
         return draw_curve(folder.path, f"{config.run.name}: {config.env.id}")
     except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:

@@ -17,39 +17,26 @@ _BAR: Final = 60  # columns of a bar
 
 
 class Screen:
-    """Shows nothing. Base of the others."""
+    """Where a view is shown: nowhere, as printed lines, or live in a terminal."""
 
-    is_live = False
-
-    def note(self, text: str, style: str = "") -> None:
-        """A line that stays."""
-
-    def line(self, text: str) -> None:
-        """A line of progress; where that is drawn, nothing."""
-
-
-class PlainScreen(Screen):
-    """Prints lines."""
-
-    def note(self, text: str, style: str = "") -> None:
-        with suppress(OSError):  # nobody reads any more: the work is worth more than its screen
-            print(text, flush=True)
-
-    def line(self, text: str) -> None:
-        self.note(text)
-
-
-class LiveScreen(Screen):
-    """A terminal in which the view is redrawn in place; notes stay above it."""
-
-    is_live = True
-
-    def __init__(self) -> None:
+    def __init__(self, name: ViewName = "none") -> None:
+        if name == "auto":
+            name = "live" if sys.stdout.isatty() else "plain"
+        self.is_live, self._prints = name == "live", name == "plain"
         self.console = Console()
 
     def note(self, text: str, style: str = "") -> None:
-        with suppress(OSError):  # as above
-            self.console.print(Text(text, style))
+        """Shows a line that stays; in a terminal above what is drawn."""
+        with suppress(OSError):  # nobody reads any more: the work is worth more than its screen
+            if self.is_live:
+                self.console.print(Text(text, style))
+            elif self._prints:
+                print(text, flush=True)
+
+    def line(self, text: str) -> None:
+        """Shows a line of progress; where that is drawn, nothing."""
+        if not self.is_live:
+            self.note(text)
 
 
 class Drawn(Protocol):
@@ -68,22 +55,20 @@ def opened(name: ViewName, view_of: Callable[[Screen], V]) -> Iterator[V]:
 
     A live one is drawn four times a second, and as it is at the end.
     """
-    if name == "none":
-        yield view_of(Screen())
-    elif name == "plain" or (name == "auto" and not sys.stdout.isatty()):
-        yield view_of(PlainScreen())
-    else:
-        screen = LiveScreen()
-        view, console = view_of(screen), screen.console
-        live = Live(
-            get_renderable=lambda: view.render(console.width), refresh_per_second=4, console=console
-        )
-        live.start()
-        try:
-            yield view
-        finally:
-            with suppress(OSError):  # the terminal may be gone
-                live.stop()
+    screen = Screen(name)
+    view, console = view_of(screen), screen.console
+    if not screen.is_live:
+        yield view
+        return
+    live = Live(
+        get_renderable=lambda: view.render(console.width), refresh_per_second=4, console=console
+    )
+    live.start()
+    try:
+        yield view
+    finally:
+        with suppress(OSError):  # the terminal may be gone
+            live.stop()
 
 
 def bar(total: float, completed: float, width: int) -> ProgressBar:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rich.console import Group
 from rich.text import Text
 
-from gmi_drl.launcher.view.memory_peaks import peak_cells
 from gmi_drl.placement import Config, Layout, counted
+from gmi_drl.placement.slicing import memory_share
 
-from .printable import printable_lines
 from .screen import Screen, ViewName, bar, duration, opened
-from .tables import table_within
+from .tables import printable_lines, table_within
 
 # What GMIs spend their time with. In mode async the first line is the agents', the second the
 # trainers'; a trainer waits for experience.
@@ -47,14 +46,7 @@ def is_for_view(record: Any) -> bool:
     return any(record.get("kind") == kind and record.keys() >= _KEYS[kind] for kind in _KEYS)
 
 
-class View(Protocol):
-    """Shows records as they come."""
-
-    def show(self, record: dict[str, Any]) -> None:
-        """Takes in one record of a GMI."""
-
-
-def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContextManager[View]:
+def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContextManager[RunView]:
     """Opens the view of a run on the screen `name`."""
     return opened(name, lambda screen: RunView(screen, config, layout))
 
@@ -79,18 +71,6 @@ def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
     return [[phase for side in present for phase in side]]
 
 
-def _time_shares(record: dict[str, Any]) -> str:
-    parts: dict[str, str] = {}
-    for side in sides(record):
-        parts |= shares({phase: record[f"{phase}_s"] for phase in side})
-    return "  ".join(f"{phase} {share}" for phase, share in parts.items())
-
-
-def _lag(record: dict[str, Any]) -> str:
-    lag = record.get("policy_lag_mean")
-    return "" if lag is None else f"lag {lag:.1f}  "
-
-
 class RunView:
     """The run and its GMIs as a table, or a line every few seconds."""
 
@@ -100,6 +80,7 @@ class RunView:
         self._last_s = float("-inf")
 
     def show(self, record: dict[str, Any]) -> None:
+        """Takes in one record of a GMI."""
         if record["kind"] != "iteration":
             warns = record["kind"] == "warning"
             text = printable_lines(record["message"])
@@ -108,17 +89,23 @@ class RunView:
         self._record = record
         if time.monotonic() - self._last_s >= _EVERY_S:
             self._last_s = time.monotonic()
-            self._screen.line(self._line(record))
+            spent: dict[str, str] = {}
+            for side in sides(record):
+                spent |= shares({phase: record[f"{phase}_s"] for phase in side})
+            words = [f"{phase} {share}" for phase, share in spent.items()]
+            lag = record.get("policy_lag_mean")
+            if lag is not None:
+                words.insert(0, f"lag {lag:.1f}")
+            self._screen.line(
+                f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
+                f"{record['steps_per_s']:>8,.0f} steps/s  {'  '.join(self._ends(record, words))}"
+            )
 
-    def _line(self, record: dict[str, Any]) -> str:
+    def _ends(self, record: dict[str, Any], between: Sequence[str]) -> list[str]:
+        """What a line ends with: the return, `between`, and how long it will take."""
         mean = record["return_mean"]
-        return (
-            f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
-            f"{record['steps_per_s']:>8,.0f} steps/s  "
-            f"return {'-' if mean is None else format(mean, '.1f')}  "
-            f"{_lag(record)}{_time_shares(record)}  "
-            f"ETA {duration(eta_s(self._config, record))}"
-        )
+        left = f"ETA {duration(eta_s(self._config, record))}"
+        return [f"return {'-' if mean is None else format(mean, '.1f')}", *between, left]
 
     def render(self, width: int) -> Group:
         """Draws the present state."""
@@ -128,30 +115,47 @@ class RunView:
             return Group(Text(f"{title}  waiting for the first iteration ..."))
         phases = [p for p in _ALL if any(p in seconds for seconds in record["gmi_seconds"])]
         held = peak_cells(record.get("gmi_mem_peak_bytes"), self._layout)
-        memory = ["memory"] if held else []
         rows = []
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
             parts = shares(seconds)
-            rows.append(
-                [
-                    str(spec.gmi_id),
-                    ", ".join(spec.roles),
-                    str(spec.gpu_id),
-                    ",".join(map(str, spec.cores)),
-                    str(spec.num_env or "-"),
-                    *held[spec.gmi_id : spec.gmi_id + 1],
-                    *(parts.get(phase, "-") for phase in phases),
-                ]
-            )
-        columns = ["GMI", "roles", "device", "cores", "environments", *memory, *phases]
-        mean = record["return_mean"]
+            row = [str(spec.gmi_id), ", ".join(spec.roles), str(spec.gpu_id)]
+            row += [",".join(map(str, spec.cores)), str(spec.num_env or "-")]
+            row += held[spec.gmi_id : spec.gmi_id + 1]
+            rows.append([*row, *(parts.get(phase, "-") for phase in phases)])
+        columns = ["GMI", "roles", "device", "cores", "environments"]
+        columns += [*(["memory"] if held else []), *phases]
         extras = [form.format(record[key]) for key, form in _EXTRAS if record.get(key) is not None]
-        line = (
-            f"iteration {record['iteration']}   steps {record['steps']:,}   "
-            f"{record['steps_per_s']:,.0f} steps/s   "
-            f"return {'-' if mean is None else format(mean, '.1f')}   "
-            + "".join(f"{extra}   " for extra in extras)
-            + f"ETA {duration(eta_s(config, record))}"
-        )
+        line = [f"iteration {record['iteration']}", f"steps {record['steps']:,}"]
+        line += [f"{record['steps_per_s']:,.0f} steps/s", *self._ends(record, extras)]
         table = table_within(width, title, columns, rows, _DROP)
-        return Group(table, Text(line), bar(config.run.total_steps, record["steps"], width))
+        progress = bar(config.run.total_steps, record["steps"], width)
+        return Group(table, Text("   ".join(line)), progress)
+
+
+def bytes_text(nbytes: int) -> str:
+    """Words a number of bytes: 1.25 GiB, 310 MiB."""
+    if nbytes >= 1 << 30:
+        return f"{nbytes / (1 << 30):.2f} GiB"
+    return f"{nbytes / (1 << 20):.0f} MiB"
+
+
+def peak_summary(peaks: Sequence[int]) -> str:
+    """Names the GMI that held most: "1.25 GiB (GMI 3)"."""
+    most = max(range(len(peaks)), key=peaks.__getitem__)
+    return f"{bytes_text(peaks[most])} (GMI {most})"
+
+
+def peak_cells(peaks: object, layout: Layout) -> list[str]:
+    """Words what each GMI has held at most, of its share where it has one.
+
+    None if `peaks` is no list of a number for each GMI.
+    """
+    if not isinstance(peaks, list) or len(peaks) != len(layout.gmis):
+        return []
+    if not all(isinstance(peak, int) for peak in peaks):
+        return []
+    shares = [memory_share(layout, gmi.gmi_id) for gmi in layout.gmis]
+    return [
+        bytes_text(peak) + ("" if share is None else f" of {bytes_text(share.nbytes)}")
+        for peak, share in zip(peaks, shares, strict=True)
+    ]

@@ -1,24 +1,39 @@
-"""Finds GMIs that hang: they live, wait for nobody, and make no progress.
+"""Watches over the GMIs of a run: ends those that hang, tells of restarts, and closes all.
 
-A GMI that waits for another one has a deadline in that wait, so only those that do not wait are
-watched, and those whose process is stopped. Silence is counted by this process's own looks: while
-the launcher is stopped itself, or the machine sleeps, no time passes.
+A GMI hangs when it lives, waits for nobody, and makes no progress. One that waits for another has a
+deadline in that wait, so only those that do not wait are watched, and those whose process is
+stopped. Silence is counted by this process's own looks: while the launcher is stopped itself, or
+the machine sleeps, no time passes.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from gmi_drl import runtime
 from gmi_drl.comm.shm.heartbeat import COUNTER, SET_UP, Pulse, pulse
 from gmi_drl.comm.shm.tally import Tally
-from gmi_drl.gmi import Gang
+from gmi_drl.gmi import Gang, GmiDied
+from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.plan.wiring import OUR_CLASSES
+from gmi_drl.launcher.view.view import RunView
+from gmi_drl.runtime.errors import exit_text
+
+if TYPE_CHECKING:
+    from gmi_drl.roles import DRL_role
 
 # For making environments, and for all before: longer than GMIs wait there for one another.
 _SET_UP_S: Final = 1200.0
 _MOST_S: Final = 1.0  # of silence between two looks
+_IMPORT: Final = timedelta(seconds=60)
+_CLOSING_S: Final = 60.0
+_POLL: Final = timedelta(milliseconds=100)
 _STATES: Final = {
     "R": "computes",
     "S": "sleeps",
@@ -108,3 +123,92 @@ def _state_of(pid: int) -> str:
     except OSError:
         return ""
     return text.rpartition(")")[2].split()[0]
+
+
+class Restarts:
+    """Counts the restarts of a run: in words as they happen, and in run.json."""
+
+    def __init__(self, gang: Gang, folder: RunFolder, budget: int) -> None:
+        self._gang, self._folder, self._budget = gang, folder, budget
+        self._of: Counter[int] = Counter()
+
+    @property
+    def count(self) -> int:
+        return self._of.total()
+
+    def news(self) -> list[str]:
+        """Tells each restart since the last call."""
+        messages = []
+        for gmi_id, death in self._gang.restarts():
+            self._of[gmi_id] += 1
+            how, which = death.how(), f"{self._of[gmi_id]} of {self._budget}"
+            messages.append(f"gmi {gmi_id} {how}; restarted on its slice ({which})")
+            with suppress(OSError):  # a full disk: training is worth more than its log
+                before = self._folder.state().get("restarts", [])
+                entry = {"gmi_id": gmi_id, "how": how, "time": time.time()}
+                self._folder.update(restarts=[*before, entry])
+        return messages
+
+
+def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
+    """Says whether GMIs of a role are restarted; a class that cannot be loaded fails there."""
+    if not isinstance(role, str):
+        return role.recoverable
+    if role in OUR_CLASSES or role == "gmi_drl:Holistic":
+        return True
+    reader = runtime.remote(_RoleReader).options(name="role", max_restarts=1).remote()
+    try:
+        found: bool = runtime.get(reader.recoverable.remote(role, folder), _IMPORT)
+        return found
+    except runtime.ActorRuntimeError:
+        return False
+    finally:
+        runtime.kill(reader)
+
+
+class _RoleReader:
+    """Imports a role in a process of its own: a launcher imports neither torch nor user code."""
+
+    def recoverable(self, reference: str, folder: Path | None) -> bool:
+        from gmi_drl.roles import load_role
+
+        return load_role(reference, folder).recoverable
+
+
+def close_all(gang: Gang, screen: RunView) -> None:
+    """Has every GMI close its environments, and warns on `screen` of what went wrong with that.
+
+    All are killed when one takes longer than a minute, or crashes.
+    """
+    if trouble := _close(gang):
+        done = "The run is done, and its results are whole"
+        screen.show({"kind": "warning", "message": f"{trouble} {done}"})
+
+
+def _close(gang: Gang) -> str:
+    """What went wrong, in a sentence."""
+    deadline_s = time.monotonic() + _CLOSING_S
+    try:
+        gang.start("close")
+        while not gang.wait(_POLL):
+            if deaths := gang.restarts():
+                gang.kill()
+                gmi_id, death = deaths[0]
+                how = exit_text(death.exit_code, death.signal)
+                return f"gmi {gmi_id} {how} while it closed its environments."
+            if time.monotonic() > deadline_s and (late := list(gang.at_work())):
+                stack = f" The log of gmi {late[0]} ends with its Python stack."
+                stack = stack if gang.write_stacks(late[0]) else ""
+                gang.kill()
+                who = ", ".join(f"gmi {gmi_id}" for gmi_id in late)
+                return (
+                    f"{who}: close() of the environments has not returned after {_CLOSING_S:g} s, "
+                    f"and the process was killed.{stack}"
+                )
+    except GmiDied as error:
+        return f"{str(error).splitlines()[0]}, while it closed its environments."
+    except KeyboardInterrupt:
+        gang.kill()
+        return "interrupted while GMIs closed their environments."
+    gang.results()
+    return ""

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.shm.board import create_board
-from gmi_drl.comm.shm.tally import TallySpec, create_tally
 from gmi_drl.comm.transports import create_doorbell, create_link
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Config, Fault, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name, spec_fault
 from gmi_drl.placement.templates import TEMPLATES
-from gmi_drl.roles.role.host import COUNTERS
 from gmi_drl.roles.role.wires import Wires
 from gmi_drl.runtime.wire.packing import MAX_FDS
 
@@ -51,11 +49,6 @@ def classes_of(
 
         classes |= {name: check_role(role, repr(role)) for name, role in roles.items()}
     return classes
-
-
-def tally_of(layout: Layout) -> TallySpec:
-    """Makes fresh counters for all GMIs of a layout."""
-    return create_tally(len(layout.gmis), COUNTERS)
 
 
 def names_of(layout: Layout) -> list[str]:

@@ -1,1 +1,0 @@
-"""Joins the GMIs of a run: their classes, links and counters."""
