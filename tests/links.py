@@ -12,10 +12,7 @@ from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    [
-        f"gmi_drl.comm.transports.{module}"
-        for module in ("ring_sender", "ring_receiver", "zeromq_sender", "zeromq_receiver")
-    ]
+    [f"gmi_drl.comm.transports.{module}" for module in ("ring_ends", "zeromq_ends")]
 )
 
 

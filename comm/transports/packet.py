@@ -107,23 +107,19 @@ class HeaderCodec:
         where = self.where
         if len(raw) != HEADER_BYTES:
             raise CorruptPacket(where, "length", f"{len(raw)} bytes", f"{HEADER_BYTES} bytes")
-        fields = _FIELDS.unpack_from(raw)
-        magic, version, stream, link, schema = fields[:5]
-        nbytes = fields[10]
-        # What tells a stranger comes first, so that it is called one, and not damaged.
-        if magic != MAGIC:
-            raise CorruptPacket(where, "magic", f"{magic:#x}", f"{MAGIC:#x}")
-        if version != VERSION:
-            raise CorruptPacket(where, "version", str(version), str(VERSION))
-        if (checksum := zlib.crc32(raw[:_COVERED])) != _CHECKSUM.unpack_from(raw, _COVERED)[0]:
-            written = _CHECKSUM.unpack_from(raw, _COVERED)[0]
-            raise CorruptPacket(where, "header checksum", f"{written:#x}", f"{checksum:#x}")
-        if link != self.link:
-            raise CorruptPacket(where, "link", f"{link:#x}", f"{self.link:#x}")
-        if schema != self.schema:
-            raise CorruptPacket(where, "schema checksum", f"{schema:#x}", f"{self.schema:#x}")
+        magic, version, stream, link, schema, *rest = _FIELDS.unpack_from(raw)
+        found = magic, version, _CHECKSUM.unpack_from(raw, _COVERED)[0], link, schema
+        expected = MAGIC, VERSION, zlib.crc32(raw[:_COVERED]), self.link, self.schema
+        if found != expected:
+            # What tells a stranger comes first, so that it is called one, and not damaged.
+            names = ("magic", "version", "header checksum", "link", "schema checksum")
+            field, value, rule = next(
+                entry for entry in zip(names, found, expected, strict=True) if entry[1] != entry[2]
+            )
+            raise CorruptPacket(where, field, f"{value:#x}", f"{rule:#x}")
+        nbytes = rest[-1]
         if stream >= len(capacities):
             raise CorruptPacket(where, "stream", str(stream), f"0 to {len(capacities) - 1}")
         if nbytes > capacities[stream]:
             raise CorruptPacket(where, "nbytes", str(nbytes), f"at most {capacities[stream]}")
-        return PacketHeader(stream, *fields[5:])
+        return PacketHeader(stream, *rest)

@@ -12,7 +12,6 @@ from fake_streams import Stream
 from gmi_drl.comm.errors import LinkEnded, LinkError
 from gmi_drl.comm.transports import (
     StreamSpec,
-    choose_kind,
     create_link,
     cuda_ipc,
     shared,
@@ -21,12 +20,6 @@ from gmi_drl.comm.transports import (
 from links import End, pipe
 
 LONG = timedelta(seconds=20)
-
-
-def test_the_kind_follows_from_where_the_ends_are():
-    assert choose_kind() == "ring"
-    assert choose_kind(gpu=True) == "cuda"
-    assert choose_kind(same_host=False, gpu=True) == "tcp"
 
 
 def test_where_memory_cannot_be_shared_both_ends_say_why(monkeypatch):

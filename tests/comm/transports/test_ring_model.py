@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gmi_drl.comm.errors import LinkEnded
-from gmi_drl.comm.transports import StreamSpec, create_link, ring_receiver, ring_sender, shared
+from gmi_drl.comm.transports import StreamSpec, create_link, ring_ends, shared
 
 STREAMS = [StreamSpec(40, 2), StreamSpec(8, 3)]
 
@@ -170,16 +170,17 @@ class Ends:
     def __init__(self, monkeypatch):
         self.link = create_link("gmi 0", "gmi 1")
         self.sending, self.receiving = Life(), Life()
-        for module, life in ((ring_sender, self.sending), (ring_receiver, self.receiving)):
-            monkeypatch.setattr(
-                module, "words_of", lambda memory, life=life: Words(memory.cast("Q"), life)
-            )
+        self.turns = self.sending  # of the end that opens its words
+        monkeypatch.setattr(
+            ring_ends, "words_of", lambda memory: Words(memory.cast("Q"), self.turns)
+        )
         self.sender = self.receiver = None
         self.surely, self.maybe = [], []  # sequences of finished and of interrupted sends
         self.released, self.doubtful, self.held = [], [], []
         self.kills = 0
 
     def send(self, sequence):
+        self.turns = self.sending
         if self.sender is None:
             self.sender = self.link.sender(b"killed", STREAMS)
         slot = self.sender.try_reserve(sequence % 2)
@@ -191,6 +192,7 @@ class Ends:
         self.surely.append(self.maybe.pop())
 
     def receive(self, turn):
+        self.turns = self.receiving
         if self.receiver is None:
             self.receiver = self.link.receiver()
             self.held = []
