@@ -15,17 +15,16 @@ from .migrator import Migrator, Route, SegmentId
 from .schema import Schema
 
 if TYPE_CHECKING:
-    from .batch import BatchSlice, ExperienceBatch
-    from .batcher import Batcher
+    from .batcher import Batcher, BatchSlice, ExperienceBatch
     from .compressor import Compressor
     from .dispatcher import Dispatcher
 
 _LATER = {
-    "ExperienceBatch": ".batch",
+    "ExperienceBatch": ".batcher",
     "Batcher": ".batcher",
     "Compressor": ".compressor",
     "Dispatcher": ".dispatcher",
-    "BatchSlice": ".batch",
+    "BatchSlice": ".batcher",
 }
 
 __all__ = [

@@ -39,13 +39,8 @@ class LinkCost:
         if len(sizes) < 2 or sizes != sorted(set(sizes)) or any(s <= 0 for _, s in self.points):
             raise ValueError(
                 f"cost points {self.points}: two or more sizes, ascending, each with its seconds. "
-                "Measure them with measure_cost, or use LinkCost.linear."
+                "Measure them with measure_cost."
             )
-
-    @classmethod
-    def linear(cls, alpha_s: float, byte_s: float, block_s: float = 0.0) -> LinkCost:
-        """Makes a cost of alpha + beta * bytes at every size."""
-        return cls(((0, alpha_s), (1 << 30, alpha_s + byte_s * (1 << 30))), block_s)
 
     def packet_s(self, nbytes: int) -> float:
         """Returns the seconds for one packet."""

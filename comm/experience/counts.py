@@ -27,13 +27,7 @@ class DispatchCounts:
     unsent: int = 0  # given up before any of it was sent: the other end never hears of them
     packets: int = 0
     nbytes: int = 0  # as sent
-    raw_bytes: int = 0  # of the numbers in them
     waited_s: float = 0.0  # for room: back-pressure
-
-    @property
-    def ratio(self) -> float:
-        """Returns the bytes of the numbers over those sent: what compression gains."""
-        return self.raw_bytes / self.nbytes if self.nbytes else 1.0
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,6 @@ class PacketLayout:
     blocks: tuple[Block, ...]
     nbytes: int
     fixed_bytes: int  # up to here blocks lie as they are
-    raw_bytes: int  # of the numbers in it
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Schema:
         channels = [channel for channel in channels if last or not channel.per_segment]
         plain = [channel for channel in channels if channel.name not in self.lz4]
         packed = [channel for channel in channels if channel.name in self.lz4]
-        blocks, offset, raw = [], 0, 0
+        blocks, offset = [], 0
         for channel in plain:
             offset = round_up(offset, _ALIGN)
             blocks.append(self._block(channel, stream.rows, offset, False))
@@ -126,8 +125,7 @@ class Schema:
         for channel in packed:
             blocks.append(self._block(channel, stream.rows, fixed, True))
             nbytes += WORD + round_up(blocks[-1].nbytes, WORD)
-        raw = sum(block.nbytes for block in blocks)
-        return PacketLayout(tuple(blocks), nbytes, fixed, raw)
+        return PacketLayout(tuple(blocks), nbytes, fixed)
 
     def _block(self, channel: Channel, rows: int, offset: int, compressed: bool) -> Block:
         per_segment = channel.per_segment

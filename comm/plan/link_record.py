@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -51,8 +52,8 @@ def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link
             return machine["links"], ""
     if not machines:
         return {}, ""
-    near = max(machines, key=lambda machine: _alike(machine["fingerprint"], fingerprint))
-    before = near["fingerprint"]
+    mine = set(fingerprint.items())
+    before = max((m["fingerprint"] for m in machines), key=lambda other: len(mine & other.items()))
     different = next((k for k in fingerprint if before.get(k) != fingerprint[k]), "machine")
     return {}, (
         f"{path} was measured with {different} {before.get(different, 'unknown')}, and here it is "
@@ -73,9 +74,11 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
         "links": {**known, **links},
     }
     machines = sorted([*others, mine], key=lambda machine: machine["measured"])
-    text = json.dumps(
-        {"format": _FORMAT, "machines": [_as_json(m) for m in machines[-_MAX_MACHINES:]]}, indent=1
-    )
+    entries = [
+        {**one, "links": [asdict(key) | asdict(link) for key, link in one["links"].items()]}
+        for one in machines[-_MAX_MACHINES:]
+    ]
+    text = json.dumps({"format": _FORMAT, "machines": entries}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
@@ -112,8 +115,8 @@ def _machines(path: Path) -> list[dict[str, Any]]:
 def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     # Older files have no backend; whatever else is missing makes a file a damaged one.
     key = LinkKey(**{name: entry[name] for name in LinkKey.__dataclass_fields__ if name in entry})
-    samples = tuple((int(n), float(s)) for n, s in entry["samples"])
-    link = Link(entry["alpha_s"], entry["beta_s_per_byte"], entry["residual"], samples)
+    link = Link(**{name: entry[name] for name in Link.__dataclass_fields__})
+    link = replace(link, samples=tuple((int(n), float(s)) for n, s in link.samples))
     numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)
     counts = (key.ranks, key.at_once, key.devices, key.cores)
     known = key.kind in LINK_KINDS and key.wire in WIRES and isinstance(key.backend, str)
@@ -122,24 +125,6 @@ def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):
         raise ValueError(f"alpha, beta, residual {numbers} of {key}")
     return key, link
-
-
-def _as_json(machine: Mapping[str, Any]) -> dict[str, Any]:
-    links = [
-        {
-            **{name: getattr(key, name) for name in LinkKey.__dataclass_fields__},
-            "alpha_s": link.alpha_s,
-            "beta_s_per_byte": link.beta_s_per_byte,
-            "residual": link.residual,
-            "samples": link.samples,
-        }
-        for key, link in machine["links"].items()
-    ]
-    return {**machine, "links": links}
-
-
-def _alike(known: Mapping[str, str], wanted: Mapping[str, str]) -> int:
-    return sum(known.get(key) == value for key, value in wanted.items())
 
 
 def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
@@ -156,13 +141,10 @@ def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
 
 
 def processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.machine()
 
 

@@ -83,13 +83,7 @@ class ReductionPlan:
                 for row in self.rows
             ],
             "links": [
-                {
-                    "link": str(key),
-                    **{name: getattr(key, name) for name in LinkKey.__dataclass_fields__},
-                    "alpha_s": link.alpha_s,
-                    "beta_s_per_byte": link.beta_s_per_byte,
-                    "residual": link.residual,
-                }
+                {"link": str(key)} | dataclasses.asdict(key) | dataclasses.asdict(link)
                 for key, link in sorted(self.links.items())
             ],
             "notes": list(self.notes),
@@ -116,8 +110,7 @@ def plan_reduction(
         facts = facts_of(layout)
     runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
     stages = {key_of(st, layout, wire): st for s in runs for st in stages_of(s, mpl, facts.inside)}
-    decides = is_open(wanted, layout, facts, repeatable)
-    wants = measure if measure != "needed" or decides else "no"
+    wants = measure if measure != "needed" or _is_open(wanted, runs, repeatable) else "no"
     links, notes = _links(stages, layout, facts, wants)
     rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire=wire)
     strategy, why = decide(wanted, mpl, rows, repeatable)

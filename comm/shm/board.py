@@ -5,7 +5,7 @@ One page of words, then three buffers. The words (64 bits, each written in one s
     latest        (version + 1) * 4 + the number of its buffer; 0 before the first one
     seq[3]        of each buffer: odd while it is being written, grows
     version[3]    + 1 of what is in each buffer
-    numel, magic, bell, finished, writer's pid and start
+    numel, bell, finished, writer's pid and start
 
 Why a reader never gets a torn vector (a seqlock for each buffer; `|` is a fence). The writer takes
 the buffer after the latest one and does: seq = odd | version, vector | seq = even | latest | bell.
@@ -48,12 +48,9 @@ from .liveness import is_alive, start_ticks
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MAGIC: Final = 0x31474D4944524C42
 _WORDS_BYTES: Final = mmap.PAGESIZE
 _BUFFERS: Final = 3
-_LATEST, _MAGIC_AT, _NUMEL, _BELL, _FINISHED, _PID, _STARTED, _SEQ, _VERSION = (
-    0, 1, 2, 8, 9, 10, 11, 16, 24,
-)  # fmt: skip
+_LATEST, _NUMEL, _BELL, _FINISHED, _PID, _STARTED, _SEQ, _VERSION = 0, 2, 8, 9, 10, 11, 16, 24
 _SLEEP_S: Final = 0.1
 _MAX_VERSION: Final = (1 << 61) - 2
 
@@ -79,9 +76,7 @@ class BoardSpec:
 
 def create_board(writer_name: str = "the first trainer") -> BoardSpec:
     """Makes an empty board. Its memory has no name and goes with the last process of it."""
-    memfd = Memfd.create("gmi-drl-board", _WORDS_BYTES)
-    memfd.map().cast("Q")[_MAGIC_AT] = _MAGIC
-    return BoardSpec(writer_name, memfd)
+    return BoardSpec(writer_name, Memfd.create("gmi-drl-board", _WORDS_BYTES))
 
 
 class _End:
@@ -91,11 +86,6 @@ class _End:
         self._spec = spec
         page = spec.memfd.map(0, _WORDS_BYTES)
         self._words = page.cast("Q")
-        if self._words[_MAGIC_AT] != _MAGIC:
-            raise BoardError(
-                f"this memory is not a policy board (magic {self._words[_MAGIC_AT]:#x}). Pass the "
-                "BoardSpec on as it is."
-            )
         self._fence = Fence()
         self._bell = Futex(page, _BELL * 8)
         self._buffers: list[Tensor] = []
