@@ -110,7 +110,8 @@ def plan_reduction(
         facts = facts_of(layout)
     runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
     stages = {key_of(st, layout, wire): st for s in runs for st in stages_of(s, mpl, facts.inside)}
-    wants = measure if measure != "needed" or _is_open(wanted, runs, repeatable) else "no"
+    decides = is_open(wanted, layout, facts, repeatable)
+    wants = measure if measure != "needed" or decides else "no"
     links, notes = _links(stages, layout, facts, wants)
     rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire=wire)
     strategy, why = decide(wanted, mpl, rows, repeatable)
