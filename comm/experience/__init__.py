@@ -28,29 +28,10 @@ _LATER = {
 }
 
 __all__ = [
-    "BatchCounts",
-    "BatchSlice",
-    "Batcher",
-    "Channel",
-    "Compressor",
-    "DispatchCounts",
-    "Dispatcher",
-    "ExperienceBatch",
-    "Grouping",
-    "LinkCost",
-    "Migrator",
-    "Projection",
-    "Route",
-    "Schema",
-    "SegmentId",
-    "Stream",
-    "choose_grouping",
-    "joined",
-    "mcc",
-    "measure_cost",
-    "project",
-    "ucc",
-]
+    "BatchCounts", "BatchSlice", "Batcher", "Channel", "Compressor", "DispatchCounts", "Dispatcher",
+    "ExperienceBatch", "Grouping", "LinkCost", "Migrator", "Projection", "Route", "Schema",
+    "SegmentId", "Stream", "choose_grouping", "joined", "mcc", "measure_cost", "project", "ucc",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -108,26 +108,19 @@ class Grouping:
 
 def ucc(channels: Sequence[Channel], steps: int) -> Grouping:
     """Groups as the paper's single channel: everything in one stream, one packet a step."""
-    return _checked("ucc", [(channels, 1)], channels, steps)
+    return _grouping("ucc", [channels], 1)
 
 
 def mcc(channels: Sequence[Channel], steps: int) -> Grouping:
     """Groups as the paper's multi-channel sharing: one stream a channel, one packet a segment."""
-    return _checked("mcc", [([channel], steps) for channel in channels], channels, steps)
+    return _grouping("mcc", [[channel] for channel in channels], steps)
 
 
 def joined(channels: Sequence[Channel], steps: int) -> Grouping:
     """Groups everything in one stream, one packet a segment."""
-    return _checked("joined", [(channels, steps)], channels, steps)
+    return _grouping("joined", [channels], steps)
 
 
-def _checked(
-    name: str,
-    groups: Sequence[tuple[Sequence[Channel], int]],
-    channels: Sequence[Channel],
-    steps: int,
-) -> Grouping:
-    streams = [Stream(tuple(c.name for c in group), rows) for group, rows in groups]
-    grouping = Grouping(name, tuple(streams))
-    grouping.check(channels, steps)
-    return grouping
+def _grouping(name: str, groups: Sequence[Sequence[Channel]], rows: int) -> Grouping:
+    streams = (Stream(tuple(channel.name for channel in group), rows) for group in groups)
+    return Grouping(name, tuple(streams))

@@ -16,18 +16,9 @@ from .ring import create_ring
 from .zeromq import create_zmq
 
 __all__ = [
-    "DoorbellSpec",
-    "LinkSpec",
-    "Packet",
-    "PacketHeader",
-    "PacketSlot",
-    "Receiver",
-    "Sender",
-    "StreamSpec",
-    "create_doorbell",
-    "create_link",
-    "wait_any",
-]
+    "DoorbellSpec", "LinkSpec", "Packet", "PacketHeader", "PacketSlot", "Receiver", "Sender",
+    "StreamSpec", "create_doorbell", "create_link", "wait_any",
+]  # fmt: skip
 
 
 def create_link(

@@ -21,33 +21,19 @@ from .options import closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 
 MUJOCO_IDS = (
-    "Ant-v5",
-    "HalfCheetah-v5",
-    "Hopper-v5",
-    "Humanoid-v5",
-    "HumanoidStandup-v5",
-    "InvertedDoublePendulum-v5",
-    "InvertedPendulum-v5",
-    "Pusher-v5",
-    "Reacher-v5",
-    "Swimmer-v5",
+    "Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5",
+    "InvertedDoublePendulum-v5", "InvertedPendulum-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5",
     "Walker2d-v5",
-)
+)  # fmt: skip
 ROBOT_IDS = ("Barkour-v0", "ShadowHand-v0")  # of adapter mujoco, too; Gymnasium has them not
 TORCH_IDS = tuple(TORCH_OPTIONS)
 WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_IDS)
 MJX_IDS = ("Ant-v5", "BallBalance-v0", "Barkour-v0", "HalfCheetah-v5", "Humanoid-v5")
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (
-    "render_mode",
-    "width",
-    "height",
-    "camera_id",
-    "camera_name",
-    "default_camera_config",
-    "max_geom",
-    "visual_options",
-)
+    "render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config",
+    "max_geom", "visual_options",
+)  # fmt: skip
 
 
 class Adapter(NamedTuple):

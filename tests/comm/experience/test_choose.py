@@ -110,8 +110,3 @@ def test_a_link_is_measured_by_a_short_probe():
     assert (small, large) == (64, 1 << 20)
     assert 0 < small_s < large_s
     assert cost.block_s > 0
-
-
-def test_cost_points_must_ascend():
-    with pytest.raises(ValueError, match="two or more sizes, ascending"):
-        LinkCost(((100, 1e-5), (100, 2e-5)))
