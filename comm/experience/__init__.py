@@ -8,11 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .channels import Channel, Grouping, Stream, joined, mcc, ucc
 from .choose import LinkCost, Projection, choose_grouping, measure_cost, project
 from .counts import BatchCounts, DispatchCounts
 from .migrator import Migrator, Route, SegmentId
-from .schema import Schema
+from .schema import Channel, Grouping, Schema, Stream, joined, mcc, ucc
 
 if TYPE_CHECKING:
     from .batcher import Batcher, BatchSlice, ExperienceBatch

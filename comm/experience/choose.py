@@ -15,7 +15,7 @@ from typing import Final
 from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.transports import LinkSpec, StreamSpec
 
-from .channels import Channel, Grouping, Stream, check_channels
+from .schema import Channel, Grouping, Stream, check_channels
 
 _PROBE_BYTES: Final = (256, 4 << 10, 64 << 10, 1 << 20)
 _PROBE_S: Final = 0.25  # for all sizes together

@@ -44,8 +44,7 @@ A record has 1024 bytes; before them is one for the group:
     sleep     rank + 1 of whose seq it sleeps on, 0 when awake
     left      LEFT or DONE once it will not arrive again; `text` then says why, or what came of it;
               TOLD if all ranks know why from what they found at the meeting they left together
-    started   when the process that joined as this rank began, in the kernel's ticks
-    pid       the number of that process
+    pid[2]    the process that joined as this rank, and when it began, in the kernel's ticks
     cores     bit set of the cores it may use
     text      length and UTF-8 bytes, read by others only after a mismatch or when it has left
 
@@ -71,14 +70,14 @@ from gmi_drl.comm.errors import (
 )
 from gmi_drl.comm.shm.futex import Fence, Futex
 from gmi_drl.comm.shm.heartbeat import waiting
-from gmi_drl.comm.shm.liveness import is_alive, start_ticks
+from gmi_drl.comm.shm.liveness import claim
 
 from .tags import REFORM, describe
 
 MAX_SIZE: Final = 4096
 RECORD_BYTES: Final = 1024
 RECORD: Final = RECORD_BYTES // 8
-SEQ, TAG, VALUE, SLEEP, LEAVING, STARTED, PID, CORES, TEXT = 0, 1, 3, 16, 17, 18, 19, 24, 56
+SEQ, TAG, VALUE, SLEEP, LEAVING, PID, CORES, TEXT = 0, 1, 3, 16, 17, 18, 24, 56
 TEXT_BYTES: Final = (RECORD - TEXT - 1) * 8
 LEFT, DONE, TOLD = 1, 2, 3  # of LEAVING: gave up, finished, and gave up together with all
 GENERATION: Final = 48  # the lowest bit of a seq's generation
@@ -97,23 +96,21 @@ def record(rank: int) -> int:
     return (1 + rank) * RECORD
 
 
-def claim(words: memoryview, rank: int, member: str) -> bool:
+def _join(words: memoryview, rank: int, member: str) -> bool:
     """Makes this process the writer of a record; whether another process was that before it.
 
-    Killed at any point in here, the next one to claim finds a process that is gone, or a record
+    Killed at any point in here, the next one to join finds a process that is gone, or a record
     that nobody has claimed.
     """
     base = record(rank)
     before = words[base + PID]
-    if before and is_alive(before, words[base + STARTED]):
+    if process := claim(words, base + PID):
         raise GroupClosed(
-            f"rank {rank} ({member}) of this group was joined already, by process {before}. "
+            f"rank {rank} ({member}) of this group was joined already, by process {process}. "
             "Each rank joins once, and again when its process is gone; a new gang needs a new "
             "group."
         )
     words[base + SLEEP] = 0
-    words[base + STARTED] = start_ticks(os.getpid()) or 0
-    words[base + PID] = os.getpid()
     cores = [0] * (TEXT - CORES)
     for core in os.sched_getaffinity(0):
         if core < len(cores) * 64:
@@ -165,7 +162,7 @@ class Barrier:
         self._tag = REFORM
         self._step = 0  # the seq of this rank's last meeting
         self._limit = 1 << GENERATION  # the first seq of the next generation
-        if claim(words, rank, members[rank]):
+        if _join(words, rank, members[rank]):
             self._replace()
         self.joined = self.generation
 

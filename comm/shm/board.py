@@ -43,14 +43,14 @@ from gmi_drl.runtime.store.memfd import Memfd
 from .alignment import round_up
 from .futex import Fence, Futex
 from .heartbeat import waiting
-from .liveness import is_alive, start_ticks
+from .liveness import claim, peer_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _WORDS_BYTES: Final = mmap.PAGESIZE
 _BUFFERS: Final = 3
-_LATEST, _NUMEL, _BELL, _FINISHED, _PID, _STARTED, _SEQ, _VERSION = 0, 2, 8, 9, 10, 11, 16, 24
+_LATEST, _NUMEL, _BELL, _FINISHED, _PID, _SEQ, _VERSION = 0, 2, 8, 9, 10, 16, 24
 _SLEEP_S: Final = 0.1
 _MAX_VERSION: Final = (1 << 61) - 2
 
@@ -123,15 +123,12 @@ class BoardWriter(_End):
 
     def __init__(self, spec: BoardSpec) -> None:
         super().__init__(spec)
-        words = self._words
-        before = words[_PID]
-        if before and before != os.getpid() and is_alive(before, words[_STARTED]):
+        before = claim(self._words, _PID)
+        if before not in (0, os.getpid()):
             raise BoardError(
                 f"{spec.writer_name} publishes already, in process {before}. A board has one "
                 "writer; a new one takes over when that process is gone."
             )
-        words[_STARTED] = start_ticks(os.getpid()) or 0
-        words[_PID] = os.getpid()
 
     def publish(self, version: int, vector: Tensor, finished: bool = False) -> None:
         """Publishes `vector` [P] float32, on any device, as `version`, higher than all before.
@@ -238,18 +235,11 @@ class BoardReader(_End):
                 raise BoardTimeout(
                     f"no policy newer than version {version_above} within "
                     f"{timeout.total_seconds():g} s: {self._spec.writer_name} has published "
-                    f"{'none' if version < 0 else f'version {version} last'}; {self._said()}"
+                    f"{'none' if version < 0 else f'version {version} last'}; "
+                    f"{peer_text(self._words, _PID, 'it')} Raise the timeout if it takes longer."
                 )
             with waiting:
                 self._bell.wait(bell, min(_SLEEP_S, left_s))
-
-    def _said(self) -> str:
-        pid = self._words[_PID]
-        if not pid:
-            return "it has not opened the board yet."
-        if is_alive(pid, self._words[_STARTED]):
-            return f"its process {pid} is running. Raise the timeout if it only takes longer."
-        return f"its process {pid} has ended and was not replaced."
 
 
 def _stride(numel: int) -> int:

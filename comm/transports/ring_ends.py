@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import mmap
+import os
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.errors import CorruptPacket, LinkClosed, SchemaDiffers
+from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkError, SchemaDiffers
 from gmi_drl.comm.shm.futex import Fence
-from gmi_drl.comm.shm.liveness import is_alive
+from gmi_drl.comm.shm.liveness import claim, is_alive, peer_text
 from gmi_drl.comm.shm.pinned import PinnedMemory
+from gmi_drl.gmi.usage.processes import host_memory
+from gmi_drl.runtime.store.memfd import Memfd
 
 from .doorbell import Doorbell
 from .packet import HEADER_BYTES, HeaderCodec, Packet, PacketHeader, PacketSlot
@@ -33,7 +39,55 @@ from .ring import (
     read_layout,
     write_layout,
 )
-from .shared import claim, peer_text, populate, reserve_pages, words_of
+
+_POPULATE_WRITE: Final = 23  # Linux 5.14
+_KEPT_FREE: Final = 64 << 20  # for all else on the machine
+
+
+def reserve_pages(memfd: Memfd, nbytes: int, what: str) -> None:
+    """Makes the file at least `nbytes` long, all of it backed by memory.
+
+    A full memory is a LinkError here, not a SIGBUS later. No file system bounds anonymous files, so
+    what is available is looked at first: the kernel kills processes when too much is asked for.
+    """
+    before = memfd.size
+    missing = nbytes - before
+    if missing <= 0:
+        return
+    room = max(0, host_memory().free_bytes - _KEPT_FREE)
+    if missing > room:
+        raise _full(what, missing, f"the machine has {room:,} bytes to spare")
+    try:
+        os.posix_fallocate(memfd.fd, before, missing)
+    except OSError as error:
+        raise _full(what, missing, os.strerror(error.errno or 0)) from error
+
+
+def _full(what: str, nbytes: int, why: str) -> LinkError:
+    return LinkError(
+        f"{what}: {nbytes:,} bytes of shared memory asked for, and not to be had ({why}). Use "
+        "fewer slots, shorter segments or fewer environments per GMI, or free memory."
+    )
+
+
+def words_of(memory: memoryview) -> memoryview:
+    """Returns the 64-bit words of shared memory; each is read or written in one access."""
+    return memory.cast("Q")
+
+
+def populate(memory: memoryview) -> None:
+    """Enters a mapping's pages in this process's page table, quicker than their faults would."""
+    if isinstance(memory.obj, mmap.mmap):
+        with contextlib.suppress(OSError):  # an older kernel: they are faulted in
+            memory.obj.madvise(_POPULATE_WRITE)
+
+
+def _claim(words: memoryview, at: int, link: str, end: str) -> None:
+    if before := claim(words, at):
+        raise LinkError(
+            f"{link}: its {end} is open already, in process {before}. A link has one {end}; a new "
+            "one takes over when that process is gone."
+        )
 
 
 def _had_closed(name: str, end: str) -> LinkClosed:
@@ -98,7 +152,7 @@ class RingSender(Sender):
         self._spec, self._timeout = spec, timeout
         self._fence = Fence()
         control = words_of(spec.memfd.map(0, CONTROL_BYTES))
-        claim(control, SENDER, spec.name, "sender")
+        _claim(control, SENDER, spec.name, "sender")
         try:
             memory, layout = self._lay_out(control, schema, streams)
         except BaseException:
@@ -257,7 +311,7 @@ class RingReceiver(Receiver):
         self._words = words_of(memory)
         if self._words[RECEIVER_CLOSED]:
             raise _had_closed(spec.name, "receiver")
-        claim(self._words, RECEIVER, spec.name, "receiver")
+        _claim(self._words, RECEIVER, spec.name, "receiver")
         self.doorbell: Doorbell = spec.doorbell.open()
         self._senders_doorbell = Doorbell(memory[SENDER_DOORBELL:])
         self._streams: list[_ReceivedStream] = []

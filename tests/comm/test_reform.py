@@ -135,7 +135,7 @@ def in_threads(monkeypatch):
             pass
 
     monkeypatch.setattr(barrier, "Futex", NoFutex)
-    monkeypatch.setattr(barrier, "is_alive", lambda pid, started: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
 
 
 def play(seed, size, meetings, kills):

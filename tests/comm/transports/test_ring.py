@@ -16,7 +16,8 @@ from gmi_drl.comm.errors import (
     LinkTimeout,
     SchemaDiffers,
 )
-from gmi_drl.comm.transports import StreamSpec, create_doorbell, create_link, shared, wait_any
+from gmi_drl.comm.shm import liveness
+from gmi_drl.comm.transports import StreamSpec, create_doorbell, create_link, wait_any
 from gmi_drl.comm.transports.packet import HEADER_BYTES
 from gmi_drl.comm.transports.ring import CONTROL_BYTES
 
@@ -37,7 +38,7 @@ def test_a_kind_of_link_that_is_not_there_is_refused():
 @pytest.fixture
 def anew(monkeypatch):
     """The process at an end is always taken to be gone."""
-    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
 
 
 def send(sender, stream, value, nbytes=8):

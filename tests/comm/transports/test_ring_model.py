@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gmi_drl.comm.errors import LinkEnded
-from gmi_drl.comm.transports import StreamSpec, create_link, ring_ends, shared
+from gmi_drl.comm.shm import liveness
+from gmi_drl.comm.transports import StreamSpec, create_link, ring_ends
 
 STREAMS = [StreamSpec(40, 2), StreamSpec(8, 3)]
 
@@ -16,7 +17,7 @@ STREAMS = [StreamSpec(40, 2), StreamSpec(8, 3)]
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
     """The process at an end is always taken to be gone."""
-    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
 
 
 class Queues(RuleBasedStateMachine):
@@ -124,7 +125,7 @@ Queues.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dea
 class TestQueues(Queues.TestCase):
     def setUp(self):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(shared, "is_alive", lambda pid, started: False)
+        self.patch.setattr(liveness, "is_alive", lambda pid, started: False)
 
     def tearDown(self):
         self.patch.undo()
