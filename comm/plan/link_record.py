@@ -1,7 +1,7 @@
 """Keeps what was measured on this machine in $XDG_CACHE_HOME/gmi-drl/links.json.
 
 One file for all machines that share it, by fingerprint: hardware and versions. It is replaced
-whole. Who measures holds a lock: two at once would measure each other.
+whole. Who measures holds a lock beside it: two at once would measure each other.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.comm.group.group import WIRES
 from gmi_drl.placement.topology import Topology
-from gmi_drl.runtime.cache_files import cache_folder, locked, replace_file
+from gmi_drl.runtime.cache_files import cache_folder, replace_file
 
 from .capability import LinkFacts
 from .links import LINK_KINDS, Link, LinkKey
@@ -85,16 +84,6 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}); links will be measured again"
     return ""
-
-
-@contextlib.contextmanager
-def one_at_a_time(path: Path, timeout: timedelta) -> Iterator[bool]:
-    """Holds the record's lock; False when it could not be had, and the caller goes on without.
-
-    Waits at most `timeout` for another process that measures.
-    """
-    with locked(path.with_suffix(".lock"), timeout) as lock:
-        yield lock.held
 
 
 def _machines(path: Path) -> list[dict[str, Any]]:

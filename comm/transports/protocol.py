@@ -1,15 +1,9 @@
 """Defines the transports of experience: a link with a sender's end and a receiver's end.
 
-A link joins one sending process to one receiving process. It has streams, each a sequence of
-packets of at most a fixed size, and keeps the order inside each. A packet is under way from `send`
-until `release`; a stream has a fixed number of slots for them, and a sender waits when all are
-used: nothing is ever dropped for lack of room.
-
-Either process may be killed at any time and replaced by one that opens the same spec. A receiver is
-then given again what its predecessor had received and not released. What a killed sender had sent
-whole arrives, once, by memory that both share. Over a socket, what a killed process had not yet got
-out is lost with it: a sender's packets, never half of one, and a receiver's last releases, whose
-packets are then given again.
+A link has streams, each a sequence of packets of at most a fixed size, in order. A packet is under
+way from `send` until `release`; a stream has a fixed number of slots for them, and a sender waits
+when all are used. Either process may be killed at any time and replaced by one that opens the same
+spec; docs/experience.md says what of each kind of link then arrives.
 """
 
 from __future__ import annotations
