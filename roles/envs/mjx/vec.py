@@ -88,12 +88,10 @@ class MjxWorld:
         return self._fields[name]
 
     def step(self, frame_skip: int, rne_post: bool) -> None:
-        """Takes `frame_skip` physics steps; `rne_post` computes cfrc_ext after them."""
         skipped = ("ctrl",) if rne_post else ("ctrl", *_AFTER)
         self._run(frame_skip, rne_post, skipped)
 
     def forward(self) -> None:
-        """Computes derived fields and qacc of the present qpos, qvel and ctrl, of all worlds."""
         self._run(0, False, (*_READ, *_AFTER))
 
     def dropped(self) -> Tensor:
@@ -176,6 +174,5 @@ class MjxVecEnv(DeviceVecEnv):
     def _compile(self) -> None:
         """Compiles a step by running it; `reset` writes all that the next step reads."""
         with self._world.on_torch_stream():
-            self._world.step(self._frame_skip, self._task.rne_post)
-            if self._derived:
-                self._world.forward()
+            self._physics()
+            self._settle()
