@@ -53,15 +53,9 @@ class CudaSpec(LinkSpec):
 
     ring: RingSpec
 
-    def _open_sender(
-        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
-    ) -> CudaSender:
+    def _ends(self) -> tuple[type[Sender], type[Receiver]]:
         check_device(self.name)
-        return CudaSender(self, schema, streams, timeout)
-
-    def _open_receiver(self, timeout: timedelta) -> CudaReceiver:
-        check_device(self.name)
-        return CudaReceiver(self, timeout)
+        return CudaSender, CudaReceiver
 
 
 def create_cuda(source: str, target: str, doorbell: DoorbellSpec | None = None) -> CudaSpec:

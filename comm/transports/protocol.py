@@ -264,20 +264,16 @@ class LinkSpec(ABC):
         if not 1 <= len(streams) <= MAX_STREAMS:
             raise ValueError(f"{len(streams)} streams: a link has 1 to {MAX_STREAMS}.")
         _check_timeout(timeout)
-        return self._open_sender(schema, streams, timeout)
+        return self._ends()[0](self, schema, streams, timeout)
 
     def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> Receiver:
         """Opens the receiver's end; waits for nobody. `timeout`: see Receiver.schema."""
         _check_timeout(timeout)
-        return self._open_receiver(timeout)
+        return self._ends()[1](self, timeout)
 
     @abstractmethod
-    def _open_sender(
-        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
-    ) -> Sender: ...
-
-    @abstractmethod
-    def _open_receiver(self, timeout: timedelta) -> Receiver: ...
+    def _ends(self) -> tuple[Callable[..., Sender], Callable[..., Receiver]]:
+        """Imports the classes of both ends, and torch with them."""
 
 
 def _check_timeout(timeout: timedelta) -> None:

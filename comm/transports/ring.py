@@ -63,18 +63,14 @@ import mmap
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.runtime.store.memfd import Memfd
 
 from .doorbell import DOORBELL_BYTES, DoorbellSpec, create_doorbell
 from .packet import HEADER_BYTES
-from .protocol import LinkSpec, StreamSpec
-
-if TYPE_CHECKING:
-    from .ring_ends import RingReceiver, RingSender
+from .protocol import LinkSpec, Receiver, Sender, StreamSpec
 
 CONTROL_BYTES: Final = 4096
 SENDER, SENDERS, SENDER_CLOSED = 8, 10, 11
@@ -97,17 +93,10 @@ class RingSpec(LinkSpec):
     memfd: Memfd
     doorbell: DoorbellSpec  # of the receiving process
 
-    def _open_sender(
-        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
-    ) -> RingSender:
-        from .ring_ends import RingSender
+    def _ends(self) -> tuple[type[Sender], type[Receiver]]:
+        from .ring_ends import RingReceiver, RingSender
 
-        return RingSender(self, schema, streams, timeout)
-
-    def _open_receiver(self, timeout: timedelta) -> RingReceiver:
-        from .ring_ends import RingReceiver
-
-        return RingReceiver(self, timeout)
+        return RingSender, RingReceiver
 
 
 def create_ring(source: str, target: str, doorbell: DoorbellSpec | None = None) -> RingSpec:

@@ -31,20 +31,15 @@ import dataclasses
 import os
 import secrets
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gmi_drl.comm.errors import LinkError, MailboxError
 from gmi_drl.comm.mailbox.files import check_private
 from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 
-from .protocol import LinkSpec, StreamSpec
-
-if TYPE_CHECKING:
-    from .zeromq_ends import ZmqReceiver, ZmqSender
+from .protocol import LinkSpec, Receiver, Sender
 
 
 @dataclass(frozen=True)
@@ -89,17 +84,10 @@ class ZmqSpec(LinkSpec):
     keys: CurveKeys | None = field(repr=False)
     _port: _Port | None = field(default=None, repr=False, compare=False)
 
-    def _open_sender(
-        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
-    ) -> ZmqSender:
-        from .zeromq_ends import ZmqSender
+    def _ends(self) -> tuple[type[Sender], type[Receiver]]:
+        from .zeromq_ends import ZmqReceiver, ZmqSender
 
-        return ZmqSender(self, schema, streams, timeout)
-
-    def _open_receiver(self, timeout: timedelta) -> ZmqReceiver:
-        from .zeromq_ends import ZmqReceiver
-
-        return ZmqReceiver(self, timeout)
+        return ZmqSender, ZmqReceiver
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = [getattr(self, item.name) for item in dataclasses.fields(self)]
