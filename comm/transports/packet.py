@@ -107,19 +107,24 @@ class HeaderCodec:
         where = self.where
         if len(raw) != HEADER_BYTES:
             raise CorruptPacket(where, "length", f"{len(raw)} bytes", f"{HEADER_BYTES} bytes")
-        magic, version, stream, link, schema, *rest = _FIELDS.unpack_from(raw)
-        found = magic, version, _CHECKSUM.unpack_from(raw, _COVERED)[0], link, schema
-        expected = MAGIC, VERSION, zlib.crc32(raw[:_COVERED]), self.link, self.schema
-        if found != expected:
+        fields = _FIELDS.unpack_from(raw)
+        magic, version, stream, link, schema = fields[:5]
+        written, checksum = _CHECKSUM.unpack_from(raw, _COVERED)[0], zlib.crc32(raw[:_COVERED])
+        mine = magic == MAGIC and version == VERSION and link == self.link
+        if not mine or written != checksum or schema != self.schema:
             # What tells a stranger comes first, so that it is called one, and not damaged.
-            names = ("magic", "version", "header checksum", "link", "schema checksum")
-            field, value, rule = next(
-                entry for entry in zip(names, found, expected, strict=True) if entry[1] != entry[2]
-            )
-            raise CorruptPacket(where, field, f"{value:#x}", f"{rule:#x}")
-        nbytes = rest[-1]
+            for field, value, expected in (
+                ("magic", magic, MAGIC),
+                ("version", version, VERSION),
+                ("header checksum", written, checksum),
+                ("link", link, self.link),
+                ("schema checksum", schema, self.schema),
+            ):
+                if value != expected:
+                    raise CorruptPacket(where, field, f"{value:#x}", f"{expected:#x}")
+        nbytes = fields[10]
         if stream >= len(capacities):
             raise CorruptPacket(where, "stream", str(stream), f"0 to {len(capacities) - 1}")
         if nbytes > capacities[stream]:
             raise CorruptPacket(where, "nbytes", str(nbytes), f"at most {capacities[stream]}")
-        return PacketHeader(stream, *rest)
+        return PacketHeader(stream, *fields[5:])
