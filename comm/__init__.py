@@ -35,31 +35,11 @@ if TYPE_CHECKING:
 _LATER = {"assert_identical": ".group.checksum", "Mailbox": ".mailbox.mailbox"}
 
 __all__ = [
-    "CommError",
-    "Group",
-    "GroupClosed",
-    "GroupFinished",
-    "GroupMismatch",
-    "GroupReformed",
-    "GroupSpec",
-    "Mailbox",
-    "MailboxClosed",
-    "MailboxError",
-    "MailboxTimeout",
-    "MessageError",
-    "ParametersDiffer",
-    "PeerClosed",
-    "PeerLeft",
-    "PeerRestarted",
-    "ReduceOp",
-    "ReduceTimeout",
-    "Reducer",
-    "RingBroken",
-    "Wire",
-    "assert_identical",
-    "create_group",
-    "solo_group",
-]
+    "CommError", "Group", "GroupClosed", "GroupFinished", "GroupMismatch", "GroupReformed",
+    "GroupSpec", "Mailbox", "MailboxClosed", "MailboxError", "MailboxTimeout", "MessageError",
+    "ParametersDiffer", "PeerClosed", "PeerLeft", "PeerRestarted", "ReduceOp", "ReduceTimeout",
+    "Reducer", "RingBroken", "Wire", "assert_identical", "create_group", "solo_group",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 import bodies_comm
 import bodies_recovery
-from gmi_drl.comm.group.header import LEAVING, record
+from gmi_drl.comm.group.barrier import LEAVING, record
 from gmi_drl.comm.reducers import rings
 
 

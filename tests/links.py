@@ -5,17 +5,15 @@ import os
 import time
 from multiprocessing import reduction
 
-from gmi_drl.comm.transports import DoorbellSpec
+from gmi_drl.comm.transports import DoorbellSpec, ring_ends
 from gmi_drl.comm.transports.cuda_ipc import CudaSpec
 from gmi_drl.comm.transports.ring import RingSpec
 from gmi_drl.runtime import Memfd
 
+assert ring_ends  # loaded before a test says that processes are gone
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    [
-        f"gmi_drl.comm.transports.{module}"
-        for module in ("ring_sender", "ring_receiver", "zeromq_sender", "zeromq_receiver")
-    ]
+    [f"gmi_drl.comm.transports.{module}" for module in ("ring_ends", "zeromq_ends")]
 )
 
 

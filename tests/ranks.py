@@ -8,7 +8,7 @@ from datetime import timedelta
 from multiprocessing import reduction
 
 from gmi_drl.comm import create_group
-from gmi_drl.comm.group.header import PID, SLEEP, record
+from gmi_drl.comm.group.barrier import PID, SLEEP, record
 from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -61,7 +61,7 @@ def main():
     import torch
 
     from gmi_drl.roles.envs import make_env
-    from gmi_drl.roles.envs.warp.options import OPTIONS
+    from gmi_drl.roles.envs.on_device.tasks import WARP_OPTIONS as OPTIONS
 
     for env_id in sorted(OPTIONS):
         env = make_env(env_id, 2, adapter="warp")

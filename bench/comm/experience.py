@@ -216,7 +216,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    multiprocessing.set_forkserver_preload(["torch", "zmq", "gmi_drl.comm.transports.ring_sender"])
+    multiprocessing.set_forkserver_preload(["torch", "zmq", "gmi_drl.comm.transports.ring_ends"])
     transports(options.modes, options.kinds, options.rounds, options.horizons)
 
 

@@ -8,50 +8,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .channels import Channel, Grouping, Stream, joined, mcc, ucc
 from .choose import LinkCost, Projection, choose_grouping, measure_cost, project
 from .counts import BatchCounts, DispatchCounts
 from .migrator import Migrator, Route, SegmentId
-from .schema import Schema
+from .schema import Channel, Grouping, Schema, Stream, joined, mcc, ucc
 
 if TYPE_CHECKING:
-    from .batch import BatchSlice, ExperienceBatch
-    from .batcher import Batcher
+    from .batcher import Batcher, BatchSlice, ExperienceBatch
     from .compressor import Compressor
     from .dispatcher import Dispatcher
 
 _LATER = {
-    "ExperienceBatch": ".batch",
+    "ExperienceBatch": ".batcher",
     "Batcher": ".batcher",
     "Compressor": ".compressor",
     "Dispatcher": ".dispatcher",
-    "BatchSlice": ".batch",
+    "BatchSlice": ".batcher",
 }
 
 __all__ = [
-    "BatchCounts",
-    "BatchSlice",
-    "Batcher",
-    "Channel",
-    "Compressor",
-    "DispatchCounts",
-    "Dispatcher",
-    "ExperienceBatch",
-    "Grouping",
-    "LinkCost",
-    "Migrator",
-    "Projection",
-    "Route",
-    "Schema",
-    "SegmentId",
-    "Stream",
-    "choose_grouping",
-    "joined",
-    "mcc",
-    "measure_cost",
-    "project",
-    "ucc",
-]
+    "BatchCounts", "BatchSlice", "Batcher", "Channel", "Compressor", "DispatchCounts", "Dispatcher",
+    "ExperienceBatch", "Grouping", "LinkCost", "Migrator", "Projection", "Route", "Schema",
+    "SegmentId", "Stream", "choose_grouping", "joined", "mcc", "measure_cost", "project", "ucc",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

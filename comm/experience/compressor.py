@@ -65,7 +65,6 @@ class _StreamWriter:
         self.rows: list[list[Target]] = []  # of the packet that is being filled
         self.once: list[Target] = []
         self.pinned = False
-        self.raw_bytes = 0
 
     def begin(self, migrator: Migrator) -> None:
         """Begins a packet; waits for room."""
@@ -97,7 +96,6 @@ class _StreamWriter:
             staged = [self._staged[block.name].numpy() for block in blocks]
             nbytes = lz4_blocks.pack(memory, layout.fixed_bytes, staged)
         migrator.send(slot, nbytes, t + 1 - self.row_count, policy_version)
-        self.raw_bytes += layout.raw_bytes
         self._slot = None
 
 
@@ -110,11 +108,6 @@ class Compressor:
         self._names = [
             [c.name for c in schema.channels if c.per_segment is k] for k in (False, True)
         ]
-
-    @property
-    def raw_bytes(self) -> int:
-        """Counts the bytes of the numbers in what was sent."""
-        return sum(writer.raw_bytes for writer in self._writers)
 
     def put(self, t: int, tensors: Mapping[str, Tensor], policy_version: int) -> None:
         """Joins the tensors of step t, and sends the packets that are full with them.

@@ -4,13 +4,10 @@ Of one link, over all the processes that were its ends:
 
     sent + lost = trained + stale + incomplete + missing + under way
 
-as soon as what was lost has been seen: an agent's segments that were sent whole, or given up when
-part of them was sent, or being sent when it was killed (one at most a death, `lost` for whom looks
-from outside), are trained on, or too old, or not whole, or not there at all, or still under way.
-
-Nothing that was sent whole, and was young enough, is ever missing. But a trainer that is killed
-takes its counts since its last snapshot with it: what it had released as too old or not whole is
-then missing where a later segment of the same agent's process shows the gap, and else in no count.
+as soon as what was lost has been seen; a segment that was being sent when its agent was killed
+counts as lost. A trainer that is killed takes its counts since its last snapshot with it: what it
+had released as too old or not whole is then missing where a later segment of the same agent's
+process shows the gap, and else in no count.
 """
 
 from __future__ import annotations
@@ -27,13 +24,7 @@ class DispatchCounts:
     unsent: int = 0  # given up before any of it was sent: the other end never hears of them
     packets: int = 0
     nbytes: int = 0  # as sent
-    raw_bytes: int = 0  # of the numbers in them
     waited_s: float = 0.0  # for room: back-pressure
-
-    @property
-    def ratio(self) -> float:
-        """Returns the bytes of the numbers over those sent: what compression gains."""
-        return self.raw_bytes / self.nbytes if self.nbytes else 1.0
 
 
 @dataclass(frozen=True)

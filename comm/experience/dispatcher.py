@@ -79,6 +79,5 @@ class Dispatcher:
             unsent=self._unsent,
             packets=migrator.packets,
             nbytes=migrator.nbytes,
-            raw_bytes=self._compressor.raw_bytes,
             waited_s=migrator.waited_s,
         )

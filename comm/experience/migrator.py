@@ -13,10 +13,10 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.comm.errors import LinkEnded, LinkTimeout, WaitStopped
+from gmi_drl.comm.group.group import DEFAULT_TIMEOUT
 from gmi_drl.comm.transports import PacketSlot, Sender
 
 _SLICE: Final = timedelta(milliseconds=50)  # how often a wait looks at `stop` and at other routes
-_TIMEOUT: Final = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Migrator:
         self,
         routes: Sequence[Route],
         *,
-        timeout: timedelta = _TIMEOUT,
+        timeout: timedelta = DEFAULT_TIMEOUT,
         stop: Callable[[], bool] | None = None,
     ) -> None:
         if not routes:
@@ -131,10 +131,6 @@ class Migrator:
             outlet.sequence += 1
         self._started, self._current = False, None
         return started
-
-    def under_way(self) -> dict[int, int]:
-        """Counts the packets of the first stream that each trainer has not released, by gmi_id."""
-        return {o.route.trainer: o.route.sender.under_way(0) for o in self._outlets}
 
     def _lightest(self) -> _Outlet:
         """Picks the route with the fewest segments under way, then the one least used."""

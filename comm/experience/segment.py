@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import enum
+import operator
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
@@ -81,10 +82,6 @@ class Segment:
             self.source.receiver.release(packet)
         self.packets.clear()
         self.source.settled(self, status)
-
-
-def _key(segment: Segment) -> Key:
-    return segment.key
 
 
 @dataclass
@@ -277,7 +274,7 @@ class AgentLink:
             self._gaps.discard(key)
         id_ = SegmentId(self.gmi_id, incarnation, sequence, policy_version)
         segment = self._open[key] = Segment(self, id_, self.schema.packets)
-        bisect.insort(self._order, segment, key=_key)
+        bisect.insort(self._order, segment, key=operator.attrgetter("key"))
         return segment
 
     def _is_lost(self, segment: Segment) -> bool:

@@ -1,8 +1,8 @@
 """The barrier of a reducer group says who has arrived, at which call, in one page of memory.
 
-Header.py has the layout. Every word has one writer, its rank, so that nothing needs an atomic
-read-modify-write. Meetings are numbered within a generation of the group: seq = (g, n), compared
-as one number. A generation lasts until a rank's process is replaced.
+The memory has a record of 64-bit words for each rank, written by that rank alone, so that nothing
+needs an atomic read-modify-write. Meetings are numbered within a generation of the group:
+seq = (g, n), compared as one number. A generation lasts until a rank's process is replaced.
 
 Why meetings are right. Rank r writes tag and value of meeting n, then seq = (g, n). A rank leaves
 the meeting when it has seen seq >= (g, n) of all, and then none of a later generation. So whatever
@@ -35,6 +35,21 @@ generation: tags, values and buckets are touched only after (G + 1, 0) is left.
   other then follows. A newcomer that dies after its seq leaves a generation that nobody completes,
   or one that is left and not met in again: the next newcomer opens a later one.
 A newcomer wakes all sleepers; one that goes to sleep just then finds it 20 ms later.
+
+A record has 1024 bytes; before them is one for the group:
+
+    seq       which meeting this rank has arrived at: its generation (16 bits), its number (48)
+    tag[2]    what it does there, of odd and of even meetings
+    value[2]  a number it brings along
+    sleep     rank + 1 of whose seq it sleeps on, 0 when awake
+    left      LEFT or DONE once it will not arrive again; `text` then says why, or what came of it;
+              TOLD if all ranks know why from what they found at the meeting they left together
+    pid[2]    the process that joined as this rank, and when it began, in the kernel's ticks
+    cores     bit set of the cores it may use
+    text      length and UTF-8 bytes, read by others only after a mismatch or when it has left
+
+A rank's writer is the process that has joined as it, one at a time: a restarted process takes its
+record over only when the one before it is gone.
 """
 
 from __future__ import annotations
@@ -55,30 +70,70 @@ from gmi_drl.comm.errors import (
 )
 from gmi_drl.comm.shm.futex import Fence, Futex
 from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.comm.shm.liveness import claim
 
-from .header import (
-    DONE,
-    GENERATION,
-    LEAVING,
-    LEFT,
-    RECORD,
-    SEQ,
-    SLEEP,
-    TAG,
-    TEXT,
-    TEXT_BYTES,
-    TOLD,
-    VALUE,
-    check_header,
-    claim,
-    cores_suffice,
-    record,
-)
 from .tags import REFORM, describe
 
+MAX_SIZE: Final = 4096
+RECORD_BYTES: Final = 1024
+RECORD: Final = RECORD_BYTES // 8
+SEQ, TAG, VALUE, SLEEP, LEAVING, PID, CORES, TEXT = 0, 1, 3, 16, 17, 18, 24, 56
+TEXT_BYTES: Final = (RECORD - TEXT - 1) * 8
+LEFT, DONE, TOLD = 1, 2, 3  # of LEAVING: gave up, finished, and gave up together with all
+GENERATION: Final = 48  # the lowest bit of a seq's generation
 _SPINS: Final = 1000  # some 50 us
 YIELDS: Final = 3  # each may cost a time slice later on, so that a longer wait is spent asleep
 _SLEEP_S: Final = 0.020
+
+
+def header_bytes(size: int) -> int:
+    """Returns the bytes of the header of a group of `size` ranks."""
+    return RECORD_BYTES * (1 + size)
+
+
+def record(rank: int) -> int:
+    """Returns where a rank's record begins, in words."""
+    return (1 + rank) * RECORD
+
+
+def _join(words: memoryview, rank: int, member: str) -> bool:
+    """Makes this process the writer of a record; whether another process was that before it.
+
+    Killed at any point in here, the next one to join finds a process that is gone, or a record
+    that nobody has claimed.
+    """
+    base = record(rank)
+    before = words[base + PID]
+    if process := claim(words, base + PID):
+        raise GroupClosed(
+            f"rank {rank} ({member}) of this group was joined already, by process {process}. "
+            "Each rank joins once, and again when its process is gone; a new gang needs a new "
+            "group."
+        )
+    words[base + SLEEP] = 0
+    cores = [0] * (TEXT - CORES)
+    for core in os.sched_getaffinity(0):
+        if core < len(cores) * 64:
+            cores[core // 64] |= 1 << core % 64
+    for index, word in enumerate(cores):
+        words[base + CORES + index] = word
+    return bool(before)
+
+
+def cores_suffice(words: memoryview, size: int) -> bool:
+    """Tells whether every rank can have a core to itself, so that spinning takes it from nobody.
+
+    Ranks that are threads of one process have not: Python runs one of them at a time.
+    """
+    if len({words[record(rank) + PID] for rank in range(size)}) < size:
+        return False
+    used = 0
+    for word in range(CORES, TEXT):
+        union = 0
+        for rank in range(size):
+            union |= words[record(rank) + word]
+        used += union.bit_count()
+    return used >= size
 
 
 class Barrier:
@@ -95,7 +150,6 @@ class Barrier:
         size = len(members)
         self._words = words = header.cast("Q")
         self._text = header
-        check_header(words, size)
         self.timeout_s = timeout.total_seconds()
         self.members = tuple(members)
         self.rank = rank
@@ -108,7 +162,7 @@ class Barrier:
         self._tag = REFORM
         self._step = 0  # the seq of this rank's last meeting
         self._limit = 1 << GENERATION  # the first seq of the next generation
-        if claim(words, rank, members[rank]):
+        if _join(words, rank, members[rank]):
             self._replace()
         self.joined = self.generation
 

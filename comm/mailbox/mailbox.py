@@ -99,11 +99,7 @@ class Mailbox:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        gmi_id: int,
-        capacity: int = 64,
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        self, directory: Path, gmi_id: int, capacity: int = 64, timeout: timedelta = DEFAULT_TIMEOUT
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity {capacity}: a mailbox holds 1 message or more.")

@@ -1,7 +1,7 @@
 """Keeps what was measured on this machine in $XDG_CACHE_HOME/gmi-drl/links.json.
 
 One file for all machines that share it, by fingerprint: hardware and versions. It is replaced
-whole. Who measures holds a lock: two at once would measure each other.
+whole. Who measures holds a lock beside it: two at once would measure each other.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.comm.group.group import WIRES
 from gmi_drl.placement.topology import Topology
-from gmi_drl.runtime.cache_files import cache_folder, locked, replace_file
+from gmi_drl.runtime.cache_files import cache_folder, replace_file
 
 from .capability import LinkFacts
 from .links import LINK_KINDS, Link, LinkKey
@@ -51,8 +51,8 @@ def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link
             return machine["links"], ""
     if not machines:
         return {}, ""
-    near = max(machines, key=lambda machine: _alike(machine["fingerprint"], fingerprint))
-    before = near["fingerprint"]
+    mine = set(fingerprint.items())
+    before = max((m["fingerprint"] for m in machines), key=lambda other: len(mine & other.items()))
     different = next((k for k in fingerprint if before.get(k) != fingerprint[k]), "machine")
     return {}, (
         f"{path} was measured with {different} {before.get(different, 'unknown')}, and here it is "
@@ -73,25 +73,17 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
         "links": {**known, **links},
     }
     machines = sorted([*others, mine], key=lambda machine: machine["measured"])
-    text = json.dumps(
-        {"format": _FORMAT, "machines": [_as_json(m) for m in machines[-_MAX_MACHINES:]]}, indent=1
-    )
+    entries = [
+        {**one, "links": [asdict(key) | asdict(link) for key, link in one["links"].items()]}
+        for one in machines[-_MAX_MACHINES:]
+    ]
+    text = json.dumps({"format": _FORMAT, "machines": entries}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}); links will be measured again"
     return ""
-
-
-@contextlib.contextmanager
-def one_at_a_time(path: Path, timeout: timedelta) -> Iterator[bool]:
-    """Holds the record's lock; False when it could not be had, and the caller goes on without.
-
-    Waits at most `timeout` for another process that measures.
-    """
-    with locked(path.with_suffix(".lock"), timeout) as lock:
-        yield lock.held
 
 
 def _machines(path: Path) -> list[dict[str, Any]]:
@@ -112,8 +104,8 @@ def _machines(path: Path) -> list[dict[str, Any]]:
 def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     # Older files have no backend; whatever else is missing makes a file a damaged one.
     key = LinkKey(**{name: entry[name] for name in LinkKey.__dataclass_fields__ if name in entry})
-    samples = tuple((int(n), float(s)) for n, s in entry["samples"])
-    link = Link(entry["alpha_s"], entry["beta_s_per_byte"], entry["residual"], samples)
+    link = Link(**{name: entry[name] for name in Link.__dataclass_fields__})
+    link = replace(link, samples=tuple((int(n), float(s)) for n, s in link.samples))
     numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)
     counts = (key.ranks, key.at_once, key.devices, key.cores)
     known = key.kind in LINK_KINDS and key.wire in WIRES and isinstance(key.backend, str)
@@ -122,24 +114,6 @@ def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):
         raise ValueError(f"alpha, beta, residual {numbers} of {key}")
     return key, link
-
-
-def _as_json(machine: Mapping[str, Any]) -> dict[str, Any]:
-    links = [
-        {
-            **{name: getattr(key, name) for name in LinkKey.__dataclass_fields__},
-            "alpha_s": link.alpha_s,
-            "beta_s_per_byte": link.beta_s_per_byte,
-            "residual": link.residual,
-            "samples": link.samples,
-        }
-        for key, link in machine["links"].items()
-    ]
-    return {**machine, "links": links}
-
-
-def _alike(known: Mapping[str, str], wanted: Mapping[str, str]) -> int:
-    return sum(known.get(key) == value for key, value in wanted.items())
 
 
 def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
@@ -156,13 +130,10 @@ def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
 
 
 def processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
     return platform.machine()
 
 

@@ -26,9 +26,10 @@ from gmi_drl.placement.reduction import (
     reducing,
 )
 from gmi_drl.placement.topology import Topology
+from gmi_drl.runtime.cache_files import locked
 
 from .capability import LinkFacts, link_facts, why_not
-from .link_record import fingerprint, load, one_at_a_time, record_path, store
+from .link_record import fingerprint, load, record_path, store
 from .links import Link, LinkKey
 from .measure import DEADLINE, measure
 from .project import ReductionStage, StrategyCost, decide, key_of, measured, project_all, stages_of
@@ -83,13 +84,7 @@ class ReductionPlan:
                 for row in self.rows
             ],
             "links": [
-                {
-                    "link": str(key),
-                    **{name: getattr(key, name) for name in LinkKey.__dataclass_fields__},
-                    "alpha_s": link.alpha_s,
-                    "beta_s_per_byte": link.beta_s_per_byte,
-                    "residual": link.residual,
-                }
+                {"link": str(key)} | dataclasses.asdict(key) | dataclasses.asdict(link)
                 for key, link in sorted(self.links.items())
             ],
             "notes": list(self.notes),
@@ -156,7 +151,7 @@ def _links(
         return {key: known[key] for key in stages if key in known}, ()
     notes = [note] if note else []
     if wants == "anew" or not stages.keys() <= known.keys():
-        with one_at_a_time(path, DEADLINE):
+        with locked(path.with_suffix(".lock"), DEADLINE):
             if wants != "anew":
                 known, _ = load(path, mine)  # by whoever held the lock before
             missing = {k: s for k, s in stages.items() if wants == "anew" or k not in known}

@@ -16,9 +16,8 @@ than projected. With devices of different sizes the largest one's time counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.group.group import Wire
@@ -45,9 +44,23 @@ def stages_of(
 
     `inside`: how the GMIs of one device reduce, host or ipc.
     """
+    everyone = (tuple(gmi_id for gmis in mpl for gmi_id in gmis),)
+    if strategy == "mpr":
+        return (ReductionStage("host", everyone),)
+    if strategy == "ipc":
+        return (ReductionStage("ipc", everyone),)
     if strategy == "har":
-        return _har(mpl, inside)
-    return _STAGES[strategy](mpl)
+        several = tuple(tuple(gmis) for gmis in mpl if len(gmis) > 1)
+        leaders = ReductionStage("ring", (tuple(gmis[0] for gmis in mpl),))
+        return (ReductionStage(inside, several), leaders) if several else (leaders,)
+    if strategy == "mrr":
+        rings = tuple(zip(*mpl, strict=True))  # ring i: the i-th GMI of every device
+        first = ReductionStage("ring", rings)
+        if len(rings) == 1:
+            return (first,)
+        endpoints = tuple(ring[i] for i, ring in enumerate(rings))
+        return first, ReductionStage("ring", (endpoints,)), ReductionStage("ring_bcast", rings)
+    return ()
 
 
 def key_of(stage: ReductionStage, layout: Layout, wire: Wire = "fp32") -> LinkKey:
@@ -66,43 +79,9 @@ def key_of(stage: ReductionStage, layout: Layout, wire: Wire = "fp32") -> LinkKe
 
 def project(keys: Sequence[LinkKey], links: Mapping[LinkKey, Link], nbytes: float) -> float | None:
     """Adds up the seconds of stages on these links; None while one of them is unknown."""
-    total_s = 0.0
-    for key in keys:
-        link = links.get(key)
-        if link is None:
-            return None
-        total_s += link.seconds(nbytes)
-    return total_s
-
-
-def _mrr(mpl: MPL) -> tuple[ReductionStage, ...]:
-    rings = tuple(zip(*mpl, strict=True))  # ring i: the i-th GMI of every device
-    if len(rings) == 1:
-        return (ReductionStage("ring", rings),)
-    endpoints = tuple(ring[i] for i, ring in enumerate(rings))
-    return (
-        ReductionStage("ring", rings),
-        ReductionStage("ring", (endpoints,)),
-        ReductionStage("ring_bcast", rings),
-    )
-
-
-def _har(mpl: MPL, kind: LinkKind) -> tuple[ReductionStage, ...]:
-    inside = tuple(tuple(gmis) for gmis in mpl if len(gmis) > 1)
-    leaders = ReductionStage("ring", (tuple(gmis[0] for gmis in mpl),))
-    return (ReductionStage(kind, inside), leaders) if inside else (leaders,)
-
-
-def _all(mpl: MPL) -> tuple[tuple[int, ...], ...]:
-    return (tuple(gmi_id for gmis in mpl for gmi_id in gmis),)
-
-
-_STAGES: Final[dict[Strategy, Callable[[MPL], tuple[ReductionStage, ...]]]] = {
-    "local": lambda mpl: (),
-    "mpr": lambda mpl: (ReductionStage("host", _all(mpl)),),
-    "mrr": _mrr,
-    "ipc": lambda mpl: (ReductionStage("ipc", _all(mpl)),),
-}
+    if not links.keys() >= set(keys):
+        return None
+    return sum((links[key].seconds(nbytes) for key in keys), 0.0)
 
 
 @dataclass(frozen=True)
@@ -131,9 +110,8 @@ def project_all(
         if refused is not None:
             rows.append(StrategyCost(strategy, refused, None, None, ()))
             continue
-        keys = tuple(
-            key_of(stage, layout, wire) for stage in stages_of(strategy, mpl, facts.inside)
-        )
+        stages = stages_of(strategy, mpl, facts.inside)
+        keys = tuple(key_of(stage, layout, wire) for stage in stages)
         measured_s = project(keys, links, nbytes)
         paper_s = _table_2(strategy, mpl, nbytes, *bandwidths(links))
         rows.append(StrategyCost(strategy, None, paper_s, measured_s, keys))

@@ -58,12 +58,7 @@ class SharedBucket(ABC):
     """
 
     def __init__(
-        self,
-        group: SharedGroup,
-        index: int,
-        numel: int,
-        dtype: np.dtype[Any],
-        memory: memoryview,
+        self, group: SharedGroup, index: int, numel: int, dtype: np.dtype[Any], memory: memoryview
     ) -> None:
         self.rank, self.size, self.numel = group.rank, group.size, numel
         self.group, self.memory = group, memory

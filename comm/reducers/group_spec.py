@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from gmi_drl.comm.group.barrier import MAX_SIZE, header_bytes
 from gmi_drl.comm.group.group import DEFAULT_TIMEOUT, WIRES, Group, Wire
-from gmi_drl.comm.group.header import MAX_SIZE, header_bytes, write_header
 from gmi_drl.placement.reduction import STRATEGIES, Strategy, shape_fault
 from gmi_drl.runtime.store.memfd import Memfd
 
@@ -95,7 +95,6 @@ def create_group(
             )
         own = Path(directory) / f"rings-{uuid.uuid4().hex[:8]}"
     memfd = Memfd.create("gmi-drl-group", header_bytes(size))
-    write_header(memfd.map(), size)
     return GroupSpec(tuple(members), memfd, tuple(devices), strategy, wire, directory=own)
 
 

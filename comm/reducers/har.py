@@ -1,16 +1,9 @@
 """HAR, hierarchical reduction, sums inside each device and then over a ring of leaders (GMI-DRL).
 
-    device 0                    device 1                     device 2
-    GMI 0 + GMI 1 + GMI 2       GMI 3 + GMI 4                GMI 5         inside each device
-        |                           |                            |
-      leader ------------------- leader ---------------------- leader      a ring over the leaders
-        |                           |                            |
-    result of device 0          result of device 1           ...           read in place by all
-
 Inside a device the sum is made in shared memory, by all of its GMIs, as MPR makes it; on a GPU in
 the GPU's memory where CUDA IPC can be used. The leaders' ring works on the device's result where it
-lies. Devices may have different numbers of GMIs. All ranks read the same bits: sums inside a device
-go over ascending ranks, one rank a part, and a ring makes each number once and passes copies.
+lies. All ranks read the same bits: sums inside a device go over ascending ranks, one rank a part,
+and a ring makes each number once and passes copies.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Sums in the memory of one GPU that several GMIs share by CUDA IPC: no trip through the host.
 
-Needs cupy (extra `[cuda]`), and a GPU that is not cut by MIG.
-
-    rank 0's buffer ---+
-    rank 1's buffer ---+--> one kernel a rank, each over its own part --> the owner's result
-    rank 2's buffer ---+                                                  read in place by all
+Needs cupy (extra `[cuda]`), and a GPU that is not cut by MIG. One kernel a rank adds its own part
+of all buffers into the owner's result, which is read in place by all.
 
 Every rank allocates a flat buffer and a result of its own (cudaMalloc, not a pool: a handle is of a
 whole allocation) and gives the others handles of them once. A reduction is: record `written`, meet,

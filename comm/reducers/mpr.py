@@ -1,8 +1,5 @@
 """MPR, multi-process reduction, combines vectors in memory that a host's processes share.
 
-    slots   rank 0 |a0|a1|a2|    rank 1 |b0|b1|b2|    rank 2 |c0|c1|c2|
-    result         |a0+b0+c0|a1+b1+c1|a2+b2+c2|       part r is written by rank r, read by all
-
 To reduce, every rank combines its own part of all the slots, between two meetings; why no part is
 read while it is written stands in bucket.py. Nothing is copied: gradients live in the slots and
 the result is read in place. Sums go over the ranks in ascending order, one rank a part: all ranks

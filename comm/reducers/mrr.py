@@ -1,21 +1,16 @@
 """MRR, multi-ring reduction, uses rings that have no two ranks on one device (GMI-DRL).
 
-    device 0   device 1   device 2
-     GMI 0 ----- GMI 2 ----- GMI 4     ring 0: the first GMI of every device
-     GMI 1 ----- GMI 3 ----- GMI 5     ring 1: the second one
-    last ring: GMI 0 and GMI 3, an endpoint of each ring, no two on one device
-
-Each ring reduces its own, all at the same time; then the endpoints reduce over the rings; then each
-endpoint passes the result round its ring. No ring has two ranks on one device, which is what NCCL
-needs. It takes as many GMIs on every device, and no more than there are devices. All ranks read
-the same bits: a ring makes each number of a sum once, and passes copies.
+Ring i joins the i-th GMI of every device. Each reduces its own, all at the same time; then the last
+ring, an endpoint of each on a device of its own, reduces over the rings; then each endpoint passes
+the result round its ring. No ring has two ranks on one device, which is what NCCL needs. All ranks
+read the same bits: a ring makes each number of a sum once, and passes copies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -26,6 +21,9 @@ from .bucket import SharedBucket
 from .rings import Rings
 from .staged import DeviceReducer
 from .sums import all_reduce_by
+
+if TYPE_CHECKING:
+    from .shared_group import SharedGroup
 
 _LAST: Final = "last"
 
@@ -77,12 +75,7 @@ class MrrReducer(SharedBucket):
         return True
 
     def _combine(self, tag: int, share: Any) -> None:
-        self.group.meet(tag)
-        path = self._path
-        self.result.copy_(self.buffer.detach())
-        self.group.meet_after(tag | _tags.PHASE_2, path.reduce(self.result))
-        if share is not None:
-            self.result.mul_(float(share))
+        _combine(self, self.group, tag, share)
 
 
 class DeviceMrr(DeviceReducer):
@@ -93,10 +86,15 @@ class DeviceMrr(DeviceReducer):
         return _Path(self.host, self.buffer.device)
 
     def _combine(self, tag: int, share: float | None) -> None:
-        group = self.host.group
-        group.meet(tag)
-        path = self._path
-        self.result.copy_(self.buffer.detach())
-        group.meet_after(tag | _tags.PHASE_2, path.reduce(self.result))
-        if share is not None:
-            self.result.mul_(share)
+        _combine(self, self.host.group, tag, share)
+
+
+def _combine(
+    bucket: MrrReducer | DeviceMrr, group: SharedGroup, tag: int, share: float | None
+) -> None:
+    group.meet(tag)
+    path = bucket._path
+    bucket.result.copy_(bucket.buffer.detach())
+    group.meet_after(tag | _tags.PHASE_2, path.reduce(bucket.result))
+    if share is not None:
+        bucket.result.mul_(float(share))

@@ -78,9 +78,8 @@ class Rings:
         fault = self.attempt(connect)
         group.meet_after(make_tag(_tags.CREATE, source=1), fault)
         if group.rank == 0:
-            _remove(
-                folder, ""
-            )  # everybody has found everybody, and nobody is in a later generation
+            # Everybody has found everybody, and nobody is in a later generation.
+            _remove(folder, "")
 
     def get(self, name: str) -> Ring | None:
         """Returns the ring of this name, if this rank is in it."""

@@ -18,9 +18,8 @@ import torch
 
 from gmi_drl.comm.errors import CommError, GroupClosed, GroupMismatch, RingBroken
 from gmi_drl.comm.group import tags as _tags
-from gmi_drl.comm.group.barrier import YIELDS, Barrier
+from gmi_drl.comm.group.barrier import YIELDS, Barrier, header_bytes
 from gmi_drl.comm.group.group import Group, Reducer
-from gmi_drl.comm.group.header import header_bytes
 from gmi_drl.comm.group.tags import describe, make_tag
 from gmi_drl.comm.shm.alignment import round_up
 

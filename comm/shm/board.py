@@ -5,7 +5,7 @@ One page of words, then three buffers. The words (64 bits, each written in one s
     latest        (version + 1) * 4 + the number of its buffer; 0 before the first one
     seq[3]        of each buffer: odd while it is being written, grows
     version[3]    + 1 of what is in each buffer
-    numel, magic, bell, finished, writer's pid and start
+    numel, bell, finished, writer's pid and start
 
 Why a reader never gets a torn vector (a seqlock for each buffer; `|` is a fence). The writer takes
 the buffer after the latest one and does: seq = odd | version, vector | seq = even | latest | bell.
@@ -43,17 +43,14 @@ from gmi_drl.runtime.store.memfd import Memfd
 from .alignment import round_up
 from .futex import Fence, Futex
 from .heartbeat import waiting
-from .liveness import is_alive, start_ticks
+from .liveness import claim, peer_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MAGIC: Final = 0x31474D4944524C42
 _WORDS_BYTES: Final = mmap.PAGESIZE
 _BUFFERS: Final = 3
-_LATEST, _MAGIC_AT, _NUMEL, _BELL, _FINISHED, _PID, _STARTED, _SEQ, _VERSION = (
-    0, 1, 2, 8, 9, 10, 11, 16, 24,
-)  # fmt: skip
+_LATEST, _NUMEL, _BELL, _FINISHED, _PID, _SEQ, _VERSION = 0, 2, 8, 9, 10, 16, 24
 _SLEEP_S: Final = 0.1
 _MAX_VERSION: Final = (1 << 61) - 2
 
@@ -79,9 +76,7 @@ class BoardSpec:
 
 def create_board(writer_name: str = "the first trainer") -> BoardSpec:
     """Makes an empty board. Its memory has no name and goes with the last process of it."""
-    memfd = Memfd.create("gmi-drl-board", _WORDS_BYTES)
-    memfd.map().cast("Q")[_MAGIC_AT] = _MAGIC
-    return BoardSpec(writer_name, memfd)
+    return BoardSpec(writer_name, Memfd.create("gmi-drl-board", _WORDS_BYTES))
 
 
 class _End:
@@ -91,11 +86,6 @@ class _End:
         self._spec = spec
         page = spec.memfd.map(0, _WORDS_BYTES)
         self._words = page.cast("Q")
-        if self._words[_MAGIC_AT] != _MAGIC:
-            raise BoardError(
-                f"this memory is not a policy board (magic {self._words[_MAGIC_AT]:#x}). Pass the "
-                "BoardSpec on as it is."
-            )
         self._fence = Fence()
         self._bell = Futex(page, _BELL * 8)
         self._buffers: list[Tensor] = []
@@ -133,15 +123,12 @@ class BoardWriter(_End):
 
     def __init__(self, spec: BoardSpec) -> None:
         super().__init__(spec)
-        words = self._words
-        before = words[_PID]
-        if before and before != os.getpid() and is_alive(before, words[_STARTED]):
+        before = claim(self._words, _PID)
+        if before not in (0, os.getpid()):
             raise BoardError(
                 f"{spec.writer_name} publishes already, in process {before}. A board has one "
                 "writer; a new one takes over when that process is gone."
             )
-        words[_STARTED] = start_ticks(os.getpid()) or 0
-        words[_PID] = os.getpid()
 
     def publish(self, version: int, vector: Tensor, finished: bool = False) -> None:
         """Publishes `vector` [P] float32, on any device, as `version`, higher than all before.
@@ -248,18 +235,11 @@ class BoardReader(_End):
                 raise BoardTimeout(
                     f"no policy newer than version {version_above} within "
                     f"{timeout.total_seconds():g} s: {self._spec.writer_name} has published "
-                    f"{'none' if version < 0 else f'version {version} last'}; {self._said()}"
+                    f"{'none' if version < 0 else f'version {version} last'}; "
+                    f"{peer_text(self._words, _PID, 'it')} Raise the timeout if it takes longer."
                 )
             with waiting:
                 self._bell.wait(bell, min(_SLEEP_S, left_s))
-
-    def _said(self) -> str:
-        pid = self._words[_PID]
-        if not pid:
-            return "it has not opened the board yet."
-        if is_alive(pid, self._words[_STARTED]):
-            return f"its process {pid} is running. Raise the timeout if it only takes longer."
-        return f"its process {pid} has ended and was not replaced."
 
 
 def _stride(numel: int) -> int:

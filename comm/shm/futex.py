@@ -24,14 +24,9 @@ _LOW_WORD: Final = 0 if sys.byteorder == "little" else 4  # a futex is 32 bits w
 _syscall = ctypes.CDLL(None).syscall
 _syscall.restype = ctypes.c_long
 _syscall.argtypes = [
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_uint32,
-]
+    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32,
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32,
+]  # fmt: skip
 
 
 class _Timespec(ctypes.Structure):
@@ -57,15 +52,8 @@ class Futex:
         seconds = int(timeout_s)
         self._timeout.seconds = seconds
         self._timeout.nanoseconds = int((timeout_s - seconds) * 1e9)
-        _syscall(
-            _NUMBER,
-            self._address,
-            _WAIT,
-            value & 0xFFFFFFFF,
-            ctypes.addressof(self._timeout),
-            None,
-            0,
-        )
+        timeout = ctypes.addressof(self._timeout)
+        _syscall(_NUMBER, self._address, _WAIT, value & 0xFFFFFFFF, timeout, None, 0)
 
     def wake(self) -> None:
         """Wakes everyone who sleeps on the word."""

@@ -1,4 +1,7 @@
-"""Tells whether a process that wrote its id into shared memory still runs."""
+"""Says which process writes some words of shared memory, and whether it still runs.
+
+Its id is in one word, and when it began in the next one.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +23,27 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[19])
+
+
+def claim(words: memoryview, at: int) -> int:
+    """Makes this process the one of the words from `at` on.
+
+    Returns the id of the process that was it before and lives, which stays it; 0 if none does. It
+    may be killed here at any point.
+    """
+    before = words[at]
+    if before and is_alive(before, words[at + 1]):
+        return before
+    words[at + 1] = start_ticks(os.getpid()) or 0
+    words[at] = os.getpid()
+    return 0
+
+
+def peer_text(words: memoryview, at: int, who: str) -> str:
+    """Says what is known of the process of the words from `at` on, for an error."""
+    process = words[at]
+    if not process:
+        return f"{who} has not opened its end yet; is it running?"
+    if is_alive(process, words[at + 1]):
+        return f"its process {process} is running."
+    return f"its process {process} has ended and was not replaced."

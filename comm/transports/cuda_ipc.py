@@ -18,8 +18,8 @@ released, and is given again what was not released, as with a ring.
 from __future__ import annotations
 
 import collections
-import json
 import os
+import pickle
 import struct
 import weakref
 from collections.abc import Sequence
@@ -33,11 +33,10 @@ from gmi_drl.comm.shm.alignment import round_up
 from .control_message import pack_hello, unpack_hello
 from .doorbell import DoorbellSpec
 from .packet import Packet, PacketHeader, PacketSlot
-from .protocol import LinkEnd, LinkSpec, StreamSpec
+from .protocol import LinkSpec, Receiver, Sender, StreamSpec
 from .ring import RingSpec, create_ring
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _LENGTH: Final = struct.Struct("<Q")  # what the ring carries of a packet: its bytes
@@ -54,15 +53,9 @@ class CudaSpec(LinkSpec):
 
     ring: RingSpec
 
-    def _open_sender(
-        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
-    ) -> CudaSender:
+    def _ends(self) -> tuple[type[Sender], type[Receiver]]:
         check_device(self.name)
-        return CudaSender(self, schema, streams, timeout)
-
-    def _open_receiver(self, timeout: timedelta) -> CudaReceiver:
-        check_device(self.name)
-        return CudaReceiver(self, timeout)
+        return CudaSender, CudaReceiver
 
 
 def create_cuda(source: str, target: str, doorbell: DoorbellSpec | None = None) -> CudaSpec:
@@ -84,7 +77,7 @@ def check_device(name: str) -> None:
             )
 
 
-class CudaSender(LinkEnd):
+class CudaSender(Sender):
     """See protocol.Sender. `memory` of a slot is on the current device."""
 
     def __init__(
@@ -92,6 +85,7 @@ class CudaSender(LinkEnd):
     ) -> None:
         import torch
 
+        self._spec, self._timeout = spec, timeout
         self._sizes = [stream.nbytes for stream in streams]
         count = sum(stream.slots for stream in streams)
         inner = [StreamSpec(_LENGTH.size, stream.slots) for stream in streams]
@@ -100,6 +94,7 @@ class CudaSender(LinkEnd):
             [StreamSpec(2048 + 200 * count, _EXPORTS), *inner],
             timeout,
         )
+        self._streams = self._ring._streams[1:]
         self.incarnation = self._ring.incarnation
         try:
             places = offsets(streams)
@@ -112,8 +107,8 @@ class CudaSender(LinkEnd):
             export = {
                 "process": os.getpid(),
                 "address": self._memory.data_ptr(),
-                "memory": [_text(part) for part in exported],
-                "events": [event.ipc_handle().hex() for event in self._events],
+                "memory": exported,
+                "events": [event.ipc_handle() for event in self._events],
             }
         except RuntimeError as error:
             self._ring.close()
@@ -129,28 +124,27 @@ class CudaSender(LinkEnd):
             rows = views(self._memory, places[first : first + stream.slots], stream.nbytes)
             self._slots.append([PacketSlot(row, index, place) for place, row in enumerate(rows)])
         self._inner: dict[tuple[int, int], PacketSlot] = {}
-        self._send_export(json.dumps(export).encode())
+        self._send_export(pickle.dumps(export))
 
     def _send_export(self, raw: bytes) -> None:
         slot = self._ring.reserve(0)
         slot.memory.numpy()[: len(raw)] = memoryview(raw)
         self._ring.send(slot, len(raw), sequence=0, step=0, policy_version=0)
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
-        return self._outer(stream, self._ring.reserve(stream + 1, timeout))
-
     def try_reserve(self, stream: int) -> PacketSlot | None:
         inner = self._ring.try_reserve(stream + 1)
-        return None if inner is None else self._outer(stream, inner)
-
-    def _outer(self, stream: int, inner: PacketSlot) -> PacketSlot:
+        if inner is None:
+            return None
         slot = self._slots[stream][inner.place]
         self._inner[stream, inner.place] = inner
         slot.reserved = True
         return slot
 
-    def pin(self, device: torch.device) -> None:
-        """Does nothing: packets are on a GPU."""
+    def _wait_for_room(self, stream: int, timeout_s: float) -> None:
+        self._ring._wait_for_room(stream + 1, timeout_s)
+
+    def _peer_text(self) -> str:
+        return self._ring._peer_text()
 
     def send(
         self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
@@ -190,7 +184,7 @@ class _Export:
     """A sender's memory in this process."""
 
     def __init__(self, raw: bytes, streams: Sequence[StreamSpec]) -> None:
-        said = json.loads(raw)
+        said = pickle.loads(raw)
         if _is_here(said["process"]):
             sender = _here.get(said["address"])
             if sender is None:
@@ -223,26 +217,24 @@ def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
     import torch
 
     device = torch.cuda.current_device()
-    parts = [_part(part) for part in said["memory"]]
-    storage = torch.UntypedStorage._new_shared_cuda(device, *parts[1:])  # its index is its own
+    storage = torch.UntypedStorage._new_shared_cuda(device, *said["memory"][1:])  # not its index
     memory = torch.empty(0, dtype=torch.uint8, device=_DEVICE).set_(storage)
     events = [
-        _cuda().Event.from_ipc_handle(torch.device(_DEVICE, device), bytes.fromhex(handle))
+        _cuda().Event.from_ipc_handle(torch.device(_DEVICE, device), handle)
         for handle in said["events"]
     ]
     return memory, events
 
 
-class CudaReceiver(LinkEnd):
+class CudaReceiver(Receiver):
     """See protocol.Receiver. `memory` of a packet is the sender's device memory."""
 
     def __init__(self, spec: CudaSpec, timeout: timedelta) -> None:
-        self._spec, self.source = spec, spec.source
-        from .ring_receiver import RingReceiver
+        from .ring_ends import RingReceiver
 
+        self._spec, self.source = spec, spec.source
         self._ring = RingReceiver(spec.ring, timeout)
-        self.doorbell, self.doorbell_key = self._ring.doorbell, self._ring.doorbell_key
-        self._schema: bytes | None = None
+        self.doorbell = self._ring.doorbell
         self._streams: list[StreamSpec] = []
         self._exported: Packet | None = None
         self._export: _Export | None = None
@@ -260,12 +252,10 @@ class CudaReceiver(LinkEnd):
     def connected(self) -> bool:
         return self._ring.connected()
 
-    def sockets(self) -> list[Any]:
-        """Returns nothing: see `doorbell`."""
-        return []
+    def _peer_text(self) -> str:
+        return self._ring._peer_text()
 
     def ready(self) -> bool:
-        """Tells whether `poll` has something to say. Gives slots back whose reading is over."""
         self._give_back()
         return bool(self._early) or self._ring.ready()
 
@@ -322,9 +312,6 @@ class CudaReceiver(LinkEnd):
         outer = PacketHeader(stream, *header[1:6], nbytes)
         return Packet(outer, memory, place)
 
-    def pin(self, device: torch.device) -> None:
-        """Does nothing: packets are on a GPU."""
-
     def release(self, packet: Packet) -> None:
         """Releases when the current CUDA stream has done what it has to do so far."""
         inner = self._inner.pop((packet.header.stream, packet.take(self._spec.name)))
@@ -361,11 +348,3 @@ def _cuda() -> Any:
     import torch
 
     return torch.cuda
-
-
-def _text(part: Any) -> Any:
-    return {"hex": part.hex()} if isinstance(part, bytes) else part
-
-
-def _part(text: Any) -> Any:
-    return bytes.fromhex(text["hex"]) if isinstance(text, dict) else text

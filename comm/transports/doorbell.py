@@ -35,15 +35,10 @@ class DoorbellSpec:
 
     memfd: Memfd
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Returns a key that is the same for every copy of one doorbell."""
-        status = os.fstat(self.memfd.fd)
-        return status.st_dev, status.st_ino
-
     def open(self) -> Doorbell:
         """Opens the doorbell in this process, to ring it or to sleep on it."""
-        return Doorbell(self.memfd.map(0, DOORBELL_BYTES))
+        status = os.fstat(self.memfd.fd)
+        return Doorbell(self.memfd.map(0, DOORBELL_BYTES), (status.st_dev, status.st_ino))
 
 
 def create_doorbell() -> DoorbellSpec:
@@ -58,10 +53,12 @@ def create_doorbell() -> DoorbellSpec:
 class Doorbell:
     """One process's view of a doorbell, in the first DOORBELL_BYTES of `memory`.
 
-    Not for several threads. Only one process at a time may wait on it.
+    Not for several threads. Only one process at a time may wait on it. `key` is the same for every
+    copy of one doorbell.
     """
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(self, memory: memoryview, key: tuple[int, int] = (0, 0)) -> None:
+        self.key = key
         self._words = memory[:DOORBELL_BYTES].cast("Q")
         self._futex = Futex(memory, 0)
         self._fence = Fence()

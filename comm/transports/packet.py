@@ -109,19 +109,20 @@ class HeaderCodec:
             raise CorruptPacket(where, "length", f"{len(raw)} bytes", f"{HEADER_BYTES} bytes")
         fields = _FIELDS.unpack_from(raw)
         magic, version, stream, link, schema = fields[:5]
+        written, checksum = _CHECKSUM.unpack_from(raw, _COVERED)[0], zlib.crc32(raw[:_COVERED])
+        mine = magic == MAGIC and version == VERSION and link == self.link
+        if not mine or written != checksum or schema != self.schema:
+            # What tells a stranger comes first, so that it is called one, and not damaged.
+            for field, value, expected in (
+                ("magic", magic, MAGIC),
+                ("version", version, VERSION),
+                ("header checksum", written, checksum),
+                ("link", link, self.link),
+                ("schema checksum", schema, self.schema),
+            ):
+                if value != expected:
+                    raise CorruptPacket(where, field, f"{value:#x}", f"{expected:#x}")
         nbytes = fields[10]
-        # What tells a stranger comes first, so that it is called one, and not damaged.
-        if magic != MAGIC:
-            raise CorruptPacket(where, "magic", f"{magic:#x}", f"{MAGIC:#x}")
-        if version != VERSION:
-            raise CorruptPacket(where, "version", str(version), str(VERSION))
-        if (checksum := zlib.crc32(raw[:_COVERED])) != _CHECKSUM.unpack_from(raw, _COVERED)[0]:
-            written = _CHECKSUM.unpack_from(raw, _COVERED)[0]
-            raise CorruptPacket(where, "header checksum", f"{written:#x}", f"{checksum:#x}")
-        if link != self.link:
-            raise CorruptPacket(where, "link", f"{link:#x}", f"{self.link:#x}")
-        if schema != self.schema:
-            raise CorruptPacket(where, "schema checksum", f"{schema:#x}", f"{self.schema:#x}")
         if stream >= len(capacities):
             raise CorruptPacket(where, "stream", str(stream), f"0 to {len(capacities) - 1}")
         if nbytes > capacities[stream]:

@@ -1,6 +1,6 @@
 """A ring is a link in memory that two processes share: packets are read where they were written.
 
-Ring_layout.py says where everything is. Every word has one writer, so that nothing needs an atomic
+Every word has one writer, so that nothing needs an atomic
 read-modify-write, and is written in one store; `|` is a fence. In each stream,
 
     the sender    picks a free slot; payload, header, held[slot] = n + 1, order[n mod slots] = slot
@@ -36,29 +36,53 @@ incarnation, is counted up before it sends anything.
 
 `close` of the sender comes after its last `sent`, with a fence between: who sees it closed, and
 then nothing sent that it has not received, has received everything.
+
+The memory consists of 64-bit words; each is written by the sender or by the receiver alone, and
+words of different writers lie in different cache lines. First the control page:
+
+    sender    its process and when that began; how many senders there have been; closed; then what
+              it says of the rest: bytes of the schema, number of streams, and `ready` once all of
+              it is there
+    receiver  its process and when that began; closed; the sender's doorbell, whose sleeper's
+              word is the sender's
+
+Behind it the schema, the sizes (nbytes, slots) of each stream, for each stream
+
+    sent      how many packets were sent
+    order[s]  packet n lies in the slot order[n mod slots]
+    held[s]   1 + the number of the last packet in the slot, or of one that was not sent
+    freed[s]  1 + the number of the packet that was released last from the slot  (the receiver's)
+
+and the slots: a packet's header, its payload.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import secrets
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import Final
 
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.runtime.store.memfd import Memfd
 
-from .doorbell import DoorbellSpec, create_doorbell
-from .protocol import LinkSpec, StreamSpec
-from .ring_layout import CONTROL_BYTES, write_control
+from .doorbell import DOORBELL_BYTES, DoorbellSpec, create_doorbell
+from .packet import HEADER_BYTES
+from .protocol import LinkSpec, Receiver, Sender, StreamSpec
 
-if TYPE_CHECKING:
-    from .ring_receiver import RingReceiver
-    from .ring_sender import RingSender
+CONTROL_BYTES: Final = 4096
+SENDER, SENDERS, SENDER_CLOSED = 8, 10, 11
+SCHEMA_BYTES, STREAMS, READY = 16, 17, 18
+RECEIVER, RECEIVER_CLOSED = 32, 34
+SENDER_DOORBELL: Final = 384  # in bytes
+_LINE: Final = 64
+_PAGE: Final = 4096
 
-assert mmap.PAGESIZE % 4096 == 0
+assert mmap.PAGESIZE % _PAGE == 0
+assert SENDER_DOORBELL >= (RECEIVER_CLOSED + 1) * 8
+assert SENDER_DOORBELL + DOORBELL_BYTES <= CONTROL_BYTES
 
 
 @dataclass(frozen=True)
@@ -69,27 +93,80 @@ class RingSpec(LinkSpec):
     memfd: Memfd
     doorbell: DoorbellSpec  # of the receiving process
 
-    def _open_sender(
-        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
-    ) -> RingSender:
-        from .ring_sender import RingSender
+    def _ends(self) -> tuple[type[Sender], type[Receiver]]:
+        from .ring_ends import RingReceiver, RingSender
 
-        return RingSender(self, schema, streams, timeout)
-
-    def _open_receiver(self, timeout: timedelta) -> RingReceiver:
-        from .ring_receiver import RingReceiver
-
-        return RingReceiver(self, timeout)
+        return RingSender, RingReceiver
 
 
 def create_ring(source: str, target: str, doorbell: DoorbellSpec | None = None) -> RingSpec:
     """Makes a ring to `target`, whose process hears `doorbell` (its own if not given)."""
-    link = secrets.randbits(32)
     memfd = Memfd.create("gmi-drl-ring", CONTROL_BYTES)
-    write_control(memfd.map(), link)
-    return RingSpec("ring", source, target, link, memfd, doorbell=doorbell or create_doorbell())
+    return RingSpec(
+        "ring", source, target, secrets.randbits(32), memfd, doorbell=doorbell or create_doorbell()
+    )
 
 
-def schema_crc(schema: bytes) -> int:
-    """Returns the checksum that headers have of the schema."""
-    return zlib.crc32(schema)
+class RingStream:
+    """The places of one stream's words (by index) and slots (by byte)."""
+
+    __slots__ = ("freed", "held", "nbytes", "order", "sent", "slots", "start", "stride")
+
+    def __init__(self, spec: StreamSpec, word: int) -> None:
+        line = _LINE // 8
+        self.nbytes, self.slots = spec.nbytes, spec.slots
+        self.sent = word
+        self.order = word + line
+        self.held = self.order + spec.slots
+        self.freed = round_up(self.held + spec.slots, line)
+        self.start = 0
+        self.stride = round_up(HEADER_BYTES + spec.nbytes, _LINE)
+
+    @property
+    def end(self) -> int:
+        """Returns the first word behind this stream's."""
+        return round_up(self.freed + self.slots, _LINE // 8)
+
+    def slot(self, place: int) -> int:
+        """Returns where a slot begins, with its packet's header."""
+        return self.start + place * self.stride
+
+
+class RingLayout:
+    """The places of everything, which follow from the sizes alone."""
+
+    def __init__(self, schema_bytes: int, specs: Sequence[StreamSpec]) -> None:
+        self.schema = CONTROL_BYTES
+        self.sizes = round_up(self.schema + schema_bytes, _LINE) // 8  # the word
+        self.streams: list[RingStream] = []
+        word = round_up(self.sizes + 2 * len(specs), _LINE // 8)
+        for spec in specs:
+            self.streams.append(RingStream(spec, word))
+            word = self.streams[-1].end
+        self.words_end = round_up(word * 8, _LINE)
+        start = round_up(self.words_end, _PAGE)
+        for stream in self.streams:
+            stream.start = start
+            start = round_up(start + stream.slots * stream.stride, _PAGE)
+        self.nbytes = start
+
+
+def write_layout(memory: memoryview, words: memoryview, layout: RingLayout, schema: bytes) -> None:
+    """Says what the rest of the file is; the pages are there, nobody looks at them yet."""
+    memory[layout.schema : layout.schema + len(schema)] = schema
+    sizes = itertools.chain(*((stream.nbytes, stream.slots) for stream in layout.streams))
+    for index, number in enumerate(sizes):
+        words[layout.sizes + index] = number
+    for stream in layout.streams:  # left by one that was killed at this, of other sizes
+        for index in range(stream.sent, stream.end):
+            words[index] = 0
+    words[SCHEMA_BYTES], words[STREAMS] = len(schema), len(layout.streams)
+
+
+def read_layout(memory: memoryview, words: memoryview) -> tuple[bytes, RingLayout]:
+    """Reads the schema, and where everything is; `memory` is the whole file, ready."""
+    schema_bytes = words[SCHEMA_BYTES]
+    schema = bytes(memory[CONTROL_BYTES : CONTROL_BYTES + schema_bytes])
+    first = RingLayout(schema_bytes, []).sizes
+    pairs = [(words[first + 2 * k], words[first + 2 * k + 1]) for k in range(words[STREAMS])]
+    return schema, RingLayout(schema_bytes, [StreamSpec(*pair) for pair in pairs])

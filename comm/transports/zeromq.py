@@ -31,27 +31,15 @@ import dataclasses
 import os
 import secrets
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Literal
 
 from gmi_drl.comm.errors import LinkError, MailboxError
 from gmi_drl.comm.mailbox.files import check_private
 from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 
-from .protocol import LinkSpec, StreamSpec
-
-if TYPE_CHECKING:
-    import zmq
-
-    from .zeromq_receiver import ZmqReceiver
-    from .zeromq_sender import ZmqSender
-
-HEARTBEAT_MS: Final = 2000
-HEARTBEAT_TIMEOUT_MS: Final = 10_000  # after which a host that says nothing is taken to be gone
-LINGER_MS: Final = 2000
+from .protocol import LinkSpec, Receiver, Sender
 
 
 @dataclass(frozen=True)
@@ -96,17 +84,10 @@ class ZmqSpec(LinkSpec):
     keys: CurveKeys | None = field(repr=False)
     _port: _Port | None = field(default=None, repr=False, compare=False)
 
-    def _open_sender(
-        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
-    ) -> ZmqSender:
-        from .zeromq_sender import ZmqSender
+    def _ends(self) -> tuple[type[Sender], type[Receiver]]:
+        from .zeromq_ends import ZmqReceiver, ZmqSender
 
-        return ZmqSender(self, schema, streams, timeout)
-
-    def _open_receiver(self, timeout: timedelta) -> ZmqReceiver:
-        from .zeromq_receiver import ZmqReceiver
-
-        return ZmqReceiver(self, timeout)
+        return ZmqSender, ZmqReceiver
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = [getattr(self, item.name) for item in dataclasses.fields(self)]
@@ -139,24 +120,6 @@ def create_zmq(
     endpoint = f"tcp://{where}:{port or (kept.number if kept else 0)}"
     keys = CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
     return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=kept)
-
-
-def open_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """Opens a context for one end: its authenticator answers for this link alone."""
-    import zmq
-
-    return zmq.Context()
-
-
-def set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
-    """Sets what the sockets of both ends have in common."""
-    one.set_hwm(0)  # the slots are what bounds it
-    # Before `bind`, which copies it: a connection lost just before `close` ends by the copy, and
-    # by libzmq's default waits for ever to write to nobody. One that stands ends by close's own.
-    one.linger = 0
-    if spec.kind == "tcp":
-        one.ipv6 = "[" in spec.endpoint
-        one.heartbeat_ivl, one.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 
 
 def count_incarnation(spec: ZmqSpec) -> int:

@@ -30,20 +30,9 @@ if TYPE_CHECKING:
     from .single import SingleEnv, as_gymnasium
 
 __all__ = [
-    "EnvActionError",
-    "EnvError",
-    "EnvRaised",
-    "EnvSpecError",
-    "EnvStateError",
-    "SingleEnv",
-    "Step",
-    "UnstableSimulation",
-    "VecEnv",
-    "as_gymnasium",
-    "check_env",
-    "choose_adapter",
-    "make_env",
-]
+    "EnvActionError", "EnvError", "EnvRaised", "EnvSpecError", "EnvStateError", "SingleEnv", "Step",
+    "UnstableSimulation", "VecEnv", "as_gymnasium", "check_env", "choose_adapter", "make_env",
+]  # fmt: skip
 
 
 def make_env(

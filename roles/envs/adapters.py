@@ -21,33 +21,19 @@ from .options import closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 
 MUJOCO_IDS = (
-    "Ant-v5",
-    "HalfCheetah-v5",
-    "Hopper-v5",
-    "Humanoid-v5",
-    "HumanoidStandup-v5",
-    "InvertedDoublePendulum-v5",
-    "InvertedPendulum-v5",
-    "Pusher-v5",
-    "Reacher-v5",
-    "Swimmer-v5",
+    "Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5",
+    "InvertedDoublePendulum-v5", "InvertedPendulum-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5",
     "Walker2d-v5",
-)
+)  # fmt: skip
 ROBOT_IDS = ("Barkour-v0", "ShadowHand-v0")  # of adapter mujoco, too; Gymnasium has them not
 TORCH_IDS = tuple(TORCH_OPTIONS)
 WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_IDS)
 MJX_IDS = ("Ant-v5", "BallBalance-v0", "Barkour-v0", "HalfCheetah-v5", "Humanoid-v5")
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (
-    "render_mode",
-    "width",
-    "height",
-    "camera_id",
-    "camera_name",
-    "default_camera_config",
-    "max_geom",
-    "visual_options",
-)
+    "render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config",
+    "max_geom", "visual_options",
+)  # fmt: skip
 
 
 class Adapter(NamedTuple):
@@ -271,7 +257,7 @@ ADAPTERS: Final[Mapping[str, Adapter]] = {
         make="warp.vec:WarpVecEnv",
         ids=WARP_IDS,
         check=_check_tasks,
-        options="warp.options:OPTIONS",
+        options="on_device.tasks:WARP_OPTIONS",
         packages={"mujoco": "mujoco", "warp": "warp-lang", "mujoco_warp": "mujoco-warp"},
         compiles="made",
     ),
@@ -279,7 +265,7 @@ ADAPTERS: Final[Mapping[str, Adapter]] = {
         make="mjx.vec:MjxVecEnv",
         ids=MJX_IDS,
         check=_check_tasks,
-        options="mjx.options:OPTIONS",
+        options="on_device.tasks:MJX_OPTIONS",
         packages={"mujoco": "mujoco", "jax": "jax", "mujoco.mjx": "mujoco-mjx"},
         compiles="reset",
     ),

@@ -38,13 +38,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         if terminated or truncated:
             self._start = self._numpy(step.observation)
-        return (
-            self._numpy(step.final_observation),
-            float(step.reward[0]),
-            terminated,
-            truncated,
-            {},
-        )
+        observation = self._numpy(step.final_observation)
+        return observation, float(step.reward[0]), terminated, truncated, {}
 
     def close(self) -> None:
         self._env.close()

@@ -10,8 +10,9 @@ from datetime import timedelta
 import pytest
 
 import bodies_record
-from gmi_drl.comm.plan.link_record import load, one_at_a_time, record_path, store
+from gmi_drl.comm.plan.link_record import load, record_path, store
 from gmi_drl.comm.plan.links import Link, LinkKey, fit
+from gmi_drl.runtime.cache_files import locked
 
 HERE = {"processor": "i", "torch": "2.13"}
 HOST, RING = LinkKey("host", 4, 1, 2, 4), LinkKey("ring", 2, 2, 2, 4, "bf16")
@@ -122,16 +123,16 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "gmi-drl").write_text("a file")
     path = tmp_path / "gmi-drl" / "links.json"
     assert "links will be measured again" in store(path, HERE, LINKS)
-    with one_at_a_time(path, timedelta(seconds=5)) as held:
-        assert not held
+    with locked(path, timedelta(seconds=5)) as lock:
+        assert not lock.held
 
 
 def test_one_measures_at_a_time_and_nobody_waits_for_ever(path):
     wait = timedelta(milliseconds=10)
-    with one_at_a_time(path, wait) as first, one_at_a_time(path, wait) as second:
-        assert (first, second) == (True, False)
-    with one_at_a_time(path, timedelta(0)) as third:
-        assert third
+    with locked(path, wait) as first, locked(path, wait) as second:
+        assert (first.held, second.held) == (True, False)
+    with locked(path, timedelta(0)) as third:
+        assert third.held
 
 
 def test_processes_that_store_at_once_lose_nothing_that_is_locked(path):

@@ -12,7 +12,7 @@ import pytest
 import bodies_comm
 import bodies_recovery as bodies
 from gmi_drl.comm import GroupClosed, GroupFinished, GroupReformed, PeerLeft, create_group
-from gmi_drl.comm.group import barrier, header
+from gmi_drl.comm.group import barrier
 from gmi_drl.comm.group.barrier import Barrier
 from gmi_drl.comm.group.tags import EXCHANGE, make_tag
 from gmi_drl.comm.shm import liveness
@@ -113,8 +113,7 @@ class Header(bytearray):
     """Memory that gives `Words`."""
 
     def __init__(self, size, turns):
-        super().__init__(header.header_bytes(size))
-        header.write_header(memoryview(self), size)
+        super().__init__(barrier.header_bytes(size))
         self.turns = turns
 
     def cast(self, _):
@@ -136,7 +135,7 @@ def in_threads(monkeypatch):
             pass
 
     monkeypatch.setattr(barrier, "Futex", NoFutex)
-    monkeypatch.setattr(header, "is_alive", lambda pid, started: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
 
 
 def play(seed, size, meetings, kills):

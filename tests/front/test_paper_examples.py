@@ -83,7 +83,7 @@ def test_sizes_are_those_of_the_docs(name):
     from gmi_drl.roles.envs.on_device.tasks import DEVICE_TASKS
 
     config = load_config(FOLDER / f"{name}.yaml")
-    kind = TASKS.get(config.env.id) or DEVICE_TASKS[config.env.id].task
+    kind = TASKS.get(config.env.id) or DEVICE_TASKS[config.env.id]
     options = kind.Options()
     model = load_model(options)
     papers, ours, *_ = TABLE[name]

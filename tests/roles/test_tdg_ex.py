@@ -12,7 +12,8 @@ import torch
 from batches import algorithm_of, batch_for, collector_of
 from gmi_drl.comm import solo_group
 from gmi_drl.comm.errors import LinkClosed, LinkTimeout
-from gmi_drl.comm.transports import create_link, shared
+from gmi_drl.comm.shm import liveness
+from gmi_drl.comm.transports import create_link
 from gmi_drl.placement import Device, PPOConfig, Topology, tdg_ex
 from gmi_drl.roles.evaluators.rollout_workers import Order, RolloutCoordinator, RolloutWorker
 from gmi_drl.roles.policies.actor_critic import ActorCritic
@@ -136,7 +137,7 @@ def test_each_agent_is_given_the_policy_and_taken_once():
 @pytest.fixture
 def replaced(monkeypatch):
     """An end may be opened again: whoever had opened it counts as dead."""
-    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
 
 
 def test_who_takes_an_agents_place_is_given_its_last_order_and_nothing_is_taken_twice(replaced):

@@ -1,4 +1,4 @@
 """Implements adapter `mjx`: the physics of MJX (MuJoCo in JAX) under the batch of `on_device`.
 
-Needs the `mjx` extra. `options` imports neither torch nor jax.
+Needs the `mjx` extra.
 """

@@ -14,15 +14,10 @@ Action [20], -1 to 1: servo targets over their range; the two outer joints of a 
 An episode ends when the cube is `fall_distance` from its goal; where the goal is reached, a new one
 is drawn.
 
-The model is mujoco-mjx's hand and a cube over its palm. What is changed in the hand:
-
-- A finger's two outer joints (J1, J2) are pulled together by one tendon with one servo, as in the
-  real hand: 20 servos in place of 24. The thumb's are five servos, as before.
-- Every servo's control is -1 to 1 over its range.
-- The hand's bodies do not weigh (Isaac Gym's task switches their gravity off).
-- Collision meshes (the fingertips') become the capsules that MuJoCo fits to them: a GPU finds the
-  contacts of a capsule many times faster than those of a mesh, and makes less room for them.
-- Time step, integrator, cones and the solver's iterations are those below.
+The model is mujoco-mjx's hand and a cube over its palm. A finger's two outer joints (J1, J2) are
+pulled together by one tendon with one servo, as in the real hand. Bodies do not weigh (Isaac Gym's
+task switches their gravity off). Collision meshes become the capsules that MuJoCo fits to them: a
+GPU finds the contacts of a capsule many times faster, and makes less room for them.
 """
 
 from __future__ import annotations
@@ -112,16 +107,11 @@ class ShadowHand(Task[ShadowHandOptions]):
         """Returns states [N, 5 * 13] and contact forces and torques [N, 5 * 6]."""
         xp = self.xp
         n, bodies = len(f["qpos"]), self.model.nbody
-        position, turn, velocity, force, centre = (
-            xp.take(f[name].reshape(n, bodies, -1), rows)
-            for name, rows in (
-                ("xpos", self._tips),
-                ("xquat", self._tips),
-                ("cvel", self._tips),
-                ("cfrc_ext", self._tips),
-                ("subtree_com", self._hand),
-            )
+        position, turn, velocity, force = (
+            xp.take(f[name].reshape(n, bodies, -1), self._tips)
+            for name in ("xpos", "xquat", "cvel", "cfrc_ext")
         )
+        centre = xp.take(f["subtree_com"].reshape(n, bodies, -1), self._hand)
         # cvel and cfrc_ext: angular before linear, about the centre of mass of the whole hand.
         arm = position - centre
         angular = velocity[..., :3]

@@ -11,19 +11,10 @@ from .small import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from .spatial import Ant, Humanoid, HumanoidStandup
 from .task import Task
 
-TASKS: dict[str, type[Task[Any]]] = {
-    "Ant-v5": Ant,
-    "HalfCheetah-v5": HalfCheetah,
-    "Hopper-v5": Hopper,
-    "Humanoid-v5": Humanoid,
-    "HumanoidStandup-v5": HumanoidStandup,
-    "InvertedDoublePendulum-v5": InvertedDoublePendulum,
-    "InvertedPendulum-v5": InvertedPendulum,
-    "Pusher-v5": Pusher,
-    "Reacher-v5": Reacher,
-    "Swimmer-v5": Swimmer,
-    "Walker2d-v5": Walker2d,
-    "Barkour-v0": Barkour,
-    "ShadowHand-v0": ShadowHand,
-}
+_GYMNASIUMS: tuple[type[Task[Any]], ...] = (
+    Ant, HalfCheetah, Hopper, Humanoid, HumanoidStandup, InvertedDoublePendulum, InvertedPendulum,
+    Pusher, Reacher, Swimmer, Walker2d,
+)  # fmt: skip
+TASKS: dict[str, type[Task[Any]]] = {f"{task.__name__}-v5": task for task in _GYMNASIUMS}
+TASKS |= {"Barkour-v0": Barkour, "ShadowHand-v0": ShadowHand}
 OPTIONS = {env_id: task.Options for env_id, task in TASKS.items()}

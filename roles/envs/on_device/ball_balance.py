@@ -37,6 +37,7 @@ class BallBalanceTaskOptions(TaskOptions):
 class BallBalanceTask(Task[BallBalanceTaskOptions]):
     """Pays 1 / (1 + distance from the centre) * 1 / (1 + speed)."""
 
+    max_episode_steps = 500
     Options = BallBalanceTaskOptions
     observation_size = 24
 

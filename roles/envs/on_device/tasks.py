@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from gmi_drl.roles.envs.mujoco.barkour import Barkour
-from gmi_drl.roles.envs.mujoco.planar import HalfCheetah
-from gmi_drl.roles.envs.mujoco.shadow_hand import ShadowHand
-from gmi_drl.roles.envs.mujoco.spatial import Ant, Humanoid
+from gmi_drl.roles.envs.adapters import WARP_IDS
 from gmi_drl.roles.envs.mujoco.task import Task, TaskOptions
+from gmi_drl.roles.envs.mujoco.tasks import TASKS
 
 from .ball_balance import BallBalanceTask
 
@@ -33,30 +31,46 @@ class DeviceOptions(TaskOptions):
         return faults
 
 
-class DeviceTask(NamedTuple):
-    task: type[Task[Any]]
-    max_episode_steps: int
+@dataclass(frozen=True, kw_only=True)
+class WarpOptions(DeviceOptions):
+    """Adds to a task's options."""
+
+    adapter: ClassVar[str] = "warp"
+    capture: bool = True  # the step as CUDA graphs; false launches every kernel from Python
+    nconmax: int | None = None  # contacts per environment, on average; None: see warp/capacity.py
+    njmax: int | None = None  # constraint rows of one environment, at most
+    solver_iterations: int | None = None  # at most, in a physics step; None: the model's
+
+    def faults(self, where: str) -> list[str]:
+        faults = super().faults(where)
+        faults += [
+            f"{where}: {name}={value}; must be at least 1. Leave it out to take it from the model."
+            for name in ("nconmax", "njmax", "solver_iterations")
+            if (value := getattr(self, name)) is not None and value < 1
+        ]
+        return faults
 
 
-DEVICE_TASKS: Mapping[str, DeviceTask] = {
-    "Ant-v5": DeviceTask(Ant, 1000),
-    "BallBalance-v0": DeviceTask(BallBalanceTask, 500),
-    "Barkour-v0": DeviceTask(Barkour, Barkour.max_episode_steps),
-    "HalfCheetah-v5": DeviceTask(HalfCheetah, 1000),
-    "Humanoid-v5": DeviceTask(Humanoid, 1000),
-    "ShadowHand-v0": DeviceTask(ShadowHand, ShadowHand.max_episode_steps),
-}
+@dataclass(frozen=True, kw_only=True)
+class MjxOptions(DeviceOptions):
+    """Adds nothing to a task's options."""
+
+    adapter: ClassVar[str] = "mjx"
 
 
-def options_with(added: type[DeviceOptions]) -> Mapping[str, type[Any]]:
+_TASKS: Mapping[str, type[Task[Any]]] = {**TASKS, "BallBalance-v0": BallBalanceTask}
+DEVICE_TASKS = {env_id: _TASKS[env_id] for env_id in WARP_IDS}
+
+
+def _options_with(added: type[DeviceOptions]) -> Mapping[str, type[Any]]:
     """Returns a dataclass by id, of the options of the task and those of an adapter, `added`."""
     return {
         env_id: dataclasses.make_dataclass(
-            entry.task.Options.__name__,
-            [],
-            bases=(entry.task.Options, added),
-            frozen=True,
-            kw_only=True,
+            task.Options.__name__, [], bases=(task.Options, added), frozen=True, kw_only=True
         )
-        for env_id, entry in DEVICE_TASKS.items()
+        for env_id, task in DEVICE_TASKS.items()
     }
+
+
+WARP_OPTIONS = _options_with(WarpOptions)
+MJX_OPTIONS = _options_with(MjxOptions)

@@ -10,6 +10,7 @@ import mujoco  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from gmi_drl.roles.envs.adapters import time_limit
 from gmi_drl.roles.envs.counter_rng import splitmix64, stream_keys
 from gmi_drl.roles.envs.errors import EnvActionError, EnvSpecError, EnvStateError
 from gmi_drl.roles.envs.mujoco.vec import box_spaces, load_model
@@ -98,14 +99,13 @@ class DeviceVecEnv:
         """Takes the worlds of `model` and the id's options, parsed."""
         env_id = spec.env_id
         self.env_id, self.num_env, self.device = env_id, world.num_world, world.device
-        entry = DEVICE_TASKS[env_id]
-        self._limit = spec.max_episode_steps or entry.max_episode_steps
+        # The tasks' annotations say NumPy; with TorchArrays they compute with tensors.
+        task: Any = DEVICE_TASKS[env_id]
+        self._limit = time_limit(env_id, spec.max_episode_steps) or task.max_episode_steps
         self.max_episode_steps: int | None = self._limit
         self._adapter = options.adapter
         self._frame_skip = options.frame_skip
         self._world = world
-        # The tasks' annotations say NumPy; with TorchArrays they compute with tensors.
-        task: Any = entry.task
         self._task: Any = task(model, options, TorchArrays(self.device))
         views = self._task.views(world)
         self._fields: dict[str, Tensor] = {k: v.flatten(1) for k, v in views.items()}
@@ -263,13 +263,19 @@ class DeviceVecEnv:
         return {
             "env_id": self.env_id,
             "physics": {name: getattr(self._world, name).clone() for name in self._saved},
-            "before": self._before.clone(),
-            "memory": self._memory.clone(),
-            "elapsed": self._elapsed.clone(),
-            "key": self._key.clone(),
-            "count": self._count.clone(),
-            "observation": self._step.observation.clone(),
+            **{name: tensor.clone() for name, tensor in self._state().items()},
             "counts": self._counters.on_device.tolist(),
+        }
+
+    def _state(self) -> dict[str, Tensor]:
+        """Returns what is saved beside physics."""
+        return {
+            "before": self._before,
+            "memory": self._memory,
+            "elapsed": self._elapsed,
+            "key": self._key,
+            "count": self._count,
+            "observation": self._step.observation,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -287,17 +293,9 @@ class DeviceVecEnv:
             )
         for name in self._saved:
             getattr(self._world, name).copy_(saved[name])
-        ours = {
-            "before": self._before,
-            "elapsed": self._elapsed,
-            "key": self._key,
-            "count": self._count,
-            "observation": self._step.observation,
-        }
-        if self._task.memory_size:
-            ours["memory"] = self._memory
-        for name, tensor in ours.items():
-            tensor.copy_(state[name])
+        for name, tensor in self._state().items():
+            if tensor.numel():  # older states have no memory
+                tensor.copy_(state[name])
         self._counters.load(state["counts"])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
 """Implements adapter `warp`: mujoco_warp's physics under the batch of `on_device`.
 
-Needs the `warp` extra. `options` imports neither torch nor warp.
+Needs the `warp` extra.
 """

@@ -1,19 +1,103 @@
-"""Steps N environments of a MuJoCo task with mujoco_warp's physics."""
+"""Steps N environments of a MuJoCo task with mujoco_warp's physics, captured where it can be.
+
+A step is captured as stages, CUDA graphs that are replayed in order.
+
+A stage holds kernels of torch or kernels of warp, never both. mujoco_warp's solver loops until all
+worlds have converged (`wp.capture_while`): a conditional node, at which warp ends the capture of
+the graph and begins another one with another id. torch tells by that id which allocations belong to
+its graph, so in a shared capture what it allocates behind the first loop would come from ordinary
+memory, be freed, and be written by replays while others own it. Four launches a step are the price.
+
+On a stream of a green context the loop is captured unrolled: all the iterations that the model
+allows, and no conditional node. CUDA wants the kernels of such a node's body in the node's own
+context (driver API, CUDA_CONDITIONAL_NODE_PARAMS); warp makes the node in the device's primary
+context, and kernels captured on a green stream belong to the green one.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
+import warp as wp
 
+from gmi_drl.gmi.backends.green import is_green
+from gmi_drl.roles.envs.on_device.tasks import WARP_OPTIONS
 from gmi_drl.roles.envs.on_device.vec import DeviceVecEnv, prepare
 from gmi_drl.roles.envs.protocol import VecEnvSpec
+from gmi_drl.roles.graphs import Graph, Pool
 
-from .capture import CaptureStage, Replay, capture_obstacle
-from .options import OPTIONS
-from .world import WarpWorld
+from .world import WarpWorld, stream_of_torch
 
 _log = logging.getLogger(__name__)
+_WARM_UP = 2  # runs before the capture: the first compiles and loads kernels, and may allocate
+
+
+class CaptureStage(NamedTuple):
+    kind: Literal["torch", "warp"]  # whose kernels
+    run: Callable[[], object]
+
+
+def _capture_obstacle(device: torch.device) -> str | None:
+    """Returns why steps cannot be captured on this device; None if they can."""
+    if device.type != "cuda":
+        return f"{device} has no CUDA graphs"
+    if not wp.is_conditional_graph_supported():
+        return "the solver's loop needs conditional graph nodes: a driver for CUDA 12.4 or later"
+    if not wp.is_mempool_enabled(wp.device_from_torch(device)):
+        return "warp's memory pool is off, without which it cannot allocate in a capture"
+    return None
+
+
+class Replay:
+    """Holds the stages, each captured; calling it replays them in order on torch's current stream.
+
+    Capturing runs every stage some times first: what they change must not matter yet. It waits for
+    the device; a replay does not. Captured in turn with all graphs of the process, on the stream
+    that a `Pool` says. `unrolled`: whether that is a green one, so that the solver does not loop.
+    """
+
+    def __init__(self, stages: list[CaptureStage], world: WarpWorld) -> None:
+        self._device = world.device
+        self._launches: list[Callable[[], None]] = []
+        pool = Pool(self._device)
+        self.unrolled = is_green(pool.stream.cuda_stream)
+        with pool.at_work(), world.solver_unrolled() if self.unrolled else nullcontext():
+            for _ in range(_WARM_UP):
+                for stage in stages:
+                    _run(stage, world)
+            pool.wait()
+            for stage in stages:
+                if stage.kind == "torch":
+                    graph = Graph(stage.run, self._device, warm_up=0, pool=pool)
+                    self._launches.append(graph)
+                else:
+                    with (
+                        world.on_torch_stream() as warp_stream,
+                        wp.ScopedCapture(stream=warp_stream) as capture,
+                    ):
+                        stage.run()
+                    self._launches.append(partial(self._launch, capture.graph))
+            pool.wait()
+
+    def __call__(self) -> None:
+        for launch in self._launches:
+            launch()
+
+    def _launch(self, graph: Any) -> None:
+        wp.capture_launch(graph, stream=stream_of_torch(self._device))
+
+
+def _run(stage: CaptureStage, world: WarpWorld) -> None:
+    if stage.kind == "torch":
+        stage.run()
+        return
+    with world.on_torch_stream():
+        stage.run()
 
 
 class WarpVecEnv(DeviceVecEnv):
@@ -26,7 +110,7 @@ class WarpVecEnv(DeviceVecEnv):
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
-        options, model, device = prepare(OPTIONS, spec)
+        options, model, device = prepare(WARP_OPTIONS, spec)
         if options.solver_iterations is not None:
             model.opt.iterations = options.solver_iterations
         self._warp = WarpWorld(
@@ -38,7 +122,7 @@ class WarpVecEnv(DeviceVecEnv):
 
     @torch.no_grad()
     def _capture(self) -> Replay | None:
-        obstacle = capture_obstacle(self.device)
+        obstacle = _capture_obstacle(self.device)
         if obstacle is not None:
             _log.warning("%s: steps are not captured: %s. They run slowly.", self.env_id, obstacle)
             return None

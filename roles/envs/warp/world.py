@@ -108,18 +108,15 @@ class WarpWorld:
         return views[name]
 
     def step(self, frame_skip: int, rne_post: bool) -> None:
-        """Takes `frame_skip` physics steps; `rne_post` computes cfrc_ext after them."""
         for _ in range(frame_skip):
             mjw.step(self._model, self._data)
         if rne_post:
             mjw.rne_postconstraint(self._model, self._data)
 
     def forward(self) -> None:
-        """Computes derived fields of the present qpos, qvel and ctrl, of all worlds."""
         mjw.forward(self._model, self._data)
 
     def dropped(self) -> Tensor:
-        """Returns the worlds [N] whose contacts or rows did not all fit since last asked."""
         dropped: Tensor = (self.overflow & int(_DROPPED)) != 0
         self.overflow.zero_()
         return dropped

@@ -12,7 +12,8 @@ import bodies_experience as bodies
 from bodies_experience import STEPS, last_of, numbers_in, step_of
 from ends import Ends, until
 from gmi_drl.comm.experience import Batcher
-from gmi_drl.comm.transports import create_doorbell, create_link, shared
+from gmi_drl.comm.shm import liveness
+from gmi_drl.comm.transports import create_doorbell, create_link
 from gmi_drl.runtime import Memfd
 
 AGENTS = 2
@@ -23,7 +24,7 @@ LAG = 3
 def anew(request, monkeypatch):
     """Simulated: the process at an end is always taken to be gone."""
     if "simulated" in request.node.nodeid:
-        monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
+        monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
 
 
 class Killed(BaseException):

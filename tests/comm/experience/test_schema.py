@@ -44,15 +44,19 @@ def test_blocks_lie_in_cache_lines_of_their_own_and_the_last_packet_has_the_segm
     assert (usual.nbytes, last.nbytes) == (128 + 12, 192 + 60)
 
 
+def schema_of(channels, steps):
+    return Schema(tuple(channels), mcc(channels, steps), steps, 1)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Channel("x", (2,), "complex64"), "dtype 'complex64' is none of"),
         (lambda: Channel("x", (0,), "float32"), "every width is at least 1"),
         (lambda: Channel("", (), "float32"), "without a name"),
-        (lambda: mcc([REWARD, REWARD], 4), "channels reward: each name stands for one"),
-        (lambda: mcc([REWARD], 0), "0 steps"),
-        (lambda: mcc([Channel("last", (), "float32", True)], 4), "a tensor each step"),
+        (lambda: schema_of([REWARD, REWARD], 4), "channels reward: each name stands for one"),
+        (lambda: schema_of([REWARD], 0), "0 steps"),
+        (lambda: schema_of([Channel("last", (), "float32", True)], 4), "a tensor each step"),
         (
             lambda: Schema((REWARD,), Grouping("g", (Stream(("reward",), 3),)), 4, 1),
             "3 steps a packet of reward; the 4 steps",

@@ -10,23 +10,16 @@ import bodies_links as bodies
 from fake_ipc import FakeIpc
 from fake_streams import Stream
 from gmi_drl.comm.errors import LinkEnded, LinkError
+from gmi_drl.comm.shm import liveness
 from gmi_drl.comm.transports import (
     StreamSpec,
-    choose_kind,
     create_link,
     cuda_ipc,
-    shared,
     wait_any,
 )
 from links import End, pipe
 
 LONG = timedelta(seconds=20)
-
-
-def test_the_kind_follows_from_where_the_ends_are():
-    assert choose_kind() == "ring"
-    assert choose_kind(gpu=True) == "cuda"
-    assert choose_kind(same_host=False, gpu=True) == "tcp"
 
 
 def test_where_memory_cannot_be_shared_both_ends_say_why(monkeypatch):
@@ -50,7 +43,7 @@ def no_gpu(monkeypatch, request):
     monkeypatch.setattr(cuda_ipc, "_is_here", lambda _: request.param == "threads")
     monkeypatch.setattr(cuda_ipc, "check_device", lambda name: None)
     monkeypatch.setattr(cuda_ipc, "_DEVICE", "cpu")
-    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
     device = FakeIpc(monkeypatch)
     yield device
     gc.collect()

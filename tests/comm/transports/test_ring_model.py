@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gmi_drl.comm.errors import LinkEnded
-from gmi_drl.comm.transports import StreamSpec, create_link, ring_receiver, ring_sender, shared
+from gmi_drl.comm.shm import liveness
+from gmi_drl.comm.transports import StreamSpec, create_link, ring_ends
 
 STREAMS = [StreamSpec(40, 2), StreamSpec(8, 3)]
 
@@ -16,7 +17,7 @@ STREAMS = [StreamSpec(40, 2), StreamSpec(8, 3)]
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
     """The process at an end is always taken to be gone."""
-    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda pid, started: False)
 
 
 class Queues(RuleBasedStateMachine):
@@ -124,7 +125,7 @@ Queues.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dea
 class TestQueues(Queues.TestCase):
     def setUp(self):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(shared, "is_alive", lambda pid, started: False)
+        self.patch.setattr(liveness, "is_alive", lambda pid, started: False)
 
     def tearDown(self):
         self.patch.undo()
@@ -170,16 +171,17 @@ class Ends:
     def __init__(self, monkeypatch):
         self.link = create_link("gmi 0", "gmi 1")
         self.sending, self.receiving = Life(), Life()
-        for module, life in ((ring_sender, self.sending), (ring_receiver, self.receiving)):
-            monkeypatch.setattr(
-                module, "words_of", lambda memory, life=life: Words(memory.cast("Q"), life)
-            )
+        self.turns = self.sending  # of the end that opens its words
+        monkeypatch.setattr(
+            ring_ends, "words_of", lambda memory: Words(memory.cast("Q"), self.turns)
+        )
         self.sender = self.receiver = None
         self.surely, self.maybe = [], []  # sequences of finished and of interrupted sends
         self.released, self.doubtful, self.held = [], [], []
         self.kills = 0
 
     def send(self, sequence):
+        self.turns = self.sending
         if self.sender is None:
             self.sender = self.link.sender(b"killed", STREAMS)
         slot = self.sender.try_reserve(sequence % 2)
@@ -191,6 +193,7 @@ class Ends:
         self.surely.append(self.maybe.pop())
 
     def receive(self, turn):
+        self.turns = self.receiving
         if self.receiver is None:
             self.receiver = self.link.receiver()
             self.held = []

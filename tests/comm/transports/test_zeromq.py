@@ -20,7 +20,7 @@ from gmi_drl.comm.errors import (
     LinkTimeout,
     SchemaDiffers,
 )
-from gmi_drl.comm.transports import StreamSpec, create_link, wait_any, zeromq, zeromq_sender
+from gmi_drl.comm.transports import StreamSpec, create_link, wait_any, zeromq, zeromq_ends
 
 SHORT = timedelta(milliseconds=80)
 LONG = timedelta(seconds=20)
@@ -35,7 +35,7 @@ def link(request, tmp_path):
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch):
     """Both ends are in one thread here: the receiver cannot answer while the sender closes."""
-    monkeypatch.setattr(zeromq_sender, "_GOODBYE_S", 0.2)
+    monkeypatch.setattr(zeromq_ends, "_GOODBYE_S", 0.2)
 
 
 @pytest.fixture
@@ -191,8 +191,8 @@ def test_a_replaced_receiver_is_given_again_what_was_not_released(link):
 def test_a_sender_that_closes_waits_for_who_replaces_a_receiver_that_died_in_the_handshake(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(zeromq_sender, "_GOODBYE_S", 20.0)
-    monkeypatch.setattr(zeromq_sender, "_GLANCE_S", 0.05)
+    monkeypatch.setattr(zeromq_ends, "_GOODBYE_S", 20.0)
+    monkeypatch.setattr(zeromq_ends, "_GLANCE_S", 0.05)
     link = new(tmp_path, "ipc")
     with socket.socket(socket.AF_UNIX) as dying:
         dying.bind(link.endpoint.removeprefix("ipc://"))
@@ -216,8 +216,8 @@ def test_a_sender_that_closes_waits_for_who_replaces_a_receiver_that_died_in_the
 
 
 def test_a_replaced_receiver_is_told_the_end_by_a_sender_that_has_nothing_left(link, monkeypatch):
-    monkeypatch.setattr(zeromq_sender, "_GOODBYE_S", 20.0)
-    monkeypatch.setattr(zeromq_sender, "_GLANCE_S", 0.05)
+    monkeypatch.setattr(zeromq_ends, "_GOODBYE_S", 20.0)
+    monkeypatch.setattr(zeromq_ends, "_GLANCE_S", 0.05)
     sender = link.sender(b"", STREAMS, LONG)
     with link.receiver(LONG) as receiver:
         meet(sender, receiver)

@@ -20,9 +20,9 @@ from fake_graphs import FakeCuda, FakeStream
 from gmi_drl.gmi.backends.green import Partition
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, as_gymnasium, check_env, make_env
 from gmi_drl.roles.envs.errors import EnvStateError
+from gmi_drl.roles.envs.on_device.tasks import WARP_OPTIONS as OPTIONS
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.envs.warp import capture
-from gmi_drl.roles.envs.warp.options import OPTIONS
+from gmi_drl.roles.envs.warp import vec as capturing
 
 # One Euler step of the cheapest model: these tests are about everything else.
 QUICK = {"frame_skip": 1}
@@ -300,16 +300,16 @@ def test_on_a_green_stream_no_loop_is_captured(monkeypatch, green):
     cuda = FakeCuda(monkeypatch)
     cuda.current = FakeStream(cuda, "the GMI's")
     cuda.current.cuda_stream = 0x1000
-    monkeypatch.setattr(capture, "is_green", lambda stream: green and stream == 0x1000)
+    monkeypatch.setattr(capturing, "is_green", lambda stream: green and stream == 0x1000)
     loops = []
     monkeypatch.setattr(wp, "capture_while", lambda *a, **k: loops.append(a))
     monkeypatch.setattr(wp, "ScopedCapture", lambda stream: nullcontext(SimpleNamespace(graph=1)))
     env = make(2, "BallBalance-v0", solver_iterations=3)
     stages = [
-        capture.CaptureStage("warp", env._physics),
-        capture.CaptureStage("torch", env._conclude),
+        capturing.CaptureStage("warp", env._physics),
+        capturing.CaptureStage("torch", env._conclude),
     ]
-    replay = capture.Replay(stages, env._warp)
+    replay = capturing.Replay(stages, env._warp)
     assert replay.unrolled == green
     assert bool(loops) != green
     assert len(replay._launches) == 2

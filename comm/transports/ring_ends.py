@@ -1,0 +1,433 @@
+"""The two ends of a ring are as ring.py describes them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import mmap
+import os
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkError, SchemaDiffers
+from gmi_drl.comm.shm.futex import Fence
+from gmi_drl.comm.shm.liveness import claim, is_alive, peer_text
+from gmi_drl.comm.shm.pinned import PinnedMemory
+from gmi_drl.gmi.usage.processes import host_memory
+from gmi_drl.runtime.store.memfd import Memfd
+
+from .doorbell import Doorbell
+from .packet import HEADER_BYTES, HeaderCodec, Packet, PacketHeader, PacketSlot
+from .protocol import Receiver, Sender, StreamSpec
+from .ring import (
+    CONTROL_BYTES,
+    READY,
+    RECEIVER,
+    RECEIVER_CLOSED,
+    SENDER,
+    SENDER_CLOSED,
+    SENDER_DOORBELL,
+    SENDERS,
+    RingLayout,
+    RingSpec,
+    RingStream,
+    read_layout,
+    write_layout,
+)
+
+_POPULATE_WRITE: Final = 23  # Linux 5.14
+_KEPT_FREE: Final = 64 << 20  # for all else on the machine
+
+
+def reserve_pages(memfd: Memfd, nbytes: int, what: str) -> None:
+    """Makes the file at least `nbytes` long, all of it backed by memory.
+
+    A full memory is a LinkError here, not a SIGBUS later. No file system bounds anonymous files, so
+    what is available is looked at first: the kernel kills processes when too much is asked for.
+    """
+    before = memfd.size
+    missing = nbytes - before
+    if missing <= 0:
+        return
+    room = max(0, host_memory().free_bytes - _KEPT_FREE)
+    if missing > room:
+        raise _full(what, missing, f"the machine has {room:,} bytes to spare")
+    try:
+        os.posix_fallocate(memfd.fd, before, missing)
+    except OSError as error:
+        raise _full(what, missing, os.strerror(error.errno or 0)) from error
+
+
+def _full(what: str, nbytes: int, why: str) -> LinkError:
+    return LinkError(
+        f"{what}: {nbytes:,} bytes of shared memory asked for, and not to be had ({why}). Use "
+        "fewer slots, shorter segments or fewer environments per GMI, or free memory."
+    )
+
+
+def words_of(memory: memoryview) -> memoryview:
+    """Returns the 64-bit words of shared memory; each is read or written in one access."""
+    return memory.cast("Q")
+
+
+def populate(memory: memoryview) -> None:
+    """Enters a mapping's pages in this process's page table, quicker than their faults would."""
+    if isinstance(memory.obj, mmap.mmap):
+        with contextlib.suppress(OSError):  # an older kernel: they are faulted in
+            memory.obj.madvise(_POPULATE_WRITE)
+
+
+def _claim(words: memoryview, at: int, link: str, end: str) -> None:
+    if before := claim(words, at):
+        raise LinkError(
+            f"{link}: its {end} is open already, in process {before}. A link has one {end}; a new "
+            "one takes over when that process is gone."
+        )
+
+
+def _had_closed(name: str, end: str) -> LinkClosed:
+    return LinkClosed(
+        f"{name}: its {end} had closed it before its process ended. A link ends with that; make a "
+        "new one."
+    )
+
+
+def _slots(memory: memoryview, places: RingStream) -> tuple[list[memoryview], list[Tensor]]:
+    """Returns the header and the payload of each slot."""
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    starts = [places.slot(place) for place in range(places.slots)]
+    payloads = [start + HEADER_BYTES for start in starts]
+    return (
+        [memory[start : start + HEADER_BYTES] for start in starts],
+        [whole[start : start + places.nbytes] for start in payloads],
+    )
+
+
+class _SentStream:
+    """One stream as the sender knows it."""
+
+    def __init__(
+        self, words: memoryview, places: RingStream, index: int, memory: memoryview
+    ) -> None:
+        self.places = places
+        self.sent = words[places.sent]
+        self.headers, payloads = _slots(memory, places)
+        self.free: list[PacketSlot] = []
+        self.busy: list[PacketSlot] = []  # sent, not known to be released
+        self.held = [0] * places.slots
+        # What a sender before had not sent is free again.
+        for place, payload in enumerate(payloads):
+            freed = words[places.freed + place]
+            if words[places.held + place] > self.sent:
+                words[places.held + place] = freed
+            self.held[place] = words[places.held + place]
+            free = self.held[place] == freed
+            (self.free if free else self.busy).append(PacketSlot(payload, index, place))
+        self.free.reverse()  # the first slot first
+
+    def collect(self, words: memoryview) -> bool:
+        """Finds slots that were released; whether any is free."""
+        freed, held = self.places.freed, self.held
+        busy: list[PacketSlot] = []
+        for slot in self.busy:
+            still = words[freed + slot.place] != held[slot.place]
+            (busy if still else self.free).append(slot)
+        self.busy = busy
+        return bool(self.free)
+
+
+class RingSender(Sender):
+    """See protocol.Sender. `memory` of a slot is shared memory, written once and not copied."""
+
+    _spec: RingSpec
+
+    def __init__(
+        self, spec: RingSpec, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
+    ) -> None:
+        self._spec, self._timeout = spec, timeout
+        self._fence = Fence()
+        control = words_of(spec.memfd.map(0, CONTROL_BYTES))
+        _claim(control, SENDER, spec.name, "sender")
+        try:
+            memory, layout = self._lay_out(control, schema, streams)
+        except BaseException:
+            control[SENDER] = 0
+            raise
+        self._memory = memory
+        self._pinned: PinnedMemory | None = None
+        self._words = words = words_of(memory)
+        self.incarnation = words[SENDERS]
+        words[SENDERS] += 1
+        self._origin = HeaderCodec(spec.name, spec.link, zlib.crc32(schema))
+        self._doorbell = spec.doorbell.open()
+        self._my_doorbell = Doorbell(memory[SENDER_DOORBELL:])
+        self._streams: list[_SentStream] = [
+            _SentStream(words, places, index, memory) for index, places in enumerate(layout.streams)
+        ]
+        self._fence()
+
+    def _lay_out(
+        self, control: memoryview, schema: bytes, streams: Sequence[StreamSpec]
+    ) -> tuple[memoryview, RingLayout]:
+        """Maps the whole file; writes what it holds unless a sender before has done so."""
+        spec = self._spec
+        if control[SENDER_CLOSED]:
+            raise _had_closed(spec.name, "sender")
+        if control[READY]:
+            memory = spec.memfd.map()
+            before, layout = read_layout(memory, words_of(memory))
+            self._check_same(before, layout, schema, streams)
+            populate(memory)
+            return memory, layout
+        layout = RingLayout(len(schema), streams)
+        reserve_pages(spec.memfd, layout.nbytes, spec.name)
+        memory = spec.memfd.map(0, layout.nbytes)
+        populate(memory)
+        words = words_of(memory)
+        write_layout(memory, words, layout, schema)
+        self._fence()
+        words[READY] = 1
+        return memory, layout
+
+    def _check_same(
+        self, before: bytes, previous: RingLayout, schema: bytes, streams: Sequence[StreamSpec]
+    ) -> None:
+        sizes = [(stream.nbytes, stream.slots) for stream in previous.streams]
+        mine = [(stream.nbytes, stream.slots) for stream in streams]
+        if sizes != mine:
+            what = f"streams of (nbytes, slots) {mine}, the one before it {sizes}"
+        elif before != schema:
+            what = f"a schema {schema[:60]!r}, the one before it {before[:60]!r}"
+        else:
+            return
+        raise SchemaDiffers(
+            f"{self._spec.name}: the sender has {what}. A replaced sender sends what its "
+            "predecessor did; start a new run for another config."
+        )
+
+    def pin(self, device: torch.device) -> None:
+        if device.type == "cuda" and self._pinned is None:
+            self._pinned = PinnedMemory(self._memory, device, f"{self._spec.name}: packets are")
+
+    def try_reserve(self, stream: int) -> PacketSlot | None:
+        if self._closed:
+            raise self._closed_here()
+        if self._words[RECEIVER_CLOSED]:
+            raise self._ended_there()
+        mine = self._streams[stream]
+        if not mine.free:
+            if not mine.collect(self._words):
+                return None
+            self._fence()  # what the receiver has read, it has read before we write
+        slot = mine.free.pop()
+        slot.reserved = True
+        return slot
+
+    def _wait_for_room(self, stream: int, timeout_s: float) -> None:
+        mine, words = self._streams[stream], self._words
+        self._my_doorbell.wait(
+            lambda: mine.collect(words) or words[RECEIVER_CLOSED], timedelta(seconds=timeout_s)
+        )
+
+    def _peer_text(self) -> str:
+        return peer_text(self._words, RECEIVER, self._spec.target)
+
+    def send(
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
+    ) -> None:
+        if self._closed:
+            raise self._closed_here()
+        mine, place = self._streams[slot.stream], slot.place
+        places = mine.places
+        slot.take(nbytes, places.nbytes)
+        if self._pinned is not None:
+            self._pinned.wait()
+        words, number = self._words, mine.sent
+        header = PacketHeader(
+            slot.stream, self.incarnation, number, sequence, step,
+            policy_version=policy_version, nbytes=nbytes,
+        )  # fmt: skip
+        mine.headers[place][:] = self._origin.pack(header)
+        mine.sent = mine.held[place] = number + 1
+        mine.busy.append(slot)
+        words[places.held + place] = number + 1
+        words[places.order + number % places.slots] = place
+        self._fence()
+        words[places.sent] = number + 1
+        self._doorbell.ring()
+
+    def under_way(self, stream: int) -> int:
+        if self._closed:
+            raise self._closed_here()
+        mine = self._streams[stream]
+        mine.collect(self._words)
+        return len(mine.busy)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._fence()
+            self._words[SENDER_CLOSED] = 1
+            self._doorbell.ring()
+            if self._pinned is not None:
+                self._pinned.close()
+
+
+class _ReceivedStream:
+    """One stream as the receiver knows it."""
+
+    def __init__(
+        self, words: memoryview, places: RingStream, fence: Fence, memory: memoryview
+    ) -> None:
+        self.places = places
+        self.next = words[places.sent]  # the number that is received next
+        fence()
+        unreleased = []
+        for place in range(places.slots):
+            held = words[places.held + place]
+            if held <= self.next and held != words[places.freed + place]:
+                unreleased.append((held - 1, place))
+        self.again = collections.deque(sorted(unreleased))  # (number, place) given once more
+        self.headers, self.whole = _slots(memory, places)
+        self.views = list(self.whole)  # of each slot, as long as its last packet
+        self.lengths = [places.nbytes] * places.slots  # of those
+
+
+class RingReceiver(Receiver):
+    """See protocol.Receiver. `memory` of a packet is shared memory, where the sender wrote it."""
+
+    _spec: RingSpec
+
+    def __init__(self, spec: RingSpec, timeout: timedelta) -> None:
+        self.source = spec.source
+        self._spec, self._timeout = spec, timeout
+        self._fence = Fence()
+        memory = spec.memfd.map(0, CONTROL_BYTES)
+        self._words = words_of(memory)
+        if self._words[RECEIVER_CLOSED]:
+            raise _had_closed(spec.name, "receiver")
+        _claim(self._words, RECEIVER, spec.name, "receiver")
+        self.doorbell: Doorbell = spec.doorbell.open()
+        self._senders_doorbell = Doorbell(memory[SENDER_DOORBELL:])
+        self._streams: list[_ReceivedStream] = []
+        self._turn = 0  # the stream that is looked at first
+        self._device: torch.device | None = None  # that packets are copied to, if it is a GPU
+        self._pinned: PinnedMemory | None = None
+
+    def pin(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            self._device = device
+            self._pin()
+
+    def _pin(self) -> None:
+        """Pins as soon as both the device and the memory are known."""
+        if self._device is not None and self._schema is not None and self._pinned is None:
+            what = f"{self._spec.name}: packets are"
+            self._pinned = PinnedMemory(self._memory, self._device, what)
+
+    def connected(self) -> bool:
+        if self._schema is None:
+            if not self._words[READY]:
+                return False
+            self._fence()
+            self._open()
+        return True
+
+    def _open(self) -> None:
+        memory = self._spec.memfd.map()
+        words = words_of(memory)
+        schema, layout = read_layout(memory, words)
+        populate(memory)
+        for places in layout.streams:
+            self._streams.append(_ReceivedStream(words, places, self._fence, memory))
+        self._origin = HeaderCodec(self._spec.name, self._spec.link, zlib.crc32(schema))
+        self._capacities = [places.nbytes for places in layout.streams]
+        self._words, self._schema, self._memory = words, schema, memory
+        self._pin()
+
+    def sender_lives(self) -> bool:
+        """Tells whether the sender's process runs."""
+        return is_alive(self._words[SENDER], self._words[SENDER + 1])
+
+    def _peer_text(self) -> str:
+        return peer_text(self._words, SENDER, self.source)
+
+    def ready(self) -> bool:
+        if self._closed:
+            raise self._closed_here()
+        if not self.connected():
+            return False
+        words = self._words
+        for stream in self._streams:
+            if stream.again or words[stream.places.sent] > stream.next:
+                return True
+        return bool(words[SENDER_CLOSED])
+
+    def poll(self) -> Packet | None:
+        if self._closed:
+            raise self._closed_here()
+        if self._schema is None and not self.connected():
+            return None
+        words, streams, turn = self._words, self._streams, self._turn
+        closed = words[SENDER_CLOSED]
+        if closed:
+            self._fence()  # all that it sent is seen now
+        number = len(streams)
+        for index in range(turn, turn + number):
+            index %= number
+            stream = streams[index]
+            if stream.again:
+                return self._take(index, stream, *stream.again.popleft())
+            if words[stream.places.sent] > stream.next:
+                self._turn = index + 1
+                self._fence()
+                count, places = stream.next, stream.places
+                stream.next += 1
+                return self._take(index, stream, count, words[places.order + count % places.slots])
+        if closed:
+            raise self._ended_there()
+        return None
+
+    def _take(self, index: int, stream: _ReceivedStream, number: int, place: int) -> Packet:
+        try:
+            header = self._origin.unpack(bytes(stream.headers[place]), self._capacities)
+            for field, value, expected in (
+                ("stream", header.stream, index),
+                ("number", header.number, number),
+            ):
+                if value != expected:
+                    raise CorruptPacket(self._origin.where, field, str(value), str(expected))
+        except CorruptPacket:
+            self._free(stream, place, number)
+            raise
+        if stream.lengths[place] != header.nbytes:
+            # A view costs as much as a copy of some kilobytes: packets of a stream are alike.
+            stream.views[place] = stream.whole[place][: header.nbytes]
+            stream.lengths[place] = header.nbytes
+        return Packet(header, stream.views[place], place)
+
+    def release(self, packet: Packet) -> None:
+        if self._closed:
+            raise self._closed_here()
+        place = packet.take(self._spec.name)
+        if self._pinned is not None:
+            self._pinned.wait()
+        self._free(self._streams[packet.header.stream], place, packet.header.number)
+
+    def _free(self, stream: _ReceivedStream, place: int, number: int) -> None:
+        self._fence()  # it was read before it may be written
+        self._words[stream.places.freed + place] = number + 1
+        self._senders_doorbell.ring()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._words[RECEIVER_CLOSED] = 1
+            self._senders_doorbell.ring()  # first: the sender need not wait for this one's GPU
+            if self._pinned is not None:
+                self._pinned.close()

@@ -1,0 +1,494 @@
+"""The two ends of a ZeroMQ link are as zeromq.py describes them."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from gmi_drl.comm.errors import CorruptPacket, LinkError, SchemaDiffers
+
+from .control_message import (
+    BYE,
+    END,
+    HELLO,
+    REFUSED,
+    REFUSED_SCHEMA,
+    RELEASED,
+    WELCOME,
+    ControlMessage,
+    pack_hello,
+    unpack,
+    unpack_hello,
+)
+from .packet import HeaderCodec, Packet, PacketHeader, PacketSlot
+from .protocol import Receiver, Sender, StreamSpec, poll_sockets
+from .zeromq import ZmqSpec, count_incarnation
+
+_GOODBYE_S: Final = 5.0  # for the receiver to say that it has everything
+_GLANCE_S: Final = 0.5  # for one that may not be there, and to whom nothing was sent
+_LINGER_MS: Final = 2000
+_HEARTBEAT_MS: Final = 2000
+_HEARTBEAT_TIMEOUT_MS: Final = 10_000  # after it a host that says nothing is taken to be gone
+_ALIGN: Final = 8  # of the largest numbers
+_ZAP: Final = "inproc://zeromq.zap.01"
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class _ConnectionMonitor:
+    """The state of a socket's connections, and why one does not come about."""
+
+    def __init__(self, one: zmq.Socket[bytes]) -> None:
+        self._socket = one
+        self.socket = one.get_monitor_socket(_EVENTS)  # readable when something has happened
+        self.reached = False  # somebody was there
+        self.up = False  # a handshake was completed, and no connection lost since
+        self.failed = ""  # how the last handshake that failed did
+
+    def look(self) -> bool:
+        """Takes in what has happened; whether a connection that had come about was lost."""
+        lost = False
+        while self.socket.poll(0):
+            message = recv_monitor_message(self.socket)
+            event, value = message["event"], message["value"]
+            if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
+                self.reached = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.up = True
+            elif event == zmq.EVENT_DISCONNECTED:
+                lost, self.up = lost or self.up, False
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.failed = f"the key was refused (status {value})"
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self.failed = f"what came was not encrypted for this end (error {value:#x})"
+            else:
+                self.failed = "the other end broke it off"
+        return lost
+
+    def close(self) -> None:
+        """Ends the monitoring."""
+        self._socket.disable_monitor()
+        self.socket.close(0)  # else its context cannot end
+
+
+def _set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
+    """Sets what the sockets of both ends have in common."""
+    one.set_hwm(0)  # the slots are what bounds it
+    # Before `bind`, which copies it: a connection lost just before `close` ends by the copy, and
+    # by libzmq's default waits for ever to write to nobody. One that stands ends by close's own.
+    one.linger = 0
+    if spec.kind == "tcp":
+        one.ipv6 = "[" in spec.endpoint
+        one.heartbeat_ivl, one.heartbeat_timeout = _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS
+
+
+class _SocketStream:
+    """The slots of one stream."""
+
+    def __init__(self, index: int, spec: StreamSpec) -> None:
+        self.nbytes = spec.nbytes
+        self.next = 0
+        memory = torch.empty((spec.slots, spec.nbytes), dtype=torch.uint8)
+        self.free = [PacketSlot(row, index, place) for place, row in enumerate(memory)][::-1]
+        self.rows = [memoryview(row.numpy()) for row in memory]
+        self.busy: dict[int, tuple[PacketSlot, list[bytes | memoryview]]] = {}  # by number
+
+
+class ZmqSender(Sender):
+    """See protocol.Sender. `memory` of a slot is this process's, and copied by `send`."""
+
+    _spec: ZmqSpec
+
+    def __init__(
+        self, spec: ZmqSpec, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
+    ) -> None:
+        self._spec, self._timeout, self._schema = spec, timeout, schema
+        self._specs = list(streams)
+        self.incarnation = count_incarnation(spec)
+        self._session = secrets.randbits(64)
+        self._origin = HeaderCodec(spec.name, spec.link, zlib.crc32(schema))
+        self._streams: list[_SocketStream] = [
+            _SocketStream(index, stream) for index, stream in enumerate(streams)
+        ]
+        self._welcome = self._ended = self._goodbye = False
+        self._met = False  # a receiver has let it in
+        self._refused: LinkError | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._connect()
+
+    def _connect(self) -> None:
+        """Opens a connection, which nothing of an older one can come by."""
+        self._welcome = False
+        self._socket = self._context.socket(zmq.DEALER)
+        _set_up(self._socket, self._spec)
+        if keys := self._spec.keys:
+            self._socket.curve_serverkey = keys.server_public
+            self._socket.curve_publickey = keys.client_public
+            self._socket.curve_secretkey = keys.client_secret
+        self._handshakes = _ConnectionMonitor(self._socket)
+        self._socket.connect(self._spec.endpoint)
+        firsts = [next(iter(stream.busy), stream.next) for stream in self._streams]
+        self._tell(ControlMessage(HELLO, body=pack_hello(self._schema, self._specs, firsts)))
+
+    def _tell(self, note: ControlMessage) -> None:
+        note = note._replace(incarnation=self.incarnation, session=self._session)
+        self._socket.send(note.pack(self._spec.link))
+
+    def try_reserve(self, stream: int) -> PacketSlot | None:
+        self._look()
+        if self._ended:
+            raise self._ended_there()
+        mine = self._streams[stream]
+        if not mine.free:
+            return None
+        slot = mine.free.pop()
+        slot.reserved = True
+        return slot
+
+    def send(
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
+    ) -> None:
+        mine = self._streams[slot.stream]
+        self._look()
+        slot.take(nbytes, mine.nbytes)
+        number = mine.next
+        header = PacketHeader(
+            slot.stream, self.incarnation, number, sequence, step,
+            policy_version=policy_version, nbytes=nbytes,
+        )  # fmt: skip
+        payload: memoryview = mine.rows[slot.place][:nbytes]
+        frames: list[bytes | memoryview] = [self._origin.pack(header), payload]
+        mine.next = number + 1
+        mine.busy[number] = slot, frames
+        if self._welcome:
+            self._socket.send_multipart(frames)
+
+    def under_way(self, stream: int) -> int:
+        self._look()
+        return len(self._streams[stream].busy)
+
+    def _look(self) -> None:
+        """Takes in what the receiver has said, and what became of the connection."""
+        if self._closed:
+            raise self._closed_here()
+        lost = self._handshakes.look()  # before what it had still said
+        while self._socket.poll(0):
+            note = unpack(self._socket.recv(), self._spec.link, self._spec.name)
+            if (note.incarnation, note.session) != (self.incarnation, self._session):
+                continue
+            if note.kind == RELEASED:
+                mine = self._streams[note.stream]
+                if (one := mine.busy.pop(note.number, None)) is not None:
+                    mine.free.append(one[0])
+            elif note.kind in (REFUSED, REFUSED_SCHEMA):
+                error = SchemaDiffers if note.kind == REFUSED_SCHEMA else LinkError
+                self._refused = error(f"{self._spec.name}: {note.body.decode(errors='replace')}")
+            elif note.kind == END:
+                self._ended = True
+            elif note.kind == BYE:
+                self._goodbye = True
+            elif not self._welcome:
+                self._welcome = self._met = True
+                for stream in self._streams:
+                    for _, frames in stream.busy.values():
+                        self._socket.send_multipart(frames)
+        if self._refused is not None:
+            raise self._refused
+        if lost and not self._ended:
+            self._disconnect(0)
+            self._connect()
+
+    def _wait(self, deadline_s: float) -> bool:
+        """Waits until something has come in; False when the deadline has passed."""
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        poll_sockets([self._socket, self._handshakes.socket], left_s)
+        return True
+
+    def _wait_for_room(self, stream: int, timeout_s: float) -> None:
+        poll_sockets([self._socket, self._handshakes.socket], timeout_s)
+
+    def _peer_text(self) -> str:
+        spec, seen = self._spec, self._handshakes
+        if self._welcome:
+            return "it is connected."
+        if not seen.reached:
+            return f"it does not listen at {spec.endpoint}; is it running?"
+        if not spec.keys:
+            return "something listens there that does not answer."
+        why = seen.failed or "it was broken off before its end"
+        return (
+            f"something listens at {spec.endpoint}, but the CURVE handshake did not succeed: "
+            f"{why}. Both ends need the LinkSpec of the same run."
+        )
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        begin_s = time.monotonic()
+        told: zmq.Socket[bytes] | None = None
+        with contextlib.suppress(LinkError):
+            self._look()
+            while not (self._ended or self._goodbye):
+                if self._welcome and told is not self._socket:  # again by a new connection
+                    self._tell(ControlMessage(BYE))
+                    told = self._socket
+                seen = self._handshakes
+                # Who was let in once, or needs no key, is let in by whoever replaces that receiver:
+                # a handshake that failed has met one that was dying.
+                wrong_keys = self._spec.keys and seen.failed
+                known = self._met or (
+                    not wrong_keys and (seen.reached or any(mine.busy for mine in self._streams))
+                )
+                if not self._wait(begin_s + (_GOODBYE_S if known else _GLANCE_S)):
+                    break
+                self._look()
+        self._closed = True
+        heard = self._welcome and not (self._ended or self._goodbye)
+        self._disconnect(_LINGER_MS if heard else 0)
+        self._context.term()
+
+    def _disconnect(self, linger_ms: int) -> None:
+        self._handshakes.close()
+        self._socket.close(linger_ms)
+
+
+class _KnownSender:
+    """The sender whose packets are taken."""
+
+    def __init__(self, note: ControlMessage, peer: bytes, firsts: list[int]) -> None:
+        self.incarnation, self.session, self.peer = note.incarnation, note.session, peer
+        self.next = firsts
+        self.kept: set[tuple[int, int]] = set()  # (stream, number) not released
+
+
+class ZmqReceiver(Receiver):
+    """See protocol.Receiver. `memory` of a packet is what libzmq has received it into."""
+
+    _spec: ZmqSpec
+
+    def __init__(self, spec: ZmqSpec, timeout: timedelta) -> None:
+        self.source = spec.source
+        self._spec, self._timeout = spec, timeout
+        self._sender: _KnownSender | None = None
+        self._specs: list[StreamSpec] = []
+        self._arrived: collections.deque[Packet | CorruptPacket] = collections.deque()
+        self._ended = False
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._listen()
+        except BaseException:
+            self._context.destroy(0)
+            raise
+
+    def _listen(self) -> None:
+        spec = self._spec
+        self._zap: zmq.Socket[bytes] | None = None
+        self._socket = one = self._context.socket(zmq.ROUTER)
+        _set_up(one, spec)
+        if spec.keys:
+            self._zap = self._context.socket(zmq.REP)
+            self._zap.bind(_ZAP)
+            one.curve_server = True
+            one.curve_secretkey = spec.keys.server_secret
+            one.curve_publickey = spec.keys.server_public
+            one.zap_domain = b"gmi-drl"
+        else:
+            self._check_free(spec.endpoint.removeprefix("ipc://"))
+        self._handshakes = _ConnectionMonitor(one)
+        try:
+            one.bind(spec.endpoint)
+        except zmq.ZMQError as error:
+            raise LinkError(
+                f"{spec.name}: its receiver cannot listen at {spec.endpoint} ({error.strerror}). "
+                "A link has one receiver, on the host that the address belongs to."
+            ) from error
+
+    def _check_free(self, path: str) -> None:
+        """Raises LinkError if somebody listens: libzmq would take the place of it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except OSError:
+                return
+        raise LinkError(
+            f"{self._spec.name}: its receiver is open already, at {path}. A link has one "
+            "receiver; a new one takes over when that process is gone."
+        )
+
+    def connected(self) -> bool:
+        self._look()
+        return self._schema is not None
+
+    def sockets(self) -> list[Any]:
+        return [one for one in (self._socket, self._zap, self._handshakes.socket) if one]
+
+    def ready(self) -> bool:
+        self._look()
+        return bool(self._arrived) or self._ended
+
+    def poll(self) -> Packet | None:
+        if self._closed or not self._arrived:
+            self._look()
+        if self._arrived:
+            one = self._arrived.popleft()
+            if isinstance(one, CorruptPacket):
+                raise one
+            return one
+        if self._ended:
+            raise self._ended_there()
+        return None
+
+    def release(self, packet: Packet) -> None:
+        self._look()
+        stream, incarnation, number = packet.header[:3]
+        packet.take(self._spec.name)
+        if self._sender is not None and self._sender.incarnation == incarnation:
+            self._sender.kept.discard((stream, number))
+            self._tell(ControlMessage(RELEASED, stream, number=number))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if not self._ended:  # else its sender is gone, and there is nobody to write it to
+            self._tell(ControlMessage(END))
+        self._handshakes.close()
+        self._socket.close(_LINGER_MS)
+        if self._zap:
+            self._zap.close(0)
+        self._context.term()
+
+    def _look(self) -> None:
+        """Takes in what has arrived, and answers the authenticator's questions."""
+        if self._closed:
+            raise self._closed_here()
+        self._handshakes.look()
+        while self._zap is not None and self._zap.poll(0):
+            self._authenticate(self._zap)
+        while self._socket.poll(0):
+            peer, *frames = self._socket.recv_multipart(copy=False)
+            try:
+                if len(frames) == 1:
+                    note = unpack(frames[0].bytes, self._spec.link, self._spec.name)
+                    self._hear(peer.bytes, note)
+                elif len(frames) == 2:
+                    self._take(peer.bytes, *frames)
+                else:
+                    many = str(len(frames))
+                    raise CorruptPacket(self._spec.name, "number of parts", many, "1 or 2")
+            except CorruptPacket as error:
+                self._arrived.append(error)
+
+    def _authenticate(self, zap: zmq.Socket[bytes]) -> None:
+        """Lets in whoever has the sender's key, and nobody else (ZAP, ZeroMQ RFC 27)."""
+        version, request, _, _, _, mechanism, *credentials = zap.recv_multipart()
+        keys = self._spec.keys
+        allowed = (
+            keys is not None
+            and mechanism == b"CURVE"
+            and len(credentials) == 1
+            and z85.encode(credentials[0]) == keys.client_public
+        )
+        status = (b"200", b"OK") if allowed else (b"400", b"not the key of this link's sender")
+        zap.send_multipart([version, request, *status, b"", b""])
+
+    def _hear(self, peer: bytes, note: ControlMessage) -> None:
+        sender = self._sender
+        if note.kind == HELLO:
+            self._greet(peer, note)
+        elif note.kind == BYE and sender is not None and peer == sender.peer:
+            self._ended = True
+            self._tell(ControlMessage(BYE))  # all that came before has been received
+
+    def _greet(self, peer: bytes, note: ControlMessage) -> None:
+        schema, specs, firsts = unpack_hello(note.body, self._spec.name)
+        sender = self._sender
+        if sender is not None and note[2:4] == (sender.incarnation, sender.session):
+            sender.peer = peer  # the same one, by a new connection
+        elif self._ended or (sender is not None and note.incarnation <= sender.incarnation):
+            state = "closed by its sender" if self._ended else "open for a later sender"
+            return self._refuse(peer, note, REFUSED, f"the link is {state}. Make a new link.")
+        elif self._schema not in (None, schema) or self._specs not in ([], specs):
+            text = "the sender before this one had another schema, or other streams. A replaced "
+            text += "sender sends what its predecessor did; start a new run for another config."
+            return self._refuse(peer, note, REFUSED_SCHEMA, text)
+        else:
+            self._sender = _KnownSender(note, peer, firsts)
+            self._schema, self._specs = schema, specs
+            self._origin = HeaderCodec(self._spec.name, self._spec.link, zlib.crc32(schema))
+            self._capacities = [spec.nbytes for spec in specs]
+        self._tell(ControlMessage(WELCOME))
+
+    def _refuse(self, peer: bytes, note: ControlMessage, kind: int, text: str) -> None:
+        answer = note._replace(kind=kind, body=text.encode())
+        self._socket.send_multipart([peer, answer.pack(self._spec.link)])
+
+    def _tell(self, note: ControlMessage) -> None:
+        if (sender := self._sender) is not None:
+            note = note._replace(incarnation=sender.incarnation, session=sender.session)
+            self._socket.send_multipart([sender.peer, note.pack(self._spec.link)])
+
+    def _take(self, peer: bytes, head: zmq.Frame, payload: zmq.Frame) -> None:
+        sender = self._sender
+        if sender is None or peer != sender.peer:
+            return  # of a connection that was lost: sent again by the new one, or gone
+        header = self._origin.unpack(head.bytes, self._capacities)
+        for field, value, expected_value in (
+            ("incarnation", header.incarnation, sender.incarnation),
+            ("nbytes", header.nbytes, len(payload)),
+        ):
+            if value != expected_value:
+                raise CorruptPacket(self._spec.name, field, str(value), str(expected_value))
+        key, expected = (header.stream, header.number), sender.next[header.stream]
+        for refused in range(expected, header.number):  # connections keep the order
+            self._tell(ControlMessage(RELEASED, header.stream, number=refused))
+        if header.number < expected:  # sent again
+            if key not in sender.kept:
+                self._tell(ControlMessage(RELEASED, header.stream, number=header.number))
+            return
+        sender.next[header.stream] = header.number + 1
+        sender.kept.add(key)
+        self._arrived.append(Packet(header, _tensor(payload), 0))
+
+    def _peer_text(self) -> str:
+        seen = self._handshakes
+        if not seen.reached:
+            return f"nobody has connected to {self._spec.endpoint}; is it running?"
+        if seen.failed and self._spec.keys:
+            return (
+                f"somebody connects, but the CURVE handshake does not succeed: {seen.failed}. "
+                "Both ends need the LinkSpec of the same run."
+            )
+        return "somebody has connected that says nothing of this link."
+
+
+def _tensor(frame: zmq.Frame) -> torch.Tensor:
+    """Returns a frame's memory, copied only where numbers could not be read from it."""
+    buffer = frame.buffer
+    if not len(buffer):
+        return torch.empty(0, dtype=torch.uint8)
+    if buffer.readonly:
+        buffer = memoryview(bytearray(buffer))
+    tensor = torch.frombuffer(buffer, dtype=torch.uint8)
+    return tensor.clone() if tensor.data_ptr() % _ALIGN else tensor
