@@ -26,6 +26,7 @@ from gmi_drl.roles.state import checkpoint, saving
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
 
+from .evaluator import restore
 from .rollout_workers import Order, RolloutWorker
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ class RolloutLoop:
         found = saving.read(path, saving.gmis_of(self._mgr.layout))
         if found.policy_only:
             return  # its trainer says so
-        if not self._collector.load_state_dict(found.load(f"gmi{self._mgr.GMI_id}")):
-            name = self._mgr.config.env.id
-            self._role.warn(f"{name} cannot be saved; its episodes begin anew")
+        restore(self._collector, found.load(f"gmi{self._mgr.GMI_id}"), self._mgr)
 
     def _follow(self) -> None:
         mgr, gmi_id = self._mgr, self._mgr.GMI_id

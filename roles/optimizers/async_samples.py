@@ -62,7 +62,7 @@ class AsyncSamples:
     def __init__(self, role: ActingRole) -> None:
         mgr, context = role.mgr, role.mgr.context
         config, experience = mgr.config, mgr.config.experience
-        self._mgr, self._group, self._warn = mgr, context.group, role.warn
+        self._mgr, self._group = mgr, context.group
         self._generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
         self.learner = Learner(role.algorithm, self._generator, clock=Clock(context.device))
         self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
@@ -140,7 +140,7 @@ class AsyncSamples:
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["generator"])
         if not self._marks:  # else it is this launch's, and its agents go on
-            self._warn("agents begin new episodes: in mode async environments are not saved")
+            self._mgr.warn("agents begin new episodes: in mode async environments are not saved")
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         return True, ""  # agents have none
@@ -275,7 +275,7 @@ class AsyncSamples:
         mgr.tally[mgr.GMI_id, "settled"] = known
         if undone > 0:
             mgr.tally[mgr.GMI_id, "undone"] += undone
-            self._warn(
+            mgr.warn(
                 f"gmi {mgr.GMI_id}: {counted(undone, 'segment')} of its training after the "
                 "last checkpoint lost (run.checkpoint_every)"
             )
@@ -303,7 +303,9 @@ class AsyncSamples:
             ("missing", now.missing - before.missing, "a trainer was killed after it had them"),
         ):
             if more:
-                self._warn(f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}")
+                self._mgr.warn(
+                    f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}"
+                )
 
     # The end --------------------------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class AsyncSamples:
             while self._batcher.next(self._board_version, lambda: perf_counter() > deadline_s):
                 pass  # not trained on, and not given back: the run is over
         except LinkTimeout as late:
-            self._warn(f"the last segments are not counted: {late}")
+            mgr.warn(f"the last segments are not counted: {late}")
         counts = self._counts()
         for fate in FATES:
             mgr.tally[mgr.GMI_id, fate] = getattr(counts, fate)

@@ -172,11 +172,8 @@ class Learner:
         first_epoch: list[Losses] = []
         for epoch in range(self._epochs):
             for minibatch in self._cut(segments):
-                beat("update")
                 # The targets are those of the policy as it is by now, each time.
-                losses = self._checked(minibatch)
-                self._step.take(losses)
-                self._after_step()
+                losses = self.step(minibatch)
                 if epoch == 0:
                     first_epoch.append(losses)
         if self._moments is None:
@@ -212,7 +209,7 @@ class Learner:
             yield segments.environments(picked)
 
     def step(self, minibatch: Batch) -> Losses:
-        """Take one step down the loss of a minibatch that a source drew; collective."""
+        """Take one step down the loss of a minibatch, and return that; collective."""
         beat("update")
         losses = self._checked(minibatch)
         self._step.take(losses)

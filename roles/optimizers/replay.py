@@ -34,7 +34,7 @@ def make(role: ActingRole) -> SyncRounds:
         fields,
         as_bytes=observed if role.of_bytes else (),
     )
-    return sampling.rounds(OnReplay(learner, replay))
+    return SyncRounds(sampling, learner, OnReplay(learner, replay))
 
 
 class OnReplay:
@@ -50,9 +50,7 @@ class OnReplay:
         learner.observe(batch)
         replay.put(batch)
         while replay.ready():
-            minibatch, keys = replay.next()
-            losses = learner.step(minibatch.transitions(self._normalizer))
-            replay.feedback(keys, losses.aside.get("priorities"))
+            learner.step(replay.next().transitions(self._normalizer))
         learner.clock.stop()
 
     def metrics(self) -> dict[str, Any]:
@@ -62,7 +60,10 @@ class OnReplay:
         return {"limiter": self._replay.limiter.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._replay.limiter.load_state_dict(state["limiter"])
+        limiter = self._replay.limiter
+        # Rows of rounds that were given up: they are collected again.
+        self._replay.take_back(max(limiter.rows - state["limiter"]["rows"], 0))
+        limiter.load_state_dict(state["limiter"])
 
     def own_state(self) -> dict[str, Any]:
         return {"replay": self._replay.state_dict()}

@@ -143,7 +143,7 @@ class ActingRole(DRL_role):
         if self.capturable_loss or not self.overrides("loss"):
             return True
         if graphs_on(self.mgr.context.device, self.mgr.config.run.capture):
-            self.warn(
+            self.mgr.warn(
                 f"{type(self).__name__}.loss may depend on more than its arguments, so updates are "
                 "not captured as CUDA graphs, which is slower. If it does not, say "
                 "`capturable_loss = True` in the class."
@@ -154,10 +154,6 @@ class ActingRole(DRL_role):
         """Builds as `build` does, in a GMI that has no environments of its own."""
         with self.mgr.closed_after(self.make_env(1, seed=4)) as env:
             self.build(env)
-
-    def warn(self, message: str) -> None:
-        """Have the launcher tell `message`."""
-        self.mgr.report({"kind": "warning", "message": message})
 
     def check_no_params(self, params: dict[str, object]) -> None:
         """Raises TypeError for parameters, of which the roles of this package take none."""

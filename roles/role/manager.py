@@ -350,6 +350,10 @@ class GMI_manager:
         heartbeat.beat()
         runtime.emit(record)
 
+    def warn(self, message: str) -> None:
+        """Have the launcher tell `message`."""
+        self.report({"kind": "warning", "message": message})
+
     def stop_requested(self) -> bool:
         """Tells whether the launcher has asked this run to end."""
         return runtime.stop_requested()

@@ -100,7 +100,7 @@ class Server(ActingRole):
                 Path(path), self.policy.network, self.normalizers, self.description
             )
         ):
-            self.warn(warning)
+            self.mgr.warn(warning)
         if pool is not None:
             return CapturedActor(self.policy, self.normalizers.observations, pool)
         return GreedyActor(self.policy, self.normalizers.observations)

@@ -154,7 +154,7 @@ class Training:
         self._metrics = metrics if due else None
         if self._log is not None:
             if due and (failure := self._log.write(metrics)):
-                self._warn(failure)
+                self._mgr.warn(failure)
             record = {"kind": "iteration", **metrics, "gmi_seconds": done.gmi_seconds}
             sms = context.of_all("sm_count")
             self._mgr.report(record | {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": sms})
@@ -173,9 +173,6 @@ class Training:
     def _time_s(self) -> float:
         """Seconds of training so far, those before a resume included."""
         return self._trained_s + perf_counter() - self._began
-
-    def _warn(self, message: str) -> None:
-        self._mgr.report({"kind": "warning", "message": message})
 
     # Where the group stands -----------------------------------------------------------------
 
@@ -199,7 +196,7 @@ class Training:
                 self._log.close()
             self._log = MetricsLog(folder, self._iteration, self._metrics)
             for news in self._log.news:
-                self._warn(news)
+                self._mgr.warn(news)
 
     def _state(self) -> dict[str, Any]:
         """What a GMI that comes back needs to go on as if it had been there."""
@@ -248,7 +245,7 @@ class Training:
         else:
             self._optimizer.load_own_state(saved.load(f"gmi{self._mgr.GMI_id}"))
         if warning and self._group.rank == 0:
-            self._warn(warning.strip())
+            self._mgr.warn(warning.strip())
         if self._leaves_checkpoint and newest is None:
             self._saved = -1
             if self._learning_rate is not None:
@@ -283,7 +280,7 @@ class Training:
         elif failure and final:
             raise CheckpointError(failure)
         if failure:
-            self._warn(failure)
+            self._mgr.warn(failure)
 
     def _shared_state(self, whole: bool) -> dict[str, Any]:
         """What all GMIs hold alike; not `whole`: without the moments of the optimizer."""
@@ -313,7 +310,7 @@ class Training:
             await_set_up=mgr.await_set_up,
         )
         if self._group.rank == 0 and (cut := returns.get("eval_cut")):
-            self._warn(
+            self._mgr.warn(
                 f"{cut:.0f} of {returns['eval_episodes']:.0f} episodes of the evaluation had not "
                 f"ended after {longest_episode(env):,} steps, and count as they were by then. "
                 "env.max_episode_steps sets another limit, of training too."
