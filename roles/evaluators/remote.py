@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import complete

@@ -18,8 +18,7 @@ from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import Packet
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
-from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
 from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.state import checkpoint, saving
@@ -66,7 +65,7 @@ class RolloutLoop:
         """Go on in the environments of the checkpoint that the run is resumed from."""
         if (path := self._mgr.context.resume) is None:
             return
-        found = saving.read(path, saving.gmis_of(self._mgr.layout))
+        found = saving.read(path, self._mgr.layout)
         if found.policy_only:
             return  # its trainer says so
         restore(self._collector, found.load(f"gmi{self._mgr.GMI_id}"), self._mgr)

@@ -38,12 +38,12 @@ from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
-from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
 from gmi_drl.roles.samples.codec import END_FIELD, SEGMENT_STATS, STATS_FIELD
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.runtime.cache_files import replace_file
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -215,9 +215,7 @@ class SampleSender:
                 "projected_bytes_per_s": speeds,
                 "schema": schema,
             }
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-            temporary.replace(path)
+            replace_file(path, json.dumps(record, indent=1))
         return grouping
 
     @property

@@ -27,7 +27,7 @@ from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.experience import BatchCounts, Batcher, ExperienceBatch
 from gmi_drl.comm.shm.board import BoardWriter
 from gmi_drl.placement import counted
-from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.host import FATES
 from gmi_drl.roles.samples.codec import SEGMENT_STATS, STATS_FIELD, received
 from gmi_drl.roles.samples.episodes import Seen

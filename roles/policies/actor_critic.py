@@ -15,8 +15,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import action_fault, observation_fault
 
 from .distributions import Categorical, Distribution, Normal
-from .precision import Precision
-from .trunk import Trunk
+from .trunk import Precision, Trunk
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -65,7 +64,7 @@ class ActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         precision: Precision = "fp32",
     ) -> None:
-        """`precision`: tf32 is the same as fp32 here; see `policies.precision`."""
+        """`precision`: tf32 is the same as fp32 here; see `policies.trunk`."""
         super().__init__()
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation

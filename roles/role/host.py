@@ -107,7 +107,7 @@ class GmiHost:
 
         from gmi_drl.comm import Mailbox
         from gmi_drl.roles.algorithms import with_settings
-        from gmi_drl.roles.policies.precision import set_matmul_precision
+        from gmi_drl.roles.policies.trunk import set_matmul_precision
 
         from .manager import GMI_manager, GmiContext
         from .warned import told_warnings

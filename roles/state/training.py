@@ -57,12 +57,8 @@ class Training:
         pause: Pause | None = None,
     ) -> None:
         """`pause`: where training ends before `run.total_steps`, to be gone on with."""
-        self._end = mgr.config.run.total_steps
-        self._learning_rate: float | None = None
-        self._leaves_checkpoint = pause is not None
-        if pause is not None:
-            self._end = min(self._end, pause.steps)
-            self._learning_rate = pause.learning_rate
+        self._pause, total_steps = pause, mgr.config.run.total_steps
+        self._end = total_steps if pause is None else min(total_steps, pause.steps)
         self._mgr, self._optimizer = mgr, optimizer
         self._description, self._make_env = description, make_env
         context = mgr.context
@@ -103,7 +99,7 @@ class Training:
     def _outcome(self) -> dict[str, Any]:
         """What this GMI's result has beside that which all share."""
         outcome = self._optimizer.outcome()
-        if self._leaves_checkpoint and self._mgr.context.folder is not None:
+        if self._pause is not None and self._mgr.context.folder is not None:
             saved = saving.folder_of(self._mgr.context.folder)
             last = checkpoint.folder_of(saved, self._iteration)
             outcome |= {"return_mean": self._optimizer.return_mean, "checkpoint": str(last)}
@@ -185,8 +181,8 @@ class Training:
         if meeting is None:
             self._load_checkpoint()
         else:
-            kept = self._snapshots.get(meeting.iteration)
-            self._take_over(recovery.spread(self._group, meeting.source, kept))
+            iteration, source = meeting
+            self._take_over(recovery.spread(self._group, source, self._snapshots.get(iteration)))
         self._optimizer.connect(self._group, self._iteration)
         if self._group.generation:
             self._check_identical()
@@ -229,7 +225,7 @@ class Training:
         path = newest or self._mgr.context.resume
         if path is None:
             return
-        saved = saving.read(path, saving.gmis_of(self._mgr.layout))
+        saved = saving.read(path, self._mgr.layout)
         warning = compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
         self._optimizer.load_state_dict(shared)
@@ -246,10 +242,10 @@ class Training:
             self._optimizer.load_own_state(saved.load(f"gmi{self._mgr.GMI_id}"))
         if warning and self._group.rank == 0:
             self._mgr.warn(warning.strip())
-        if self._leaves_checkpoint and newest is None:
+        if self._pause is not None and newest is None:
             self._saved = -1
-            if self._learning_rate is not None:
-                self._optimizer.learner.learning_rate = self._learning_rate
+            if self._pause.learning_rate is not None:
+                self._optimizer.learner.learning_rate = self._pause.learning_rate
 
     # Checkpoints and evaluation -------------------------------------------------------------
 

@@ -18,8 +18,9 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -37,16 +38,8 @@ _NVTX_TOOLS: Final = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 _TAIL_BYTES: Final = 4096
 
 
-class Phase(Protocol):
-    """The block of a phase: to be entered any number of times, by the thread that asked for it."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-def phase(name: str) -> Phase:
-    """Names what this thread does inside the `with` phase `name`."""
+def phase(name: str) -> AbstractContextManager[None]:
+    """Names what this thread does inside the `with`, which it may enter any number of times."""
     return _Range(name) if _Range.recording or _Range.nvtx else _NOTHING
 
 
@@ -61,18 +54,10 @@ def show_to_tools() -> None:
     _Range.nvtx = asked and torch.cuda.is_available()
 
 
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
+_NOTHING: Final = nullcontext()
 
 
-_NOTHING: Final = _Nothing()
-
-
-class _Range:
+class _Range(AbstractContextManager[None]):
     """A phase that somebody looks at."""
 
     recording: ClassVar[bool] = False  # by the torch profiler, in some thread of this process

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout, counted
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.runtime.cache_files import replace_file
 
 _WINDOW: Final = 100  # episodes a reported return is the mean of
 # What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
@@ -234,15 +234,5 @@ def _keep_until(path: Path, iteration: int) -> tuple[int, int]:
             kept.append(line if line.endswith(b"\n") else line + b"\n")
             last = number
     if kept != lines:  # else no room is needed
-        temporary = path.with_suffix(".tmp")
-        try:
-            with open(temporary, "wb") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        replace_file(path, b"".join(kept))
     return last, len([place for place in damaged if place < len(lines) - 1])
