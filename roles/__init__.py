@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import CheckpointError, ContextError, NotFiniteError, RoleError, RoleLoadError
-    from .role.agent import Agent
     from .role.manager import GMI_manager, GmiContext
     from .role.role import DRL_role, load_role
-    from .role.trainer import Holistic, Trainer
+    from .role.trainer import Agent, Holistic, Trainer
     from .serving.serving import Serving
     from .serving.serving_pair import ServingAgent, ServingSimulator
 
 _HOME = {
-    "Agent": "role.agent",
+    "Agent": "role.trainer",
     "CheckpointError": "errors",
     "ContextError": "errors",
     "DRL_role": "role.role",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch import Tensor
 
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
-from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
+from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import complete
 from gmi_drl.roles.samples.episodes import Seen

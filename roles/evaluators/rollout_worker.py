@@ -19,7 +19,7 @@ from gmi_drl.comm.transports import Packet
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
-from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
+from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.state import checkpoint, saving
 from gmi_drl.roles.telemetry.phases import phase

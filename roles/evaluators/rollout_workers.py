@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gmi_drl.comm.errors import LinkEnded, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
-from gmi_drl.roles.role.heartbeat_deadline import HeartbeatDeadline, Heartbeats
+from gmi_drl.roles.role.readiness import HeartbeatDeadline, Heartbeats
 from gmi_drl.roles.samples.codec import BatchCodec
 
 _ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of a new trainer

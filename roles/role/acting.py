@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from gmi_drl.roles.algorithms import algorithm_class
+from gmi_drl.comm import solo_group
+from gmi_drl.placement import Config, Layout
+from gmi_drl.roles.algorithms import algorithm_class, with_settings
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -16,11 +18,13 @@ from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.graphs import Pool, graphs_on
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.description import described
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 
+from .manager import GMI_manager, GmiContext
 from .role import DRL_role
 
 
@@ -160,3 +164,23 @@ class ActingRole(DRL_role):
         if params:
             names = ", ".join(sorted(params))
             raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")
+
+
+def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -> int | None:
+    """Return the numbers that GMIs reduce for each minibatch: the network's, and of its stats.
+
+    Makes the role of the layout's first trainer outside a run, with one environment, and has it
+    build its own network, for the algorithm that the config names. None for a class that reduces no
+    such gradient.
+    """
+    if not issubclass(role_class, ActingRole):
+        return None
+    spec = layout.holding("trainer")[0]
+    context = GmiContext(spec.gmi_id, layout, with_settings(config), solo_group())
+    GMI_manager.bind(context)
+    try:
+        role = role_class(spec.gmi_id, "+".join(spec.roles), spec.gpu_id)
+        role.build_for_spaces()
+        return FlatParameters(role.policy.network).numel + len(role.algorithm.stats)
+    finally:
+        GMI_manager.bind(None)

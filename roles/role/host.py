@@ -24,11 +24,12 @@ from gmi_drl.runtime import shared_lock
 
 from . import readiness
 from .closing import Closing
-from .wires import Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm import Group, GroupSpec
+    from gmi_drl.comm.shm.board import BoardSpec
     from gmi_drl.comm.shm.tally import TallySpec
+    from gmi_drl.comm.transports import LinkSpec
 
     from .role import DRL_role
 
@@ -42,6 +43,30 @@ COUNTERS: Final = (
     "sm_count",  # of its slice, as CUDA says
     heartbeat.COUNTER,
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The links for experience and the board for policies that join a GMI with others.
+
+    The launcher makes them before any process is started. None where a GMI has all roles.
+    """
+
+    links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
+    board: BoardSpec | None = None  # what agents read policies from; the first trainer writes
+
+    def of(self, gmi_id: int) -> Wires:
+        """Returns the wires of one GMI, as a call carries 253 descriptors at most."""
+        links = tuple(link for link in self.links if gmi_id in link[:2])
+        return Wires(links, self.board)
+
+    def out_of(self, gmi_id: int) -> dict[int, LinkSpec]:
+        """The links that a GMI sends by, by the receiver's gmi_id."""
+        return {target: link for source, target, link in self.links if source == gmi_id}
+
+    def into(self, gmi_id: int) -> dict[int, LinkSpec]:
+        """The links that a GMI receives by, by the sender's gmi_id."""
+        return {source: link for source, target, link in self.links if target == gmi_id}
 
 
 @dataclass(frozen=True)

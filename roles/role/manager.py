@@ -30,7 +30,7 @@ from gmi_drl.roles.errors import ContextError
 
 from . import readiness
 from .closing import Closing
-from .wires import Wires
+from .host import Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
@@ -172,7 +172,8 @@ class GMI_manager:
         dtype = torch.float32 if data.dtype == torch.float32 else torch.float64
         key = (group, group.generation, data.numel(), dtype)
         if key not in self._buckets:
-            self._buckets = {old: b for old, b in self._buckets.items() if _is_alive(old)}
+            # Those of the groups' present generations.
+            self._buckets = {k: b for k, b in self._buckets.items() if k[0].generation == k[1]}
             name = f"allreduce/{dtype}/{data.numel()}"
             self._buckets[key] = group.bucket(name, data.numel(), dtype)
         bucket = self._buckets[key]
@@ -235,14 +236,11 @@ class GMI_manager:
             )
         adapter, on_gpu = choose_adapter(env.id, env.adapter), context.device.type == "cuda"
         shared = context.private if adapter in COMPILES else None
-        told = partial(
-            self.report,
-            {
-                "kind": "note",
-                "message": f"gmi {self.GMI_id} compiles the kernels of adapter {adapter} for a "
-                f"batch of {number}, but for those that are kept from before",
-            },
+        note = (
+            f"gmi {self.GMI_id} compiles the kernels of adapter {adapter} for a batch of {number}, "
+            "but for those that are kept from before"
         )
+        told = partial(self.report, {"kind": "note", "message": note})
         round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu, told)
         with nullcontext() if adapter in AT_RESET else round_it():
             made = make_env(
@@ -357,9 +355,3 @@ class GMI_manager:
     def stop_requested(self) -> bool:
         """Tells whether the launcher has asked this run to end."""
         return runtime.stop_requested()
-
-
-def _is_alive(key: tuple[Group, int, int, torch.dtype]) -> bool:
-    """Whether a bucket is of its group's present generation."""
-    group, generation, *_ = key
-    return group.generation == generation

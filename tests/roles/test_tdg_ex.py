@@ -18,7 +18,7 @@ from gmi_drl.roles.evaluators.rollout_workers import Order, RolloutCoordinator, 
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.role.heartbeat_deadline import HeartbeatDeadline
+from gmi_drl.roles.role.readiness import HeartbeatDeadline
 from gmi_drl.roles.samples.codec import BatchCodec, complete, sent_columns
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.progress import Progress
