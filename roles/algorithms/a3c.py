@@ -8,7 +8,7 @@ import torch
 
 from gmi_drl.placement import A3CConfig
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.returns import gae
 from gmi_drl.roles.samples.batch import Batch
 
 from .actor_critic import SegmentActorCritic, actor_critic_loss, evaluate

@@ -15,7 +15,7 @@ from torch import Tensor
 from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
 from gmi_drl.roles.policies.normalize import Normalizers, batch_moments, merge_moments
-from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.returns import gae
 from gmi_drl.roles.samples.batch import Batch, Columns
 
 from .algorithm import Algorithm, Losses

@@ -40,6 +40,7 @@ _ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of
 _ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
 _LOOK_S: Final = 0.2  # how often heartbeats are looked for
 _MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
+_FAILED: Final = 1  # `step` of an answer that says in words why the order was not followed; else 0
 _CPU: Final = torch.device("cpu")
 
 
@@ -49,13 +50,6 @@ class Order(IntEnum):
     COLLECT = 0  # the packet is the policy
     SAVE = 1
     LEAVE = 2
-
-
-class _Done(IntEnum):
-    """How an agent has answered: what was asked for, or why not, in words."""
-
-    RIGHT = 0
-    FAILED = 1
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ class RolloutCoordinator:
         failures = []
 
         def heard(gmi_id: int, packet: Packet) -> None:
-            if packet.header.step == _Done.FAILED:
+            if packet.header.step == _FAILED:
                 words = bytes(packet.memory.cpu().tolist()).decode(errors="replace")
                 failures.append(f"gmi {gmi_id}: {words}")
 
@@ -153,26 +147,20 @@ class RolloutCoordinator:
         """Tell all agents that training is done; waits for none of them."""
         for agent in self._agents.values():
             with contextlib.suppress(LinkEnded):  # told by the process before this one
-                self._send(agent, Order.LEAVE, 0)
+                self._send(agent, Order.LEAVE, 0, lambda vector: None)
 
     def _give(
-        self, order: Order, iteration: int, write: Callable[[Tensor], None] | None = None
+        self, order: Order, iteration: int, write: Callable[[Tensor], None] = lambda vector: None
     ) -> None:
         self._number += 1
         for agent in self._agents.values():
             self._send(agent, order, iteration, write)
 
     def _send(
-        self,
-        agent: _Agent,
-        order: Order,
-        iteration: int,
-        write: Callable[[Tensor], None] | None = None,
+        self, agent: _Agent, order: Order, iteration: int, write: Callable[[Tensor], None]
     ) -> None:
-        slot, nbytes = agent.orders.reserve(0), 0
-        if write is not None:
-            nbytes = self._nbytes
-            write(slot.memory[:nbytes].view(torch.float32))
+        slot, nbytes = agent.orders.reserve(0), self._nbytes if order == Order.COLLECT else 0
+        write(slot.memory[:nbytes].view(torch.float32))
         agent.orders.send(slot, nbytes, sequence=self._number, step=order, policy_version=iteration)
 
     def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
@@ -255,7 +243,7 @@ class RolloutWorker:
 
     def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
         """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""
-        self._answer(_Done.RIGHT, write, nbytes)
+        self._answer(0, write, nbytes)
 
     def tell(self, failure: str) -> None:
         """Answer the last order in a word: done if empty, else why not."""
@@ -265,20 +253,14 @@ class RolloutWorker:
             if words:
                 memory[: len(words)].copy_(torch.frombuffer(bytearray(words), dtype=torch.uint8))
 
-        self._answer(_Done.FAILED if failure else _Done.RIGHT, write, len(words))
+        self._answer(_FAILED if failure else 0, write, len(words))
 
-    def _answer(self, how: _Done, write: Callable[[Tensor], None], nbytes: int) -> None:
+    def _answer(self, step: int, write: Callable[[Tensor], None], nbytes: int) -> None:
         assert self._kept is not None
-        order = self._kept.header
+        number, trainer = self._kept.header.sequence, self._kept.header.incarnation
         slot = self._answers.reserve(0)
         write(slot.memory)
-        self._answers.send(
-            slot,
-            nbytes,
-            sequence=order.sequence,
-            step=how,
-            policy_version=order.incarnation,
-        )
+        self._answers.send(slot, nbytes, sequence=number, step=step, policy_version=trainer)
 
     def leave(self) -> None:
         """Close both links: training is done. Not called when something went wrong."""

@@ -55,10 +55,10 @@ class BatchCodec:
         self._ends = list(batch.ends)
         for name in [*self._columns, "raw_observation"]:
             column = batch[name]
-            self._fields[name] = (_dtype(column), (len(column), num_env, *column.shape[2:]))
+            self._fields[name] = (dtype_name(column), (len(column), num_env, *column.shape[2:]))
         for name in self._ends:
             last = batch.ends[name]
-            self._fields[f"last {name}"] = (_dtype(last), (num_env, *last.shape[1:]))
+            self._fields[f"last {name}"] = (dtype_name(last), (num_env, *last.shape[1:]))
         if of_bytes:
             for name in ("raw_observation", "next_observation", "last observation"):
                 if name in self._fields:
@@ -136,5 +136,6 @@ def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None)
         normalizer.normalize(raw, out=observation)
 
 
-def _dtype(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
+    """Returns the name of a tensor's type, such as float32."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -25,7 +25,6 @@ from gmi_drl.roles.telemetry.phases import phase
 
 from .batch import Batch, env_action
 from .episodes import EpisodeStats, Seen
-from .steady import Steady
 
 
 class Collector:
@@ -315,3 +314,36 @@ def _first_not_finite(observation: Tensor, reward: Tensor, iteration: int) -> No
     step, env_index = (int(i) for i in where[0])
     what = "reward" if bad_reward[step, env_index] else "observation"
     return NotFiniteError(what, env_index, step, iteration)
+
+
+class Steady:
+    """Keeps the last `Step` where captured work can read it: in the same tensors, once two came.
+
+    An environment that gives the same Step object every time writes into the same tensors, and is
+    read in place. What others give is copied, on their device.
+    """
+
+    def __init__(self) -> None:
+        self._step: Step | None = None
+        self._copied = False
+        self.taken = 0  # steps
+        self.moves = 0  # how often `step` has changed its place
+
+    @property
+    def step(self) -> Step:
+        assert self._step is not None
+        return self._step
+
+    def take(self, step: Step) -> None:
+        """Takes in the step that an environment has made."""
+        self.taken += 1
+        if step is self._step:
+            return
+        if self._step is None:
+            self._step, self.moves = step, 1
+            return
+        if not self._copied:
+            self._step = Step(*(torch.empty_like(part) for part in step))
+            self._copied, self.moves = True, self.moves + 1
+        for mine, given in zip(self._step, step, strict=True):
+            mine.copy_(given)

@@ -12,8 +12,7 @@ from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.returns.gae import gae
-from gmi_drl.roles.returns.vtrace import vtrace
+from gmi_drl.roles.returns import gae, vtrace
 from gmi_drl.roles.samples.batch import Batch
 
 T, B, OBS = 5, 3, 4
@@ -96,11 +95,11 @@ def test_gradients_are_the_slopes_of_the_reference(policy, name):
     worth = values.denormalize(head[..., -1])
     log_prob = policy.distribution.log_prob(head[:-1, :, :-1], policy.log_std, batch["action"])
     if name == "impala":
-        found = vtrace(
+        vs, advantages = vtrace(
             log_prob - batch["log_prob"], s.gamma * (1 - batch["done"]), batch["reward"],
             worth[:-1], worth[-1], lam=s.lam,
         )  # fmt: skip
-        given = found.pg_advantages, found.vs
+        given = advantages, vs
     else:
         advantage = torch.empty_like(batch["reward"])
         gae(

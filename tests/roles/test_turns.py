@@ -13,7 +13,7 @@ from gmi_drl.roles.policies.actor_critic import (
     observation_width,
 )
 from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.serving.turns import Simulation, Turns
+from gmi_drl.roles.serving.serving import Simulation, Turns
 from gmi_drl.roles.telemetry.clock import Leash
 
 IDS = ["BallBalance-v0", "CartPole-v1", "Pendulum-v1"]
