@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.policies.actor_critic import observation_width
-from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.check_policy import forward_faults
 from gmi_drl.roles.policies.trunk import Trunk
 from gmi_drl.roles.samples.batch import Batch
 
@@ -118,12 +119,11 @@ class DQN(Algorithm):
     replayed = ("raw_observation", "action", "reward", "done", *recorded)
     loss = staticmethod(dqn_loss)
 
-    def __init__(
-        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
-    ) -> None:
-        super().__init__(settings, policy, normalizers, loss)
-        self._network: nn.Module = policy.network
-        self.target = copy.deepcopy(self._network).requires_grad_(False)
+    @cached_property
+    def target(self) -> nn.Module:
+        """The network of some updates ago; copied where losses are asked for, and not by agents."""
+        network: nn.Module = copy.deepcopy(self.policy.network)
+        return network.requires_grad_(False)
 
     @classmethod
     def make_network(
@@ -143,7 +143,7 @@ class DQN(Algorithm):
             raise PolicyError(maker, type(network).__name__, faults, base)
 
     def losses(self, batch: Batch) -> Losses:
-        return self.loss_function(self._network, self.target, batch, self.settings)
+        return self.loss_function(self.policy.network, self.target, batch, self.settings)
 
     def before_sampling(self, steps: int) -> None:
         left = max(1.0 - steps / self.settings.epsilon_steps, 0.0)
@@ -153,7 +153,9 @@ class DQN(Algorithm):
     @torch.no_grad()
     def after_step(self, updates: int) -> None:
         if updates % self.settings.target_every == 0:
-            torch._foreach_copy_(list(self.target.parameters()), list(self._network.parameters()))
+            torch._foreach_copy_(
+                list(self.target.parameters()), list(self.policy.network.parameters())
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"target": dict(self.target.state_dict())}
@@ -179,12 +181,4 @@ def _faults(network: Any, width: int, actions: int) -> Iterator[str]:
     if any(parameter.dtype != torch.float32 for parameter in network.parameters()):
         yield "its parameters must be torch.float32"
         return
-    given = f"forward of observations [2, {width}] must give float32 [2, {actions}]"
-    try:
-        with torch.no_grad():
-            out = network(torch.zeros(2, width, device=next(network.parameters()).device))
-    except Exception as error:  # whatever someone's network raises
-        yield f"{given}; it raised {type(error).__name__}: {error}"
-        return
-    if not isinstance(out, Tensor) or out.shape != (2, actions) or out.dtype != torch.float32:
-        yield f"{given}, the value of each action"
+    yield from forward_faults(network, width, actions, "the value of each action")

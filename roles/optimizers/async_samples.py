@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Marks = dict[int, tuple[int, ...]]  # by agent: see Batcher.trained
 
 _AGENT_PHASES: Final = ("simulate", "infer", "send")
-_COUNTED: Final = ("trained", "stale", "incomplete", "missing", "repeated")
+_COUNTED: Final = FATES[:-1]
 _MARK: Final = 6  # numbers of a mark
 _NO_MARK: Final = (-1, -1, *([0] * (_MARK - 2)))
 
@@ -67,6 +67,7 @@ class AsyncSamples:
         self.learner = Learner(role.algorithm, self._generator, clock=Clock(context.device))
         self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=context.device)
+        self._places = [gmi.gmi_id for gmi in mgr.layout.gmis]
         self._agents = [gmi.gmi_id for gmi in mgr.layout.holding("agent")]
         self._trainers = [gmi.gmi_id for gmi in mgr.layout.holding("trainer")]
         extra = 2 + len(_COUNTED) + (1 + _MARK) * len(self._agents)
@@ -79,13 +80,9 @@ class AsyncSamples:
         }
         for receiver in receivers.values():
             receiver.pin(context.device)
-        self._batcher = Batcher(
-            receivers,
-            experience.batch_segments,
-            experience.max_policy_lag,
-            mgr.timeout,
-            device=None if context.device.type == "cpu" else context.device,
-        )
+        device = None if context.device.type == "cpu" else context.device
+        segments, lag = experience.batch_segments, experience.max_policy_lag
+        self._batcher = Batcher(receivers, segments, lag, mgr.timeout, device=device)
         self._writer: BoardWriter | None = None
         if self._group.rank == 0:
             assert context.wires.board is not None
@@ -95,9 +92,8 @@ class AsyncSamples:
         self._version = 0  # updates by all launches
         self._iteration = 0  # the last one that is in the policy
         self._resumed = False
-        self._held: deque[tuple[int, ExperienceBatch]] = (
-            deque()
-        )  # not given back; of which iteration
+        # Not given back; of which iteration.
+        self._held: deque[tuple[int, ExperienceBatch]] = deque()
         self._told = BatchCounts()
         self._rates = dict.fromkeys(self._agents, 0.0)  # predictions a second of each agent
 
@@ -109,14 +105,10 @@ class AsyncSamples:
     # State ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        marks = {
-            trainer: {agent: list(mark) for agent, mark in by_agent.items()}
-            for trainer, by_agent in self._marks.items()
-        }
         return self.learner.state_dict() | {
             "episodes": self._progress.state_dict(),
             "version": self._version,
-            "marks": marks,
+            "marks": self._marks,
             "ahead": self._ahead,
             "session": self._mgr.context.session,
         }
@@ -128,11 +120,7 @@ class AsyncSamples:
         self._marks, self._ahead = {}, 0
         # Else the links are others, and the board is empty.
         if state["session"] == self._mgr.context.session:
-            self._ahead = state["ahead"]
-            self._marks = {
-                trainer: {agent: tuple(mark) for agent, mark in by_agent.items()}
-                for trainer, by_agent in state["marks"].items()
-            }
+            self._ahead, self._marks = state["ahead"], state["marks"]
 
     def own_state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}
@@ -225,7 +213,7 @@ class AsyncSamples:
         self._marks = {trainer: Marks() for trainer in self._trainers}
         for place, agent in enumerate(self._agents):
             begin = at + place * (1 + _MARK)
-            spent = sum(agreed.gmi_seconds[self._place(agent)].values())
+            spent = sum(agreed.gmi_seconds[self._places.index(agent)].values())
             if spent:
                 self._rates[agent] = sums[begin] * self._samples / spent
             for trainer, row in zip(self._trainers, agreed.extra, strict=True):
@@ -247,9 +235,6 @@ class AsyncSamples:
             **stats,
         }
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
-
-    def _place(self, gmi_id: int) -> int:
-        return [gmi.gmi_id for gmi in self._mgr.layout.gmis].index(gmi_id)
 
     def _next_batch(self, number: int) -> ExperienceBatch | None:
         """What iteration `number` trains on: a batch it has begun before, or the next one."""

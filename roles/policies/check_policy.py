@@ -65,13 +65,15 @@ def _faults(
         numbers = distribution.parameters if isinstance(distribution, Normal) else 0
         if log_std.shape != (numbers,):
             yield f"its log_std has shape {list(log_std.shape)}; must be [{numbers}]"
-    yield from _forward_faults(policy, width, distribution.parameters + 1)
+    means = "distribution.parameters and then the value"
+    yield from forward_faults(policy, width, distribution.parameters + 1, means)
 
 
-def _forward_faults(policy: nn.Module, width: int, columns: int) -> Iterator[str]:
+def forward_faults(policy: nn.Module, width: int, columns: int, means: str) -> Iterator[str]:
+    """Gives what is wrong with a network's `forward`, whose `columns` columns are `means`."""
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
     called = f"forward of observations [{_ROWS}, {width}]"
-    wanted = f"must give float32 [{_ROWS}, {columns}], distribution.parameters and then the value"
+    wanted = f"must give float32 [{_ROWS}, {columns}], {means}"
     try:
         with torch.no_grad():
             out = policy(torch.zeros(_ROWS, width, device=device))

@@ -107,6 +107,11 @@ class RunningNormalizer:
         self._refresh()
 
 
+def normalized(normalizer: RunningNormalizer | None, rows: Tensor, out: Tensor) -> Tensor:
+    """Write `rows` into `out`, normalised if there is a normaliser."""
+    return out.copy_(rows) if normalizer is None else normalizer.normalize(rows, out=out)
+
+
 @dataclass(frozen=True)
 class Normalizers:
     """The normalisers of a policy, each None if the config has it off."""

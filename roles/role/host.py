@@ -225,21 +225,16 @@ class GmiHost:
             phases.show_to_tools()
         if not job.traced or job.folder is None:
             return None
-        return phases.Trace(
-            phases.trace_path(job.folder, self._gmi_id),
-            self._gmi_id,
-            on_gpu,
-            _warn,
-        )
+        path = phases.trace_path(job.folder, self._gmi_id)
+        return phases.Trace(path, self._gmi_id, on_gpu, _warn)
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         named = self._job.config.roles
-        return {
-            key: value
-            for role in roles
-            if role in named
-            for key, value in named[role].params.items()
-        }
+        params: dict[str, Any] = {}
+        for role in roles:
+            if role in named:
+                params |= named[role].params
+        return params
 
 
 def _warn(message: str) -> None:

@@ -8,7 +8,7 @@ that a network is given, begins where a matrix kernel of a GPU reads fastest (se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from gmi_drl.roles.policies.alignment import ROW, aligned
-from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
 
@@ -37,9 +37,11 @@ class Columns:
         self.width = aligned(at, ROW)
 
     def __getattr__(self, name: str) -> slice | int:
-        if name.startswith("__") or name not in self.places:
-            raise AttributeError(f"rows have no {name!r}; they have {', '.join(self.places)}")
-        return self.places[name]
+        places = self.__dict__.get("places", {})  # none yet in a copy that is being made
+        if name not in places:
+            raise AttributeError(f"rows have no {name!r}; they have {', '.join(places)}")
+        place: slice | int = places[name]
+        return place
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns the parts of `rows` [..., width] by name: [..., w], or [...] for a number."""
@@ -77,7 +79,7 @@ class Batch:
         device: torch.device,
         *,
         filled: Iterable[str] = (),
-        recorded: Iterable[str] = (),
+        recorded: Collection[str] = (),
         ends: Iterable[str] = (),
     ) -> Batch:
         """Returns the buffers of a horizon.
@@ -96,17 +98,14 @@ class Batch:
             "done": torch.zeros(shape, device=device),
             "noise": torch.zeros(*shape, policy.noise_columns, device=device),
         }
-        kinds = {
-            "next_observation": lambda: torch.zeros(*shape, obs_dim, device=device),
-            "terminated": lambda: torch.zeros(shape, dtype=torch.bool, device=device),
-        }
-        after = {
-            "value": lambda: torch.zeros(num_env, device=device),
-            "observation": lambda: torch.zeros(num_env, obs_dim, device=device),
-        }
+        if "next_observation" in recorded:
+            columns["next_observation"] = torch.zeros(*shape, obs_dim, device=device)
+        if "terminated" in recorded:
+            columns["terminated"] = torch.zeros(shape, dtype=torch.bool, device=device)
+        after = {"value": (num_env,), "observation": (num_env, obs_dim)}
         return cls(
-            columns | {name: kinds[name]() for name in recorded},
-            {name: after[name]() for name in ends},
+            columns,
+            {name: torch.zeros(after[name], device=device) for name in ends},
             {name: constant.clone() for name, constant in policy.constants.items()},
             rows,
             places,
@@ -146,10 +145,7 @@ class Batch:
         raw, last = self["raw_observation"], self.ends["observation"]
         observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
         for seen, out in ((raw, observations[:-1]), (last, observations[-1])):
-            if normalizer is None:
-                out.copy_(seen)
-            else:
-                normalizer.normalize(seen, out=out)
+            normalized(normalizer, seen, out)
         return Batch({"observations": observations, **{name: self[name] for name in fields}})
 
     def transitions(self, normalizer: RunningNormalizer | None) -> Batch:

@@ -17,17 +17,12 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.shm.pinned import is_pinned
-from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
 from .batch import Batch
 
-_TYPES: Final = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-}
+_TYPES: Final = {n: getattr(torch, n) for n in ("float64", "float32", "uint8", "bool")}
 
 # Of segments that agents send all the time (see gmi_drl.comm.experience): the channel of what was
 # seen last, and what a segment says of its making, float64: episodes that ended, the sums of their
@@ -129,11 +124,7 @@ def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None)
     """Fill in what did not travel: `policy` and `normalizer` are those that it was made with."""
     for name, constant in policy.constants.items():
         batch.constants[name].copy_(constant)
-    observation, raw = batch["observation"], batch["raw_observation"]
-    if normalizer is None:
-        observation.copy_(raw)
-    else:
-        normalizer.normalize(raw, out=observation)
+    normalized(normalizer, batch["raw_observation"], batch["observation"])
 
 
 def dtype_name(tensor: Tensor) -> str:

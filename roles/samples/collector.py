@@ -18,7 +18,7 @@ from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
-from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
@@ -50,14 +50,9 @@ class Collector:
         pool: Pool | None = None,
         static: bool | None = None,
     ) -> None:
-        self._env = env
-        self._policy = policy
-        self.batch = batch
-        self._normalizer = normalizer
-        self._value_normalizer = value_normalizer
-        self._gamma = gamma
-        self._reward_scale = reward_scale
-        self._generator = generator
+        self._env, self._policy, self.batch = env, policy, batch
+        self._normalizer, self._value_normalizer = normalizer, value_normalizer
+        self._gamma, self._reward_scale, self._generator = gamma, reward_scale, generator
         self._static = static_on(env.device, static)
         self.episodes = EpisodeStats(env.num_env, env.device)
         self.observation = env.reset().clone()  # [N, D], what is acted on next
@@ -144,16 +139,12 @@ class Collector:
     def _act(self, step: Mapping[str, Tensor], observation: Tensor) -> Tensor:
         """The environments' actions for what they show."""
         step["raw_observation"].copy_(observation)
-        self._normalized(observation, step["observation"])
+        normalized(self._normalizer, observation, step["observation"])
         return self._to_env(self._policy.act(step))
 
-    def _normalized(self, observation: Tensor, out: Tensor) -> Tensor:
-        if self._normalizer is None:
-            return out.copy_(observation)
-        return self._normalizer.normalize(observation, out=out)
-
     def _value(self, observation: Tensor) -> Tensor:
-        value = self._policy.value(self._normalized(observation, _floats_like(observation)))
+        floats = torch.empty_like(observation, dtype=torch.float32)  # images are bytes
+        value = self._policy.value(normalized(self._normalizer, observation, floats))
         return self._denormalized(value)
 
     def _denormalized(self, value: Tensor) -> Tensor:
@@ -296,24 +287,15 @@ class Collector:
         if len(final := self._bad_final.nonzero()):
             step, env_index = final[0].tolist()
             return NotFiniteError("final observation", env_index, step, self._iteration)
-        raw, reward = self.batch["raw_observation"], self.batch["reward"]
-        shown = torch.cat([raw[1:], self.observation[None]])
-        return _first_not_finite(shown, reward, self._iteration)
-
-
-def _floats_like(observation: Tensor) -> Tensor:
-    return torch.empty_like(observation, dtype=torch.float32)  # images are bytes
-
-
-def _first_not_finite(observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:
-    """Names the first bad entry of what each step showed [T, N, D] and paid [T, N]."""
-    bad_reward = ~torch.isfinite(reward)
-    where = (bad_reward | ~torch.isfinite(observation).all(-1)).nonzero()
-    if not len(where):  # shown by the first reset, or finite and too large for float32
-        return NotFiniteError("the first observation, or the sum of all,", 0, 0, iteration)
-    step, env_index = (int(i) for i in where[0])
-    what = "reward" if bad_reward[step, env_index] else "observation"
-    return NotFiniteError(what, env_index, step, iteration)
+        shown = torch.cat([self.batch["raw_observation"][1:], self.observation[None]])
+        bad_reward = ~torch.isfinite(self.batch["reward"])
+        where = (bad_reward | ~torch.isfinite(shown).all(-1)).nonzero()
+        if not len(where):  # shown by the first reset, or finite and too large for float32
+            what = "the first observation, or the sum of all,"
+            return NotFiniteError(what, 0, 0, self._iteration)
+        step, env_index = where[0].tolist()
+        what = "reward" if bad_reward[step, env_index] else "observation"
+        return NotFiniteError(what, env_index, step, self._iteration)
 
 
 class Steady:
