@@ -167,17 +167,7 @@ def _collector(config: dict[str, Any], threads: int, job: _Job) -> Any:
         settings.horizon, env.num_env, env.observation_space.shape[0], algorithm.policy,
         torch.device("cpu"), filled=algorithm.filled, ends=algorithm.ends,
     )  # fmt: skip
-    return Collector(
-        env,
-        algorithm.policy,
-        batch,
-        algorithm.normalizers.observations,
-        algorithm.normalizers.values,
-        gamma=settings.gamma,
-        reward_scale=settings.reward_scale,
-        bootstrap_time_limit=settings.bootstrap_time_limit,
-        generator=torch.Generator().manual_seed(0),
-    )
+    return Collector(env, algorithm, batch, torch.Generator().manual_seed(0))
 
 
 def _env(config: dict[str, Any], num_env: int, threads: int) -> Any:

@@ -29,12 +29,7 @@ def impala_loss(
         lam=settings.lam,
     )
     return actor_critic_loss(
-        network,
-        now,
-        advantage=advantage,
-        targets=targets,
-        values=values,
-        settings=settings,
+        network, now, advantage=advantage, targets=targets, values=values, settings=settings
     )
 
 

@@ -89,15 +89,8 @@ class PPO(Algorithm):
         reward, value = batch["reward"], batch["value"]
         if self._advantage.shape != reward.shape:
             self._advantage = torch.zeros_like(reward)
-        advantage = gae(
-            reward,
-            value,
-            batch["done"],
-            batch.ends["value"],
-            gamma=self.settings.gamma,
-            lam=self.settings.lam,
-            out=self._advantage,
-        )
+        gamma, lam, last = self.settings.gamma, self.settings.lam, batch.ends["value"]
+        advantage = gae(reward, value, batch["done"], last, gamma, lam=lam, out=self._advantage)
         batch_moments(advantage.view(-1, 1), out[:3])
         batch_moments((advantage + value).view(-1, 1), out[3:])
 
@@ -119,9 +112,5 @@ class PPO(Algorithm):
         return [batch["value"], *([] if normalizer is None else normalizer.tensors)]
 
     def losses(self, batch: Batch) -> Losses:
-        assert batch.rows is not None
-        assert batch.places is not None
-        log_std = batch.constants["log_std"]
-        return self.loss_function(
-            self.policy.network, batch.rows, batch.places, log_std, self.settings
-        )
+        network, log_std = self.policy.network, batch.constants["log_std"]
+        return self.loss_function(network, batch.rows, batch.places, log_std, self.settings)

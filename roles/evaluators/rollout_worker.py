@@ -106,9 +106,8 @@ class RolloutLoop:
             (simulate_s, infer_s), seen = self._collector.read()
         start = perf_counter()
         batch = self._collector.batch
-        episodes = (seen.count, seen.return_sum, seen.length_sum)
         # Sending is not over when it says how long it takes: the last one's seconds are told.
-        stats = (*episodes, simulate_s, infer_s, self._send_s, waited_s)
+        stats = (*seen, simulate_s, infer_s, self._send_s, waited_s)
         self._mgr.tally[self._mgr.GMI_id, "steps"] += batch["reward"].numel()
 
         def write(memory: Tensor) -> None:

@@ -83,9 +83,7 @@ class RolloutCoordinator:
         self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
         self._agents = {
             gmi_id: _Agent(
-                link.sender(b"", streams, timeout),
-                back[gmi_id].receiver(timeout),
-                codecs[gmi_id],
+                link.sender(b"", streams, timeout), back[gmi_id].receiver(timeout), codecs[gmi_id]
             )
             for gmi_id, link in out.items()
         }
@@ -94,10 +92,7 @@ class RolloutCoordinator:
             agent.answers.pin(device)
 
     def collect(
-        self,
-        iteration: int,
-        write: Callable[[Tensor], None],
-        take: Callable[[int, Tensor], None],
+        self, iteration: int, write: Callable[[Tensor], None], take: Callable[[int, Tensor], None]
     ) -> bool:
         """Have all agents collect; `write` puts the policy into a vector [policy_numel].
 

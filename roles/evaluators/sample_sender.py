@@ -125,8 +125,7 @@ class SampleSender:
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
-        episodes = (seen.count, seen.return_sum, seen.length_sum)
-        stats = torch.tensor((*episodes, *seconds), dtype=torch.float64)
+        stats = torch.tensor((*seen, *seconds), dtype=torch.float64)
         dispatcher.end({END_FIELD: self._collector.observation, STATS_FIELD: stats})
         self._count("sent", 1)
         return perf_counter() - start

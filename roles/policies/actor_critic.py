@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
 
 
-def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-arg]
+def distribution_for(space: spaces.Space[Any]) -> Distribution:
     """The action distribution of a Gymnasium space; EnvSpecError for what no policy here can do."""
     if fault := action_fault(space):
         raise EnvSpecError([fault])
@@ -31,7 +31,7 @@ def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-
     return Normal(space.shape[0])
 
 
-def observation_width(space: spaces.Space) -> int:  # type: ignore[type-arg]
+def observation_width(space: spaces.Space[Any]) -> int:
     """Length of an observation vector; EnvSpecError for what is none."""
     if fault := observation_fault(space):
         raise EnvSpecError([fault])
@@ -39,7 +39,7 @@ def observation_width(space: spaces.Space) -> int:  # type: ignore[type-arg]
     return space.shape[0]
 
 
-def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]
+def action_columns(space: spaces.Space[Any]) -> int:
     """The numbers of a policy's action row in this space."""
     return distribution_for(space).action_columns
 

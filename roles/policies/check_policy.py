@@ -19,10 +19,7 @@ _ROWS: Final = 2  # of the observations that it is tried with
 
 
 def check_policy(
-    policy: Any,
-    maker: str,
-    observation_width: int,
-    action: spaces.Space,  # type: ignore[type-arg]
+    policy: Any, maker: str, observation_width: int, action: spaces.Space[Any]
 ) -> None:
     """Raises PolicyError with everything that `policy` lacks; `maker` names what made it.
 
@@ -32,11 +29,7 @@ def check_policy(
         raise PolicyError(maker, type(policy).__name__, faults)
 
 
-def _faults(
-    policy: Any,
-    width: int,
-    action: spaces.Space,  # type: ignore[type-arg]
-) -> Iterator[str]:
+def _faults(policy: Any, width: int, action: spaces.Space[Any]) -> Iterator[str]:
     if not isinstance(policy, nn.Module):
         yield "it is no torch.nn.Module"
         return

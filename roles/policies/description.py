@@ -76,7 +76,7 @@ def _shown(description: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _text(space: spaces.Space) -> str:  # type: ignore[type-arg]
+def _text(space: spaces.Space[Any]) -> str:
     """A space as text that is the same whichever adapter makes the environment."""
     if isinstance(space, spaces.Box):
         kind = "numbers" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)

@@ -122,19 +122,8 @@ class ActingRole(DRL_role):
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:
         """Returns the collector of horizons in `env`, with random numbers of this GMI alone."""
-        settings = self.mgr.config.algorithm
-        return Collector(
-            env,
-            self.policy,
-            batch,
-            self.normalizers.observations,
-            self.normalizers.values,
-            gamma=settings.gamma,
-            reward_scale=settings.reward_scale,
-            bootstrap_time_limit=settings.bootstrap_time_limit,
-            generator=torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1)),
-            pool=self.pool(env.device),
-        )
+        generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1))
+        return Collector(env, self.algorithm, batch, generator, pool=self.pool(env.device))
 
     def pool(self, device: torch.device) -> Pool | None:
         """Returns the pool that this GMI's work on `device` is captured in; None if it is not."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -164,10 +165,7 @@ class Batch:
         return Batch({name: c.index_select(1, picked) for name, c in self.columns.items()})
 
 
-def env_action(
-    space: spaces.Space,  # type: ignore[type-arg]
-    device: torch.device,
-) -> Callable[[Tensor], Tensor]:
+def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return the function that turns a policy's action rows [N, A] into the environment's.
 
     A policy acts in [-1, 1]; a bounded Box is reached by clamping and scaling, one with infinite

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
-from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
-from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.policies.normalize import normalized
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 
@@ -38,30 +38,28 @@ class Collector:
     def __init__(
         self,
         env: VecEnv,
-        policy: Policy,
+        algorithm: Algorithm,
         batch: Batch,
-        normalizer: RunningNormalizer | None,
-        value_normalizer: RunningNormalizer | None,
-        *,
-        gamma: float,
-        reward_scale: float,
-        bootstrap_time_limit: bool,
         generator: torch.Generator,
+        *,
         pool: Pool | None = None,
         static: bool | None = None,
     ) -> None:
+        policy, settings = algorithm.policy, algorithm.settings
         self._env, self._policy, self.batch = env, policy, batch
-        self._normalizer, self._value_normalizer = normalizer, value_normalizer
-        self._gamma, self._reward_scale, self._generator = gamma, reward_scale, generator
+        self._normalizer = algorithm.normalizers.observations
+        self._value_normalizer = algorithm.normalizers.values
+        self._gamma, self._reward_scale = settings.gamma, settings.reward_scale
+        self._generator = generator
         self._static = static_on(env.device, static)
         self.episodes = EpisodeStats(env.num_env, env.device)
         self.observation = env.reset().clone()  # [N, D], what is acted on next
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
         self._records = "next_observation" in batch.columns
-        self._reads_final = bootstrap_time_limit
+        self._reads_final = settings.bootstrap_time_limit
         # An algorithm that is told where each step led to values that itself.
-        self._bootstrap = bootstrap_time_limit and not self._records
+        self._bootstrap = self._reads_final and not self._records
         self._converted = [batch["value"]] if "value" in policy.columns else []
         self._clock = Clock(env.device)
         self._iteration = 0
@@ -244,13 +242,9 @@ class Collector:
             assert self._pool is not None
             # A trial run counts episodes, and its last one converts values that were converted.
             keep = [*self.episodes.tensors, *self._converted] if i else []
-            self._graphs[i] = Graph(
-                partial(self._between, i),
-                self._env.device,
-                keep=keep,
-                pool=self._pool,
-                name=f"the work before step {i}",
-            )
+            work, name = partial(self._between, i), f"the work before step {i}"
+            device, pool = self._env.device, self._pool
+            self._graphs[i] = Graph(work, device, keep=keep, pool=pool, name=name)
         return self._graphs[i]
 
     def _between(self, i: int) -> None:

@@ -102,13 +102,9 @@ class Turns:
         if self._graph is None or steady.moves != self._captured_at:
             self.close()
             self._captured_at = steady.moves
-            self._graph = Graph(
-                self._count_and_choose,
-                simulation.env.device,
-                keep=simulation.episodes.tensors,
-                pool=self._pool,
-                name="the work between two steps",
-            )
+            work, keep = self._count_and_choose, simulation.episodes.tensors
+            device, name = simulation.env.device, "the work between two steps"
+            self._graph = Graph(work, device, keep=keep, pool=self._pool, name=name)
         self._graph()
         simulation.uncounted = False
 
@@ -170,7 +166,7 @@ class Server(ActingRole):
         for simulation in simulations:
             if last:
                 simulation.settle()
-            seen += simulation.episodes.take()
+            seen = seen.plus(simulation.episodes.take())
         seconds = self._spent()
         self._reported = perf_counter()  # all that is reported has been done by now
         self.mgr.report(
@@ -181,7 +177,7 @@ class Server(ActingRole):
                 "began_s": self._began,  # all GMIs have the same clock
                 "until_s": self._reported,
                 "seconds": seconds,
-                "episodes": int(seen.count),
+                "episodes": int(seen.episodes),
                 "return_sum": seen.return_sum,
                 "length_sum": seen.length_sum,
             }

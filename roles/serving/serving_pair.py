@@ -23,14 +23,7 @@ from torch import Tensor
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded
 from gmi_drl.comm.shm.pinned import is_pinned
-from gmi_drl.comm.transports import (
-    LinkSpec,
-    Packet,
-    Receiver,
-    Sender,
-    StreamSpec,
-    wait_any,
-)
+from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
 from gmi_drl.roles.evaluators.rollout_workers import late_one
 from gmi_drl.roles.policies.actor import GreedyActor
 from gmi_drl.roles.policies.actor_critic import action_columns, observation_width
@@ -88,8 +81,7 @@ class ServingSimulator(Server):
     def _ask(self, half: int, simulation: Simulation) -> None:
         """Send what a half shows."""
         self._asked[half] += 1
-        seen, number = simulation.observation, self._asked[half]
-        _send(self._sender, half, seen, sequence=number, step=half, policy_version=0)
+        _send(self._sender, half, simulation.observation, self._asked[half], 0)
 
     def _step(self, half: int, simulation: Simulation) -> bool:
         """Await the actions of a half and act; False if asked to stop meanwhile."""
@@ -184,14 +176,8 @@ class ServingAgent(Server):
                 with phase("infer"):
                     seen = _read(packet, rows, width, device)
                     header = packet.header
-                    _send(
-                        sender,
-                        header.stream,
-                        actor.act(seen),
-                        sequence=header.sequence,
-                        step=header.step,
-                        policy_version=header.incarnation,
-                    )
+                    numbers = (header.sequence, header.incarnation)
+                    _send(sender, header.stream, actor.act(seen), *numbers)
                     receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
                 return
@@ -208,12 +194,15 @@ def _links(role: Server) -> tuple[LinkSpec, LinkSpec]:
     return out, back
 
 
-def _send(sender: Sender, stream: int, rows: Tensor, **numbers: int) -> None:
-    """Send float32 rows; into memory that is pinned the copy is waited for by `send`."""
+def _send(sender: Sender, stream: int, rows: Tensor, number: int, to: int) -> None:
+    """Send float32 rows; into memory that is pinned the copy is waited for by `send`.
+
+    `number` of the question; `to` is the process that asked it, in an answer.
+    """
     slot, nbytes = sender.reserve(stream), rows.numel() * 4
     memory = slot.memory[:nbytes].view(torch.float32).view(rows.shape)
     memory.copy_(rows, non_blocking=is_pinned(slot.memory))
-    sender.send(slot, nbytes, **numbers)
+    sender.send(slot, nbytes, sequence=number, step=stream, policy_version=to)
 
 
 def _read(packet: Packet, rows: int, width: int, device: torch.device) -> Tensor:

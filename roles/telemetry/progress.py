@@ -45,28 +45,27 @@ class EpisodeWindow:
     """
 
     def __init__(self) -> None:
-        self._iterations: deque[tuple[float, float, float]] = deque()
+        self._iterations: deque[Seen] = deque()
 
-    def add(self, count: float, return_sum: float, length_sum: float) -> None:
+    def add(self, seen: Seen) -> None:
         """The episodes that ended in an iteration."""
-        if count:
-            self._iterations.append((count, return_sum, length_sum))
-        while sum(c for c, _, _ in list(self._iterations)[1:]) >= _WINDOW:
+        if seen.episodes:
+            self._iterations.append(seen)
+        while sum(seen.episodes for seen in list(self._iterations)[1:]) >= _WINDOW:
             self._iterations.popleft()
 
     def means(self) -> tuple[float | None, float | None]:
         """Returns the means of return and length; None before the first episode has ended."""
-        count = sum(c for c, _, _ in self._iterations)
-        if not count:
+        if not self._iterations:
             return None, None
-        returns = sum(r for _, r, _ in self._iterations)
-        return returns / count, sum(n for _, _, n in self._iterations) / count
+        count, returns, lengths = (sum(numbers) for numbers in zip(*self._iterations, strict=True))
+        return returns / count, lengths / count
 
     def state_dict(self) -> list[list[float]]:
         return [list(row) for row in self._iterations]
 
     def load_state_dict(self, state: list[list[float]]) -> None:
-        self._iterations = deque((row[0], row[1], row[2]) for row in state)
+        self._iterations = deque(Seen(*row) for row in state)
 
 
 class Progress:
@@ -105,13 +104,13 @@ class Progress:
         `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
         of the agents that collected for it, by gmi_id.
         """
-        mine = [float(stop), seen.count, seen.return_sum, seen.length_sum, *phases]
+        mine = [float(stop), *seen, *phases]
         for agent in self._agents:
             mine += (agents or {}).get(agent, [0.0] * len(self._agent_phases))
         self._bucket.buffer.copy_(torch.tensor([*mine, *extra], dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         sums = [sum(column) for column in zip(*rows, strict=True)]
-        self._window.add(*sums[1:4])
+        self._window.add(Seen(*sums[1:4]))
         return_mean, length_mean = self._window.means()
         at, each = 4 + len(self._phases), len(self._agent_phases)
         end = at + each * len(self._agents)

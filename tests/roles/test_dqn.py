@@ -123,10 +123,8 @@ def test_what_a_step_led_to_is_recorded_and_rewards_are_left_as_they_are(static)
     batch = Batch.allocate(
         4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends
     )  # fmt: skip
-    Collector(
-        env, policy, batch, None, None, gamma=0.9, reward_scale=1.0, bootstrap_time_limit=True,
-        generator=torch.Generator(), static=static,
-    ).collect(0)  # fmt: skip
+    algorithm = DQN(DQNConfig(gamma=0.9), policy, Normalizers(None, None))
+    Collector(env, algorithm, batch, torch.Generator(), static=static).collect(0)
     assert batch["reward"][:, 0].tolist() == [1, 2, 3, 1]
     assert batch["next_observation"][:, 0, 1].tolist() == [1, 2, 3, 1]
     assert batch["raw_observation"][:, 0, 1].tolist() == [0, 1, 2, 0]
@@ -139,10 +137,8 @@ def test_nan_that_an_episode_was_cut_at_is_not_kept(static):
     env, policy = ToyEnv(2, 3, nan_at=(2, 1), nan_in="final"), QPolicy(nn.Linear(2, 2))
     env.action_space = spaces.Discrete(2)
     batch = Batch.allocate(4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends)
-    collector = Collector(
-        env, policy, batch, None, None, gamma=0.9, reward_scale=1.0, bootstrap_time_limit=True,
-        generator=torch.Generator(), static=static,
-    )  # fmt: skip
+    algorithm = DQN(DQNConfig(gamma=0.9), policy, Normalizers(None, None))
+    collector = Collector(env, algorithm, batch, torch.Generator(), static=static)
 
     def collect():
         collector.collect(0)
