@@ -66,7 +66,6 @@ class QPolicy:
         self.epsilon = torch.ones((), device=next(network.parameters()).device)
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        """Draw uniform numbers in [0, 1) into `batch.noise`."""
         batch.noise.uniform_(generator=generator)
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
@@ -82,12 +81,10 @@ class QPolicy:
         """Nothing is made for all steps at once."""
 
     def value(self, observation: Tensor) -> Tensor:
-        """Give the value [N] of the greedy action."""
         value: Tensor = self.network(observation).amax(-1)
         return value
 
     def mode(self, observation: Tensor) -> Tensor:
-        """Give the greedy actions [N, 1] for normalised observations [N, D]."""
         action: Tensor = self.network(observation).argmax(-1, keepdim=True)
         return action.float()
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmi_drl.roles.telemetry.clock import Clock
-
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
 
@@ -19,13 +17,9 @@ if TYPE_CHECKING:
 
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
-    sampling, device = Sampling.of(role), role.mgr.context.device
+    sampling = Sampling.of(role)
+    pool, capturable = role.pool(role.mgr.context.device), role.loss_is_capturable()
     learner = Learner(
-        role.algorithm,
-        sampling.generator,
-        sampling.batch,
-        clock=Clock(device),
-        pool=role.pool(device),
-        capture_loss=role.loss_is_capturable(),
+        role.algorithm, sampling.generator, sampling.batch, pool=pool, capture_loss=capturable
     )
     return SyncRounds(sampling, learner)

@@ -31,7 +31,6 @@ from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.host import FATES
 from gmi_drl.roles.samples.codec import SEGMENT_STATS, STATS_FIELD, received
 from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -64,7 +63,7 @@ class AsyncSamples:
         config, experience = mgr.config, mgr.config.experience
         self._mgr, self._group = mgr, context.group
         self._generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
-        self.learner = Learner(role.algorithm, self._generator, clock=Clock(context.device))
+        self.learner = Learner(role.algorithm, self._generator)
         self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=context.device)
         self._places = [gmi.gmi_id for gmi in mgr.layout.gmis]
@@ -171,9 +170,8 @@ class AsyncSamples:
             reduce_s = learner.clock.read().get("reduce", 0.0)
         if self._held[0][1] is not batch:  # all trainers are past the iteration before
             self._batcher.done(self._held.popleft()[1])
-        marks = self._batcher.trained(batch)
         phases = (begun - start, perf_counter() - begun - reduce_s, reduce_s)
-        done = self._agree(batch, version, phases, self._counts(batch), marks, stats)
+        done = self._agree(batch, version, phases, stats)
         self._iteration = iteration + 1
         if self._group.size == 1:
             self._batcher.done(self._held.popleft()[1])
@@ -187,16 +185,14 @@ class AsyncSamples:
         batch: ExperienceBatch,
         version: int,
         phases: Sequence[float],
-        counts: BatchCounts,
-        marks: Marks,
         stats: dict[str, float | None],
     ) -> Round:
         """Merge what this trainer did with `batch` with what the others did.
 
-        `version` is the policy's that was trained; `counts` and `marks` include the batch. How far
-        each trainer is with each agent is what one that is killed now must know to train on nothing
-        twice.
+        `version` is the policy's that was trained. How far each trainer is with each agent is what
+        one that is killed now must know to train on nothing twice.
         """
+        marks, counts = self._batcher.trained(batch), self._counts(batch)
         rows = batch.per_segment[STATS_FIELD].tolist()
         lags = [version - segment.policy_version for segment in batch.segments]
         first, count = SEGMENT_STATS.index("simulate_s"), len(_AGENT_PHASES)

@@ -11,14 +11,12 @@ another; for a rank that is alone all is one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
 
 from gmi_drl.comm import Group
-from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.algorithms.algorithm import Losses
+from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.errors import DivergedError, RoleError
 from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
@@ -31,31 +29,24 @@ from .together import Together, meet_timed
 class GradientStep:
     """The flat parameters of a network, their optimizer, and the bucket of their gradient.
 
-    `stats` names what losses report; the learning rate may follow the one called "kl". `clock` gets
-    what reductions take as "reduce", the rest as "train".
+    `clock` gets what reductions take as "reduce", the rest as "train".
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        stats: Sequence[str],
-        settings: AlgorithmConfig,
-        clock: Clock,
-        *,
-        static: bool | None = None,
-        pool: Pool | None = None,
+        self, algorithm: Algorithm, clock: Clock, *, static: bool | None, pool: Pool | None
     ) -> None:
         """`static`: the way of a GPU, wherever the network is (None: on all devices but the CPU).
 
         `pool`: where `repeat` captures its work; None: it is done anew each time.
         """
+        stats, settings = algorithm.stats, algorithm.settings
         if settings.followed_kl is not None and "kl" not in stats:
             raise RoleError(
                 "the learning rate follows the KL divergence (algorithm.schedule: adaptive), and "
                 "the algorithm's `stats` have no kl. Report it, or use schedule: constant."
             )
-        self._stats, self._clock, self._pool = tuple(stats), clock, pool
-        self.parameters = FlatParameters(network)
+        self._stats, self._clock, self._pool = stats, clock, pool
+        self.parameters = FlatParameters(algorithm.policy.network)
         self.descent = descent_of(self.parameters, settings, static)
         self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
         self._steps = 0

@@ -41,14 +41,11 @@ class Learner:
         generator: torch.Generator,
         batch: Batch | None = None,
         *,
-        clock: Clock | None = None,
         pool: Pool | None = None,
         capture_loss: bool = True,
         static: bool | None = None,
     ) -> None:
-        """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train".
-
-        `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
+        """`static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
         `pool`: where that way's work is captured, when it is first done after `connect`; None:
         nowhere. `capture_loss`: whether the loss may be captured too.
         """
@@ -57,18 +54,11 @@ class Learner:
         self._minibatches: int = getattr(self._settings, "minibatches", 1)
         self._epochs: int = getattr(self._settings, "epochs", 1)
         self._observations, self._values = normalizers.observations, normalizers.values
-        network = algorithm.policy.network
-        device = next(network.parameters()).device
+        device = next(algorithm.policy.network.parameters()).device
         self._device, self._pool, self._static = device, pool, static_on(device, static)
-        self.clock = clock or Clock(device)
-        self._step = GradientStep(
-            network,
-            algorithm.stats,
-            self._settings,
-            self.clock,
-            static=static,
-            pool=pool if capture_loss and algorithm.capturable else None,
-        )
+        self.clock = Clock(device)  # the seconds of reductions as "reduce", of the rest as "train"
+        capture = pool if capture_loss and algorithm.capturable else None
+        self._step = GradientStep(algorithm, self.clock, static=static, pool=capture)
         self._fill: Together | None = None
         self._width = 0 if self._observations is None else self._observations.width
         self._by_rows = batch is not None and not algorithm.whole_segments

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import Limiter, UniformReplay
-from gmi_drl.roles.telemetry.clock import Clock
 
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
     sampling, settings = Sampling.of(role), role.algorithm.settings
-    learner = Learner(role.algorithm, sampling.generator, clock=Clock(role.mgr.context.device))
+    learner = Learner(role.algorithm, sampling.generator)
     fields = role.algorithm.replayed
     observed = [name for name in ("raw_observation", "next_observation") if name in fields]
     replay = UniformReplay(

@@ -124,21 +124,17 @@ class ActorCriticPolicy:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """Returns what acting depends on, alike in all rows, and a loss may compare with."""
         return {"log_std": self.network.log_std.detach()}
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        """Draw what the actions of a horizon consume into `batch.noise`."""
         shape, log_std = batch.noise.shape[:2], batch.constants["log_std"]
         self.distribution.noise(shape, log_std, generator, batch.noise)
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
-        """Sample actions [N, A] for `step["observation"]` [N, D]; write them and the head down."""
         step["head"].copy_(self.network(step["observation"]))
         return self.distribution.sample(step["parameters"], step["noise"], step["action"])
 
     def finish(self, batch: Batch) -> None:
-        """Fill in the log-probabilities of all steps at once."""
         flat = batch.flat()
         flat["log_prob"].copy_(
             self.distribution.log_prob(
@@ -152,7 +148,6 @@ class ActorCriticPolicy:
         return value
 
     def mode(self, observation: Tensor) -> Tensor:
-        """The most likely actions [N, A] for normalised observations [N, D]."""
         return self.distribution.mode(self.network(observation)[:, :-1])
 
 

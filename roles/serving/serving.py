@@ -23,11 +23,11 @@ from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
 from gmi_drl.roles.policies.actor import CapturedActor, GreedyActor
+from gmi_drl.roles.policies.description import load_policy
 from gmi_drl.roles.role.acting import ActingRole
 from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.samples.collector import Steady
 from gmi_drl.roles.samples.episodes import EpisodeStats, Seen
-from gmi_drl.roles.state.policy import load_policy
 from gmi_drl.roles.telemetry.clock import Clock, Leash
 from gmi_drl.roles.telemetry.phases import phase
 

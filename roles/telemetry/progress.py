@@ -38,36 +38,6 @@ class Agreement:
     extra: list[list[float]]  # what each has told besides, by rank
 
 
-class EpisodeWindow:
-    """Mean return and length of the last 100 episodes.
-
-    It holds whole iterations: the fewest that have 100 episodes.
-    """
-
-    def __init__(self) -> None:
-        self._iterations: deque[Seen] = deque()
-
-    def add(self, seen: Seen) -> None:
-        """The episodes that ended in an iteration."""
-        if seen.episodes:
-            self._iterations.append(seen)
-        while sum(seen.episodes for seen in list(self._iterations)[1:]) >= _WINDOW:
-            self._iterations.popleft()
-
-    def means(self) -> tuple[float | None, float | None]:
-        """Returns the means of return and length; None before the first episode has ended."""
-        if not self._iterations:
-            return None, None
-        count, returns, lengths = (sum(numbers) for numbers in zip(*self._iterations, strict=True))
-        return returns / count, lengths / count
-
-    def state_dict(self) -> list[list[float]]:
-        return [list(row) for row in self._iterations]
-
-    def load_state_dict(self, state: list[list[float]]) -> None:
-        self._iterations = deque(Seen(*row) for row in state)
-
-
 class Progress:
     """Episodes and times of all GMIs, merged once an iteration by those that train. Collective."""
 
@@ -79,7 +49,8 @@ class Progress:
         self._agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in self._trainers]
         self._phases = TRAINERS if self._agents else TOGETHER
         self._agent_phases, self._extra = tuple(agent_phases), extra
-        self._window = EpisodeWindow()
+        # Whole iterations: the fewest that have 100 episodes.
+        self._recent: deque[Seen] = deque()
 
     def connect(self, group: Group) -> None:
         """Make the bucket; again after the group was re-formed."""
@@ -89,7 +60,14 @@ class Progress:
     @property
     def return_mean(self) -> float | None:
         """The mean return of the last 100 episodes; None before the first one has ended."""
-        return self._window.means()[0]
+        return self._means()[0]
+
+    def _means(self) -> tuple[float | None, float | None]:
+        """The means of return and length."""
+        if not self._recent:
+            return None, None
+        count, returns, lengths = (sum(numbers) for numbers in zip(*self._recent, strict=True))
+        return returns / count, lengths / count
 
     def agree(
         self,
@@ -110,8 +88,11 @@ class Progress:
         self._bucket.buffer.copy_(torch.tensor([*mine, *extra], dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         sums = [sum(column) for column in zip(*rows, strict=True)]
-        self._window.add(Seen(*sums[1:4]))
-        return_mean, length_mean = self._window.means()
+        if sums[1]:
+            self._recent.append(Seen(*sums[1:4]))
+        while sum(seen.episodes for seen in list(self._recent)[1:]) >= _WINDOW:
+            self._recent.popleft()
+        return_mean, length_mean = self._means()
         at, each = 4 + len(self._phases), len(self._agent_phases)
         end = at + each * len(self._agents)
         trainer_seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
@@ -137,10 +118,10 @@ class Progress:
         )
 
     def state_dict(self) -> list[list[float]]:
-        return self._window.state_dict()
+        return [list(seen) for seen in self._recent]
 
     def load_state_dict(self, state: list[list[float]]) -> None:
-        self._window.load_state_dict(state)
+        self._recent = deque(Seen(*row) for row in state)
 
 
 def _means(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -164,7 +164,7 @@ def test_only_choices_and_networks_of_their_size_are_taken():
     DQN.check_network(nn.Linear(2, 2), "mine", 2, env)
     for network, why in (
         (nn.Linear(2, 3), "the value of each action"),
-        (nn.Linear(3, 2), "it raised RuntimeError"),
+        (nn.Linear(3, 2), "raised RuntimeError"),
         (nn.Linear(2, 2).double(), "float32"),
         (5, "no torch.nn.Module"),
     ):
