@@ -66,7 +66,7 @@ class QPolicy:
         self.epsilon = torch.ones((), device=next(network.parameters()).device)
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        batch.noise.uniform_(generator=generator)
+        batch["noise"].uniform_(generator=generator)
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         """Write and return the actions [N, 1] for `step["observation"]` [N, D]."""

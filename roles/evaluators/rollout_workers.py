@@ -5,14 +5,12 @@ horizon with the policy that the order carries, to write a part of a checkpoint,
 other the agent answers each order but the last with a rollout or a word. An answer names its order:
 its number, and the trainer's process.
 
-Why either may be killed at any moment. The agent keeps an order's packet until the next one is
-there, so that whoever takes its place is given the order again, and answers it; should the answer
-of the dead one have arrived, the second is one that nobody waits for, and is given back unread. A
-new trainer, or one that must go back an iteration, gives a new order: the agent follows the newest
-it finds, and what it answers to an older one is given back unread as well. So nothing that was
-collected with another policy, or twice, is trained on. In the memory of a GPU, where packets go
-with the process that sent them, the same holds: what is lost with it is an order that a new trainer
-gives anew, or an answer that a new agent gives anew.
+Either may be killed at any moment. The agent keeps an order's packet until the next one is there,
+so that whoever takes its place is given the order again, and answers it. A new trainer, or one that
+must go back an iteration, gives a new order: the agent follows the newest it finds. Answers that
+nobody waits for are given back unread, so that nothing that was collected with another policy, or
+twice, is trained on. In the memory of a GPU packets go with the process that sent them: the new one
+gives its order, or its answer, anew.
 
 Agents close their links when they are told to leave, and only then: a trainer that finds them
 closed knows that all training was done.

@@ -73,10 +73,8 @@ class AsyncSamples:
         self._progress = Progress(mgr.layout, _AGENT_PHASES, extra)
         self._samples = config.algorithm.horizon * config.env.num_env  # of a segment
         self._round_steps = self._samples * experience.batch_segments * self._group.size
-        receivers = {
-            agent: link.receiver(mgr.timeout)
-            for agent, link in context.wires.into(mgr.GMI_id).items()
-        }
+        links = context.wires.into(mgr.GMI_id)
+        receivers = {agent: link.receiver(mgr.timeout) for agent, link in links.items()}
         for receiver in receivers.values():
             receiver.pin(context.device)
         device = None if context.device.type == "cpu" else context.device
@@ -224,19 +222,15 @@ class AsyncSamples:
             "policy_lag_max": max(row[1] for row in agreed.extra),
             "predictions_per_s": sum(self._rates.values()),
             "training_samples_per_s": speed,
-            **{
-                f"segments_{name}": int(number)
-                for name, number in zip(_COUNTED, sums[2:at], strict=True)
-            },
+            **{f"segments_{name}": int(n) for name, n in zip(_COUNTED, sums[2:at], strict=True)},
             **stats,
         }
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
     def _next_batch(self, number: int) -> ExperienceBatch | None:
         """What iteration `number` trains on: a batch it has begun before, or the next one."""
-        for iteration, batch in self._held:
-            if iteration == number:
-                return batch
+        if number in (held := dict(self._held)):
+            return held[number]
         following = self._batcher.next(self._board_version, self._mgr.stop_requested)
         if following is not None:
             self._held.append((number, following))
@@ -268,13 +262,10 @@ class AsyncSamples:
 
     def _counts(self, batch: ExperienceBatch | None = None) -> BatchCounts:
         """The batcher's, as if the held batches that are in the policy, and `batch`, were done."""
-        counts, trained = self._batcher.counts(), 0
-        for begun, held in self._held:
-            if begun <= self._iteration or held is batch:
-                trained += len(held.segments)
-        return replace(
-            counts, trained=counts.trained + trained, under_way=counts.under_way - trained
-        )
+        counts = self._batcher.counts()
+        done = (h for begun, h in self._held if begun <= self._iteration or h is batch)
+        more = sum(len(held.segments) for held in done)
+        return replace(counts, trained=counts.trained + more, under_way=counts.under_way - more)
 
     def _warn_of_losses(self) -> None:
         now, before = self._batcher.counts(), self._told

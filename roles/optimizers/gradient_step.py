@@ -22,7 +22,7 @@ from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.telemetry.clock import Clock
 
-from .descent import descent_of
+from .descent import Descent
 from .together import Together, meet_timed
 
 
@@ -47,7 +47,7 @@ class GradientStep:
             )
         self._stats, self._clock, self._pool = stats, clock, pool
         self.parameters = FlatParameters(algorithm.policy.network)
-        self.descent = descent_of(self.parameters, settings, static)
+        self.descent = Descent(self.parameters, settings, static)
         self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
         self._steps = 0
         self._together: Together | None = None

@@ -65,21 +65,15 @@ class Together:
 
     def _captured(self, pool: Pool) -> tuple[Graph, ...]:
         device, name = pool.device, self._name
-        on_gpu = device.type == "cuda"
-        # A loss of the user's own may draw from it.
-        state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
+        works = {name: self._before, f"what follows {name}": self._after}
         if self._alone:
-            graphs = [Graph(self._all, device, keep=self._keep, pool=pool, name=name)]
-        else:
-            graphs = [
-                Graph(self._before, device, keep=self._keep, pool=pool, name=name),
-                Graph(self._after, device, keep=self._keep, pool=pool, name=f"what follows {name}"),
-            ]
-        if on_gpu:
-            torch.cuda.set_rng_state(state, device)
-        else:
-            torch.set_rng_state(state)
-        return tuple(graphs)
+            works = {name: self._all}
+        # A loss of the user's own may draw from torch's generators.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return tuple(
+                Graph(work, device, keep=self._keep, pool=pool, name=name)
+                for name, work in works.items()
+            )
 
 
 def meet_timed(meet: Callable[[], object], clock: Clock) -> None:

@@ -74,7 +74,14 @@ class ActorCritic(nn.Module):
         self.log_std = nn.Parameter(
             torch.full((distribution.parameters if continuous else 0,), init_log_std)
         )
-        self._initialise(generator)
+        # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
+        # nearly the same in every state), 1 for the value: the settings compared in
+        # "What matters in on-policy RL" (Andrychowicz et al., 2021).
+        with torch.no_grad():
+            self.trunk.initialise(generator)
+            nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
+            nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
+            self.head.bias.zero_()
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters' names and shapes do not say, as plain values.
@@ -86,16 +93,6 @@ class ActorCritic(nn.Module):
             "network": self._hidden,
             "activation": self._activation,
         }
-
-    @torch.no_grad()
-    def _initialise(self, generator: torch.Generator | None) -> None:
-        # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
-        # nearly the same in every state), 1 for the value: the settings compared in
-        # "What matters in on-policy RL" (Andrychowicz et al., 2021).
-        self.trunk.initialise(generator)
-        nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
-        nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
-        self.head.bias.zero_()
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.head(self.trunk(observation))  # type: ignore[no-any-return]
@@ -127,8 +124,8 @@ class ActorCriticPolicy:
         return {"log_std": self.network.log_std.detach()}
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        shape, log_std = batch.noise.shape[:2], batch.constants["log_std"]
-        self.distribution.noise(shape, log_std, generator, batch.noise)
+        shape, log_std = batch["noise"].shape[:2], batch.constants["log_std"]
+        self.distribution.noise(shape, log_std, generator, batch["noise"])
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         step["head"].copy_(self.network(step["observation"]))

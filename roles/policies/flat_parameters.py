@@ -96,7 +96,6 @@ class PublishedPolicy:
     @torch.no_grad()
     def write(self, out: Tensor) -> None:
         """Write the policy as it is now into `out` [numel]."""
-        self._check(out)
         out[: self._parameters.numel].copy_(self._parameters.data)
         for normalizer, part in self._parts(out):
             normalizer.write_statistics(part)
@@ -104,7 +103,11 @@ class PublishedPolicy:
     @torch.no_grad()
     def load(self, vector: Tensor) -> None:
         """Make the policy what another one wrote: `vector` [numel] is copied."""
-        self._check(vector)
+        if vector.shape != (self.numel,):
+            raise ValueError(
+                f"a policy vector of shape {tuple(vector.shape)}: this policy has {self.numel} "
+                "numbers. Build both ends from the same environment and algorithm section."
+            )
         self._parameters.data.copy_(vector[: self._parameters.numel])
         for normalizer, part in self._parts(vector):
             normalizer.load_statistics(part)
@@ -114,10 +117,3 @@ class PublishedPolicy:
         for normalizer in self._normalizers:
             yield normalizer, vector[start : start + 2 * normalizer.width]
             start += 2 * normalizer.width
-
-    def _check(self, vector: Tensor) -> None:
-        if vector.shape != (self.numel,):
-            raise ValueError(
-                f"a policy vector of shape {tuple(vector.shape)}: this policy has {self.numel} "
-                "numbers. Build both ends from the same environment and algorithm section."
-            )

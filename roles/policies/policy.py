@@ -35,7 +35,7 @@ class Policy(Protocol):
         """The tensors that acting depends on, alike in all rows; copied before each horizon."""
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        """Draw what the actions of a horizon consume into `batch.noise` [T, N, noise_columns]."""
+        """Draw what a horizon's actions consume into `batch["noise"]` [T, N, noise_columns]."""
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         """Write `step["action"]` [N, A] and what else is to be recorded; return the actions.

@@ -52,17 +52,10 @@ class ActingRole(DRL_role):
     def make_policy(self, env: VecEnv, generator: torch.Generator) -> Any:
         """The network to act with; every GMI must build the same one from `generator`.
 
-        For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters, with A the
-        numbers of an action (1 for Discrete) and P those of its distribution (A for a Box, the
-        choices for Discrete):
-
-        - `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters (means, or
-          logits), then the value; D is the width of an observation vector;
-        - `distribution`: as `policies.distribution_for(env.action_space)` makes it;
-        - `log_std`: a parameter [A] for a Box, [0] for Discrete;
-        - `map_value(scale, shift)`: makes the value that comes out scale * value + shift.
-
-        Only parameters are saved and shared, no buffers. PolicyError tells what is missing.
+        For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters whose
+        `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters, then the value;
+        with `distribution`, `log_std` and `map_value` as docs/writing-a-role.md has them. Only
+        parameters are saved and shared, no buffers. PolicyError tells what is missing.
         """
         settings = self.mgr.config.algorithm
         return algorithm_class(settings).make_network(settings, env, generator)

@@ -83,11 +83,7 @@ class Batch:
         recorded: Collection[str] = (),
         ends: Iterable[str] = (),
     ) -> Batch:
-        """Returns the buffers of a horizon.
-
-        `filled`, `recorded` and `ends` are what an algorithm asks for: its own packed columns,
-        further columns of each step, and what to know of the end.
-        """
+        """Returns the buffers of a horizon; `filled`, `recorded`, `ends`: see Algorithm."""
         widths = {"observation": obs_dim, "action": policy.action_columns, **policy.columns}
         places = Columns({**widths, **dict.fromkeys(filled, 0)}, policy.spans)
         shape = (steps, num_env)
@@ -114,11 +110,6 @@ class Batch:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
-
-    @property
-    def noise(self) -> Tensor:
-        """The random numbers [T, N, noise_columns] that actions are drawn by."""
-        return self.columns["noise"]
 
     def flat(self) -> Batch:
         """The packed columns of all steps and environments as one minibatch [T * N]; views."""

@@ -57,13 +57,19 @@ def show_to_tools() -> None:
 _NOTHING: Final = nullcontext()
 
 
+class _Open(threading.local):
+    """The phases that a thread is in, of which the last one is not interrupted."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Range] = []
+
+
 class _Range(AbstractContextManager[None]):
     """A phase that somebody looks at."""
 
     recording: ClassVar[bool] = False  # by the torch profiler, in some thread of this process
     nvtx: ClassVar[bool] = False
-    # `stack`: the phases that its thread is in, of which the last one is not interrupted.
-    _open: ClassVar[threading.local] = threading.local()
+    _open: ClassVar = _Open()
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -71,7 +77,7 @@ class _Range(AbstractContextManager[None]):
         self._pushed = False
 
     def __enter__(self) -> None:
-        stack = self._stack()
+        stack = self._open.stack
         if stack:
             stack[-1]._end()
         stack.append(self)
@@ -79,17 +85,10 @@ class _Range(AbstractContextManager[None]):
 
     def __exit__(self, *error: object) -> None:
         self._end()
-        stack = self._stack()
+        stack = self._open.stack
         stack.pop()
         if stack:
             stack[-1]._begin()
-
-    def _stack(self) -> list[_Range]:
-        try:
-            found: list[_Range] = self._open.stack
-        except AttributeError:
-            found = self._open.stack = []
-        return found
 
     def _begin(self) -> None:
         import torch
