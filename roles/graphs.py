@@ -50,7 +50,9 @@ class Pool:
         self.device = device
         here = torch.cuda.current_stream(device)
         apart = here == torch.cuda.default_stream(device)
-        self.stream = _new_stream(device) if apart else here
+        self.stream: torch.cuda.Stream = here
+        if apart:
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._handle: Any = None
         self._graphs = 0  # that hold it
 
@@ -102,8 +104,8 @@ class Pool:
 class Graph:
     """`run` as a CUDA graph; calling it replays it on torch's current stream, and does not wait.
 
-    Making it runs `run` `warm_up` times first (kernels are compiled and loaded, libraries take
-    their workspaces), and waits for the device. What these runs change in the tensors `keep` is put
+    Making it runs `run` `warm_up` times first, in which kernels are compiled and libraries take
+    their workspaces, and waits for the device. What these runs change in the tensors `keep` is put
     back; all else that they change must not matter yet.
 
     CaptureError, by `name`, if it cannot be captured. An empty `run` is replayed as nothing, after
@@ -160,8 +162,3 @@ def capture_steps(env: VecEnv, pool: Pool) -> None:
     """Have `env` capture its steps, if it is one that can; others do so themselves, or cannot."""
     if isinstance(env, Capturable):
         env.capture(pool)
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return made

@@ -1,12 +1,11 @@
-"""Waiting for GMIs as long as they show signs of life; and the start of a run.
+"""Waiting for GMIs as long as they show signs of life, and until all are set up.
 
-At the start no GMI waits for another by `comm.timeout_s` until all are set up.
-
-Making environments takes as long as it takes, seconds in one GMI and a minute in another that
-compiles. So each says when it is done, in the tally, and waits for all. What is said is the number
-of the process that says it: one that takes a dead one's place is not set up until it says so, and
-those who have met its loss wait for it in the same way. No GMI waits for another while it sets up,
-so that nobody waits in a circle. Who is dead for good is the launcher's to find.
+Making environments takes seconds in one GMI and a minute in another that compiles. So at the start
+nobody waits for another by `comm.timeout_s`: each says in the tally when it is done, and waits for
+all. What is said is the number of the process that says it: one that takes a dead one's place is
+not set up until it says so, and those who have met its loss wait for it in the same way. No GMI
+waits for another while it sets up, so that nobody waits in a circle. Who is dead for good is the
+launcher's to find.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class Start:
 
     def look(self) -> bool:
         """Tells whether they have been at this call or at one before; never waits."""
-        if not self._over:
-            self._over = all(is_set_up(self._tally, gmi.gmi_id) for gmi in self._layout.gmis)
+        gmis = self._layout.gmis
+        self._over = self._over or all(is_set_up(self._tally, gmi.gmi_id) for gmi in gmis)
         return self._over
 
 
@@ -84,10 +83,8 @@ class HeartbeatDeadline:
     """One wait for several GMIs, each of which has `timeout` from now, and from its last sign.
 
     A GMI shows one when its process begins, an agent of template tdg_ex when it begins to follow an
-    order, a trainer each time it has met the others, also while it waits for its agents. So what
-    takes long one after the other (building environments, a horizon, a death and all of it again)
-    has a deadline each, and one that hangs shows nothing. They are counted in the tally, which
-    outlives processes.
+    order, a trainer each time it has met the others, also while it waits for its agents. So each of
+    what takes long one after the other has a deadline, and one that hangs shows nothing.
     """
 
     def __init__(self, timeout: timedelta, heartbeats: Heartbeats) -> None:

@@ -11,8 +11,8 @@ that folder aside, so that whoever still writes there (an agent that has taken a
 and was given its order again) finds it gone; adds the manifest; and one rename makes the checkpoint
 exist. Files load with `weights_only=True`.
 
-Where the disk has no room for all of that, a checkpoint may hold the policy alone: shared.pt
-without the optimizer's moments, and no other part (`policy_only` in its manifest).
+Where the disk has no room for that, a checkpoint may hold the policy alone: shared.pt without the
+optimizer's moments, and no other part (`policy_only` in its manifest).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from gmi_drl.runtime.cache_files import replace_file
 
 _FORMAT = "gmi-drl checkpoint"
 _VERSION = 1
+_SEALED = ".sealed"
 
 
 class _Part(BaseModel, strict=True):
@@ -91,13 +92,9 @@ def _aside(final: Path) -> Path:
     return final.with_name(f".{final.name}.old")
 
 
-def _part_folder(checkpoints: Path, iteration: int) -> Path:
-    return checkpoints / f".iteration_{iteration:06d}.part"
-
-
-def _sealed_folder(checkpoints: Path, iteration: int) -> Path:
-    """Where the parts are from when nobody may write them any more."""
-    return checkpoints / f".iteration_{iteration:06d}.sealed.part"
+def _part_folder(checkpoints: Path, iteration: int, sealed: str = "") -> Path:
+    """Where parts are written; `sealed`: where they are when nobody may write them any more."""
+    return checkpoints / f".iteration_{iteration:06d}{sealed}.part"
 
 
 def begin(checkpoints: Path, iteration: int) -> None:
@@ -121,7 +118,8 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
 
 def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
     """Make the written parts a checkpoint; `prune` then removes those that it replaces."""
-    sealed, final = _sealed_folder(checkpoints, iteration), folder_of(checkpoints, iteration)
+    sealed = _part_folder(checkpoints, iteration, _SEALED)
+    final = folder_of(checkpoints, iteration)
     _part_folder(checkpoints, iteration).rename(sealed)
     for unfinished in sealed.glob(".*"):  # of a process that was killed, or is too late
         unfinished.unlink()
@@ -188,10 +186,8 @@ def _replaced(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; when that is cut off, it is at least none any more.
-
-    With the one file descriptor that a listing takes: shutil.rmtree needs more at a time.
-    """
+    """Remove a checkpoint; when that is cut off, it is at least none any more."""
+    # With the one file descriptor that a listing takes: shutil.rmtree needs more at a time.
     hidden = folder.with_name(f".{folder.name.strip('.')}.removed.part")
     if not folder.name.endswith(".removed.part"):
         folder.rename(hidden)
@@ -209,8 +205,8 @@ def _is_policy_only(folder: Path) -> bool:
 
 def discard(checkpoints: Path, iteration: int) -> None:
     """Remove what a failed attempt left; what was there before it is there again."""
-    for folder in (_part_folder(checkpoints, iteration), _sealed_folder(checkpoints, iteration)):
-        shutil.rmtree(folder, ignore_errors=True)
+    for sealed in ("", _SEALED):
+        shutil.rmtree(_part_folder(checkpoints, iteration, sealed), ignore_errors=True)
     final = folder_of(checkpoints, iteration)
     if not final.exists():
         with suppress(OSError):

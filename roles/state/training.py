@@ -1,8 +1,7 @@
 """Runs an optimizer to its end: a loop that survives deaths, checkpoints, metrics, the evaluation.
 
 A GMI may be killed and come back at any point (docs/recovery.md): whoever meets next is told so,
-and all assemble anew behind the last iteration that every survivor has finished. The optimizer is
-wrapped and knows nothing of it.
+and all assemble anew behind the last iteration that every survivor has finished.
 """
 
 from __future__ import annotations
@@ -70,11 +69,9 @@ class Training:
         self._log: MetricsLog | None = None
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
         self._snapshots = recovery.Snapshots()
-        self._saver = (
-            None
-            if context.folder is None
-            else saving.Saver(context.folder, mgr.GMI_id, self._group, context.session)
-        )
+        self._saver: saving.Saver | None = None
+        if (folder := context.folder) is not None:
+            self._saver = saving.Saver(folder, mgr.GMI_id, self._group, context.session)
 
     def run(self) -> dict[str, Any]:
         """Train until the configured steps are done or the launcher asks to stop."""
@@ -214,8 +211,7 @@ class Training:
         self._metrics = state["metrics"]
         self._trained_s, self._began = state["trained_s"], state["began"]
         self._saved = -1
-        # At once, and not only at the next iteration: should the one that gave it die just now,
-        # this GMI is one that holds it.
+        # At once: should the one that gave it die just now, this GMI is one that holds it.
         self._snapshots.keep(self._iteration, self._state())
         self._snapshots.forget_after(self._iteration)
 
@@ -256,21 +252,18 @@ class Training:
             return
         there, missing = self._optimizer.save_parts(lambda: saver.begin(iteration), iteration)
         if not there:
-            # The last checkpoint was whole before any other GMI was told to leave: what those
-            # that have not heard of it have written goes.
-            saver.mend()
+            saver.mend()  # the last checkpoint was whole before any GMI was told to leave
             return
         beat("checkpoint")
+        config, own = self._mgr.config, self._optimizer.own_state()
         manifest = {
             "steps": self._steps,
             "gmis": saving.gmis_of(self._mgr.layout),
-            "environment": self._mgr.config.env.id,
-            "algorithm": self._mgr.config.algorithm.name,
+            "environment": config.env.id,
+            "algorithm": config.algorithm.name,
             "policy": self._description,
         }
-        exists, failure = saver.save(
-            iteration, self._optimizer.own_state(), self._shared_state, manifest, missing
-        )
+        exists, failure = saver.save(iteration, own, self._shared_state, manifest, missing)
         if exists:
             self._saved = iteration
         elif failure and final:
@@ -297,14 +290,9 @@ class Training:
         self._group.barrier()  # all know that all make environments
         env = self._make_env(-(-episodes // self._group.size))
         mgr.close_later(env.close)
-        returns = evaluate_together(
-            env,
-            algorithm.policy,
-            algorithm.normalizers.observations,
-            self._group,
-            stop_requested=mgr.stop_requested,
-            await_set_up=mgr.await_set_up,
-        )
+        policy, normalizer = algorithm.policy, algorithm.normalizers.observations
+        stop, met = mgr.stop_requested, mgr.await_set_up
+        returns = evaluate_together(env, policy, normalizer, self._group, stop, await_set_up=met)
         if self._group.rank == 0 and (cut := returns.get("eval_cut")):
             self._mgr.warn(
                 f"{cut:.0f} of {returns['eval_episodes']:.0f} episodes of the evaluation had not "

@@ -193,7 +193,7 @@ def test_a_users_loss_is_captured_when_its_class_says_that_it_can_be(declared):
     device, run = torch.device("cuda"), SimpleNamespace(capture=True)
     role.mgr = SimpleNamespace(
         context=SimpleNamespace(device=device), config=SimpleNamespace(run=run),
-        report=lambda record: told.append(record["message"]),
+        warn=told.append,
     )  # fmt: skip
     assert role.loss_is_capturable() is (declared is not False)
     if declared is False:
