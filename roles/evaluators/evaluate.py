@@ -10,9 +10,8 @@ import torch
 from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.policies.actor import GreedyActor
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.policies.policy import GreedyActor, Policy
 from gmi_drl.roles.samples.batch import env_action
 
 _STEPS_BETWEEN_MEETINGS: Final = 50

@@ -70,7 +70,7 @@ class AsyncSamples:
         self._agents = [gmi.gmi_id for gmi in mgr.layout.holding("agent")]
         self._trainers = [gmi.gmi_id for gmi in mgr.layout.holding("trainer")]
         extra = 2 + len(_COUNTED) + (1 + _MARK) * len(self._agents)
-        self._progress = Progress(mgr.layout, _AGENT_PHASES, extra)
+        self.progress = Progress(mgr.layout, _AGENT_PHASES, extra)
         self._samples = config.algorithm.horizon * config.env.num_env  # of a segment
         self._round_steps = self._samples * experience.batch_segments * self._group.size
         links = context.wires.into(mgr.GMI_id)
@@ -103,7 +103,7 @@ class AsyncSamples:
 
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict() | {
-            "episodes": self._progress.state_dict(),
+            "episodes": self.progress.state_dict(),
             "version": self._version,
             "marks": self._marks,
             "ahead": self._ahead,
@@ -113,7 +113,7 @@ class AsyncSamples:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self._version = state["version"]
-        self._progress.load_state_dict(state["episodes"])
+        self.progress.load_state_dict(state["episodes"])
         self._marks, self._ahead = {}, 0
         # Else the links are others, and the board is empty.
         if state["session"] == self._mgr.context.session:
@@ -134,7 +134,7 @@ class AsyncSamples:
 
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
-        self._progress.connect(group)
+        self.progress.connect(group)
         self._iteration = iteration
         while self._held and self._held[0][0] <= iteration:
             self._batcher.done(self._held.popleft()[1])  # what is left is to be trained on again
@@ -201,7 +201,7 @@ class AsyncSamples:
             agents[agent] = [sum(row[first + i] for row in sent) for i in range(count)]
             extra += [len(sent), *marks.get(agent, _NO_MARK)]
         episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
-        agreed = self._progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
+        agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
         sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
         at = 2 + len(_COUNTED)
         self._marks = {trainer: Marks() for trainer in self._trainers}
@@ -297,10 +297,6 @@ class AsyncSamples:
         for fate in FATES:
             mgr.tally[mgr.GMI_id, fate] = getattr(counts, fate)
         self._group.barrier()  # one that is killed later, and told that all is done, has counted
-
-    @property
-    def return_mean(self) -> float | None:
-        return self._progress.return_mean
 
     def outcome(self) -> dict[str, Any]:
         tally, gmi_id = self._mgr.tally, self._mgr.GMI_id

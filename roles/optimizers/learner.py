@@ -8,7 +8,7 @@ device; `stats` reads what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +21,8 @@ from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.clock import Clock
-from gmi_drl.roles.telemetry.phases import phase
 
-from .gradient_step import GradientStep
-from .together import Together, meet_timed
+from .gradient_step import GradientStep, Together, meet_timed
 
 
 class Learner:
@@ -165,21 +163,7 @@ class Learner:
                 losses = self.step(minibatch)
                 if epoch == 0:
                     first_epoch.append(losses)
-        if self._moments is None:
-            return
-        own = self.algorithm.update_moments
-        if own:
-            self.algorithm.measure_update(first_epoch, self._moments.mine[:own])
-        if self._observations is not None:
-            batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
-        self.clock.begin("reduce")
-        with phase("reduce"):
-            self._moments.gather()
-        self.clock.begin("train")
-        if own:
-            self.algorithm.learn_moments(self._moments.everyone[:, :own])
-        if self._observations is not None:
-            self._observations.update(merge_moments(self._moments.everyone[:, own:]))
+        self.observe(batch, first_epoch)
 
     def _cut(self, segments: Batch) -> Iterator[Batch]:
         """The minibatches of an epoch: environments with all their steps."""
@@ -205,14 +189,23 @@ class Learner:
         self._after_step()
         return losses
 
-    def observe(self, batch: Batch) -> None:
-        """Merge what all trainers saw in a batch that is kept into the observation normaliser."""
-        if self._observations is None or self._moments is None:
+    def observe(self, batch: Batch, first_epoch: Sequence[Losses] = ()) -> None:
+        """Merge what all trainers saw in a batch into the observation normaliser; collective.
+
+        With the losses of an update's first epoch: also what the algorithm measures of it.
+        """
+        moments, own = self._moments, self.algorithm.update_moments
+        if moments is None:
             return
-        own = self.algorithm.update_moments
-        batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
-        meet_timed(self._moments.gather, self.clock)
-        self._observations.update(merge_moments(self._moments.everyone[:, own:]))
+        if own and first_epoch:
+            self.algorithm.measure_update(first_epoch, moments.mine[:own])
+        if self._observations is not None:
+            batch_moments(batch["raw_observation"].flatten(0, 1), moments.mine[own:])
+        meet_timed(moments.gather, self.clock)
+        if own and first_epoch:
+            self.algorithm.learn_moments(moments.everyone[:, :own])
+        if self._observations is not None:
+            self._observations.update(merge_moments(moments.everyone[:, own:]))
 
     def stats(self) -> dict[str, float | None]:
         """Means of what losses report over the steps of the last update and all trainers, and the

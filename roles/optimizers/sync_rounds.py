@@ -81,14 +81,14 @@ class SyncRounds:
             if sampling.env is None
             else LocalEvaluator(role, sampling.env, sampling.batch)
         )
-        self._progress, self._generator = Progress(mgr.layout), sampling.generator
+        self.progress, self._generator = Progress(mgr.layout), sampling.generator
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
         self._stop_requested = mgr.stop_requested
 
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
-        self._progress.connect(group)
+        self.progress.connect(group)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         learner = self.learner
@@ -103,7 +103,7 @@ class SyncRounds:
         took, stats = learner.clock.read(), learner.stats()
         reduce_s = took.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
         phases = (*seconds, took["train"], reduce_s)
-        agreed = self._progress.agree(episodes, phases, self._stop_requested(), worker_seconds)
+        agreed = self.progress.agree(episodes, phases, self._stop_requested(), worker_seconds)
         # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
         # when they meet, and not that they have diverged.
         check_finite(stats)
@@ -114,12 +114,12 @@ class SyncRounds:
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
     def state_dict(self) -> dict[str, Any]:
-        shared = self.learner.state_dict() | {"episodes": self._progress.state_dict()}
+        shared = self.learner.state_dict() | {"episodes": self.progress.state_dict()}
         return shared if self._replay is None else shared | self._replay.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
-        self._progress.load_state_dict(state["episodes"])
+        self.progress.load_state_dict(state["episodes"])
         if self._replay is not None:
             self._replay.load_state_dict(state)
 
@@ -150,10 +150,6 @@ class SyncRounds:
 
     def finish(self) -> None:
         self._evaluators.dismiss()
-
-    @property
-    def return_mean(self) -> float | None:
-        return self._progress.return_mean
 
     def outcome(self) -> dict[str, Any]:
         return {}

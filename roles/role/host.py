@@ -5,13 +5,16 @@ The launcher names these classes, so nothing heavy is imported at the top.
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from gmi_drl import runtime
 from gmi_drl.comm.shm import heartbeat
@@ -43,6 +46,9 @@ COUNTERS: Final = (
     "sm_count",  # of its slice, as CUDA says
     heartbeat.COUNTER,
 )  # fmt: skip
+
+_LOGGER: Final = "gmi_drl"
+_NUMBER: Final = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,6 @@ class GmiHost:
         from gmi_drl.roles.policies.trunk import set_matmul_precision
 
         from .manager import GMI_manager, GmiContext
-        from .warned import told_warnings
 
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
         config = with_settings(job.config)
@@ -235,6 +240,43 @@ class GmiHost:
             if role in named:
                 params |= named[role].params
         return params
+
+
+class _Teller(logging.StreamHandler[TextIO]):
+    """Of one GMI: of what others log, that are threads of the same process, it tells nothing."""
+
+    gmis: ClassVar[set[int]] = set()  # the threads of this process that are GMIs
+
+    def __init__(self, gmi_id: int) -> None:
+        super().__init__(sys.stderr)  # the GMI's log
+        self.setLevel(logging.WARNING)
+        self._gmi_id, self.thread = gmi_id, threading.get_ident()
+        self._told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread in self.gmis - {self.thread}:
+            return
+        super().emit(record)
+        text = record.getMessage()
+        if (known := _NUMBER.sub("#", text)) not in self._told:  # counts go up
+            self._told.add(known)
+            _warn(f"gmi {self._gmi_id}: {text}")
+
+
+@contextmanager
+def told_warnings(gmi_id: int) -> Iterator[None]:
+    """Tells the launcher what is logged as `gmi_drl.*` in this block, warnings and worse.
+
+    Of those that differ in numbers alone, the first one. All of them go to stderr.
+    """
+    logger, teller = logging.getLogger(_LOGGER), _Teller(gmi_id)
+    teller.gmis.add(teller.thread)
+    logger.addHandler(teller)
+    try:
+        yield
+    finally:
+        logger.removeHandler(teller)
+        teller.gmis.discard(teller.thread)
 
 
 def _warn(message: str) -> None:

@@ -22,8 +22,8 @@ import torch
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
-from gmi_drl.roles.policies.actor import CapturedActor, GreedyActor
 from gmi_drl.roles.policies.description import load_policy
+from gmi_drl.roles.policies.policy import CapturedActor, GreedyActor
 from gmi_drl.roles.role.acting import ActingRole
 from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.samples.collector import Steady

@@ -99,7 +99,10 @@ class Training:
         if self._pause is not None and self._mgr.context.folder is not None:
             saved = saving.folder_of(self._mgr.context.folder)
             last = checkpoint.folder_of(saved, self._iteration)
-            outcome |= {"return_mean": self._optimizer.return_mean, "checkpoint": str(last)}
+            outcome |= {
+                "return_mean": self._optimizer.progress.return_mean,
+                "checkpoint": str(last),
+            }
         return outcome
 
     def _train(self) -> dict[str, Any]:

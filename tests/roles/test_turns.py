@@ -5,7 +5,6 @@ import torch
 
 from device_only import DeviceOnly, RecordedPool
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.policies.actor import CapturedActor, GreedyActor
 from gmi_drl.roles.policies.actor_critic import (
     ActorCritic,
     ActorCriticPolicy,
@@ -13,6 +12,7 @@ from gmi_drl.roles.policies.actor_critic import (
     observation_width,
 )
 from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
+from gmi_drl.roles.policies.policy import CapturedActor, GreedyActor
 from gmi_drl.roles.serving.serving import Simulation, Turns
 from gmi_drl.roles.telemetry.clock import Leash
 
