@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -150,15 +150,11 @@ class Graph:
             self._graph = None
 
 
-@runtime_checkable
-class Capturable(Protocol):
-    """Environments that are torch's work alone."""
-
-    def capture(self, pool: Pool) -> None:
-        """Make every step from now on the replay of a CUDA graph, captured in `pool`."""
-
-
 def capture_steps(env: VecEnv, pool: Pool) -> None:
-    """Have `env` capture its steps, if it is one that can; others do so themselves, or cannot."""
-    if isinstance(env, Capturable):
-        env.capture(pool)
+    """Have `env` capture its steps, if they are torch's work alone: then it has `capture`.
+
+    From then on every step is the replay of a CUDA graph of `pool`. Others capture by themselves,
+    or cannot.
+    """
+    if (capture := getattr(env, "capture", None)) is not None:
+        capture(pool)

@@ -17,8 +17,7 @@ from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
 
 from .evaluator import Account
-from .rollout_worker import codec_of
-from .rollout_workers import RolloutCoordinator
+from .rollout_worker import RolloutCoordinator, codec_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles.optimizers.learner import Learner

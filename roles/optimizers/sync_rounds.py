@@ -15,7 +15,7 @@ import torch
 
 from gmi_drl.comm import Group
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.evaluators.evaluator import Evaluators, LocalEvaluator
+from gmi_drl.roles.evaluators.evaluator import LocalEvaluator
 from gmi_drl.roles.evaluators.remote import RemoteEvaluators
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.phases import phase
@@ -76,7 +76,7 @@ class SyncRounds:
     ) -> None:
         role, mgr = sampling.role, sampling.role.mgr
         self.learner, self._replay = learner, replay
-        self._evaluators: Evaluators = (
+        self._evaluators = (
             RemoteEvaluators(role, sampling.workers, sampling.batch, learner)
             if sampling.env is None
             else LocalEvaluator(role, sampling.env, sampling.batch)

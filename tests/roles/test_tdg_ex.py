@@ -14,7 +14,7 @@ from gmi_drl.comm import solo_group
 from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.transports import create_link, shared
 from gmi_drl.placement import Device, PPOConfig, Topology, tdg_ex
-from gmi_drl.roles.evaluators.rollout_workers import Order, RolloutCoordinator, RolloutWorker
+from gmi_drl.roles.evaluators.rollout_worker import Order, RolloutCoordinator, RolloutWorker
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
