@@ -1,8 +1,7 @@
 """Proximal policy optimisation (Schulman et al., 2017).
 
 Advantages are GAE's, normalised over the experience of all GMIs; values are learned in the units of
-a value normaliser, which learns from the returns of all GMIs first. With equal minibatches on k
-GMIs a step is the step of one GMI on the joined minibatch.
+a value normaliser, which learns from the returns of all GMIs first.
 """
 
 from __future__ import annotations

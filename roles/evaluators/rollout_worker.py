@@ -1,12 +1,9 @@
 """The agents of template tdg_ex, which sample in turn with the trainer of their device.
 
-An agent collects one horizon with the policy that the trainer sends, hands it over, and waits for
-the next policy. So what is learned is what co-located GMIs would learn.
-
 Two links join a trainer with each of its agents. On one the trainer gives orders: to collect a
 horizon with the policy that the order carries, to write a part of a checkpoint, to leave. On the
 other the agent answers each order but the last with a rollout or a word. An answer names its order:
-its number, and the trainer's process.
+its number, and the trainer's process. So what is learned is what co-located GMIs would learn.
 
 Either may be killed at any moment. The agent keeps an order's packet until the next one is there,
 so that whoever takes its place is given the order again, and answers it. A new trainer, or one that

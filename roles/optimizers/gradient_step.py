@@ -2,10 +2,7 @@
 
 The gradient and what a loss reports travel in one bucket: one reduction a minibatch, after which
 every rank holds the same numbers and takes the same step.
-
-On a GPU a step waits for nothing but the other ranks. Where its loss does the same work on the same
-memory each time it is captured: loss and gradient are one CUDA graph and what follows the reduction
-another; for a rank that is alone all is one.
+On a GPU a step waits for nothing but the other ranks, and is captured as CUDA graphs.
 """
 
 from __future__ import annotations

@@ -152,8 +152,7 @@ def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -
     """Return the numbers that GMIs reduce for each minibatch: the network's, and of its stats.
 
     Makes the role of the layout's first trainer outside a run, with one environment, and has it
-    build its own network, for the algorithm that the config names. None for a class that reduces no
-    such gradient.
+    build its own network. None for a class that reduces no such gradient.
     """
     if not issubclass(role_class, ActingRole):
         return None

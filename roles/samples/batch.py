@@ -2,8 +2,7 @@
 
 T = steps, N = environments, B = rows of a minibatch, D = width of an observation, A = numbers of an
 action row. A packed row holds everything that a minibatch of rows needs, so that drawing one is one
-gather, and is padded to a multiple of 8 numbers, so that each row, and with it the observations
-that a network is given, begins where a matrix kernel of a GPU reads fastest (see alignment.py).
+gather, and is padded to a multiple of 8 numbers (see alignment.py).
 """
 
 from __future__ import annotations

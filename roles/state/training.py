@@ -149,8 +149,8 @@ class Training:
         due = self._iteration % run.log_every == 0 or self._finished
         self._metrics = metrics if due else None
         if self._log is not None:
-            if due and (failure := self._log.write(metrics)):
-                self._mgr.warn(failure)
+            if due:
+                self._log.write(metrics)
             record = {"kind": "iteration", **metrics, "gmi_seconds": done.gmi_seconds}
             sms = context.of_all("sm_count")
             self._mgr.report(record | {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": sms})
@@ -190,9 +190,7 @@ class Training:
         if self._group.rank == 0 and folder is not None:
             if self._log is not None:
                 self._log.close()
-            self._log = MetricsLog(folder, self._iteration, self._metrics)
-            for news in self._log.news:
-                self._mgr.warn(news)
+            self._log = MetricsLog(folder, self._iteration, self._metrics, self._mgr.warn)
 
     def _state(self) -> dict[str, Any]:
         """What a GMI that comes back needs to go on as if it had been there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -139,42 +139,39 @@ class MetricsLog:
     """
 
     def __init__(
-        self, folder: Path, iteration: int = 0, last: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        iteration: int,
+        last: dict[str, Any] | None,
+        warn: Callable[[str], object],
     ) -> None:
-        self.news: list[str] = []  # what to warn of
+        """`warn` is told, once, that the disk does not take metrics: training is worth more."""
         self._parts: list[Any] = []
-        self._told = False
+        self._warn, self._failed = warn, False
         try:
             self._open(folder, iteration, last)
         except OSError as error:
             self.close()
             self._parts = []
-            self.news.append(self._failure(error))
+            self._fail(error)
 
     def _open(self, folder: Path, iteration: int, last: dict[str, Any] | None) -> None:
         path = folder / "metrics.jsonl"
         there, damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
         if damaged:
-            self.news.append(f"{path}: {counted(damaged, 'damaged line')} removed")
+            self._warn(f"{path}: {counted(damaged, 'damaged line')} removed")
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
         self._parts.append(self._file)
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(folder / "tb"), purge_step=purge, flush_secs=30)
         self._parts.append(self._board)
-        if (
-            last is not None
-            and there < last["iteration"] == iteration
-            and (why := self.write(last))
-        ):
-            self.news.append(why)
+        if last is not None and there < last["iteration"] == iteration:
+            self.write(last)
 
-    def write(self, metrics: dict[str, Any]) -> str:
-        """Append one iteration's metrics; returns why, once, if the disk does not take them.
-
-        Training is worth more than its log.
-        """
+    def write(self, metrics: dict[str, Any]) -> None:
+        """Append one iteration's metrics."""
         if not self._parts:
-            return ""
+            return
         try:
             self._file.write(json.dumps(metrics) + "\n")
             iteration = metrics["iteration"]
@@ -182,12 +179,12 @@ class MetricsLog:
                 if isinstance(value, (int, float)) and key != "iteration":
                     self._board.add_scalar(f"train/{key}", value, iteration)
         except OSError as error:
-            return self._failure(error)
-        return ""
+            self._fail(error)
 
-    def _failure(self, error: OSError) -> str:
-        told, self._told = self._told, True
-        return "" if told else f"metrics are no longer written: {error}. Free some space."
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._warn(f"metrics are no longer written: {error}. Free some space.")
+        self._failed = True
 
     def close(self) -> None:
         for part in self._parts:

@@ -173,7 +173,7 @@ def line(iteration):
 def test_the_metrics_go_on_without_gap_or_double(tmp_path, there, iteration, expected):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line(number)) + "\n" for number in there) + '{"iter')
-    MetricsLog(tmp_path, iteration, line(iteration) if iteration else None).close()
+    MetricsLog(tmp_path, iteration, line(iteration) if iteration else None, print).close()
     found = [json.loads(text) for text in path.read_text().splitlines()]
     assert found == [line(number) for number in expected]
 
@@ -187,13 +187,13 @@ def test_metrics_that_cannot_be_cut_back_are_left_as_they_are(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    log = MetricsLog(tmp_path, 2)
-    (told,) = log.news
-    assert "metrics are no longer written: [Errno 28] No space left" in told
-    assert log.write(line(3)) == ""
+    told = []
+    log = MetricsLog(tmp_path, 2, None, told.append)
+    assert "metrics are no longer written: [Errno 28] No space left" in told.pop()
+    log.write(line(3))
     log.close()
     assert path.read_text() == text
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
-    log = MetricsLog(tmp_path, 3)  # nothing to cut, so that no room is needed
-    assert log.news == []
+    log = MetricsLog(tmp_path, 3, None, told.append)  # nothing to cut, so that no room is needed
+    assert told == []
     log.close()
