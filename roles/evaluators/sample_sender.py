@@ -1,8 +1,8 @@
 """The agent of asynchronous training: simulates and infers, and sends what it saw to trainers.
 
-It acts with the newest policy of the board, collects a segment of `horizon` steps with it, and
-sends that by dispatcher, compressor and migrator. When trainers are behind, the links are full and
-it waits; it never drops a segment that it has begun to send, but at the end of the run.
+It acts with the newest policy of the board and sends segments of `horizon` steps by dispatcher,
+compressor and migrator. When trainers are behind, the links are full and it waits; it never drops a
+segment that it has begun to send, but at the end of the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Synchronous training on kept experience: each GMI has a replay of its own, gradients are reduced.
 
 Each round every GMI's evaluators sample, its replay takes that in, and all GMIs take as many steps
-as are due. They put as many rows and count them alike, so all take the same number. A GMI that is
-restarted begins with an empty storage, and with the count of the others.
+as are due, which they count alike. A GMI that is restarted begins with an empty storage.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def check_policy(
     Its `forward` is called once, with zeros.
     """
     if faults := list(_faults(policy, observation_width, action)):
-        raise PolicyError(maker, type(policy).__name__, faults)
+        base = "gmi_drl.roles.policies.ActorCritic"
+        raise PolicyError(maker, type(policy).__name__, faults, base)
 
 
 def _faults(policy: Any, width: int, action: spaces.Space[Any]) -> Iterator[str]:

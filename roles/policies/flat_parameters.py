@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gmi_drl.roles.errors import CheckpointError
 
 from .alignment import PARAMETER, aligned
-from .normalize import Normalizers, RunningNormalizer
+from .normalize import Normalizers
 
 
 class FlatParameters:
@@ -96,9 +96,8 @@ class PublishedPolicy:
     @torch.no_grad()
     def write(self, out: Tensor) -> None:
         """Write the policy as it is now into `out` [numel]."""
-        out[: self._parameters.numel].copy_(self._parameters.data)
-        for normalizer, part in self._parts(out):
-            normalizer.write_statistics(part)
+        for mine, part in self._parts(out):
+            part.copy_(mine)
 
     @torch.no_grad()
     def load(self, vector: Tensor) -> None:
@@ -108,12 +107,12 @@ class PublishedPolicy:
                 f"a policy vector of shape {tuple(vector.shape)}: this policy has {self.numel} "
                 "numbers. Build both ends from the same environment and algorithm section."
             )
-        self._parameters.data.copy_(vector[: self._parameters.numel])
-        for normalizer, part in self._parts(vector):
-            normalizer.load_statistics(part)
+        for mine, part in self._parts(vector):
+            mine.copy_(part)
 
-    def _parts(self, vector: Tensor) -> Iterator[tuple[RunningNormalizer, Tensor]]:
-        start = self._parameters.numel
-        for normalizer in self._normalizers:
-            yield normalizer, vector[start : start + 2 * normalizer.width]
-            start += 2 * normalizer.width
+    def _parts(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        start = 0
+        statistics = [part for one in self._normalizers for part in (one.mean, one.inv_std)]
+        for mine in (self._parameters.data, *statistics):
+            yield mine, vector[start : start + mine.numel()]
+            start += mine.numel()

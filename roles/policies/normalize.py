@@ -89,16 +89,6 @@ class RunningNormalizer:
         """rows * std + mean."""
         return rows / self.inv_std + self.mean
 
-    def write_statistics(self, out: Tensor) -> None:
-        """Writes into `out` [2 D] what normalising needs: means, then 1 / deviations."""
-        out[: self.width].copy_(self.mean)
-        out[self.width :].copy_(self.inv_std)
-
-    def load_statistics(self, statistics: Tensor) -> None:
-        """Normalise as the one that wrote `statistics` [2 D]; for one that learns none itself."""
-        self.mean.copy_(statistics[: self.width])
-        self.inv_std.copy_(statistics[self.width :])
-
     def state_dict(self) -> dict[str, Tensor]:
         return {"moments": self._moments.clone()}
 

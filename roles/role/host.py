@@ -29,7 +29,7 @@ from . import readiness
 from .closing import Closing
 
 if TYPE_CHECKING:
-    from gmi_drl.comm import Group, GroupSpec
+    from gmi_drl.comm import GroupSpec
     from gmi_drl.comm.shm.board import BoardSpec
     from gmi_drl.comm.shm.tally import TallySpec
     from gmi_drl.comm.transports import LinkSpec
@@ -136,7 +136,7 @@ class GmiHost:
         """
         import torch
 
-        from gmi_drl.comm import Mailbox
+        from gmi_drl.comm import Mailbox, solo_group
         from gmi_drl.roles.algorithms import with_settings
         from gmi_drl.roles.policies.trunk import set_matmul_precision
 
@@ -154,7 +154,11 @@ class GmiHost:
         pulse = heartbeat.Heartbeat(tally, self._gmi_id)
         heartbeat.bind(pulse)
         tally[self._gmi_id, "sm_count"] = backend_of(spec.backend).sm_count()
-        group = self._group(timeout)
+        rank = job.rank_of(self._gmi_id)
+        if rank is None or job.group is None:  # of no trainer: a group of its own
+            group = solo_group(f"gmi {self._gmi_id}")
+        else:
+            group = job.group.join(rank, timeout)
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
         context = GmiContext(
             self._gmi_id,
@@ -168,7 +172,7 @@ class GmiHost:
             job.session,
             job.wires,
             tally,
-            lives if job.rank_of(self._gmi_id) is None else 0,
+            lives if rank is None else 0,
             trace=self._trace(on_gpu),
             memory=memory,
             private=job.sockets,
@@ -213,15 +217,6 @@ class GmiHost:
     def close(self) -> None:
         """Close what the role has opened; called when the result of `run` is known."""
         self._closing.all()
-
-    def _group(self, timeout: timedelta) -> Group:
-        """The trainers' group; every other GMI is a group of its own."""
-        from gmi_drl.comm import solo_group
-
-        rank, group = self._job.rank_of(self._gmi_id), self._job.group
-        if rank is None or group is None:
-            return solo_group(f"gmi {self._gmi_id}")
-        return group.join(rank, timeout)
 
     def _trace(self, on_gpu: bool) -> phases.Trace | None:
         """The trace of this GMI, if it is to make one."""

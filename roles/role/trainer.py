@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -33,12 +34,8 @@ class Trainer(ActingRole):
 
     def train(self, pause: Pause | None = None) -> dict[str, Any]:
         """Train to the end, or as far as `pause` says."""
-        optimizer = self.make_optimizer()
-
-        def evaluation_env(num_env: int) -> VecEnv:
-            return self.make_env(num_env, seed=2)
-
-        return Training(self.mgr, optimizer, self.description, evaluation_env, pause).run()
+        optimizer, make_env = self.make_optimizer(), partial(self.make_env, seed=2)
+        return Training(self.mgr, optimizer, self.description, make_env, pause).run()
 
 
 class Holistic(Trainer):

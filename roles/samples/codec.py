@@ -1,9 +1,8 @@
 """Turns batches into the bytes of packets, and back; says which columns travel.
 
-Observations travel raw, and as bytes where the environment has bytes. Of what a receiver can make
-itself (normalised observations, what `postprocess` fills in) nothing travels: T N (D + A + P + 4) +
-N numbers for PPO (GMI-DRL's table 4 counts m (S + A + W); values, log-probabilities and
-distribution parameters come on top, so that nothing is inferred twice).
+Observations travel raw, and as bytes where the environment has bytes. What a receiver can make
+itself does not travel: T N (D + A + P + 4) + N numbers for PPO (GMI-DRL's table 4 counts
+m (S + A + W); values, log-probabilities and distribution parameters come on top).
 """
 
 from __future__ import annotations

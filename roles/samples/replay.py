@@ -15,8 +15,7 @@ class Limiter:
     """Says when minibatches are due: so many for each row that came in after the first `start`.
 
     It counts rows and not what is stored, so that all GMIs take the same steps also where one was
-    restarted and has an empty storage. One that goes on with other settings counts by them from
-    there on: what was due before stays what it was.
+    restarted. Under changed settings what was due before stays what it was.
     """
 
     def __init__(self, start: int, updates_per_row: float) -> None:

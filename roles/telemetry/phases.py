@@ -119,10 +119,9 @@ def trace_path(folder: Path, gmi_id: int) -> Path:
 class Trace:
     """Records iterations FIRST to LAST of a GMI, and writes them to `path`.
 
-    The GMI's thread makes it and makes all calls; there is one in a process, as torch profiles once
-    at a time. Of GMIs that are threads of one process only the first is recorded, and all that the
-    GPU does for any of them: with `profile_all_threads` torch 2.13 now and then crashes when the
-    recording ends while other threads compute.
+    The GMI's thread makes it and makes all calls. Of GMIs that are threads of one process only the
+    first is recorded, and all that the GPU does for any of them: with `profile_all_threads` torch
+    2.13 now and then crashes when the recording ends while other threads compute.
 
     `warn` is told why there is no trace; nothing that goes wrong with it raises. A process that is
     killed leaves a whole file or none by that name.
