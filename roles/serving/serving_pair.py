@@ -175,9 +175,7 @@ class ServingAgent(Server):
                     self._turn()
                 with phase("infer"):
                     seen = _read(packet, rows, width, device)
-                    header = packet.header
-                    numbers = (header.sequence, header.incarnation)
-                    _send(sender, header.stream, actor.act(seen), *numbers)
+                    self._send(sender, packet, actor.act(seen))
                     receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
                 return
@@ -185,6 +183,11 @@ class ServingAgent(Server):
             self._seconds["infer"] += heard_s - start
             self._count(rows)
             self._report()
+
+    def _send(self, sender: Sender, packet: Packet, action: Tensor) -> None:
+        """Answer a question, which the packet is."""
+        header = packet.header
+        _send(sender, header.stream, action, header.sequence, header.incarnation)
 
 
 def _links(role: Server) -> tuple[LinkSpec, LinkSpec]:
