@@ -9,16 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import CheckpointError, ContextError, NotFiniteError, RoleError, RoleLoadError
-    from .role.agent import Agent
-    from .role.manager import GMI_manager, GmiContext
-    from .role.role import DRL_role, load_role
-    from .role.trainer import Holistic, Trainer
-    from .serving.serving import Serving
-    from .serving.serving_pair import ServingAgent, ServingSimulator
+    from .errors import CheckpointError as CheckpointError
+    from .errors import ContextError as ContextError
+    from .errors import NotFiniteError as NotFiniteError
+    from .errors import RoleError as RoleError
+    from .errors import RoleLoadError as RoleLoadError
+    from .role.manager import GMI_manager as GMI_manager
+    from .role.manager import GmiContext as GmiContext
+    from .role.role import DRL_role as DRL_role
+    from .role.role import load_role as load_role
+    from .role.trainer import Agent as Agent
+    from .role.trainer import Holistic as Holistic
+    from .role.trainer import Trainer as Trainer
+    from .serving.serving import Serving as Serving
+    from .serving.serving_pair import ServingAgent as ServingAgent
+    from .serving.serving_pair import ServingSimulator as ServingSimulator
 
 _HOME = {
-    "Agent": "role.agent",
+    "Agent": "role.trainer",
     "CheckpointError": "errors",
     "ContextError": "errors",
     "DRL_role": "role.role",
@@ -35,24 +43,6 @@ _HOME = {
     "load_role": "role.role",
 }
 
-__all__ = [
-    "Agent",
-    "CheckpointError",
-    "ContextError",
-    "DRL_role",
-    "GMI_manager",
-    "GmiContext",
-    "Holistic",
-    "NotFiniteError",
-    "RoleError",
-    "RoleLoadError",
-    "Serving",
-    "ServingAgent",
-    "ServingSimulator",
-    "Trainer",
-    "load_role",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
@@ -61,4 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOME})

@@ -100,13 +100,7 @@ class PolicyError(RoleError):
     `base` is the class that has all that it lacks.
     """
 
-    def __init__(
-        self,
-        maker: str,
-        kind: str,
-        faults: list[str],
-        base: str = "gmi_drl.roles.policies.ActorCritic",
-    ) -> None:
+    def __init__(self, maker: str, kind: str, faults: list[str], base: str) -> None:
         super().__init__(maker, kind, faults, base)
         self.maker, self.kind, self.faults, self.base = maker, kind, faults, base
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -50,7 +50,9 @@ class Pool:
         self.device = device
         here = torch.cuda.current_stream(device)
         apart = here == torch.cuda.default_stream(device)
-        self.stream = _new_stream(device) if apart else here
+        self.stream: torch.cuda.Stream = here
+        if apart:
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._handle: Any = None
         self._graphs = 0  # that hold it
 
@@ -102,8 +104,8 @@ class Pool:
 class Graph:
     """`run` as a CUDA graph; calling it replays it on torch's current stream, and does not wait.
 
-    Making it runs `run` `warm_up` times first (kernels are compiled and loaded, libraries take
-    their workspaces), and waits for the device. What these runs change in the tensors `keep` is put
+    Making it runs `run` `warm_up` times first, in which kernels are compiled and libraries take
+    their workspaces, and waits for the device. What these runs change in the tensors `keep` is put
     back; all else that they change must not matter yet.
 
     CaptureError, by `name`, if it cannot be captured. An empty `run` is replayed as nothing, after
@@ -148,20 +150,11 @@ class Graph:
             self._graph = None
 
 
-@runtime_checkable
-class Capturable(Protocol):
-    """Environments that are torch's work alone."""
-
-    def capture(self, pool: Pool) -> None:
-        """Make every step from now on the replay of a CUDA graph, captured in `pool`."""
-
-
 def capture_steps(env: VecEnv, pool: Pool) -> None:
-    """Have `env` capture its steps, if it is one that can; others do so themselves, or cannot."""
-    if isinstance(env, Capturable):
-        env.capture(pool)
+    """Have `env` capture its steps, if they are torch's work alone: then it has `capture`.
 
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return made
+    From then on every step is the replay of a CUDA graph of `pool`. Others capture by themselves,
+    or cannot.
+    """
+    if (capture := getattr(env, "capture", None)) is not None:
+        capture(pool)

@@ -39,11 +39,10 @@ def collector_of(env, network, settings, normalizers=None, *, horizon, **changes
     """A collector of `env` into a batch of its own."""
     width = env.observation_space.shape[0]
     batch = batch_for(network, settings, horizon, env.num_env, width, env.device)
-    normalizers = normalizers or Normalizers(None, None)
-    how = {"gamma": 0.9, "reward_scale": 1.0, "bootstrap_time_limit": True} | changes
-    return Collector(
-        env, ActorCriticPolicy(network), batch, normalizers.observations, normalizers.values, **how
-    )
+    values = {"gamma": 0.9, "reward_scale": 1.0, "bootstrap_time_limit": True}
+    values = {name: changes.pop(name, value) for name, value in values.items()}
+    algorithm = algorithm_of(network, settings.model_copy(update=values), normalizers)
+    return Collector(env, algorithm, batch, **changes)
 
 
 def columns_of(obs_dim, distribution):

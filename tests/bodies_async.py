@@ -94,7 +94,7 @@ class MortalAsyncTrainer(_Leaving, Hooked, gmi_drl.roles.Trainer):
 
     def hook(self, optimizer):
         super().hook(optimizer)
-        after(optimizer._progress, "agree", lambda: self.strike("agreed"))
+        after(optimizer.progress, "agree", lambda: self.strike("agreed"))
         after(
             optimizer._batcher, "done",
             lambda: self.strike("given back"), before=lambda: self.strike("give back"),

@@ -8,8 +8,8 @@ from batches import batch_for, learner_of
 from gmi_drl.placement import ALGORITHMS, PPOConfig
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
+from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.policies.published import PublishedPolicy
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.state.recovery import Snapshots, agree, spread
 from gmi_drl.roles.state.saving import Saver
@@ -95,8 +95,7 @@ def agree_on(group, held):
     kept = Snapshots()
     for iteration in held[group.rank]:
         kept.keep(iteration, {"iteration": iteration})
-    found = agree(group, kept)
-    return found and (found.iteration, found.source)
+    return agree(group, kept)
 
 
 def bits_of(numel):

@@ -10,9 +10,8 @@ from gmi_drl.placement import hidden_sizes, load_config
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.evaluators.evaluate import evaluate_together
 from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers
-from gmi_drl.roles.policies.published import PublishedPolicy
 
 
 def environments(config, num_env, seed):

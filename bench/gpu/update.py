@@ -48,7 +48,7 @@ from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.actor_critic import ActorCritic, ActorCriticPolicy
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers
-from gmi_drl.roles.policies.precision import set_matmul_precision
+from gmi_drl.roles.policies.trunk import set_matmul_precision
 from gmi_drl.roles.samples.batch import Batch
 from gpu.suite.store import DRY_NOTE, slug
 

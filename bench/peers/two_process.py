@@ -130,8 +130,8 @@ def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.optimizers.learner import Learner
     from gmi_drl.roles.policies.actor_critic import actor_critic_of, observation_width
+    from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
     from gmi_drl.roles.policies.normalize import Normalizers
-    from gmi_drl.roles.policies.published import PublishedPolicy
     from gmi_drl.roles.samples.batch import Batch
     from gmi_drl.roles.samples.codec import received
 
@@ -167,17 +167,7 @@ def _collector(config: dict[str, Any], threads: int, job: _Job) -> Any:
         settings.horizon, env.num_env, env.observation_space.shape[0], algorithm.policy,
         torch.device("cpu"), filled=algorithm.filled, ends=algorithm.ends,
     )  # fmt: skip
-    return Collector(
-        env,
-        algorithm.policy,
-        batch,
-        algorithm.normalizers.observations,
-        algorithm.normalizers.values,
-        gamma=settings.gamma,
-        reward_scale=settings.reward_scale,
-        bootstrap_time_limit=settings.bootstrap_time_limit,
-        generator=torch.Generator().manual_seed(0),
-    )
+    return Collector(env, algorithm, batch, torch.Generator().manual_seed(0))
 
 
 def _env(config: dict[str, Any], num_env: int, threads: int) -> Any:

@@ -8,7 +8,7 @@ import torch
 
 from gmi_drl.placement import A3CConfig
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.returns import gae
 from gmi_drl.roles.samples.batch import Batch
 
 from .actor_critic import SegmentActorCritic, actor_critic_loss, evaluate
@@ -22,24 +22,11 @@ def a3c_loss(
 
     With lam = 1 the targets are the n-step returns of the segment, as in the paper; below, GAE's.
     """
-    now = evaluate(network, batch, values)
-    advantage = gae(
-        batch["reward"],
-        now.worth[:-1],
-        batch["done"],
-        now.worth[-1],
-        gamma=settings.gamma,
-        lam=settings.lam,
-        out=torch.empty_like(batch["reward"]),
-    )
-    return actor_critic_loss(
-        network,
-        now,
-        advantage=advantage,
-        targets=advantage + now.worth[:-1],
-        values=values,
-        settings=settings,
-    )
+    now, gamma, lam = evaluate(network, batch, values), settings.gamma, settings.lam
+    reward, done, out = batch["reward"], batch["done"], torch.empty_like(batch["reward"])
+    advantage = gae(reward, now.worth[:-1], done, now.worth[-1], gamma, lam=lam, out=out)
+    targets = advantage + now.worth[:-1]
+    return actor_critic_loss(network, now, advantage, targets, values, settings=settings)
 
 
 class A3C(SegmentActorCritic):

@@ -59,11 +59,7 @@ class Algorithm(ABC):
     capturable: ClassVar[bool] = True
 
     def __init__(
-        self,
-        settings: Any,
-        policy: Any,
-        normalizers: Normalizers,
-        loss: Callable[..., Losses] | None = None,
+        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
     ) -> None:
         """`loss` takes the place of the algorithm's own function of that name, if it has one."""
         self.settings, self.policy, self.normalizers = settings, policy, normalizers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.policies.actor_critic import observation_width
-from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.check_policy import forward_faults
 from gmi_drl.roles.policies.trunk import Trunk
 from gmi_drl.roles.samples.batch import Batch
 
@@ -65,8 +66,7 @@ class QPolicy:
         self.epsilon = torch.ones((), device=next(network.parameters()).device)
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        """Draw uniform numbers in [0, 1) into `batch.noise`."""
-        batch.noise.uniform_(generator=generator)
+        batch["noise"].uniform_(generator=generator)
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         """Write and return the actions [N, 1] for `step["observation"]` [N, D]."""
@@ -81,12 +81,10 @@ class QPolicy:
         """Nothing is made for all steps at once."""
 
     def value(self, observation: Tensor) -> Tensor:
-        """Give the value [N] of the greedy action."""
         value: Tensor = self.network(observation).amax(-1)
         return value
 
     def mode(self, observation: Tensor) -> Tensor:
-        """Give the greedy actions [N, 1] for normalised observations [N, D]."""
         action: Tensor = self.network(observation).argmax(-1, keepdim=True)
         return action.float()
 
@@ -104,12 +102,9 @@ def dqn_loss(network: Any, target: Any, batch: Batch, settings: Any) -> Losses:
         goal = batch["reward"] + settings.gamma * after.masked_fill(over.bool(), 0.0)
     value = network(batch["observation"]).gather(-1, batch["action"].long()).squeeze(-1)
     loss = huber_loss(value, goal)
-    error = (value - goal).detach().abs()
-    return Losses(
-        loss,
-        {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()},
-        {"priorities": error},
-    )
+    with torch.no_grad():
+        stats = {"q_loss": loss, "q_mean": value.mean(), "td_error": (value - goal).abs().mean()}
+    return Losses(loss, stats)
 
 
 class DQN(Algorithm):
@@ -121,12 +116,11 @@ class DQN(Algorithm):
     replayed = ("raw_observation", "action", "reward", "done", *recorded)
     loss = staticmethod(dqn_loss)
 
-    def __init__(
-        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
-    ) -> None:
-        super().__init__(settings, policy, normalizers, loss)
-        self._network: nn.Module = policy.network
-        self.target = copy.deepcopy(self._network).requires_grad_(False)
+    @cached_property
+    def target(self) -> nn.Module:
+        """The network of some updates ago; copied where losses are asked for, and not by agents."""
+        network: nn.Module = copy.deepcopy(self.policy.network)
+        return network.requires_grad_(False)
 
     @classmethod
     def make_network(
@@ -146,7 +140,7 @@ class DQN(Algorithm):
             raise PolicyError(maker, type(network).__name__, faults, base)
 
     def losses(self, batch: Batch) -> Losses:
-        return self.loss_function(self._network, self.target, batch, self.settings)
+        return self.loss_function(self.policy.network, self.target, batch, self.settings)
 
     def before_sampling(self, steps: int) -> None:
         left = max(1.0 - steps / self.settings.epsilon_steps, 0.0)
@@ -156,7 +150,9 @@ class DQN(Algorithm):
     @torch.no_grad()
     def after_step(self, updates: int) -> None:
         if updates % self.settings.target_every == 0:
-            torch._foreach_copy_(list(self.target.parameters()), list(self._network.parameters()))
+            torch._foreach_copy_(
+                list(self.target.parameters()), list(self.policy.network.parameters())
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"target": dict(self.target.state_dict())}
@@ -182,12 +178,4 @@ def _faults(network: Any, width: int, actions: int) -> Iterator[str]:
     if any(parameter.dtype != torch.float32 for parameter in network.parameters()):
         yield "its parameters must be torch.float32"
         return
-    given = f"forward of observations [2, {width}] must give float32 [2, {actions}]"
-    try:
-        with torch.no_grad():
-            out = network(torch.zeros(2, width, device=next(network.parameters()).device))
-    except Exception as error:  # whatever someone's network raises
-        yield f"{given}; it raised {type(error).__name__}: {error}"
-        return
-    if not isinstance(out, Tensor) or out.shape != (2, actions) or out.dtype != torch.float32:
-        yield f"{given}, the value of each action"
+    yield from forward_faults(network, width, actions, "the value of each action")

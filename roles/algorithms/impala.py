@@ -6,7 +6,7 @@ from typing import Any
 
 from gmi_drl.placement import IMPALAConfig
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.returns.vtrace import vtrace
+from gmi_drl.roles.returns import vtrace
 from gmi_drl.roles.samples.batch import Batch
 
 from .actor_critic import SegmentActorCritic, actor_critic_loss, evaluate
@@ -18,7 +18,7 @@ def impala_loss(
 ) -> Losses:
     """V-trace actor-critic (Espeholt et al., 2018, section 4.2); means instead of their sums."""
     now = evaluate(network, batch, values)
-    trace = vtrace(
+    targets, advantage = vtrace(
         now.log_rho,
         settings.gamma * (1.0 - batch["done"]),
         batch["reward"],
@@ -29,12 +29,7 @@ def impala_loss(
         lam=settings.lam,
     )
     return actor_critic_loss(
-        network,
-        now,
-        advantage=trace.pg_advantages,
-        targets=trace.vs,
-        values=values,
-        settings=settings,
+        network, now, advantage=advantage, targets=targets, values=values, settings=settings
     )
 
 

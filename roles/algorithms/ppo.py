@@ -1,8 +1,7 @@
 """Proximal policy optimisation (Schulman et al., 2017).
 
 Advantages are GAE's, normalised over the experience of all GMIs; values are learned in the units of
-a value normaliser, which learns from the returns of all GMIs first. With equal minibatches on k
-GMIs a step is the step of one GMI on the joined minibatch.
+a value normaliser, which learns from the returns of all GMIs first.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
 from gmi_drl.roles.policies.normalize import Normalizers, batch_moments, merge_moments
-from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.returns import gae
 from gmi_drl.roles.samples.batch import Batch, Columns
 
 from .algorithm import Algorithm, Losses
@@ -89,15 +88,8 @@ class PPO(Algorithm):
         reward, value = batch["reward"], batch["value"]
         if self._advantage.shape != reward.shape:
             self._advantage = torch.zeros_like(reward)
-        advantage = gae(
-            reward,
-            value,
-            batch["done"],
-            batch.ends["value"],
-            gamma=self.settings.gamma,
-            lam=self.settings.lam,
-            out=self._advantage,
-        )
+        gamma, lam, last = self.settings.gamma, self.settings.lam, batch.ends["value"]
+        advantage = gae(reward, value, batch["done"], last, gamma, lam=lam, out=self._advantage)
         batch_moments(advantage.view(-1, 1), out[:3])
         batch_moments((advantage + value).view(-1, 1), out[3:])
 
@@ -119,9 +111,5 @@ class PPO(Algorithm):
         return [batch["value"], *([] if normalizer is None else normalizer.tensors)]
 
     def losses(self, batch: Batch) -> Losses:
-        assert batch.rows is not None
-        assert batch.places is not None
-        log_std = batch.constants["log_std"]
-        return self.loss_function(
-            self.policy.network, batch.rows, batch.places, log_std, self.settings
-        )
+        network, log_std = self.policy.network, batch.constants["log_std"]
+        return self.loss_function(network, batch.rows, batch.places, log_std, self.settings)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from gmi_drl.comm import Group
-from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import Policy
-from gmi_drl.roles.policies.published import PublishedPolicy
-from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
+from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
+from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.samples.codec import BatchCodec, complete
+from gmi_drl.roles.samples.codec import complete
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
 
-from .evaluator import Sampled
-from .rollout_worker import codec_of
-from .rollout_workers import RolloutCoordinator
+from .evaluator import Account
+from .rollout_worker import RolloutCoordinator, codec_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles.optimizers.learner import Learner
@@ -29,62 +26,32 @@ if TYPE_CHECKING:
 _WAITS: Final = 2  # what a trainer tells the others while its workers work; else 1, or 0: they left
 
 
-def remote_evaluators(
-    role: ActingRole, workers: Mapping[int, int], batch: Batch, learner: Learner
-) -> RemoteEvaluators:
-    """Returns those that a role is joined with; `workers` has their environments by gmi_id."""
-    mgr, wires = role.mgr, role.mgr.context.wires
-    published = PublishedPolicy(learner.parameters, role.normalizers)
-    codecs = {gmi_id: codec_of(role, num_env) for gmi_id, num_env in workers.items()}
-
-    def coordinator(still: Callable[[], object]) -> RolloutCoordinator:
-        return RolloutCoordinator(
-            wires.out_of(mgr.GMI_id),
-            wires.into(mgr.GMI_id),
-            published.numel,
-            codecs,
-            mgr.timeout,
-            heartbeats=heartbeats_in(mgr.tally),
-            still=still,
-            device=mgr.context.device,
-        )
-
-    return RemoteEvaluators(
-        batch,
-        codecs,
-        coordinator,
-        published,
-        role.policy,
-        normalizer=role.normalizers.observations,
-        group=mgr.context.group,
-        send_heartbeat=lambda: send_heartbeat(mgr.tally, mgr.GMI_id),
-    )
-
-
 class RemoteEvaluators:
     """Rollout workers in other GMIs, whose environments lie side by side in one batch."""
 
     def __init__(
-        self,
-        batch: Batch,
-        codecs: Mapping[int, BatchCodec],
-        coordinator: Callable[[Callable[[], object]], RolloutCoordinator],
-        published: PublishedPolicy,
-        policy: Policy,
-        normalizer: RunningNormalizer | None,
-        group: Group,
-        send_heartbeat: Callable[[], None],
+        self, role: ActingRole, workers: Mapping[int, int], batch: Batch, learner: Learner
     ) -> None:
-        """`codecs` of each worker, by gmi_id, in the order of their environments in `batch`."""
-        self.batch, self._codecs, self._published = batch, codecs, published
-        self._policy, self._normalizer = policy, normalizer
-        self._group, self._send_heartbeat = group, send_heartbeat
-        self._first: dict[int, int] = {}  # each worker's first environment in the batch
-        for worker in codecs:
-            self._first[worker] = sum(codecs[before].num_env for before in self._first)
-        self._coordinator = coordinator(lambda: self._meet(_WAITS))
+        """`workers` has their environments by gmi_id, in the order in which they lie in `batch`."""
+        self._mgr, context, wires = role.mgr, role.mgr.context, role.mgr.context.wires
+        self.batch, self._policy, self._group = batch, role.policy, context.group
+        self._normalizer = role.normalizers.observations
+        self._published = PublishedPolicy(learner.parameters, role.normalizers)
+        self._codecs = {gmi_id: codec_of(role, num_env) for gmi_id, num_env in workers.items()}
+        # Each worker's first environment in the batch.
+        self._first = dict(zip(workers, accumulate(workers.values(), initial=0), strict=False))
+        self._coordinator = RolloutCoordinator(
+            wires.out_of(self._mgr.GMI_id),
+            wires.into(self._mgr.GMI_id),
+            self._published.numel,
+            self._codecs,
+            self._mgr.timeout,
+            heartbeats=heartbeats_in(self._mgr.tally),
+            still=lambda: self._meet(_WAITS),
+            device=context.device,
+        )
 
-    def sample(self, iteration: int) -> Sampled | None:
+    def sample(self, iteration: int) -> bool:
         start = perf_counter()
         stats: dict[int, list[float]] = {}
 
@@ -95,12 +62,15 @@ class RemoteEvaluators:
         with phase("wait"):
             there = self._coordinator.collect(iteration, self._published.write, take)
             if not self._all(there):
-                return None
+                return False
             complete(self.batch, self._policy, self._normalizer)
         episodes = Seen.by({worker: numbers[:3] for worker, numbers in stats.items()})
         seconds = {worker: numbers[3:] for worker, numbers in stats.items()}
-        waited_s = perf_counter() - start
-        return Sampled(lambda: ((waited_s,), episodes), seconds)
+        self._account: Account = ((perf_counter() - start,), episodes, seconds)
+        return True
+
+    def read(self) -> Account:
+        return self._account
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -134,5 +104,5 @@ class RemoteEvaluators:
 
     def _meet(self, state: int) -> list[int]:
         told = self._group.exchange(state)
-        self._send_heartbeat()
+        send_heartbeat(self._mgr.tally, self._mgr.GMI_id)
         return told

@@ -1,41 +1,281 @@
-"""An agent of template tdg_ex: samples for the trainer of its device, in turn with it.
+"""The agents of template tdg_ex, which sample in turn with the trainer of their device.
 
-It collects one horizon with the policy that the trainer sends, hands it over, and waits for the
-next policy. So what is learned is what co-located GMIs would learn.
+Two links join a trainer with each of its agents. On one the trainer gives orders: to collect a
+horizon with the policy that the order carries, to write a part of a checkpoint, to leave. On the
+other the agent answers each order but the last with a rollout or a word. An answer names its order:
+its number, and the trainer's process. So what is learned is what co-located GMIs would learn.
+
+Either may be killed at any moment. The agent keeps an order's packet until the next one is there,
+so that whoever takes its place is given the order again, and answers it. A new trainer, or one that
+must go back an iteration, gives a new order: the agent follows the newest it finds. Answers that
+nobody waits for are given back unread, so that nothing that was collected with another policy, or
+twice, is trained on. In the memory of a GPU packets go with the process that sent them: the new one
+gives its order, or its answer, anew.
+
+Agents close their links when they are told to leave, and only then: a trainer that finds them
+closed knows that all training was done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.errors import LinkClosed
+from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.shm.heartbeat import beat
-from gmi_drl.comm.transports import Packet
+from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
-from gmi_drl.roles.policies.published import PublishedPolicy
-from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
+from gmi_drl.roles.role.readiness import (
+    HeartbeatDeadline,
+    Heartbeats,
+    heartbeats_in,
+    send_heartbeat,
+)
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.state import checkpoint, saving
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
 
-from .rollout_workers import Order, RolloutWorker
+from .evaluator import restore
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
+_ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of a new trainer
+_ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
+_LOOK_S: Final = 0.2  # how often heartbeats are looked for
+_MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
+_FAILED: Final = 1  # `step` of an answer that says in words why the order was not followed; else 0
+_CPU: Final = torch.device("cpu")
 
-def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
-    """The codec of what one worker of `num_env` environments brings."""
-    sent = sent_columns(role.policy, role.algorithm.recorded)
-    return BatchCodec(role.batch(1), num_env, sent, role.of_bytes, stats=WORKER_STATS)
+
+class Order(IntEnum):
+    """The words by which an agent is told what to do."""
+
+    COLLECT = 0  # the packet is the policy
+    SAVE = 1
+    LEAVE = 2
+
+
+@dataclass(frozen=True)
+class _Agent:
+    orders: Sender
+    answers: Receiver
+    codec: BatchCodec
+
+
+class RolloutCoordinator:
+    """The trainer's side: `out` and `back` are the links to and from its agents, by gmi_id.
+
+    `policy_numel` float32 numbers are a policy; `codecs` say what each agent brings. An agent may
+    take `timeout` from each of its `heartbeats` on. `still` is called while agents are waited for,
+    oftener than each `timeout`; what it raises ends the wait. `device`: of this GMI's tensors.
+    """
+
+    def __init__(
+        self,
+        out: Mapping[int, LinkSpec],
+        back: Mapping[int, LinkSpec],
+        policy_numel: int,
+        codecs: Mapping[int, BatchCodec],
+        timeout: timedelta,
+        heartbeats: Heartbeats,
+        still: Callable[[], object],
+        device: torch.device = _CPU,
+    ) -> None:
+        self._heartbeats, self._still = heartbeats, still
+        streams = [StreamSpec(4 * policy_numel, _ORDERS)]
+        self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
+        self._agents = {
+            gmi_id: _Agent(
+                link.sender(b"", streams, timeout), back[gmi_id].receiver(timeout), codecs[gmi_id]
+            )
+            for gmi_id, link in out.items()
+        }
+        for agent in self._agents.values():
+            agent.orders.pin(device)
+            agent.answers.pin(device)
+
+    def collect(
+        self, iteration: int, write: Callable[[Tensor], None], take: Callable[[int, Tensor], None]
+    ) -> bool:
+        """Have all agents collect; `write` puts the policy into a vector [policy_numel].
+
+        `take` is given each agent's gmi_id and what it brought (see BatchCodec.unpack), which it
+        copies. Returns when all have been taken; False when agents have left, as training was done.
+        LinkTimeout names an agent that is late.
+        """
+
+        def taken(gmi_id: int, packet: Packet) -> None:
+            agent = self._agents[gmi_id]
+            if agent.answers.schema != agent.codec.schema:
+                raise SchemaDiffers(
+                    f"{agent.answers.source} brings {agent.answers.schema.decode()}, and its "
+                    f"trainer takes {agent.codec.schema.decode()}. roles.agent and "
+                    "roles.trainer must make the same policy and environments."
+                )
+            take(gmi_id, packet.memory)
+
+        try:
+            self._give(Order.COLLECT, iteration, write)
+            self._await("has not brought its experience", taken)
+        except LinkEnded:
+            return False
+        return True
+
+    def save(self, iteration: int) -> str | None:
+        """Have all agents write their part of checkpoint `iteration`.
+
+        Returns when all have answered: an empty text, or why a part was not written. None when
+        agents have left, as training was done.
+        """
+        failures = []
+
+        def heard(gmi_id: int, packet: Packet) -> None:
+            if packet.header.step == _FAILED:
+                words = bytes(packet.memory.cpu().tolist()).decode(errors="replace")
+                failures.append(f"gmi {gmi_id}: {words}")
+
+        try:
+            self._give(Order.SAVE, iteration)
+            self._await("has not written its part of a checkpoint", heard)
+        except LinkEnded:
+            return None
+        return "; ".join(failures)
+
+    def dismiss(self) -> None:
+        """Tell all agents that training is done; waits for none of them."""
+        for agent in self._agents.values():
+            with suppress(LinkEnded):  # told by the process before this one
+                self._send(agent, Order.LEAVE, 0, lambda vector: None)
+
+    def _give(
+        self, order: Order, iteration: int, write: Callable[[Tensor], None] = lambda vector: None
+    ) -> None:
+        self._number += 1
+        for agent in self._agents.values():
+            self._send(agent, order, iteration, write)
+
+    def _send(
+        self, agent: _Agent, order: Order, iteration: int, write: Callable[[Tensor], None]
+    ) -> None:
+        slot, nbytes = agent.orders.reserve(0), self._nbytes if order == Order.COLLECT else 0
+        write(slot.memory[:nbytes].view(torch.float32))
+        agent.orders.send(slot, nbytes, sequence=self._number, step=order, policy_version=iteration)
+
+    def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
+        """Take every agent's answer to the last order, as they come."""
+        missing, deadline = dict(self._agents), HeartbeatDeadline(self._timeout, self._heartbeats)
+        told_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
+        look_s = min(_LOOK_S, every_s / 2)
+        while True:
+            for gmi_id, agent in list(missing.items()):
+                while gmi_id in missing and (packet := agent.answers.poll()) is not None:
+                    header = packet.header
+                    mine = header.policy_version == agent.orders.incarnation
+                    if mine and header.sequence == self._number:
+                        take(gmi_id, packet)
+                        del missing[gmi_id]
+                    agent.answers.release(packet)
+            if not missing:
+                return
+            first, left_s = deadline.first(missing)
+            if left_s <= 0:
+                raise late_one(missing[first].answers, self._timeout, late)
+            if perf_counter() > told_s + every_s:
+                self._still()
+                told_s = perf_counter()
+            waiting = [agent.answers for agent in missing.values()]
+            wait_any(waiting, timedelta(seconds=min(look_s, left_s)))
+
+
+class RolloutWorker:
+    """The agent's side: the links from and to GMI `trainer`.
+
+    Waits for nobody when it is made. LinkClosed if the process before this one has left. `device`:
+    of this GMI's tensors.
+    """
+
+    def __init__(
+        self,
+        orders: LinkSpec,
+        answers: LinkSpec,
+        codec: BatchCodec,
+        timeout: timedelta,
+        trainer: int,
+        heartbeats: Heartbeats,
+        device: torch.device = _CPU,
+    ) -> None:
+        self._timeout, self._trainer, self._heartbeats = timeout, trainer, heartbeats
+        room = max(codec.nbytes, _MAX_WORDS)
+        streams = [StreamSpec(room, _ANSWERS)]
+        self._answers = answers.sender(codec.schema, streams, timeout)
+        self._orders = orders.receiver(timeout)
+        self._answers.pin(device)
+        self._orders.pin(device)
+        self._kept: Packet | None = None
+
+    def next(self) -> Packet:
+        """The newest order, and no older one unless that is to leave.
+
+        `step` of its header is an Order, `policy_version` the iteration. Waits for it, twice the
+        timeout from each sign of the trainer on: it may wait for another one, and is to be the
+        first that names it. LinkTimeout if none comes by then.
+        """
+        timeout = 2 * self._timeout
+        deadline = HeartbeatDeadline(timeout, self._heartbeats)
+        found: Packet | None = None
+        while True:
+            packet = self._orders.poll()
+            if packet is not None:
+                if self._kept is not None:
+                    self._orders.release(self._kept)
+                self._kept = found = packet
+                if packet.header.step == Order.LEAVE:
+                    return packet  # what a new trainer orders behind it is void: all was done
+            elif found is not None:
+                return found
+            else:
+                _, left_s = deadline.first([self._trainer])
+                if left_s <= 0:
+                    raise late_one(self._orders, timeout, "has given no order")
+                wait_any([self._orders], timedelta(seconds=min(_LOOK_S, left_s)))
+
+    def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
+        """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""
+        self._answer(0, write, nbytes)
+
+    def tell(self, failure: str) -> None:
+        """Answer the last order in a word: done if empty, else why not."""
+        words = failure.encode()[:_MAX_WORDS]
+
+        def write(memory: Tensor) -> None:
+            if words:
+                memory[: len(words)].copy_(torch.frombuffer(bytearray(words), dtype=torch.uint8))
+
+        self._answer(_FAILED if failure else 0, write, len(words))
+
+    def _answer(self, step: int, write: Callable[[Tensor], None], nbytes: int) -> None:
+        assert self._kept is not None
+        number, trainer = self._kept.header.sequence, self._kept.header.incarnation
+        slot = self._answers.reserve(0)
+        write(slot.memory)
+        self._answers.send(slot, nbytes, sequence=number, step=step, policy_version=trainer)
+
+    def leave(self) -> None:
+        """Close both links: training is done. Not called when something went wrong."""
+        self._answers.close()
+        self._orders.close()
 
 
 class RolloutLoop:
@@ -65,12 +305,10 @@ class RolloutLoop:
         """Go on in the environments of the checkpoint that the run is resumed from."""
         if (path := self._mgr.context.resume) is None:
             return
-        found = saving.read(path, saving.gmis_of(self._mgr.layout))
+        found = saving.read(path, self._mgr.layout)
         if found.policy_only:
             return  # its trainer says so
-        if not self._collector.load_state_dict(found.load(f"gmi{self._mgr.GMI_id}")):
-            name = self._mgr.config.env.id
-            self._role.warn(f"{name} cannot be saved; its episodes begin anew")
+        restore(self._collector, found.load(f"gmi{self._mgr.GMI_id}"), self._mgr)
 
     def _follow(self) -> None:
         mgr, gmi_id = self._mgr, self._mgr.GMI_id
@@ -108,9 +346,8 @@ class RolloutLoop:
             (simulate_s, infer_s), seen = self._collector.read()
         start = perf_counter()
         batch = self._collector.batch
-        episodes = (seen.count, seen.return_sum, seen.length_sum)
         # Sending is not over when it says how long it takes: the last one's seconds are told.
-        stats = (*episodes, simulate_s, infer_s, self._send_s, waited_s)
+        stats = (*seen, simulate_s, infer_s, self._send_s, waited_s)
         self._mgr.tally[self._mgr.GMI_id, "steps"] += batch["reward"].numel()
 
         def write(memory: Tensor) -> None:
@@ -133,3 +370,18 @@ class RolloutLoop:
         except OSError as error:
             return f"{type(error).__name__}: {error}"
         return ""
+
+
+def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
+    """The codec of what one worker of `num_env` environments brings."""
+    sent = sent_columns(role.policy, role.algorithm.recorded)
+    return BatchCodec(role.batch(1), num_env, sent, role.of_bytes, stats=WORKER_STATS)
+
+
+def late_one(receiver: Receiver, timeout: timedelta, what: str) -> LinkTimeout:
+    """The error of a GMI that waits in vain."""
+    return LinkTimeout(
+        f"timed out after {timeout.total_seconds():g} s: {receiver.source} {what}. If it only "
+        "takes longer, raise comm.timeout_s.",
+        receiver.source,
+    )

@@ -1,14 +1,13 @@
 """The agent of asynchronous training: simulates and infers, and sends what it saw to trainers.
 
-It acts with the newest policy of the board, collects a segment of `horizon` steps with it, and
-sends that by dispatcher, compressor and migrator. When trainers are behind, the links are full and
-it waits; it never drops a segment that it has begun to send, but at the end of the run.
+It acts with the newest policy of the board and sends segments of `horizon` steps by dispatcher,
+compressor and migrator. When trainers are behind, the links are full and it waits; it never drops a
+segment that it has begun to send, but at the end of the run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -38,12 +37,11 @@ from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
-from gmi_drl.roles.policies.published import PublishedPolicy
-from gmi_drl.roles.samples.codec import END_FIELD, SEGMENT_STATS, STATS_FIELD
-from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
+from gmi_drl.roles.samples.codec import END_FIELD, SEGMENT_STATS, STATS_FIELD, dtype_name
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.runtime.cache_files import replace_file
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -69,13 +67,12 @@ class SampleSender:
             return self._run(stack)
 
     def _run(self, stack: ExitStack) -> dict[str, Any]:
-        collector = self._collector
-        board = self.mgr.context.wires.board
+        collector, board = self._collector, self.mgr.context.wires.board
         assert board is not None
         self._board: BoardReader = board.reader()
         self._tally, self._version = self.mgr.tally, -1
         try:
-            dispatcher = self._dispatcher(collector, stack)
+            dispatcher = self._dispatcher(stack)
         except LinkClosed:  # by the process before this one, whose work was done
             return self._tally.row(self._gmi_id)
         self._board.wait(-1, self.mgr.timeout, self._over)
@@ -90,7 +87,7 @@ class SampleSender:
                 if self._over():  # trainers that count what is left do not wait for ever
                     break
                 with phase("send"):
-                    send_s = self._send(dispatcher, collector, seen, (*seconds, send_s))
+                    send_s = self._send(dispatcher, seen, (*seconds, send_s))
                 number += 1
         except WaitStopped:  # the run is over: nobody waits for what is left
             pass
@@ -117,34 +114,26 @@ class SampleSender:
 
     # Sending -------------------------------------------------------------------------------
 
-    def _send(
-        self,
-        dispatcher: Dispatcher,
-        collector: Collector,
-        seen: Seen,
-        seconds: tuple[float, ...],
-    ) -> float:
+    def _send(self, dispatcher: Dispatcher, seen: Seen, seconds: tuple[float, ...]) -> float:
         """Send what was collected; the seconds that took, waiting for room included."""
         beat("sending")
         start = perf_counter()
-        steps = len(self._rows)
         self._count("begun", 1)
-        self._count("steps", steps * collector.batch["reward"].shape[1])
+        self._count("steps", self._collector.batch["reward"].numel())
         for raw, as_bytes in self._bytes:
             as_bytes.copy_(raw)
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
-        episodes = (seen.count, seen.return_sum, seen.length_sum)
-        stats = torch.tensor((*episodes, *seconds), dtype=torch.float64)
-        dispatcher.end({END_FIELD: collector.observation, STATS_FIELD: stats})
+        stats = torch.tensor((*seen, *seconds), dtype=torch.float64)
+        dispatcher.end({END_FIELD: self._collector.observation, STATS_FIELD: stats})
         self._count("sent", 1)
         return perf_counter() - start
 
-    def _dispatcher(self, collector: Collector, stack: ExitStack) -> Dispatcher:
+    def _dispatcher(self, stack: ExitStack) -> Dispatcher:
         """The links to all trainers as one; opened here, closed by `stack`."""
-        context, timeout = self.mgr.context, self.mgr.timeout
-        batch, names = collector.batch, self._algorithm.segment_fields
+        context, timeout, wanted = self.mgr.context, self.mgr.timeout, self.mgr.config.experience
+        batch, names = self._collector.batch, self._algorithm.segment_fields
         each = {"observation": batch["raw_observation"], **{name: batch[name] for name in names}}
         self._bytes: list[tuple[Tensor, Tensor]] = []
         if self._of_bytes:  # images: a quarter of the size, and LZ4 may be used
@@ -154,7 +143,15 @@ class SampleSender:
         steps, num_env = batch["reward"].shape
         self._rows = [{name: column[t] for name, column in each.items()} for t in range(steps)]
         links = context.wires.out_of(self._gmi_id)
-        schema = self._schema(collector.observation, each, num_env, next(iter(links.values())))
+        last = self._collector.observation
+        channels = (
+            *(Channel(name, tuple(t.shape[2:]), dtype_name(t)) for name, t in each.items()),
+            Channel(END_FIELD, tuple(last.shape), dtype_name(last), True),
+            Channel(STATS_FIELD, (len(SEGMENT_STATS),), "float64", True),
+        )
+        grouping = self._grouping(channels, steps, num_env, next(iter(links.values())))
+        lz4 = frozenset(wanted.lz4)
+        schema = Schema(channels, grouping, steps, num_env, wanted.capacity, lz4)
         raw, streams = schema.to_bytes(), schema.streams()
         routes = []
         for trainer, link in links.items():
@@ -165,28 +162,8 @@ class SampleSender:
         migrator = Migrator(routes, timeout=timeout, stop=self._over)
         return Dispatcher(schema, Compressor(schema, migrator))
 
-    def _schema(
-        self, last: Tensor, each: Mapping[str, Tensor], num_env: int, link: LinkSpec
-    ) -> Schema:
-        steps = len(self._rows)
-        channels = [
-            *(Channel(name, tuple(t.shape[2:]), _dtype(t)) for name, t in each.items()),
-            Channel(END_FIELD, tuple(last.shape), _dtype(last), True),
-            Channel(STATS_FIELD, (len(SEGMENT_STATS),), "float64", True),
-        ]
-        wanted = self.mgr.config.experience
-        grouping = self._grouping(channels, steps, num_env, link)
-        return Schema(
-            tuple(channels),
-            grouping,
-            steps,
-            num_env,
-            wanted.capacity,
-            frozenset(wanted.lz4),
-        )
-
     def _grouping(
-        self, channels: list[Channel], steps: int, num_env: int, link: LinkSpec
+        self, channels: tuple[Channel, ...], steps: int, num_env: int, link: LinkSpec
     ) -> Grouping:
         """The grouping of the config; `auto`: the fastest by what packets cost on such a link.
 
@@ -196,8 +173,8 @@ class SampleSender:
         wanted = self.mgr.config.experience.channels
         if wanted != "auto":
             return _GROUPINGS[wanted](channels, steps)
-        context = self.mgr.context
-        path = None if context.folder is None else context.folder / "report" / self._kept_as
+        context, name = self.mgr.context, f"channels_gmi{self._gmi_id}.json"
+        path = None if context.folder is None else context.folder / "report" / name
         if path is not None and (kept := _kept(path, context.session)) is not None:
             return Schema.from_bytes(kept.encode(), str(path)).grouping
         cost = measure_cost(create_link(link.source, "itself", kind=link.kind))  # type: ignore[arg-type]
@@ -208,21 +185,15 @@ class SampleSender:
                 name: project(one, channels, steps, num_env, cost).bytes_per_s
                 for name, one in {**found, "chosen": grouping}.items()
             }
-            schema = Schema(tuple(channels), grouping, steps, num_env).to_bytes().decode()
+            schema = Schema(channels, grouping, steps, num_env).to_bytes().decode()
             record = {
                 "session": context.session,
                 "packet_s": cost.points,
                 "projected_bytes_per_s": speeds,
                 "schema": schema,
             }
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-            temporary.replace(path)
+            replace_file(path, json.dumps(record, indent=1))
         return grouping
-
-    @property
-    def _kept_as(self) -> str:
-        return f"channels_gmi{self._gmi_id}.json"
 
 
 def _kept(path: Path, session: str) -> str | None:
@@ -232,7 +203,3 @@ def _kept(path: Path, session: str) -> str | None:
     except (OSError, ValueError):
         return None
     return str(record["schema"]) if record.get("session") == session else None
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

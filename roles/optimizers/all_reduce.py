@@ -6,10 +6,7 @@ minibatch's gradient, and to agree on how far the run is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.telemetry.clock import Clock
+from typing import TYPE_CHECKING
 
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
@@ -20,38 +17,9 @@ if TYPE_CHECKING:
 
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
-    sampling, device = Sampling.of(role), role.mgr.context.device
+    sampling = Sampling.of(role)
+    pool, capturable = role.pool(role.mgr.context.device), role.loss_is_capturable()
     learner = Learner(
-        role.algorithm,
-        sampling.generator,
-        sampling.batch,
-        clock=Clock(device),
-        pool=role.pool(device),
-        capture_loss=role.loss_is_capturable(),
+        role.algorithm, sampling.generator, sampling.batch, pool=pool, capture_loss=capturable
     )
-    return sampling.rounds(OnFreshBatches(learner))
-
-
-class OnFreshBatches:
-    """Trains on each batch once, for all epochs."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
-
-    def update(self, batch: Batch) -> None:
-        self.learner.update(batch)
-
-    def metrics(self) -> dict[str, Any]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """It has none."""
-
-    def own_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """It has none."""
+    return SyncRounds(sampling, learner)

@@ -27,11 +27,10 @@ from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.experience import BatchCounts, Batcher, ExperienceBatch
 from gmi_drl.comm.shm.board import BoardWriter
 from gmi_drl.placement import counted
-from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.host import FATES
 from gmi_drl.roles.samples.codec import SEGMENT_STATS, STATS_FIELD, received
 from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 Marks = dict[int, tuple[int, ...]]  # by agent: see Batcher.trained
 
 _AGENT_PHASES: Final = ("simulate", "infer", "send")
-_COUNTED: Final = ("trained", "stale", "incomplete", "missing", "repeated")
+_COUNTED: Final = FATES[:-1]
 _MARK: Final = 6  # numbers of a mark
 _NO_MARK: Final = (-1, -1, *([0] * (_MARK - 2)))
 
@@ -62,30 +61,25 @@ class AsyncSamples:
     def __init__(self, role: ActingRole) -> None:
         mgr, context = role.mgr, role.mgr.context
         config, experience = mgr.config, mgr.config.experience
-        self._mgr, self._group, self._warn = mgr, context.group, role.warn
+        self._mgr, self._group = mgr, context.group
         self._generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
-        self.learner = Learner(role.algorithm, self._generator, clock=Clock(context.device))
+        self.learner = Learner(role.algorithm, self._generator)
         self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=context.device)
+        self._places = [gmi.gmi_id for gmi in mgr.layout.gmis]
         self._agents = [gmi.gmi_id for gmi in mgr.layout.holding("agent")]
         self._trainers = [gmi.gmi_id for gmi in mgr.layout.holding("trainer")]
         extra = 2 + len(_COUNTED) + (1 + _MARK) * len(self._agents)
-        self._progress = Progress(mgr.layout, _AGENT_PHASES, extra)
+        self.progress = Progress(mgr.layout, _AGENT_PHASES, extra)
         self._samples = config.algorithm.horizon * config.env.num_env  # of a segment
         self._round_steps = self._samples * experience.batch_segments * self._group.size
-        receivers = {
-            agent: link.receiver(mgr.timeout)
-            for agent, link in context.wires.into(mgr.GMI_id).items()
-        }
+        links = context.wires.into(mgr.GMI_id)
+        receivers = {agent: link.receiver(mgr.timeout) for agent, link in links.items()}
         for receiver in receivers.values():
             receiver.pin(context.device)
-        self._batcher = Batcher(
-            receivers,
-            experience.batch_segments,
-            experience.max_policy_lag,
-            mgr.timeout,
-            device=None if context.device.type == "cpu" else context.device,
-        )
+        device = None if context.device.type == "cpu" else context.device
+        segments, lag = experience.batch_segments, experience.max_policy_lag
+        self._batcher = Batcher(receivers, segments, lag, mgr.timeout, device=device)
         self._writer: BoardWriter | None = None
         if self._group.rank == 0:
             assert context.wires.board is not None
@@ -95,9 +89,8 @@ class AsyncSamples:
         self._version = 0  # updates by all launches
         self._iteration = 0  # the last one that is in the policy
         self._resumed = False
-        self._held: deque[tuple[int, ExperienceBatch]] = (
-            deque()
-        )  # not given back; of which iteration
+        # Not given back; of which iteration.
+        self._held: deque[tuple[int, ExperienceBatch]] = deque()
         self._told = BatchCounts()
         self._rates = dict.fromkeys(self._agents, 0.0)  # predictions a second of each agent
 
@@ -109,14 +102,10 @@ class AsyncSamples:
     # State ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        marks = {
-            trainer: {agent: list(mark) for agent, mark in by_agent.items()}
-            for trainer, by_agent in self._marks.items()
-        }
         return self.learner.state_dict() | {
-            "episodes": self._progress.state_dict(),
+            "episodes": self.progress.state_dict(),
             "version": self._version,
-            "marks": marks,
+            "marks": self._marks,
             "ahead": self._ahead,
             "session": self._mgr.context.session,
         }
@@ -124,15 +113,11 @@ class AsyncSamples:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self._version = state["version"]
-        self._progress.load_state_dict(state["episodes"])
+        self.progress.load_state_dict(state["episodes"])
         self._marks, self._ahead = {}, 0
         # Else the links are others, and the board is empty.
         if state["session"] == self._mgr.context.session:
-            self._ahead = state["ahead"]
-            self._marks = {
-                trainer: {agent: tuple(mark) for agent, mark in by_agent.items()}
-                for trainer, by_agent in state["marks"].items()
-            }
+            self._ahead, self._marks = state["ahead"], state["marks"]
 
     def own_state(self) -> dict[str, Any]:
         return {"generator": self._generator.get_state()}
@@ -140,7 +125,7 @@ class AsyncSamples:
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["generator"])
         if not self._marks:  # else it is this launch's, and its agents go on
-            self._warn("agents begin new episodes: in mode async environments are not saved")
+            self._mgr.warn("agents begin new episodes: in mode async environments are not saved")
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         return True, ""  # agents have none
@@ -149,7 +134,7 @@ class AsyncSamples:
 
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
-        self._progress.connect(group)
+        self.progress.connect(group)
         self._iteration = iteration
         while self._held and self._held[0][0] <= iteration:
             self._batcher.done(self._held.popleft()[1])  # what is left is to be trained on again
@@ -183,9 +168,8 @@ class AsyncSamples:
             reduce_s = learner.clock.read().get("reduce", 0.0)
         if self._held[0][1] is not batch:  # all trainers are past the iteration before
             self._batcher.done(self._held.popleft()[1])
-        marks = self._batcher.trained(batch)
         phases = (begun - start, perf_counter() - begun - reduce_s, reduce_s)
-        done = self._agree(batch, version, phases, self._counts(batch), marks, stats)
+        done = self._agree(batch, version, phases, stats)
         self._iteration = iteration + 1
         if self._group.size == 1:
             self._batcher.done(self._held.popleft()[1])
@@ -199,16 +183,14 @@ class AsyncSamples:
         batch: ExperienceBatch,
         version: int,
         phases: Sequence[float],
-        counts: BatchCounts,
-        marks: Marks,
         stats: dict[str, float | None],
     ) -> Round:
         """Merge what this trainer did with `batch` with what the others did.
 
-        `version` is the policy's that was trained; `counts` and `marks` include the batch. How far
-        each trainer is with each agent is what one that is killed now must know to train on nothing
-        twice.
+        `version` is the policy's that was trained. How far each trainer is with each agent is what
+        one that is killed now must know to train on nothing twice.
         """
+        marks, counts = self._batcher.trained(batch), self._counts(batch)
         rows = batch.per_segment[STATS_FIELD].tolist()
         lags = [version - segment.policy_version for segment in batch.segments]
         first, count = SEGMENT_STATS.index("simulate_s"), len(_AGENT_PHASES)
@@ -219,13 +201,13 @@ class AsyncSamples:
             agents[agent] = [sum(row[first + i] for row in sent) for i in range(count)]
             extra += [len(sent), *marks.get(agent, _NO_MARK)]
         episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
-        agreed = self._progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
+        agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
         sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
         at = 2 + len(_COUNTED)
         self._marks = {trainer: Marks() for trainer in self._trainers}
         for place, agent in enumerate(self._agents):
             begin = at + place * (1 + _MARK)
-            spent = sum(agreed.gmi_seconds[self._place(agent)].values())
+            spent = sum(agreed.gmi_seconds[self._places.index(agent)].values())
             if spent:
                 self._rates[agent] = sums[begin] * self._samples / spent
             for trainer, row in zip(self._trainers, agreed.extra, strict=True):
@@ -240,22 +222,15 @@ class AsyncSamples:
             "policy_lag_max": max(row[1] for row in agreed.extra),
             "predictions_per_s": sum(self._rates.values()),
             "training_samples_per_s": speed,
-            **{
-                f"segments_{name}": int(number)
-                for name, number in zip(_COUNTED, sums[2:at], strict=True)
-            },
+            **{f"segments_{name}": int(n) for name, n in zip(_COUNTED, sums[2:at], strict=True)},
             **stats,
         }
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
-    def _place(self, gmi_id: int) -> int:
-        return [gmi.gmi_id for gmi in self._mgr.layout.gmis].index(gmi_id)
-
     def _next_batch(self, number: int) -> ExperienceBatch | None:
         """What iteration `number` trains on: a batch it has begun before, or the next one."""
-        for iteration, batch in self._held:
-            if iteration == number:
-                return batch
+        if number in (held := dict(self._held)):
+            return held[number]
         following = self._batcher.next(self._board_version, self._mgr.stop_requested)
         if following is not None:
             self._held.append((number, following))
@@ -275,7 +250,7 @@ class AsyncSamples:
         mgr.tally[mgr.GMI_id, "settled"] = known
         if undone > 0:
             mgr.tally[mgr.GMI_id, "undone"] += undone
-            self._warn(
+            mgr.warn(
                 f"gmi {mgr.GMI_id}: {counted(undone, 'segment')} of its training after the "
                 "last checkpoint lost (run.checkpoint_every)"
             )
@@ -287,13 +262,10 @@ class AsyncSamples:
 
     def _counts(self, batch: ExperienceBatch | None = None) -> BatchCounts:
         """The batcher's, as if the held batches that are in the policy, and `batch`, were done."""
-        counts, trained = self._batcher.counts(), 0
-        for begun, held in self._held:
-            if begun <= self._iteration or held is batch:
-                trained += len(held.segments)
-        return replace(
-            counts, trained=counts.trained + trained, under_way=counts.under_way - trained
-        )
+        counts = self._batcher.counts()
+        done = (h for begun, h in self._held if begun <= self._iteration or h is batch)
+        more = sum(len(held.segments) for held in done)
+        return replace(counts, trained=counts.trained + more, under_way=counts.under_way - more)
 
     def _warn_of_losses(self) -> None:
         now, before = self._batcher.counts(), self._told
@@ -303,7 +275,9 @@ class AsyncSamples:
             ("missing", now.missing - before.missing, "a trainer was killed after it had them"),
         ):
             if more:
-                self._warn(f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}")
+                self._mgr.warn(
+                    f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}"
+                )
 
     # The end --------------------------------------------------------------------------------
 
@@ -318,15 +292,11 @@ class AsyncSamples:
             while self._batcher.next(self._board_version, lambda: perf_counter() > deadline_s):
                 pass  # not trained on, and not given back: the run is over
         except LinkTimeout as late:
-            self._warn(f"the last segments are not counted: {late}")
+            mgr.warn(f"the last segments are not counted: {late}")
         counts = self._counts()
         for fate in FATES:
             mgr.tally[mgr.GMI_id, fate] = getattr(counts, fate)
         self._group.barrier()  # one that is killed later, and told that all is done, has counted
-
-    @property
-    def return_mean(self) -> float | None:
-        return self._progress.return_mean
 
     def outcome(self) -> dict[str, Any]:
         tally, gmi_id = self._mgr.tally, self._mgr.GMI_id

@@ -6,7 +6,6 @@ they stay there as tensors, so that nobody waits for them and a CUDA graph may h
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, Final
 
 import torch
@@ -41,18 +40,28 @@ def adapt_learning_rate_(learning_rate: Tensor, kl: Tensor, target: float) -> No
     learning_rate.copy_(torch.where(kl > 2.0 * target, lower, kept))
 
 
-class Descent(ABC):
-    """Clipped Adam on flat parameters."""
+class Descent:
+    """Clipped Adam on flat parameters.
+
+    On a GPU `step` never waits, and does the same work on the same memory. `static`: this way, or
+    the CPU's, wherever the parameters are (None: on all devices but the CPU).
+    """
 
     def __init__(
-        self, parameters: FlatParameters, settings: AlgorithmConfig, rate: float | Tensor
+        self, parameters: FlatParameters, settings: AlgorithmConfig, static: bool | None = None
     ) -> None:
         self._max_norm = settings.max_grad_norm
         self._kl_target = settings.followed_kl
         self._parameters, data = parameters, parameters.data
         data.grad = self._gradient = torch.zeros_like(data)
+        self._rate: Tensor | None = None
+        if static_on(data.device, static):
+            # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
+            self._rate = torch.full((), settings.learning_rate, device=data.device)
+        rate = settings.learning_rate if self._rate is None else self._rate
+        capturable = self._rate is not None
         self._optimizer = torch.optim.Adam(
-            [data], lr=rate, eps=1e-5, fused=True, capturable=isinstance(rate, Tensor)
+            [data], lr=rate, eps=1e-5, fused=True, capturable=capturable
         )
         # What Adam makes at its first step: there from the beginning, at one place for good.
         self._moments = {
@@ -61,24 +70,56 @@ class Descent(ABC):
             "exp_avg_sq": torch.zeros_like(self._gradient),
         }
         self._optimizer.state[data] = self._moments
-        self.changed: list[Tensor] = [data.detach(), *self._moments.values()]  # by `step`
+        # What `step` changes.
+        self.changed: list[Tensor] = [data.detach(), *self._moments.values()]
+        if self._rate is not None:
+            self.changed.append(self._rate)
 
     @property
-    @abstractmethod
     def learning_rate(self) -> float:
         """The rate of the next step. On a GPU reading it waits for the device; setting does not."""
+        return float(self._optimizer.param_groups[0]["lr"])
 
     @learning_rate.setter
-    @abstractmethod
-    def learning_rate(self, value: float) -> None: ...
+    def learning_rate(self, value: float) -> None:
+        if self._rate is None:
+            self._optimizer.param_groups[0]["lr"] = value
+        else:
+            self._rate.fill_(value)
 
-    @abstractmethod
     def step(self, gradient: Tensor, kl: Tensor) -> None:
         """Takes one step down `gradient` [n], which is not written to; `kl` is a scalar."""
+        if self._rate is None:
+            self._follow_on_host(gradient, kl)
+        else:
+            self._follow(gradient, kl, self._rate)
+        self._optimizer.step()
 
-    @abstractmethod
+    def _follow_on_host(self, gradient: Tensor, kl: Tensor) -> None:
+        if self._kl_target is not None:
+            rate = adapt_learning_rate(self.learning_rate, float(kl), self._kl_target)
+            self.learning_rate = rate
+        scale = 1.0
+        if self._max_norm:
+            scale = min(1.0, self._max_norm / (float(torch.linalg.vector_norm(gradient)) + 1e-6))
+        self._gradient.copy_(gradient).mul_(scale)
+
+    def _follow(self, gradient: Tensor, kl: Tensor, rate: Tensor) -> None:
+        if self._kl_target is not None:
+            adapt_learning_rate_(rate, kl, self._kl_target)
+        if self._max_norm:
+            norm = torch.linalg.vector_norm(gradient)
+            scale = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
+            torch.mul(gradient, scale, out=self._gradient)
+        else:
+            self._gradient.copy_(gradient)
+
     def read_beside(self, values: Tensor) -> list[float]:
         """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
+        if self._rate is None:
+            return [*values.tolist(), self.learning_rate]
+        found: list[float] = torch.cat([values, self._rate.view(1)]).tolist()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's, partly the tensors themselves. On a GPU the learning rate is one.
@@ -103,72 +144,3 @@ class Descent(ABC):
             else:
                 moment.copy_(found[name])
         self.learning_rate = float(state["param_groups"][0]["lr"])
-
-
-class HostDescent(Descent):
-    """Descends on the CPU, or wherever the numbers are at hand."""
-
-    def __init__(self, parameters: FlatParameters, settings: AlgorithmConfig) -> None:
-        super().__init__(parameters, settings, settings.learning_rate)
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._optimizer.param_groups[0]["lr"] = value
-
-    def step(self, gradient: Tensor, kl: Tensor) -> None:
-        if self._kl_target is not None:
-            rate = adapt_learning_rate(self.learning_rate, float(kl), self._kl_target)
-            self.learning_rate = rate
-        scale = 1.0
-        if self._max_norm:
-            scale = min(1.0, self._max_norm / (float(torch.linalg.vector_norm(gradient)) + 1e-6))
-        self._gradient.copy_(gradient).mul_(scale)
-        self._optimizer.step()
-
-    def read_beside(self, values: Tensor) -> list[float]:
-        return [*values.tolist(), self.learning_rate]
-
-
-class DeviceDescent(Descent):
-    """Descends on a GPU: `step` never waits, and does the same work on the same memory."""
-
-    def __init__(self, parameters: FlatParameters, settings: AlgorithmConfig) -> None:
-        # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
-        self._rate = torch.full((), settings.learning_rate, device=parameters.data.device)
-        super().__init__(parameters, settings, self._rate)
-        self.changed.append(self._rate)
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self._rate)
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._rate.fill_(value)
-
-    def step(self, gradient: Tensor, kl: Tensor) -> None:
-        if self._kl_target is not None:
-            adapt_learning_rate_(self._rate, kl, self._kl_target)
-        if self._max_norm:
-            norm = torch.linalg.vector_norm(gradient)
-            scale = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
-            torch.mul(gradient, scale, out=self._gradient)
-        else:
-            self._gradient.copy_(gradient)
-        self._optimizer.step()
-
-    def read_beside(self, values: Tensor) -> list[float]:
-        found: list[float] = torch.cat([values, self._rate.view(1)]).tolist()
-        return found
-
-
-def descent_of(
-    parameters: FlatParameters, settings: AlgorithmConfig, static: bool | None = None
-) -> Descent:
-    """Returns that of the parameters' device; `static`: a GPU's, or not, wherever they are."""
-    its = DeviceDescent if static_on(parameters.data.device, static) else HostDescent
-    return its(parameters, settings)

@@ -2,10 +2,7 @@
 
 The gradient and what a loss reports travel in one bucket: one reduction a minibatch, after which
 every rank holds the same numbers and takes the same step.
-
-On a GPU a step waits for nothing but the other ranks. Where its loss does the same work on the same
-memory each time it is captured: loss and gradient are one CUDA graph and what follows the reduction
-another; for a rank that is alone all is one.
+On a GPU a step waits for nothing but the other ranks, and is captured as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -14,49 +11,41 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from gmi_drl.comm import Group
-from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.algorithms.algorithm import Losses
+from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.errors import DivergedError, RoleError
-from gmi_drl.roles.graphs import Pool
+from gmi_drl.roles.graphs import Graph, Pool
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.roles.telemetry.phases import phase
 
-from .descent import descent_of
-from .together import Together, meet_timed
+from .descent import Descent
 
 
 class GradientStep:
     """The flat parameters of a network, their optimizer, and the bucket of their gradient.
 
-    `stats` names what losses report; the learning rate may follow the one called "kl". `clock` gets
-    what reductions take as "reduce", the rest as "train".
+    `clock` gets what reductions take as "reduce", the rest as "train".
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        stats: Sequence[str],
-        settings: AlgorithmConfig,
-        clock: Clock,
-        *,
-        static: bool | None = None,
-        pool: Pool | None = None,
+        self, algorithm: Algorithm, clock: Clock, *, static: bool | None, pool: Pool | None
     ) -> None:
         """`static`: the way of a GPU, wherever the network is (None: on all devices but the CPU).
 
         `pool`: where `repeat` captures its work; None: it is done anew each time.
         """
+        stats, settings = algorithm.stats, algorithm.settings
         if settings.followed_kl is not None and "kl" not in stats:
             raise RoleError(
                 "the learning rate follows the KL divergence (algorithm.schedule: adaptive), and "
                 "the algorithm's `stats` have no kl. Report it, or use schedule: constant."
             )
-        self._stats, self._clock, self._pool = tuple(stats), clock, pool
-        self.parameters = FlatParameters(network)
-        self.descent = descent_of(self.parameters, settings, static)
+        self._stats, self._clock, self._pool = stats, clock, pool
+        self.parameters = FlatParameters(algorithm.policy.network)
+        self.descent = Descent(self.parameters, settings, static)
         self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
         self._steps = 0
         self._together: Together | None = None
@@ -140,3 +129,75 @@ def check_finite(stats: Mapping[str, float | None]) -> None:
     there = {name: mean for name, mean in stats.items() if mean is not None}
     if not all(map(math.isfinite, there.values())):
         raise DivergedError(there)
+
+
+class Together:
+    """Calls `before`, `meet` and `after`; collective.
+
+    With `pool` the first call captures, and waits for the device: `before` and `after` are a graph
+    each, or where `alone` (the group has one rank) all three are one. Each does the same work on
+    the same memory every time, and `keep` is what is changed that matters later; see Graph.
+    `clock` gets what meeting takes as "reduce", and what follows as "train"; where one graph holds
+    all three, nothing is "reduce".
+    """
+
+    def __init__(
+        self,
+        before: Callable[[], object],
+        meet: Callable[[], object],
+        after: Callable[[], object],
+        *,
+        alone: bool,
+        keep: Sequence[Tensor],
+        clock: Clock,
+        pool: Pool | None,
+        name: str,
+    ) -> None:
+        self._before, self._meet, self._after = before, meet, after
+        self._alone, self._keep, self._clock = alone, keep, clock
+        self._pool, self._name = pool, name
+        self._graphs: tuple[Graph, ...] = ()
+
+    def __call__(self) -> None:
+        if self._pool is None:
+            self._before()
+            meet_timed(self._meet, self._clock)
+            self._after()
+            return
+        if not self._graphs:
+            self._graphs = self._captured(self._pool)
+        self._graphs[0]()
+        if not self._alone:
+            meet_timed(self._meet, self._clock)
+            self._graphs[1]()
+
+    def close(self) -> None:
+        """Let captured work go; waits for what is queued."""
+        for graph in self._graphs:
+            graph.close()
+        self._graphs = ()
+
+    def _all(self) -> None:
+        self._before()
+        self._meet()
+        self._after()
+
+    def _captured(self, pool: Pool) -> tuple[Graph, ...]:
+        device, name = pool.device, self._name
+        works = {name: self._before, f"what follows {name}": self._after}
+        if self._alone:
+            works = {name: self._all}
+        # A loss of the user's own may draw from torch's generators.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            return tuple(
+                Graph(work, device, keep=self._keep, pool=pool, name=name)
+                for name, work in works.items()
+            )
+
+
+def meet_timed(meet: Callable[[], object], clock: Clock) -> None:
+    """Calls `meet`, which is "reduce" on `clock`; what follows is "train"."""
+    clock.begin("reduce")
+    with phase("reduce"):
+        meet()
+    clock.begin("train")

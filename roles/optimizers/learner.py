@@ -8,7 +8,7 @@ device; `stats` reads what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,8 @@ from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.clock import Clock
-from gmi_drl.roles.telemetry.phases import phase
 
-from .gradient_step import GradientStep
-from .moments import SharedMoments
-from .together import Together, meet_timed
+from .gradient_step import GradientStep, Together, meet_timed
 
 
 class Learner:
@@ -42,14 +39,11 @@ class Learner:
         generator: torch.Generator,
         batch: Batch | None = None,
         *,
-        clock: Clock | None = None,
         pool: Pool | None = None,
         capture_loss: bool = True,
         static: bool | None = None,
     ) -> None:
-        """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train".
-
-        `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
+        """`static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
         `pool`: where that way's work is captured, when it is first done after `connect`; None:
         nowhere. `capture_loss`: whether the loss may be captured too.
         """
@@ -58,18 +52,11 @@ class Learner:
         self._minibatches: int = getattr(self._settings, "minibatches", 1)
         self._epochs: int = getattr(self._settings, "epochs", 1)
         self._observations, self._values = normalizers.observations, normalizers.values
-        network = algorithm.policy.network
-        device = next(network.parameters()).device
+        device = next(algorithm.policy.network.parameters()).device
         self._device, self._pool, self._static = device, pool, static_on(device, static)
-        self.clock = clock or Clock(device)
-        self._step = GradientStep(
-            network,
-            algorithm.stats,
-            self._settings,
-            self.clock,
-            static=static,
-            pool=pool if capture_loss and algorithm.capturable else None,
-        )
+        self.clock = Clock(device)  # the seconds of reductions as "reduce", of the rest as "train"
+        capture = pool if capture_loss and algorithm.capturable else None
+        self._step = GradientStep(algorithm, self.clock, static=static, pool=capture)
         self._fill: Together | None = None
         self._width = 0 if self._observations is None else self._observations.width
         self._by_rows = batch is not None and not algorithm.whole_segments
@@ -172,28 +159,11 @@ class Learner:
         first_epoch: list[Losses] = []
         for epoch in range(self._epochs):
             for minibatch in self._cut(segments):
-                beat("update")
                 # The targets are those of the policy as it is by now, each time.
-                losses = self._checked(minibatch)
-                self._step.take(losses)
-                self._after_step()
+                losses = self.step(minibatch)
                 if epoch == 0:
                     first_epoch.append(losses)
-        if self._moments is None:
-            return
-        own = self.algorithm.update_moments
-        if own:
-            self.algorithm.measure_update(first_epoch, self._moments.mine[:own])
-        if self._observations is not None:
-            batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
-        self.clock.begin("reduce")
-        with phase("reduce"):
-            self._moments.gather()
-        self.clock.begin("train")
-        if own:
-            self.algorithm.learn_moments(self._moments.everyone[:, :own])
-        if self._observations is not None:
-            self._observations.update(merge_moments(self._moments.everyone[:, own:]))
+        self.observe(batch, first_epoch)
 
     def _cut(self, segments: Batch) -> Iterator[Batch]:
         """The minibatches of an epoch: environments with all their steps."""
@@ -212,21 +182,30 @@ class Learner:
             yield segments.environments(picked)
 
     def step(self, minibatch: Batch) -> Losses:
-        """Take one step down the loss of a minibatch that a source drew; collective."""
+        """Take one step down the loss of a minibatch, and return that; collective."""
         beat("update")
         losses = self._checked(minibatch)
         self._step.take(losses)
         self._after_step()
         return losses
 
-    def observe(self, batch: Batch) -> None:
-        """Merge what all trainers saw in a batch that is kept into the observation normaliser."""
-        if self._observations is None or self._moments is None:
+    def observe(self, batch: Batch, first_epoch: Sequence[Losses] = ()) -> None:
+        """Merge what all trainers saw in a batch into the observation normaliser; collective.
+
+        With the losses of an update's first epoch: also what the algorithm measures of it.
+        """
+        moments, own = self._moments, self.algorithm.update_moments
+        if moments is None:
             return
-        own = self.algorithm.update_moments
-        batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
-        meet_timed(self._moments.gather, self.clock)
-        self._observations.update(merge_moments(self._moments.everyone[:, own:]))
+        if own and first_epoch:
+            self.algorithm.measure_update(first_epoch, moments.mine[:own])
+        if self._observations is not None:
+            batch_moments(batch["raw_observation"].flatten(0, 1), moments.mine[own:])
+        meet_timed(moments.gather, self.clock)
+        if own and first_epoch:
+            self.algorithm.learn_moments(moments.everyone[:, :own])
+        if self._observations is not None:
+            self._observations.update(merge_moments(moments.everyone[:, own:]))
 
     def stats(self) -> dict[str, float | None]:
         """Means of what losses report over the steps of the last update and all trainers, and the
@@ -296,3 +275,34 @@ class Learner:
         self.updates = state.get("updates", 0)  # a checkpoint of before does not have it
         if "algorithm" in state:
             self.algorithm.load_state_dict(state["algorithm"])
+
+
+class SharedMoments:
+    """A bucket of `numel` float64 numbers: `mine` [numel] to write, `everyone` [k, numel] to read.
+
+    `by_sum`: on a GPU they are gathered by adding up zeros, everywhere but in one's own row, as
+    strategy ipc can reduce without the host, and gathers through it.
+    """
+
+    def __init__(self, group: Group, numel: int, device: torch.device, by_sum: bool) -> None:
+        self._by_sum = by_sum and group.size > 1
+        rows = group.size if self._by_sum else 1
+        self._bucket = group.bucket("moments", rows * numel, torch.float64, device)
+        if self._by_sum:
+            self.mine = self._bucket.buffer.view(rows, numel)[group.rank]
+            self.everyone = self._bucket.result.view(rows, numel)
+        else:
+            self.mine = self._bucket.buffer
+            self.everyone = torch.zeros(group.size, numel, dtype=torch.float64, device=device)
+
+    def clear(self) -> None:
+        """Clears `mine`; to be called before it is written."""
+        if self._by_sum:
+            self._bucket.buffer.zero_()
+
+    def gather(self) -> None:
+        """Fill `everyone`; collective."""
+        if self._by_sum:
+            self._bucket.reduce("sum")
+        else:
+            self.everyone.copy_(self._bucket.gather())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gmi_drl.comm import Group
+from gmi_drl.roles.telemetry.progress import Progress
 
 from .learner import Learner
 
@@ -35,6 +36,7 @@ class Optimizer(Protocol):
     """
 
     learner: Learner
+    progress: Progress
 
     def connect(self, group: Group, iteration: int) -> None:
         """Make the buckets of what trainers share. Collective.
@@ -69,10 +71,6 @@ class Optimizer(Protocol):
 
     def finish(self) -> None:
         """Ends what serves training: all is trained and saved. Collective."""
-
-    @property
-    def return_mean(self) -> float | None:
-        """The mean of the last 100 episodes; None before the first one has ended."""
 
     def outcome(self) -> dict[str, Any]:
         """Returns what this GMI's result has beside that which all share."""

@@ -1,8 +1,7 @@
 """Synchronous training on kept experience: each GMI has a replay of its own, gradients are reduced.
 
 Each round every GMI's evaluators sample, its replay takes that in, and all GMIs take as many steps
-as are due. They put as many rows and count them alike, so all take the same number. A GMI that is
-restarted begins with an empty storage, and with the count of the others.
+as are due, which they count alike. A GMI that is restarted begins with an empty storage.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import Limiter, UniformReplay
-from gmi_drl.roles.telemetry.clock import Clock
 
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
     sampling, settings = Sampling.of(role), role.algorithm.settings
-    learner = Learner(role.algorithm, sampling.generator, clock=Clock(role.mgr.context.device))
+    learner = Learner(role.algorithm, sampling.generator)
     fields = role.algorithm.replayed
     observed = [name for name in ("raw_observation", "next_observation") if name in fields]
     replay = UniformReplay(
@@ -34,7 +32,7 @@ def make(role: ActingRole) -> SyncRounds:
         fields,
         as_bytes=observed if role.of_bytes else (),
     )
-    return sampling.rounds(OnReplay(learner, replay))
+    return SyncRounds(sampling, learner, OnReplay(learner, replay))
 
 
 class OnReplay:
@@ -50,9 +48,7 @@ class OnReplay:
         learner.observe(batch)
         replay.put(batch)
         while replay.ready():
-            minibatch, keys = replay.next()
-            losses = learner.step(minibatch.transitions(self._normalizer))
-            replay.feedback(keys, losses.aside.get("priorities"))
+            learner.step(replay.next().transitions(self._normalizer))
         learner.clock.stop()
 
     def metrics(self) -> dict[str, Any]:
@@ -62,7 +58,10 @@ class OnReplay:
         return {"limiter": self._replay.limiter.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._replay.limiter.load_state_dict(state["limiter"])
+        limiter = self._replay.limiter
+        # Rows of rounds that were given up: they are collected again.
+        self._replay.take_back(max(limiter.rows - state["limiter"]["rows"], 0))
+        limiter.load_state_dict(state["limiter"])
 
     def own_state(self) -> dict[str, Any]:
         return {"replay": self._replay.state_dict()}

@@ -2,21 +2,21 @@
 
 GMIs meet in each gradient, and at the end of a round, to agree on how far the run is. Where the
 evaluators are is theirs: in this GMI (template tcg_ex) or in others of its device (tdg_ex). With
-the same environments and random numbers the policy is the same. What is done with a batch is given.
+the same environments and random numbers the policy is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from gmi_drl.comm import Group
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.evaluators.evaluator import Evaluators, local_evaluator
-from gmi_drl.roles.evaluators.remote import remote_evaluators
+from gmi_drl.roles.evaluators.evaluator import LocalEvaluator
+from gmi_drl.roles.evaluators.remote import RemoteEvaluators
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
@@ -29,31 +29,9 @@ from .optimizer import NoMore, Round
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
+    from .replay import OnReplay
+
 _DRAWS: Final = 5  # the stream of seeds that minibatches are drawn by
-
-
-class Trains(Protocol):
-    """What is done with the batch of a round."""
-
-    learner: Learner
-
-    def update(self, batch: Batch) -> None:
-        """Train by a batch, which the next round overwrites; collective. On a GPU it is queued."""
-
-    def metrics(self) -> dict[str, Any]:
-        """Give what is written down of it beside the learner's stats."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give what all GMIs hold alike, beside what the learner has."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave it."""
-
-    def own_state(self) -> dict[str, Any]:
-        """Give what is this GMI's alone in a checkpoint."""
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `own_state` gave."""
 
 
 @dataclass(frozen=True)
@@ -86,78 +64,64 @@ class Sampling:
         )
         return cls(role, env, workers, batch, generator)
 
-    def rounds(self, trains: Trains) -> SyncRounds:
-        """Make the optimizer that samples so."""
-        role, mgr = self.role, self.role.mgr
-        return SyncRounds(
-            trains,
-            remote_evaluators(role, self.workers, self.batch, trains.learner)
-            if self.env is None
-            else local_evaluator(role, self.env, self.batch),
-            Progress(mgr.layout),
-            self.generator,
-            round_steps=round_steps(mgr.config, mgr.layout),
-            total_steps=mgr.config.run.total_steps,
-            stop_requested=mgr.stop_requested,
-        )
-
 
 class SyncRounds:
-    """One batch a round, in each of the GMIs that train."""
+    """One batch a round, in each of the GMIs that train.
+
+    It is trained on for all epochs, or with a `replay` put there: what is drawn is trained on.
+    """
 
     def __init__(
-        self,
-        trains: Trains,
-        evaluators: Evaluators,
-        progress: Progress,
-        generator: torch.Generator,
-        *,
-        round_steps: int,
-        total_steps: int,
-        stop_requested: Callable[[], bool],
+        self, sampling: Sampling, learner: Learner, replay: OnReplay | None = None
     ) -> None:
-        """`generator` is that of the minibatches; `round_steps`: of a round, by all GMIs."""
-        self.learner, self._trains = trains.learner, trains
-        self._evaluators, self._progress = evaluators, progress
-        self._generator, self._stop_requested = generator, stop_requested
-        self._round_steps, self._total_steps = round_steps, total_steps
+        role, mgr = sampling.role, sampling.role.mgr
+        self.learner, self._replay = learner, replay
+        self._evaluators = (
+            RemoteEvaluators(role, sampling.workers, sampling.batch, learner)
+            if sampling.env is None
+            else LocalEvaluator(role, sampling.env, sampling.batch)
+        )
+        self.progress, self._generator = Progress(mgr.layout), sampling.generator
+        self._round_steps = round_steps(mgr.config, mgr.layout)
+        self._total_steps = mgr.config.run.total_steps
+        self._stop_requested = mgr.stop_requested
 
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
-        self._progress.connect(group)
+        self.progress.connect(group)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         learner = self.learner
         learner.anneal(steps / self._total_steps)
         learner.algorithm.before_sampling(steps)
-        sampled = self._evaluators.sample(iteration)
-        if sampled is None:
+        if not self._evaluators.sample(iteration):
             return NoMore(stopped=False)
         with phase("train"):
-            self._trains.update(self._evaluators.batch)
+            (self._replay or learner).update(self._evaluators.batch)
         # A GPU has got all its work: from here on it is waited for.
-        seconds, episodes = sampled.read()
+        seconds, episodes, worker_seconds = self._evaluators.read()
         took, stats = learner.clock.read(), learner.stats()
         reduce_s = took.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
         phases = (*seconds, took["train"], reduce_s)
-        agreed = self._progress.agree(
-            episodes, phases, self._stop_requested(), sampled.worker_seconds
-        )
+        agreed = self.progress.agree(episodes, phases, self._stop_requested(), worker_seconds)
         # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
         # when they meet, and not that they have diverged.
         check_finite(stats)
         speed = {"steps_per_s": self._round_steps / sum(phases)}
-        metrics = speed | agreed.metrics | stats | self._trains.metrics()
+        metrics = speed | agreed.metrics | stats
+        if self._replay is not None:
+            metrics |= self._replay.metrics()
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
     def state_dict(self) -> dict[str, Any]:
-        shared = self.learner.state_dict() | {"episodes": self._progress.state_dict()}
-        return shared | self._trains.state_dict()
+        shared = self.learner.state_dict() | {"episodes": self.progress.state_dict()}
+        return shared if self._replay is None else shared | self._replay.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
-        self._progress.load_state_dict(state["episodes"])
-        self._trains.load_state_dict(state)
+        self.progress.load_state_dict(state["episodes"])
+        if self._replay is not None:
+            self._replay.load_state_dict(state)
 
     def own_state(self) -> dict[str, Any]:
         device = self._generator.device
@@ -167,7 +131,9 @@ class SyncRounds:
         }
         if device.type == "cuda":
             state["device_generator"] = torch.cuda.get_rng_state(device)
-        return state | self._trains.own_state() | self._evaluators.state_dict()
+        if self._replay is not None:
+            state |= self._replay.own_state()
+        return state | self._evaluators.state_dict()
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["shuffles"])
@@ -175,7 +141,8 @@ class SyncRounds:
         device = self._generator.device
         if device.type == "cuda" and "device_generator" in state:  # else saved by a CPU
             torch.cuda.set_rng_state(state["device_generator"], device)
-        self._trains.load_own_state(state)
+        if self._replay is not None:
+            self._replay.load_own_state(state)
         self._evaluators.load_state_dict(state)
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
@@ -183,10 +150,6 @@ class SyncRounds:
 
     def finish(self) -> None:
         self._evaluators.dismiss()
-
-    @property
-    def return_mean(self) -> float | None:
-        return self._progress.return_mean
 
     def outcome(self) -> dict[str, Any]:
         return {}

@@ -15,14 +15,13 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import action_fault, observation_fault
 
 from .distributions import Categorical, Distribution, Normal
-from .precision import Precision
-from .trunk import Trunk
+from .trunk import Precision, Trunk
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
 
 
-def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-arg]
+def distribution_for(space: spaces.Space[Any]) -> Distribution:
     """The action distribution of a Gymnasium space; EnvSpecError for what no policy here can do."""
     if fault := action_fault(space):
         raise EnvSpecError([fault])
@@ -32,7 +31,7 @@ def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-
     return Normal(space.shape[0])
 
 
-def observation_width(space: spaces.Space) -> int:  # type: ignore[type-arg]
+def observation_width(space: spaces.Space[Any]) -> int:
     """Length of an observation vector; EnvSpecError for what is none."""
     if fault := observation_fault(space):
         raise EnvSpecError([fault])
@@ -40,7 +39,7 @@ def observation_width(space: spaces.Space) -> int:  # type: ignore[type-arg]
     return space.shape[0]
 
 
-def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]
+def action_columns(space: spaces.Space[Any]) -> int:
     """The numbers of a policy's action row in this space."""
     return distribution_for(space).action_columns
 
@@ -65,7 +64,7 @@ class ActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         precision: Precision = "fp32",
     ) -> None:
-        """`precision`: tf32 is the same as fp32 here; see `policies.precision`."""
+        """`precision`: tf32 is the same as fp32 here; see `policies.trunk`."""
         super().__init__()
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation
@@ -75,7 +74,14 @@ class ActorCritic(nn.Module):
         self.log_std = nn.Parameter(
             torch.full((distribution.parameters if continuous else 0,), init_log_std)
         )
-        self._initialise(generator)
+        # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
+        # nearly the same in every state), 1 for the value: the settings compared in
+        # "What matters in on-policy RL" (Andrychowicz et al., 2021).
+        with torch.no_grad():
+            self.trunk.initialise(generator)
+            nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
+            nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
+            self.head.bias.zero_()
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters' names and shapes do not say, as plain values.
@@ -87,16 +93,6 @@ class ActorCritic(nn.Module):
             "network": self._hidden,
             "activation": self._activation,
         }
-
-    @torch.no_grad()
-    def _initialise(self, generator: torch.Generator | None) -> None:
-        # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
-        # nearly the same in every state), 1 for the value: the settings compared in
-        # "What matters in on-policy RL" (Andrychowicz et al., 2021).
-        self.trunk.initialise(generator)
-        nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
-        nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
-        self.head.bias.zero_()
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.head(self.trunk(observation))  # type: ignore[no-any-return]
@@ -125,21 +121,17 @@ class ActorCriticPolicy:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """Returns what acting depends on, alike in all rows, and a loss may compare with."""
         return {"log_std": self.network.log_std.detach()}
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        """Draw what the actions of a horizon consume into `batch.noise`."""
-        shape, log_std = batch.noise.shape[:2], batch.constants["log_std"]
-        self.distribution.noise(shape, log_std, generator, batch.noise)
+        shape, log_std = batch["noise"].shape[:2], batch.constants["log_std"]
+        self.distribution.noise(shape, log_std, generator, batch["noise"])
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
-        """Sample actions [N, A] for `step["observation"]` [N, D]; write them and the head down."""
         step["head"].copy_(self.network(step["observation"]))
         return self.distribution.sample(step["parameters"], step["noise"], step["action"])
 
     def finish(self, batch: Batch) -> None:
-        """Fill in the log-probabilities of all steps at once."""
         flat = batch.flat()
         flat["log_prob"].copy_(
             self.distribution.log_prob(
@@ -153,7 +145,6 @@ class ActorCriticPolicy:
         return value
 
     def mode(self, observation: Tensor) -> Tensor:
-        """The most likely actions [N, A] for normalised observations [N, D]."""
         return self.distribution.mode(self.network(observation)[:, :-1])
 
 

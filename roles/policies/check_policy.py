@@ -19,24 +19,18 @@ _ROWS: Final = 2  # of the observations that it is tried with
 
 
 def check_policy(
-    policy: Any,
-    maker: str,
-    observation_width: int,
-    action: spaces.Space,  # type: ignore[type-arg]
+    policy: Any, maker: str, observation_width: int, action: spaces.Space[Any]
 ) -> None:
     """Raises PolicyError with everything that `policy` lacks; `maker` names what made it.
 
     Its `forward` is called once, with zeros.
     """
     if faults := list(_faults(policy, observation_width, action)):
-        raise PolicyError(maker, type(policy).__name__, faults)
+        base = "gmi_drl.roles.policies.ActorCritic"
+        raise PolicyError(maker, type(policy).__name__, faults, base)
 
 
-def _faults(
-    policy: Any,
-    width: int,
-    action: spaces.Space,  # type: ignore[type-arg]
-) -> Iterator[str]:
+def _faults(policy: Any, width: int, action: spaces.Space[Any]) -> Iterator[str]:
     if not isinstance(policy, nn.Module):
         yield "it is no torch.nn.Module"
         return
@@ -65,13 +59,15 @@ def _faults(
         numbers = distribution.parameters if isinstance(distribution, Normal) else 0
         if log_std.shape != (numbers,):
             yield f"its log_std has shape {list(log_std.shape)}; must be [{numbers}]"
-    yield from _forward_faults(policy, width, distribution.parameters + 1)
+    means = "distribution.parameters and then the value"
+    yield from forward_faults(policy, width, distribution.parameters + 1, means)
 
 
-def _forward_faults(policy: nn.Module, width: int, columns: int) -> Iterator[str]:
+def forward_faults(policy: nn.Module, width: int, columns: int, means: str) -> Iterator[str]:
+    """Gives what is wrong with a network's `forward`, whose `columns` columns are `means`."""
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
     called = f"forward of observations [{_ROWS}, {width}]"
-    wanted = f"must give float32 [{_ROWS}, {columns}], distribution.parameters and then the value"
+    wanted = f"must give float32 [{_ROWS}, {columns}], {means}"
     try:
         with torch.no_grad():
             out = policy(torch.zeros(_ROWS, width, device=device))

@@ -1,23 +1,27 @@
-"""Describes a policy as a checkpoint does, and compares it with the one a config means."""
+"""Describes a policy as a checkpoint does, compares it with a config's, and reads it to act."""
 
 from __future__ import annotations
 
 import json
 import zlib
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import nn
 
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import CheckpointError, RoleError
-from gmi_drl.roles.state.checkpoint import Checkpoint
+from gmi_drl.roles.state.checkpoint import Checkpoint, find
 
 from .normalize import Normalizers
 
 _MOST_NUMBERS: Final = 32  # of bounds that are written out
 _MOST_NAMED: Final = 12  # differences that an error names
+_LEARNERS: Final = {"normalize_value"}  # of a description: what acting does not need
 
 
 def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, Any]:
@@ -69,6 +73,47 @@ def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> str:
     )
 
 
+def load_policy(
+    path: Path, network: nn.Module, normalizers: Normalizers, description: dict[str, Any]
+) -> str:
+    """Make `network`, whose policy `description` is of, that of a checkpoint or a run's newest.
+
+    Returns what to warn of. CheckpointError unless it is whole, and of a policy like this one.
+    """
+    found = find(path)
+    recorded = found.manifest.get("policy") or {}
+    # Nobody asks for a value.
+    warning = compare(
+        found,
+        {**description, **{key: recorded[key] for key in _LEARNERS & recorded.keys()}},
+        (
+            f"Serve it with the env and algorithm sections of its run: gmi-drl launch {path} --set "
+            "mode=serving takes them."
+        ),
+    )
+    shared = found.load("shared")
+    parameters = [p for _, p in sorted(network.named_parameters())]
+    stored, mine = shared["parameters"], sum(p.numel() for p in parameters)
+    if stored.numel() != mine:
+        raise CheckpointError(
+            f"run.policy: {found.folder} holds a policy of {stored.numel():,} parameters; this "
+            f"config's has {mine:,}. Use the env and algorithm sections of the run that wrote it."
+        )
+    with torch.no_grad():
+        parts = stored.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
+    statistics, observations = shared.get("observation_normalizer"), normalizers.observations
+    if (observations is None) != (statistics is None):
+        raise CheckpointError(
+            f"run.policy: {found.folder} was trained with normalize_observation "
+            f"{str(statistics is not None).lower()}. Set algorithm.normalize_observation so."
+        )
+    if observations is not None:
+        observations.load_state_dict(statistics)
+    return warning
+
+
 def _shown(description: dict[str, Any], key: str) -> str:
     if key not in description:
         return "none"
@@ -76,7 +121,7 @@ def _shown(description: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _text(space: spaces.Space) -> str:  # type: ignore[type-arg]
+def _text(space: spaces.Space[Any]) -> str:
     """A space as text that is the same whichever adapter makes the environment."""
     if isinstance(space, spaces.Box):
         kind = "numbers" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)

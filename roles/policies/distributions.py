@@ -10,7 +10,6 @@ Shapes: B rows; A = action dimensions (Box) or number of choices (Discrete).
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,68 +17,48 @@ from torch import Tensor
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
-class Distribution(Protocol):
-    """The part of a policy that an action space decides: head width, sampling, log-prob, KL."""
+class Normal:
+    """Diagonal Gaussian with a log-std that does not depend on the state."""
 
-    parameters: int  # head outputs per row
-    action_columns: int  # columns an action takes in the rollout buffer
-    noise_columns: int  # random columns one sample consumes
+    def __init__(self, action_dim: int) -> None:
+        self.parameters = action_dim  # head outputs per row
+        self.action_columns = action_dim  # columns an action takes in the rollout buffer
+        self.noise_columns = action_dim  # random columns one sample consumes
 
     def noise(
         self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
     ) -> Tensor:
         """Fill `out` [*shape, noise_columns] with what `sample` consumes: a rollout's at once."""
-
-    def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
-        """Write one action a row into `out` [B, action_columns]."""
-
-    def mode(self, params: Tensor) -> Tensor:
-        """The most likely action of each row, [B, action_columns]."""
-
-    def log_prob(self, params: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
-        """Log-probability of `action`, [B]."""
-
-    def entropy(self, params: Tensor, log_std: Tensor) -> Tensor:
-        """Mean entropy over the rows, a scalar."""
-
-    def kl(self, old: Tensor, old_log_std: Tensor, new: Tensor, new_log_std: Tensor) -> Tensor:
-        """Mean KL(old || new) over the rows, a scalar."""
-
-
-class Normal:
-    """Diagonal Gaussian with a log-std that does not depend on the state."""
-
-    def __init__(self, action_dim: int) -> None:
-        self.parameters = self.action_columns = self.noise_columns = action_dim
-
-    def noise(
-        self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
-    ) -> Tensor:
         torch.randn((*shape, self.noise_columns), generator=generator, out=out)
         return out.mul_(log_std.exp())
 
     def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
+        """Write one action a row into `out` [B, action_columns]."""
         return torch.add(params, noise, out=out)
 
     def mode(self, params: Tensor) -> Tensor:
+        """The most likely action of each row, [B, action_columns]."""
         return params
 
     def log_prob(self, params: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+        """Log-probability of `action`, [B]."""
         z = (action - params) * (-log_std).exp()
         constant = log_std.sum() + 0.5 * _LOG_2PI * self.parameters
         return z.square().sum(-1) * -0.5 - constant
 
     def entropy(self, params: Tensor, log_std: Tensor) -> Tensor:
+        """Mean entropy over the rows, a scalar."""
         return log_std.sum() + 0.5 * (1.0 + _LOG_2PI) * self.parameters
 
     def kl(self, old: Tensor, old_log_std: Tensor, new: Tensor, new_log_std: Tensor) -> Tensor:
+        """Mean KL(old || new) over the rows, a scalar."""
         precision = (-2.0 * new_log_std).exp()
         spread = (2.0 * old_log_std).exp() + (old - new).square().mean(0)
         return (new_log_std - old_log_std + 0.5 * (spread * precision - 1.0)).sum()
 
 
 class Categorical:
-    """One of `choices` actions, from unnormalised logits."""
+    """One of `choices` actions, from unnormalised logits; its methods do what `Normal`'s do."""
 
     action_columns = 1
 
@@ -110,6 +89,9 @@ class Categorical:
     def kl(self, old: Tensor, old_log_std: Tensor, new: Tensor, new_log_std: Tensor) -> Tensor:
         log_old = old.log_softmax(-1)
         return (log_old.exp() * (log_old - new.log_softmax(-1))).sum(-1).mean()
+
+
+Distribution = Normal | Categorical  # the part of a policy that an action space decides
 
 
 def beyond_bounds(means: Tensor) -> Tensor:

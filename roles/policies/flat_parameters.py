@@ -1,6 +1,12 @@
-"""All parameters of a network as one vector: reduced, clipped and applied in one piece."""
+"""All parameters of a network as one vector: reduced, clipped and applied in one piece.
+
+`PublishedPolicy` is such a vector with statistics behind it: what trainers publish and agents act
+with.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +14,7 @@ from torch import Tensor, nn
 from gmi_drl.roles.errors import CheckpointError
 
 from .alignment import PARAMETER, aligned
+from .normalize import Normalizers
 
 
 class FlatParameters:
@@ -70,3 +77,42 @@ class FlatParameters:
             flat[start : start + p.numel()].view_as(p)
             for start, p in zip(self.offsets, self._parameters, strict=True)
         ]
+
+
+class PublishedPolicy:
+    """The parameters of a policy and its normalisers' statistics, to and from float32 [numel].
+
+    In this order: parameters as `FlatParameters` lays them out, with padding, then means and
+    1 / deviations of the observation normaliser and of the value normaliser, as far as there are
+    any. Both ends build it from the same config, so that nothing but numbers travels.
+    """
+
+    def __init__(self, parameters: FlatParameters, normalizers: Normalizers) -> None:
+        self._parameters = parameters
+        both = (normalizers.observations, normalizers.values)
+        self._normalizers = [one for one in both if one is not None]
+        self.numel = parameters.numel + sum(2 * one.width for one in self._normalizers)
+
+    @torch.no_grad()
+    def write(self, out: Tensor) -> None:
+        """Write the policy as it is now into `out` [numel]."""
+        for mine, part in self._parts(out):
+            part.copy_(mine)
+
+    @torch.no_grad()
+    def load(self, vector: Tensor) -> None:
+        """Make the policy what another one wrote: `vector` [numel] is copied."""
+        if vector.shape != (self.numel,):
+            raise ValueError(
+                f"a policy vector of shape {tuple(vector.shape)}: this policy has {self.numel} "
+                "numbers. Build both ends from the same environment and algorithm section."
+            )
+        for mine, part in self._parts(vector):
+            mine.copy_(part)
+
+    def _parts(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        start = 0
+        statistics = [part for one in self._normalizers for part in (one.mean, one.inv_std)]
+        for mine in (self._parameters.data, *statistics):
+            yield mine, vector[start : start + mine.numel()]
+            start += mine.numel()

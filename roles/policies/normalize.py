@@ -89,22 +89,17 @@ class RunningNormalizer:
         """rows * std + mean."""
         return rows / self.inv_std + self.mean
 
-    def write_statistics(self, out: Tensor) -> None:
-        """Writes into `out` [2 D] what normalising needs: means, then 1 / deviations."""
-        out[: self.width].copy_(self.mean)
-        out[self.width :].copy_(self.inv_std)
-
-    def load_statistics(self, statistics: Tensor) -> None:
-        """Normalise as the one that wrote `statistics` [2 D]; for one that learns none itself."""
-        self.mean.copy_(statistics[: self.width])
-        self.inv_std.copy_(statistics[self.width :])
-
     def state_dict(self) -> dict[str, Tensor]:
         return {"moments": self._moments.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._moments.copy_(state["moments"])
         self._refresh()
+
+
+def normalized(normalizer: RunningNormalizer | None, rows: Tensor, out: Tensor) -> Tensor:
+    """Write `rows` into `out`, normalised if there is a normaliser."""
+    return out.copy_(rows) if normalizer is None else normalizer.normalize(rows, out=out)
 
 
 @dataclass(frozen=True)

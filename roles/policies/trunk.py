@@ -1,27 +1,24 @@
-"""The hidden layers of a policy's network."""
+"""The hidden layers of a policy's network, and the precision of their matrix products."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
 
-from .precision import Precision
+Precision = Literal["fp32", "tf32", "bf16"]  # algorithm.precision
 
-_ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
-    "elu": nn.ELU,
-    "tanh": nn.Tanh,
-    "relu": nn.ReLU,
-}
+_ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class Trunk(nn.Sequential):
     """Hidden layers with an activation behind each: [B, D] to float32 features [B, `features`].
 
-    With precision bf16 they run in bfloat16; tf32 is the same as fp32 here: see precision.py.
+    With precision bf16 they run in bfloat16; tf32 is the same as fp32 here: see below.
     """
 
     def __init__(
@@ -53,3 +50,17 @@ class Trunk(nn.Sequential):
     def _features(self, observation: Tensor) -> Tensor:
         features: Tensor = super().forward(observation)  # type: ignore[no-untyped-call]
         return features
+
+
+def set_matmul_precision(precision: Precision, device: torch.device) -> None:
+    """Let float32 matrix products of this process round to TF32 if `precision` is tf32; else not.
+
+    Said either way, so that it is the config that decides, and no environment variable
+    (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE) or library. NVIDIA_TF32_OVERRIDE=0 alone is beyond us: it
+    keeps NVIDIA's libraries from TF32. CPU cores compute in float32.
+    """
+    high = precision == "tf32" and device.type == "cuda"
+    # This call keeps torch's older and newer switches for it in step; torch refuses to multiply
+    # when they differ. torch 2.9 warns that the call will be deprecated; later ones take that back.
+    warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
+    torch.set_float32_matmul_precision("high" if high else "highest")

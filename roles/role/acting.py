@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from gmi_drl.roles.algorithms import algorithm_class
+from gmi_drl.comm import solo_group
+from gmi_drl.placement import Config, Layout
+from gmi_drl.roles.algorithms import algorithm_class, with_settings
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -16,11 +18,13 @@ from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.graphs import Pool, graphs_on
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.description import described
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 
+from .manager import GMI_manager, GmiContext
 from .role import DRL_role
 
 
@@ -48,17 +52,10 @@ class ActingRole(DRL_role):
     def make_policy(self, env: VecEnv, generator: torch.Generator) -> Any:
         """The network to act with; every GMI must build the same one from `generator`.
 
-        For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters, with A the
-        numbers of an action (1 for Discrete) and P those of its distribution (A for a Box, the
-        choices for Discrete):
-
-        - `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters (means, or
-          logits), then the value; D is the width of an observation vector;
-        - `distribution`: as `policies.distribution_for(env.action_space)` makes it;
-        - `log_std`: a parameter [A] for a Box, [0] for Discrete;
-        - `map_value(scale, shift)`: makes the value that comes out scale * value + shift.
-
-        Only parameters are saved and shared, no buffers. PolicyError tells what is missing.
+        For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters whose
+        `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters, then the value;
+        with `distribution`, `log_std` and `map_value` as docs/writing-a-role.md has them. Only
+        parameters are saved and shared, no buffers. PolicyError tells what is missing.
         """
         settings = self.mgr.config.algorithm
         return algorithm_class(settings).make_network(settings, env, generator)
@@ -118,19 +115,8 @@ class ActingRole(DRL_role):
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:
         """Returns the collector of horizons in `env`, with random numbers of this GMI alone."""
-        settings = self.mgr.config.algorithm
-        return Collector(
-            env,
-            self.policy,
-            batch,
-            self.normalizers.observations,
-            self.normalizers.values,
-            gamma=settings.gamma,
-            reward_scale=settings.reward_scale,
-            bootstrap_time_limit=settings.bootstrap_time_limit,
-            generator=torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1)),
-            pool=self.pool(env.device),
-        )
+        generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1))
+        return Collector(env, self.algorithm, batch, generator, pool=self.pool(env.device))
 
     def pool(self, device: torch.device) -> Pool | None:
         """Returns the pool that this GMI's work on `device` is captured in; None if it is not."""
@@ -143,7 +129,7 @@ class ActingRole(DRL_role):
         if self.capturable_loss or not self.overrides("loss"):
             return True
         if graphs_on(self.mgr.context.device, self.mgr.config.run.capture):
-            self.warn(
+            self.mgr.warn(
                 f"{type(self).__name__}.loss may depend on more than its arguments, so updates are "
                 "not captured as CUDA graphs, which is slower. If it does not, say "
                 "`capturable_loss = True` in the class."
@@ -155,12 +141,27 @@ class ActingRole(DRL_role):
         with self.mgr.closed_after(self.make_env(1, seed=4)) as env:
             self.build(env)
 
-    def warn(self, message: str) -> None:
-        """Have the launcher tell `message`."""
-        self.mgr.report({"kind": "warning", "message": message})
-
     def check_no_params(self, params: dict[str, object]) -> None:
         """Raises TypeError for parameters, of which the roles of this package take none."""
         if params:
             names = ", ".join(sorted(params))
             raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")
+
+
+def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -> int | None:
+    """Return the numbers that GMIs reduce for each minibatch: the network's, and of its stats.
+
+    Makes the role of the layout's first trainer outside a run, with one environment, and has it
+    build its own network. None for a class that reduces no such gradient.
+    """
+    if not issubclass(role_class, ActingRole):
+        return None
+    spec = layout.holding("trainer")[0]
+    context = GmiContext(spec.gmi_id, layout, with_settings(config), solo_group())
+    GMI_manager.bind(context)
+    try:
+        role = role_class(spec.gmi_id, "+".join(spec.roles), spec.gpu_id)
+        role.build_for_spaces()
+        return FlatParameters(role.policy.network).numel + len(role.algorithm.stats)
+    finally:
+        GMI_manager.bind(None)

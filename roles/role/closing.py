@@ -1,8 +1,8 @@
 """Closes what a GMI opened when its work is done and its result is safe.
 
-An environment's `close` is the user's code, or a simulator's. It may raise, crash or never return,
-and a run that was trained is not lost by that: the launcher has the result before it asks GMIs to
-close what they opened, and waits for that only so long (see `gmi_drl.launcher.watch.watchdog`).
+An environment's `close` is the user's code, or a simulator's, and may raise, crash or never return.
+The launcher has the result before it asks GMIs to close what they opened, and waits for that only
+so long (see `gmi_drl.launcher.watch.watchdog`).
 """
 
 from __future__ import annotations

@@ -5,13 +5,16 @@ The launcher names these classes, so nothing heavy is imported at the top.
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
 
 from gmi_drl import runtime
 from gmi_drl.comm.shm import heartbeat
@@ -24,11 +27,12 @@ from gmi_drl.runtime import shared_lock
 
 from . import readiness
 from .closing import Closing
-from .wires import Wires
 
 if TYPE_CHECKING:
-    from gmi_drl.comm import Group, GroupSpec
+    from gmi_drl.comm import GroupSpec
+    from gmi_drl.comm.shm.board import BoardSpec
     from gmi_drl.comm.shm.tally import TallySpec
+    from gmi_drl.comm.transports import LinkSpec
 
     from .role import DRL_role
 
@@ -42,6 +46,33 @@ COUNTERS: Final = (
     "sm_count",  # of its slice, as CUDA says
     heartbeat.COUNTER,
 )  # fmt: skip
+
+_LOGGER: Final = "gmi_drl"
+_NUMBER: Final = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The links for experience and the board for policies that join a GMI with others.
+
+    The launcher makes them before any process is started. None where a GMI has all roles.
+    """
+
+    links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
+    board: BoardSpec | None = None  # what agents read policies from; the first trainer writes
+
+    def of(self, gmi_id: int) -> Wires:
+        """Returns the wires of one GMI, as a call carries 253 descriptors at most."""
+        links = tuple(link for link in self.links if gmi_id in link[:2])
+        return Wires(links, self.board)
+
+    def out_of(self, gmi_id: int) -> dict[int, LinkSpec]:
+        """The links that a GMI sends by, by the receiver's gmi_id."""
+        return {target: link for source, target, link in self.links if source == gmi_id}
+
+    def into(self, gmi_id: int) -> dict[int, LinkSpec]:
+        """The links that a GMI receives by, by the sender's gmi_id."""
+        return {source: link for source, target, link in self.links if target == gmi_id}
 
 
 @dataclass(frozen=True)
@@ -105,12 +136,11 @@ class GmiHost:
         """
         import torch
 
-        from gmi_drl.comm import Mailbox
+        from gmi_drl.comm import Mailbox, solo_group
         from gmi_drl.roles.algorithms import with_settings
-        from gmi_drl.roles.policies.precision import set_matmul_precision
+        from gmi_drl.roles.policies.trunk import set_matmul_precision
 
         from .manager import GMI_manager, GmiContext
-        from .warned import told_warnings
 
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
         config = with_settings(job.config)
@@ -124,7 +154,11 @@ class GmiHost:
         pulse = heartbeat.Heartbeat(tally, self._gmi_id)
         heartbeat.bind(pulse)
         tally[self._gmi_id, "sm_count"] = backend_of(spec.backend).sm_count()
-        group = self._group(timeout)
+        rank = job.rank_of(self._gmi_id)
+        if rank is None or job.group is None:  # of no trainer: a group of its own
+            group = solo_group(f"gmi {self._gmi_id}")
+        else:
+            group = job.group.join(rank, timeout)
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
         context = GmiContext(
             self._gmi_id,
@@ -138,7 +172,7 @@ class GmiHost:
             job.session,
             job.wires,
             tally,
-            lives if job.rank_of(self._gmi_id) is None else 0,
+            lives if rank is None else 0,
             trace=self._trace(on_gpu),
             memory=memory,
             private=job.sockets,
@@ -184,15 +218,6 @@ class GmiHost:
         """Close what the role has opened; called when the result of `run` is known."""
         self._closing.all()
 
-    def _group(self, timeout: timedelta) -> Group:
-        """The trainers' group; every other GMI is a group of its own."""
-        from gmi_drl.comm import solo_group
-
-        rank, group = self._job.rank_of(self._gmi_id), self._job.group
-        if rank is None or group is None:
-            return solo_group(f"gmi {self._gmi_id}")
-        return group.join(rank, timeout)
-
     def _trace(self, on_gpu: bool) -> phases.Trace | None:
         """The trace of this GMI, if it is to make one."""
         job = self._job
@@ -200,21 +225,53 @@ class GmiHost:
             phases.show_to_tools()
         if not job.traced or job.folder is None:
             return None
-        return phases.Trace(
-            phases.trace_path(job.folder, self._gmi_id),
-            self._gmi_id,
-            on_gpu,
-            _warn,
-        )
+        path = phases.trace_path(job.folder, self._gmi_id)
+        return phases.Trace(path, self._gmi_id, on_gpu, _warn)
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         named = self._job.config.roles
-        return {
-            key: value
-            for role in roles
-            if role in named
-            for key, value in named[role].params.items()
-        }
+        params: dict[str, Any] = {}
+        for role in roles:
+            if role in named:
+                params |= named[role].params
+        return params
+
+
+class _Teller(logging.StreamHandler[TextIO]):
+    """Of one GMI: of what others log, that are threads of the same process, it tells nothing."""
+
+    gmis: ClassVar[set[int]] = set()  # the threads of this process that are GMIs
+
+    def __init__(self, gmi_id: int) -> None:
+        super().__init__(sys.stderr)  # the GMI's log
+        self.setLevel(logging.WARNING)
+        self._gmi_id, self.thread = gmi_id, threading.get_ident()
+        self._told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread in self.gmis - {self.thread}:
+            return
+        super().emit(record)
+        text = record.getMessage()
+        if (known := _NUMBER.sub("#", text)) not in self._told:  # counts go up
+            self._told.add(known)
+            _warn(f"gmi {self._gmi_id}: {text}")
+
+
+@contextmanager
+def told_warnings(gmi_id: int) -> Iterator[None]:
+    """Tells the launcher what is logged as `gmi_drl.*` in this block, warnings and worse.
+
+    Of those that differ in numbers alone, the first one. All of them go to stderr.
+    """
+    logger, teller = logging.getLogger(_LOGGER), _Teller(gmi_id)
+    teller.gmis.add(teller.thread)
+    logger.addHandler(teller)
+    try:
+        yield
+    finally:
+        logger.removeHandler(teller)
+        teller.gmis.discard(teller.thread)
 
 
 def _warn(message: str) -> None:

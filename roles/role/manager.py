@@ -1,8 +1,7 @@
 """GMI_manager: what a role sees of its surroundings (GMI-DRL, listing 1).
 
 A launched GMI is given a `GmiContext` before its role is built; `GMI_manager.add_GMI` then returns
-that GMI's manager. GMIs that are threads of one process have one each. Outside a launch (a
-debugger, a notebook) a role gets a group of its own, so that it runs alone.
+that GMI's manager. Outside a launch (a debugger, a notebook) a role gets a group of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from gmi_drl.roles.errors import ContextError
 
 from . import readiness
 from .closing import Closing
-from .wires import Wires
+from .host import Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
@@ -146,9 +145,9 @@ class GMI_manager:
         """Combine `data` with every other GMI of the group; collective, in place, and returned.
 
         `data` is a tensor, a numpy array, a number, or a dict, list or tuple of them. Integer
-        tensors are combined in float64 and rounded; a number comes back as a float. Raises
-        ReduceTimeout, naming who has not arrived, and GroupReformed when a GMI was restarted: a
-        role that is `recoverable` then calls `group.reform()` and agrees on where to go on.
+        tensors are combined in float64 and rounded; a number comes back as a float. ReduceTimeout
+        names who has not arrived. GroupReformed: a GMI was restarted; a role that is `recoverable`
+        then calls `group.reform()` and agrees on where to go on.
         """
         group = group or self.get_group(self.GMI_id)
         if isinstance(data, dict):
@@ -166,13 +165,13 @@ class GMI_manager:
                 f"of them, not {type(data).__name__}. Convert it first."
             )
         if not isinstance(data, Tensor):
-            return float(
-                self.allreduce(torch.tensor([float(data)], dtype=torch.float64), group, op)
-            )
+            number = torch.tensor([float(data)], dtype=torch.float64)
+            return float(self.allreduce(number, group, op))
         dtype = torch.float32 if data.dtype == torch.float32 else torch.float64
         key = (group, group.generation, data.numel(), dtype)
         if key not in self._buckets:
-            self._buckets = {old: b for old, b in self._buckets.items() if _is_alive(old)}
+            # Those of the groups' present generations.
+            self._buckets = {k: b for k, b in self._buckets.items() if k[0].generation == k[1]}
             name = f"allreduce/{dtype}/{data.numel()}"
             self._buckets[key] = group.bucket(name, data.numel(), dtype)
         bucket = self._buckets[key]
@@ -190,8 +189,7 @@ class GMI_manager:
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
         """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
         heartbeat.beat()
-        mailbox = self._mailbox("recv")
-        return mailbox.recv(src_GMI_id, timeout or self.timeout)
+        return self._mailbox("recv").recv(src_GMI_id, timeout or self.timeout)
 
     def _mailbox(self, verb: str) -> Mailbox:
         if self._bound is None or self._bound.mailbox is None:
@@ -235,14 +233,11 @@ class GMI_manager:
             )
         adapter, on_gpu = choose_adapter(env.id, env.adapter), context.device.type == "cuda"
         shared = context.private if adapter in COMPILES else None
-        told = partial(
-            self.report,
-            {
-                "kind": "note",
-                "message": f"gmi {self.GMI_id} compiles the kernels of adapter {adapter} for a "
-                f"batch of {number}, but for those that are kept from before",
-            },
+        note = (
+            f"gmi {self.GMI_id} compiles the kernels of adapter {adapter} for a batch of {number}, "
+            "but for those that are kept from before"
         )
+        told = partial(self.report, {"kind": "note", "message": note})
         round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu, told)
         with nullcontext() if adapter in AT_RESET else round_it():
             made = make_env(
@@ -306,11 +301,10 @@ class GMI_manager:
         return self.context.tally
 
     def begin_iteration(self) -> None:
-        """Say that an iteration begins: by these a profiled run counts what it records.
+        """Say, in the thread that runs `GMI_run`, that an iteration begins.
 
-        In the thread that runs `GMI_run`. May write a file; see docs/profiling.md. Notes how much
-        memory was held so far. From the first call on the launcher watches that this GMI makes
-        progress (`run.hang_timeout_s`).
+        By these a profiled run counts what it records: may write a file (docs/profiling.md). From
+        the first call on the launcher watches that this GMI makes progress (`run.hang_timeout_s`).
         """
         if self._bound is None:
             return
@@ -322,9 +316,8 @@ class GMI_manager:
     def progress(self) -> None:
         """Say that this GMI makes progress; for a role of your own, from any of its threads.
 
-        From the first call on the launcher watches it: a GMI that says nothing for
-        `run.hang_timeout_s`, and waits for no other, hangs. Costs about a microsecond: call it in
-        each step of what may take long.
+        From the first call on a GMI that says nothing for `run.hang_timeout_s`, and waits for no
+        other, hangs. Costs about a microsecond: call it in each step of what may take long.
         """
         if self._bound is not None and self._bound.heartbeat is not None:
             self._bound.heartbeat.progress()
@@ -332,8 +325,7 @@ class GMI_manager:
     def close_later(self, close: Callable[[], object]) -> None:
         """Have `close` called when GMI_run has returned and its result is safe.
 
-        So that an environment whose `close` raises, or never returns, does not fail a run that is
-        done: the launcher waits for that a minute and warns.
+        One that raises, or never returns, does not fail a run that is done: see closing.py.
         """
         self.context.closing.later(close)
 
@@ -350,12 +342,10 @@ class GMI_manager:
         heartbeat.beat()
         runtime.emit(record)
 
+    def warn(self, message: str) -> None:
+        """Have the launcher tell `message`."""
+        self.report({"kind": "warning", "message": message})
+
     def stop_requested(self) -> bool:
         """Tells whether the launcher has asked this run to end."""
         return runtime.stop_requested()
-
-
-def _is_alive(key: tuple[Group, int, int, torch.dtype]) -> bool:
-    """Whether a bucket is of its group's present generation."""
-    group, generation, *_ = key
-    return group.generation == generation

@@ -1,17 +1,19 @@
-"""The start of a run: no GMI waits for another by `comm.timeout_s` until all are set up.
+"""Waiting for GMIs as long as they show signs of life, and until all are set up.
 
-Making environments takes as long as it takes, seconds in one GMI and a minute in another that
-compiles. So each says when it is done, in the tally, and waits for all. What is said is the number
-of the process that says it: one that takes a dead one's place is not set up until it says so, and
-those who have met its loss wait for it in the same way. No GMI waits for another while it sets up,
-so that nobody waits in a circle. Who is dead for good is the launcher's to find.
+Making environments takes seconds in one GMI and a minute in another that compiles. So at the start
+nobody waits for another by `comm.timeout_s`: each says in the tally when it is done, and waits for
+all. What is said is the number of the process that says it: one that takes a dead one's place is
+not set up until it says so, and those who have met its loss wait for it in the same way. No GMI
+waits for another while it sets up, so that nobody waits in a circle. Who is dead for good is the
+launcher's to find.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from time import perf_counter
 from typing import Final
 
 from gmi_drl.comm.shm.heartbeat import waiting
@@ -19,7 +21,7 @@ from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.placement import Layout
 from gmi_drl.roles.errors import SetUpTimeout
 
-from .heartbeat_deadline import HeartbeatDeadline, heartbeats_in
+Heartbeats = Callable[[int], int]  # a number that changes with each sign of life of a GMI
 
 _PATIENCE: Final = timedelta(minutes=15)  # with each process of a GMI
 _LOOK_S: Final = 0.02
@@ -62,6 +64,40 @@ class Start:
 
     def look(self) -> bool:
         """Tells whether they have been at this call or at one before; never waits."""
-        if not self._over:
-            self._over = all(is_set_up(self._tally, gmi.gmi_id) for gmi in self._layout.gmis)
+        gmis = self._layout.gmis
+        self._over = self._over or all(is_set_up(self._tally, gmi.gmi_id) for gmi in gmis)
         return self._over
+
+
+def heartbeats_in(tally: Tally) -> Heartbeats:
+    """Returns the number of a GMI's processes and of what `send_heartbeat` has counted."""
+    return lambda gmi_id: tally[gmi_id, "lives"] + tally[gmi_id, "begun"]
+
+
+def send_heartbeat(tally: Tally, gmi_id: int) -> None:
+    """Count a heartbeat of this GMI."""
+    tally[gmi_id, "begun"] += 1
+
+
+class HeartbeatDeadline:
+    """One wait for several GMIs, each of which has `timeout` from now, and from its last sign.
+
+    A GMI shows one when its process begins, an agent of template tdg_ex when it begins to follow an
+    order, a trainer each time it has met the others, also while it waits for its agents. So each of
+    what takes long one after the other has a deadline, and one that hangs shows nothing.
+    """
+
+    def __init__(self, timeout: timedelta, heartbeats: Heartbeats) -> None:
+        self._timeout_s, self._heartbeats = timeout.total_seconds(), heartbeats
+        self._seen: dict[int, int] = {}
+        self._deadline_s: dict[int, float] = {}
+
+    def first(self, gmi_ids: Collection[int]) -> tuple[int, float]:
+        """Returns who of them is given up first, and in how many seconds; 0 or less: now."""
+        now_s = perf_counter()
+        for gmi_id in gmi_ids:
+            if (sign := self._heartbeats(gmi_id)) != self._seen.get(gmi_id):
+                self._seen[gmi_id] = sign
+                self._deadline_s[gmi_id] = now_s + self._timeout_s
+        gmi_id = min(gmi_ids, key=self._deadline_s.__getitem__)
+        return gmi_id, self._deadline_s[gmi_id] - now_s

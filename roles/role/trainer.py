@@ -1,11 +1,14 @@
-"""The roles that train: `Holistic` with environments of its own, `Trainer` with those of others."""
+"""The roles of training: `Holistic` in one GMI, or `Agent` and `Trainer` in GMIs of their own."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.optimizers import make_optimizer
+from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
+from gmi_drl.roles.evaluators.sample_sender import SampleSender
+from gmi_drl.roles.optimizers import make_optimizer, samples_in_turn
 from gmi_drl.roles.optimizers.optimizer import Optimizer
 from gmi_drl.roles.state.training import Pause, Training
 
@@ -31,12 +34,8 @@ class Trainer(ActingRole):
 
     def train(self, pause: Pause | None = None) -> dict[str, Any]:
         """Train to the end, or as far as `pause` says."""
-        optimizer = self.make_optimizer()
-
-        def evaluation_env(num_env: int) -> VecEnv:
-            return self.make_env(num_env, seed=2)
-
-        return Training(self.mgr, optimizer, self.description, evaluation_env, pause).run()
+        optimizer, make_env = self.make_optimizer(), partial(self.make_env, seed=2)
+        return Training(self.mgr, optimizer, self.description, make_env, pause).run()
 
 
 class Holistic(Trainer):
@@ -44,3 +43,26 @@ class Holistic(Trainer):
 
     Override `make_env`, `make_policy` or `loss` to change it.
     """
+
+
+class Agent(ActingRole):
+    """Simulator and agent of templates tdg_ex and decoupled.
+
+    Override `make_env` or `make_policy` to change it.
+    """
+
+    recoverable = says_set_up = True
+
+    def GMI_run(self, **params: Any) -> dict[str, Any]:
+        """Collect, in turn with the trainer or all the time, until training is done."""
+        self.check_no_params(params)
+        env = self.make_env()
+        self.mgr.close_later(env.close)
+        self.build(env)
+        sampler = self.make_sampler(env)
+        self.mgr.await_set_up()
+        return sampler.run()
+
+    def make_sampler(self, env: VecEnv) -> RolloutLoop | SampleSender:
+        """Returns what samples in `env` as the optimizer wants it, with the policy built."""
+        return (RolloutLoop if samples_in_turn(self.mgr.config) else SampleSender)(self, env)

@@ -2,21 +2,21 @@
 
 T = steps, N = environments, B = rows of a minibatch, D = width of an observation, A = numbers of an
 action row. A packed row holds everything that a minibatch of rows needs, so that drawing one is one
-gather, and is padded to a multiple of 8 numbers, so that each row, and with it the observations
-that a network is given, begins where a matrix kernel of a GPU reads fastest (see alignment.py).
+gather, and is padded to a multiple of 8 numbers (see alignment.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from gmi_drl.roles.policies.alignment import ROW, aligned
-from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
 
@@ -37,9 +37,11 @@ class Columns:
         self.width = aligned(at, ROW)
 
     def __getattr__(self, name: str) -> slice | int:
-        if name.startswith("__") or name not in self.places:
-            raise AttributeError(f"rows have no {name!r}; they have {', '.join(self.places)}")
-        return self.places[name]
+        places = self.__dict__.get("places", {})  # none yet in a copy that is being made
+        if name not in places:
+            raise AttributeError(f"rows have no {name!r}; they have {', '.join(places)}")
+        place: slice | int = places[name]
+        return place
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns the parts of `rows` [..., width] by name: [..., w], or [...] for a number."""
@@ -77,14 +79,10 @@ class Batch:
         device: torch.device,
         *,
         filled: Iterable[str] = (),
-        recorded: Iterable[str] = (),
+        recorded: Collection[str] = (),
         ends: Iterable[str] = (),
     ) -> Batch:
-        """Returns the buffers of a horizon.
-
-        `filled`, `recorded` and `ends` are what an algorithm asks for: its own packed columns,
-        further columns of each step, and what to know of the end.
-        """
+        """Returns the buffers of a horizon; `filled`, `recorded`, `ends`: see Algorithm."""
         widths = {"observation": obs_dim, "action": policy.action_columns, **policy.columns}
         places = Columns({**widths, **dict.fromkeys(filled, 0)}, policy.spans)
         shape = (steps, num_env)
@@ -96,17 +94,14 @@ class Batch:
             "done": torch.zeros(shape, device=device),
             "noise": torch.zeros(*shape, policy.noise_columns, device=device),
         }
-        kinds = {
-            "next_observation": lambda: torch.zeros(*shape, obs_dim, device=device),
-            "terminated": lambda: torch.zeros(shape, dtype=torch.bool, device=device),
-        }
-        after = {
-            "value": lambda: torch.zeros(num_env, device=device),
-            "observation": lambda: torch.zeros(num_env, obs_dim, device=device),
-        }
+        if "next_observation" in recorded:
+            columns["next_observation"] = torch.zeros(*shape, obs_dim, device=device)
+        if "terminated" in recorded:
+            columns["terminated"] = torch.zeros(shape, dtype=torch.bool, device=device)
+        after = {"value": (num_env,), "observation": (num_env, obs_dim)}
         return cls(
-            columns | {name: kinds[name]() for name in recorded},
-            {name: after[name]() for name in ends},
+            columns,
+            {name: torch.zeros(after[name], device=device) for name in ends},
             {name: constant.clone() for name, constant in policy.constants.items()},
             rows,
             places,
@@ -114,11 +109,6 @@ class Batch:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.columns[name]
-
-    @property
-    def noise(self) -> Tensor:
-        """The random numbers [T, N, noise_columns] that actions are drawn by."""
-        return self.columns["noise"]
 
     def flat(self) -> Batch:
         """The packed columns of all steps and environments as one minibatch [T * N]; views."""
@@ -146,10 +136,7 @@ class Batch:
         raw, last = self["raw_observation"], self.ends["observation"]
         observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
         for seen, out in ((raw, observations[:-1]), (last, observations[-1])):
-            if normalizer is None:
-                out.copy_(seen)
-            else:
-                normalizer.normalize(seen, out=out)
+            normalized(normalizer, seen, out)
         return Batch({"observations": observations, **{name: self[name] for name in fields}})
 
     def transitions(self, normalizer: RunningNormalizer | None) -> Batch:
@@ -168,10 +155,7 @@ class Batch:
         return Batch({name: c.index_select(1, picked) for name, c in self.columns.items()})
 
 
-def env_action(
-    space: spaces.Space,  # type: ignore[type-arg]
-    device: torch.device,
-) -> Callable[[Tensor], Tensor]:
+def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
     """Return the function that turns a policy's action rows [N, A] into the environment's.
 
     A policy acts in [-1, 1]; a bounded Box is reached by clamping and scaling, one with infinite

@@ -1,9 +1,8 @@
 """Turns batches into the bytes of packets, and back; says which columns travel.
 
-Observations travel raw, and as bytes where the environment has bytes. Of what a receiver can make
-itself (normalised observations, what `postprocess` fills in) nothing travels: T N (D + A + P + 4) +
-N numbers for PPO (GMI-DRL's table 4 counts m (S + A + W); values, log-probabilities and
-distribution parameters come on top, so that nothing is inferred twice).
+Observations travel raw, and as bytes where the environment has bytes. What a receiver can make
+itself does not travel: T N (D + A + P + 4) + N numbers for PPO (GMI-DRL's table 4 counts
+m (S + A + W); values, log-probabilities and distribution parameters come on top).
 """
 
 from __future__ import annotations
@@ -17,17 +16,12 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.shm.pinned import is_pinned
-from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
 from .batch import Batch
 
-_TYPES: Final = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
-}
+_TYPES: Final = {n: getattr(torch, n) for n in ("float64", "float32", "uint8", "bool")}
 
 # Of segments that agents send all the time (see gmi_drl.comm.experience): the channel of what was
 # seen last, and what a segment says of its making, float64: episodes that ended, the sums of their
@@ -55,10 +49,10 @@ class BatchCodec:
         self._ends = list(batch.ends)
         for name in [*self._columns, "raw_observation"]:
             column = batch[name]
-            self._fields[name] = (_dtype(column), (len(column), num_env, *column.shape[2:]))
+            self._fields[name] = (dtype_name(column), (len(column), num_env, *column.shape[2:]))
         for name in self._ends:
             last = batch.ends[name]
-            self._fields[f"last {name}"] = (_dtype(last), (num_env, *last.shape[1:]))
+            self._fields[f"last {name}"] = (dtype_name(last), (num_env, *last.shape[1:]))
         if of_bytes:
             for name in ("raw_observation", "next_observation", "last observation"):
                 if name in self._fields:
@@ -129,12 +123,9 @@ def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None)
     """Fill in what did not travel: `policy` and `normalizer` are those that it was made with."""
     for name, constant in policy.constants.items():
         batch.constants[name].copy_(constant)
-    observation, raw = batch["observation"], batch["raw_observation"]
-    if normalizer is None:
-        observation.copy_(raw)
-    else:
-        normalizer.normalize(raw, out=observation)
+    normalized(normalizer, batch["raw_observation"], batch["observation"])
 
 
-def _dtype(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
+    """Returns the name of a tensor's type, such as float32."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
-from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.policies.normalize import normalized
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 
 from .batch import Batch, env_action
 from .episodes import EpisodeStats, Seen
-from .steady import Steady
 
 
 class Collector:
@@ -39,25 +38,18 @@ class Collector:
     def __init__(
         self,
         env: VecEnv,
-        policy: Policy,
+        algorithm: Algorithm,
         batch: Batch,
-        normalizer: RunningNormalizer | None,
-        value_normalizer: RunningNormalizer | None,
-        *,
-        gamma: float,
-        reward_scale: float,
-        bootstrap_time_limit: bool,
         generator: torch.Generator,
+        *,
         pool: Pool | None = None,
         static: bool | None = None,
     ) -> None:
-        self._env = env
-        self._policy = policy
-        self.batch = batch
-        self._normalizer = normalizer
-        self._value_normalizer = value_normalizer
-        self._gamma = gamma
-        self._reward_scale = reward_scale
+        policy, settings = algorithm.policy, algorithm.settings
+        self._env, self._policy, self.batch = env, policy, batch
+        self._normalizer = algorithm.normalizers.observations
+        self._value_normalizer = algorithm.normalizers.values
+        self._gamma, self._reward_scale = settings.gamma, settings.reward_scale
         self._generator = generator
         self._static = static_on(env.device, static)
         self.episodes = EpisodeStats(env.num_env, env.device)
@@ -65,9 +57,9 @@ class Collector:
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
         self._records = "next_observation" in batch.columns
-        self._reads_final = bootstrap_time_limit
+        self._reads_final = settings.bootstrap_time_limit
         # An algorithm that is told where each step led to values that itself.
-        self._bootstrap = bootstrap_time_limit and not self._records
+        self._bootstrap = self._reads_final and not self._records
         self._converted = [batch["value"]] if "value" in policy.columns else []
         self._clock = Clock(env.device)
         self._iteration = 0
@@ -145,16 +137,12 @@ class Collector:
     def _act(self, step: Mapping[str, Tensor], observation: Tensor) -> Tensor:
         """The environments' actions for what they show."""
         step["raw_observation"].copy_(observation)
-        self._normalized(observation, step["observation"])
+        normalized(self._normalizer, observation, step["observation"])
         return self._to_env(self._policy.act(step))
 
-    def _normalized(self, observation: Tensor, out: Tensor) -> Tensor:
-        if self._normalizer is None:
-            return out.copy_(observation)
-        return self._normalizer.normalize(observation, out=out)
-
     def _value(self, observation: Tensor) -> Tensor:
-        value = self._policy.value(self._normalized(observation, _floats_like(observation)))
+        floats = torch.empty_like(observation, dtype=torch.float32)  # images are bytes
+        value = self._policy.value(normalized(self._normalizer, observation, floats))
         return self._denormalized(value)
 
     def _denormalized(self, value: Tensor) -> Tensor:
@@ -254,13 +242,9 @@ class Collector:
             assert self._pool is not None
             # A trial run counts episodes, and its last one converts values that were converted.
             keep = [*self.episodes.tensors, *self._converted] if i else []
-            self._graphs[i] = Graph(
-                partial(self._between, i),
-                self._env.device,
-                keep=keep,
-                pool=self._pool,
-                name=f"the work before step {i}",
-            )
+            work, name = partial(self._between, i), f"the work before step {i}"
+            device, pool = self._env.device, self._pool
+            self._graphs[i] = Graph(work, device, keep=keep, pool=pool, name=name)
         return self._graphs[i]
 
     def _between(self, i: int) -> None:
@@ -297,21 +281,45 @@ class Collector:
         if len(final := self._bad_final.nonzero()):
             step, env_index = final[0].tolist()
             return NotFiniteError("final observation", env_index, step, self._iteration)
-        raw, reward = self.batch["raw_observation"], self.batch["reward"]
-        shown = torch.cat([raw[1:], self.observation[None]])
-        return _first_not_finite(shown, reward, self._iteration)
+        shown = torch.cat([self.batch["raw_observation"][1:], self.observation[None]])
+        bad_reward = ~torch.isfinite(self.batch["reward"])
+        where = (bad_reward | ~torch.isfinite(shown).all(-1)).nonzero()
+        if not len(where):  # shown by the first reset, or finite and too large for float32
+            what = "the first observation, or the sum of all,"
+            return NotFiniteError(what, 0, 0, self._iteration)
+        step, env_index = where[0].tolist()
+        what = "reward" if bad_reward[step, env_index] else "observation"
+        return NotFiniteError(what, env_index, step, self._iteration)
 
 
-def _floats_like(observation: Tensor) -> Tensor:
-    return torch.empty_like(observation, dtype=torch.float32)  # images are bytes
+class Steady:
+    """Keeps the last `Step` where captured work can read it: in the same tensors, once two came.
 
+    An environment that gives the same Step object every time writes into the same tensors, and is
+    read in place. What others give is copied, on their device.
+    """
 
-def _first_not_finite(observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:
-    """Names the first bad entry of what each step showed [T, N, D] and paid [T, N]."""
-    bad_reward = ~torch.isfinite(reward)
-    where = (bad_reward | ~torch.isfinite(observation).all(-1)).nonzero()
-    if not len(where):  # shown by the first reset, or finite and too large for float32
-        return NotFiniteError("the first observation, or the sum of all,", 0, 0, iteration)
-    step, env_index = (int(i) for i in where[0])
-    what = "reward" if bad_reward[step, env_index] else "observation"
-    return NotFiniteError(what, env_index, step, iteration)
+    def __init__(self) -> None:
+        self._step: Step | None = None
+        self._copied = False
+        self.taken = 0  # steps
+        self.moves = 0  # how often `step` has changed its place
+
+    @property
+    def step(self) -> Step:
+        assert self._step is not None
+        return self._step
+
+    def take(self, step: Step) -> None:
+        """Takes in the step that an environment has made."""
+        self.taken += 1
+        if step is self._step:
+            return
+        if self._step is None:
+            self._step, self.moves = step, 1
+            return
+        if not self._copied:
+            self._step = Step(*(torch.empty_like(part) for part in step))
+            self._copied, self.moves = True, self.moves + 1
+        for mine, given in zip(self._step, step, strict=True):
+            mine.copy_(given)

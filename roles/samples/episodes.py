@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """The episodes that ended in an iteration: how many, and the sums over them."""
 
-    count: float
+    episodes: float
     return_sum: float
     length_sum: float
 
@@ -26,13 +25,9 @@ class Seen:
         rows = [agents[gmi_id] for gmi_id in sorted(agents)]
         return cls(*(sum(column) for column in zip(*rows, strict=True)))
 
-    def __add__(self, other: Seen) -> Seen:
+    def plus(self, other: Seen) -> Seen:
         """Returns the sum of both."""
-        return Seen(
-            self.count + other.count,
-            self.return_sum + other.return_sum,
-            self.length_sum + other.length_sum,
-        )
+        return Seen(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 class EpisodeStats:
@@ -77,7 +72,7 @@ class EpisodeStats:
 
     def take(self) -> Seen:
         """The episodes that ended since the last call. Waits for the device."""
-        seen = Seen(*self._counted) + Seen(*self._sums.tolist())
+        seen = Seen(*self._counted).plus(Seen(*self._sums.tolist()))
         self.forget()
         return seen
 

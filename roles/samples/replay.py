@@ -1,9 +1,9 @@
-"""Sources of minibatches that are kept: what was put in is drawn again and again."""
+"""The source of minibatches that are kept: what was put in is drawn again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,28 +11,11 @@ from torch import Tensor
 from .batch import Batch
 
 
-class Source(Protocol):
-    """Where an optimizer's minibatches come from."""
-
-    def put(self, batch: Batch) -> None:
-        """Take a batch [T, N] in; its memory may be overwritten afterwards."""
-
-    def ready(self) -> bool:
-        """Tell whether a minibatch is due, in all GMIs that put as many rows alike."""
-
-    def next(self) -> tuple[Batch, Tensor]:
-        """Draw a minibatch, and the keys [B] that its rows have in `feedback`."""
-
-    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
-        """Learn the priorities [B] of rows that were drawn, where a loss gives them."""
-
-
 class Limiter:
     """Says when minibatches are due: so many for each row that came in after the first `start`.
 
     It counts rows and not what is stored, so that all GMIs take the same steps also where one was
-    restarted and has an empty storage. One that goes on with other settings counts by them from
-    there on: what was due before stays what it was.
+    restarted. Under changed settings what was due before stays what it was.
     """
 
     def __init__(self, start: int, updates_per_row: float) -> None:
@@ -76,57 +59,56 @@ class UniformReplay:
         self.limiter, self._generator = limiter, generator
         self._fields, self._as_bytes = tuple(fields), frozenset(as_bytes)
         self._columns: dict[str, Tensor] = {}  # [capacity, ...]
-        self._place = self._stored = 0
+        self._written = 0  # rows: the next one's place is the rest by `capacity`
 
     def __len__(self) -> int:
-        return self._stored
+        return min(self._written, self._capacity)
 
     def put(self, batch: Batch) -> None:
+        """Take a batch [T, N] in; its memory may be overwritten afterwards."""
         rows = {name: batch[name].flatten(0, 1) for name in self._fields}
-        count = len(next(iter(rows.values())))
         self._write(rows)
-        self.limiter.add(count)
+        self.limiter.add(len(next(iter(rows.values()))))
+
+    def take_back(self, rows: int) -> None:
+        """Forget the last `rows` that were put in; what they were written over is lost."""
+        self._written = max(self._written - rows, 0)
 
     def ready(self) -> bool:
-        return self._stored > 0 and self.limiter.ready()
+        """Tell whether a minibatch is due, in all GMIs that put as many rows alike."""
+        return self._written > 0 and self.limiter.ready()
 
-    def next(self) -> tuple[Batch, Tensor]:
+    def next(self) -> Batch:
+        """Draw a minibatch [batch_size]."""
         device = self._generator.device
-        keys = torch.randint(
-            self._stored, (self._batch_size,), generator=self._generator, device=device
+        places = torch.randint(
+            len(self), (self._batch_size,), generator=self._generator, device=device
         )
         self.limiter.drawn += 1
-        drawn = {name: column.index_select(0, keys) for name, column in self._columns.items()}
-        return Batch(drawn | {name: drawn[name].float() for name in self._as_bytes}), keys
-
-    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
-        """All rows are drawn alike, whatever was learned from them."""
+        drawn = {name: column.index_select(0, places) for name, column in self._columns.items()}
+        return Batch(drawn | {name: drawn[name].float() for name in self._as_bytes})
 
     def state_dict(self) -> dict[str, Any]:
         """Give what is stored, in the order of their places; the memory itself where it is full."""
-        full = self._stored == self._capacity
         stored = {  # a view would be saved with all of its memory
-            name: column if full else column[: self._stored].clone()
+            name: column if len(self) == self._capacity else column[: len(self)].clone()
             for name, column in self._columns.items()
         }
-        return {"columns": stored, "place": self._place}
+        return {"columns": stored, "place": self._written % self._capacity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave it; of another capacity, with the newest rows that fit."""
-        columns, self._place, self._stored = state["columns"], 0, 0
+        columns = state["columns"]
+        alike = all(len(rows) == self._capacity for rows in columns.values())
+        # In the same places as there, so that the same numbers draw the same rows.
+        self._written = state["place"] if alike else 0
         self._write({name: rows.roll(-state["place"], 0) for name, rows in columns.items()})
-        stored = self._stored
-        if stored == self._capacity and all(len(rows) == stored for rows in columns.values()):
-            # In the same places as there, so that the same keys draw the same rows.
-            for name, rows in columns.items():
-                self._columns[name].copy_(rows)
-            self._place = state["place"]
 
     def _write(self, rows: dict[str, Tensor]) -> None:
         """Write rows [B, ...] behind the last ones, over the oldest."""
         count = max((len(column) for column in rows.values()), default=0)
         kept = min(count, self._capacity)
-        first = (self._place + count - kept) % self._capacity
+        first = (self._written + count - kept) % self._capacity
         until_end = min(kept, self._capacity - first)
         for name, column in rows.items():
             ring = self._columns.get(name)
@@ -139,5 +121,4 @@ class UniformReplay:
             newest = column[count - kept :]
             ring[first : first + until_end].copy_(newest[:until_end])
             ring[: kept - until_end].copy_(newest[until_end:])
-        self._place = (self._place + count) % self._capacity
-        self._stored = min(self._stored + count, self._capacity)
+        self._written += count

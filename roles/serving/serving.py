@@ -4,6 +4,10 @@
 
 Each GMI with environments takes its share of `run.total_steps`. What it has done is in the tally,
 so that a GMI that was killed goes on where it was; its episodes begin anew.
+
+On the CPU, episodes that ended are looked for after every step. On a GPU every turn launches the
+same work with masks and nothing waits for the device; with a pool, all of a turn but the step of
+the environments is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -13,19 +17,111 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+import torch
+
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.policies.actor import CapturedActor, GreedyActor
+from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
+from gmi_drl.roles.policies.description import load_policy
+from gmi_drl.roles.policies.policy import CapturedActor, GreedyActor
 from gmi_drl.roles.role.acting import ActingRole
-from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.state.policy import load_policy
+from gmi_drl.roles.samples.batch import env_action
+from gmi_drl.roles.samples.collector import Steady
+from gmi_drl.roles.samples.episodes import EpisodeStats, Seen
 from gmi_drl.roles.telemetry.clock import Clock, Leash
 from gmi_drl.roles.telemetry.phases import phase
 
-from .turns import Simulation, Turns
-
 _REPORT_S: Final = 0.5
+
+
+class Simulation:
+    """Environments that are acted in, what they show, and the episodes that ended.
+
+    `static`: the way of a GPU, wherever the environments are (None: on all devices but the CPU).
+    """
+
+    def __init__(self, env: VecEnv, pool: Pool | None = None, static: bool | None = None) -> None:
+        self.env = env
+        self.static = static_on(env.device, static)
+        self.observation = env.reset()  # [N, D], the environment's own
+        self.episodes = EpisodeStats(env.num_env, env.device)
+        self.to_env = env_action(env.action_space, env.device)
+        self.steady = Steady()
+        self.uncounted = False  # the last step
+        if pool is not None:
+            capture_steps(env, pool)
+
+    def step(self, action: torch.Tensor) -> None:
+        """Takes one step of all environments, by actions of theirs (`to_env`).
+
+        On the static way the episodes that ended with it are counted by `settle`, or else `count`.
+        """
+        step = self.env.step(action)
+        if self.static:
+            self.steady.take(step)
+            step, self.uncounted = self.steady.step, True
+        else:
+            self.episodes.add(step.reward, torch.logical_or(step.terminated, step.truncated))
+        self.observation = step.observation
+
+    def settle(self) -> None:
+        """Count the last step, if it is not."""
+        if self.uncounted:
+            self.count()
+            self.uncounted = False
+
+    @torch.no_grad()
+    def count(self) -> None:
+        """Count the last step, by launches only."""
+        step = self.steady.step
+        self.episodes.add_masked(step.reward, torch.logical_or(step.terminated, step.truncated))
+
+
+class Turns:
+    """The agent of a `Simulation`; with a pool captured, from the third turn on."""
+
+    def __init__(
+        self, simulation: Simulation, actor: GreedyActor, pool: Pool | None = None
+    ) -> None:
+        self._simulation, self._actor, self._pool = simulation, actor, pool
+        # What the environments are to do next; on the static way in the same tensor each time.
+        self.action = simulation.to_env(actor.act(simulation.observation)).clone()
+        self._graph: Graph | None = None
+        self._captured_at = 0
+
+    def infer(self) -> None:
+        """Choose `action` for what the environments show; count the step that led there."""
+        simulation, steady = self._simulation, self._simulation.steady
+        if not simulation.static:
+            self.action = simulation.to_env(self._actor.act(simulation.observation))
+            return
+        if self._pool is None or steady.taken < 2:  # the second step tells whether they stay
+            simulation.settle()
+            self._choose()
+            return
+        if self._graph is None or steady.moves != self._captured_at:
+            self.close()
+            self._captured_at = steady.moves
+            work, keep = self._count_and_choose, simulation.episodes.tensors
+            device, name = simulation.env.device, "the work between two steps"
+            self._graph = Graph(work, device, keep=keep, pool=self._pool, name=name)
+        self._graph()
+        simulation.uncounted = False
+
+    def close(self) -> None:
+        """Let captured work and its memory go."""
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
+
+    def _count_and_choose(self) -> None:
+        self._simulation.count()
+        self._choose()
+
+    @torch.no_grad()
+    def _choose(self) -> None:
+        simulation = self._simulation
+        self.action.copy_(simulation.to_env(self._actor.act(simulation.observation)))
 
 
 class Server(ActingRole):
@@ -54,7 +150,7 @@ class Server(ActingRole):
         return self._tally[self.GMI_id, "steps"]
 
     def _count(self, steps: int) -> None:
-        self._tally[self.GMI_id, "steps"] = self._steps + steps
+        self._tally[self.GMI_id, "steps"] += steps
 
     def _goes_on(self) -> bool:
         """Whether steps of this GMI's share are left, and nobody has asked it to stop."""
@@ -70,7 +166,7 @@ class Server(ActingRole):
         for simulation in simulations:
             if last:
                 simulation.settle()
-            seen += simulation.episodes.take()
+            seen = seen.plus(simulation.episodes.take())
         seconds = self._spent()
         self._reported = perf_counter()  # all that is reported has been done by now
         self.mgr.report(
@@ -81,7 +177,7 @@ class Server(ActingRole):
                 "began_s": self._began,  # all GMIs have the same clock
                 "until_s": self._reported,
                 "seconds": seconds,
-                "episodes": int(seen.count),
+                "episodes": int(seen.episodes),
                 "return_sum": seen.return_sum,
                 "length_sum": seen.length_sum,
             }
@@ -95,15 +191,14 @@ class Server(ActingRole):
     def _actor(self, env: VecEnv, pool: Pool | None = None) -> GreedyActor:
         """What acts: the policy of `run.policy`, or a new one; captured in `pool`, if any."""
         self.build(env)
+        network, normalizers = self.policy.network, self.normalizers
         if (path := self.mgr.config.run.policy) is not None and (
-            warning := load_policy(
-                Path(path), self.policy.network, self.normalizers, self.description
-            )
+            warning := load_policy(Path(path), network, normalizers, self.description)
         ):
-            self.warn(warning)
+            self.mgr.warn(warning)
         if pool is not None:
-            return CapturedActor(self.policy, self.normalizers.observations, pool)
-        return GreedyActor(self.policy, self.normalizers.observations)
+            return CapturedActor(self.policy, normalizers.observations, pool)
+        return GreedyActor(self.policy, normalizers.observations)
 
 
 class Serving(Server):

@@ -21,38 +21,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkTimeout
+from gmi_drl.comm.errors import LinkClosed, LinkEnded
 from gmi_drl.comm.shm.pinned import is_pinned
-from gmi_drl.comm.transports import (
-    LinkSpec,
-    Packet,
-    PacketSlot,
-    Receiver,
-    Sender,
-    StreamSpec,
-    wait_any,
-)
-from gmi_drl.roles.policies.actor import GreedyActor
+from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
+from gmi_drl.roles.evaluators.rollout_worker import late_one
 from gmi_drl.roles.policies.actor_critic import action_columns, observation_width
+from gmi_drl.roles.policies.policy import GreedyActor
 from gmi_drl.roles.telemetry.phases import phase
 
-from .serving import Server
-from .turns import Simulation
+from .serving import Server, Simulation
 
 _HALVES: Final = 2
 _SLOTS: Final = 2  # a packet, and one that was answered and is being released
 _LOOK: Final = timedelta(milliseconds=200)  # how often a waiting GMI asks whether it should stop
 
 
-class _OfPair(Server):
-    def _links(self) -> tuple[LinkSpec, LinkSpec]:
-        """The link to the other GMI of the pair, and the one from it."""
-        wires = self.mgr.context.wires
-        (out,), (back,) = wires.out_of(self.GMI_id).values(), wires.into(self.GMI_id).values()
-        return out, back
-
-
-class ServingSimulator(_OfPair):
+class ServingSimulator(Server):
     """The simulator of a pair. Override `make_env` to change it."""
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
@@ -70,7 +54,7 @@ class ServingSimulator(_OfPair):
         timeout = self.mgr.timeout
         shapes = [list(one.observation.shape) for one in simulations]
         streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, width in shapes]
-        out, back = self._links()
+        out, back = _links(self)
         self._begin(("simulate", "wait"))
         with (
             suppress(LinkClosed),  # by the process before this one, whose work was done
@@ -96,13 +80,8 @@ class ServingSimulator(_OfPair):
 
     def _ask(self, half: int, simulation: Simulation) -> None:
         """Send what a half shows."""
-        seen = simulation.observation
-        slot = self._sender.reserve(half)
-        nbytes = seen.numel() * 4
-        _write(slot, seen)
         self._asked[half] += 1
-        number = self._asked[half]
-        self._sender.send(slot, nbytes, sequence=number, step=half, policy_version=0)
+        _send(self._sender, half, simulation.observation, self._asked[half], 0)
 
     def _step(self, half: int, simulation: Simulation) -> bool:
         """Await the actions of a half and act; False if asked to stop meanwhile."""
@@ -141,11 +120,11 @@ class ServingSimulator(_OfPair):
                 if self.mgr.stop_requested():
                     return None
                 if perf_counter() > deadline_s:
-                    raise late(self.mgr.timeout, self._receiver.source, "answered")
+                    raise late_one(self._receiver, self.mgr.timeout, "has not answered")
         return self._arrived.pop(half)
 
 
-class ServingAgent(_OfPair):
+class ServingAgent(Server):
     """The agent of a pair. Override `make_policy` to change it."""
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
@@ -156,7 +135,7 @@ class ServingAgent(_OfPair):
             actor, width = self._actor(env, pool), action_columns(env.action_space)
             observations = observation_width(env.observation_space)
         timeout = self.mgr.timeout
-        out, back = self._links()
+        out, back = _links(self)
         self._begin(("infer", "wait"))
         # Both were closed, or one, if the work of the process before this one was done.
         with suppress(LinkClosed), back.receiver(timeout) as receiver:
@@ -188,7 +167,7 @@ class ServingAgent(_OfPair):
                         there = wait_any([receiver], _LOOK)
                     silent_s = 0.0 if there else perf_counter() - heard_s
                     if silent_s > self.mgr.timeout.total_seconds():
-                        raise late(self.mgr.timeout, receiver.source, "asked")
+                        raise late_one(receiver, self.mgr.timeout, "has not asked")
                     self._seconds["wait"] += perf_counter() - start
                     continue
                 rows, width = shapes[packet.header.stream]
@@ -206,32 +185,30 @@ class ServingAgent(_OfPair):
             self._report()
 
     def _send(self, sender: Sender, packet: Packet, action: Tensor) -> None:
+        """Answer a question, which the packet is."""
         header = packet.header
-        slot = sender.reserve(header.stream)
-        nbytes = action.numel() * 4
-        _write(slot, action)
-        sender.send(
-            slot,
-            nbytes,
-            sequence=header.sequence,
-            step=header.step,
-            policy_version=header.incarnation,
-        )
+        _send(sender, header.stream, action, header.sequence, header.incarnation)
 
 
-def _write(slot: PacketSlot, rows: Tensor) -> None:
-    """Put float32 rows into a slot; into memory that is pinned the copy is waited for by `send`."""
-    memory = slot.memory[: rows.numel() * 4].view(torch.float32).view(rows.shape)
+def _links(role: Server) -> tuple[LinkSpec, LinkSpec]:
+    """The link to the other GMI of the pair, and the one from it."""
+    wires = role.mgr.context.wires
+    (out,), (back,) = wires.out_of(role.GMI_id).values(), wires.into(role.GMI_id).values()
+    return out, back
+
+
+def _send(sender: Sender, stream: int, rows: Tensor, number: int, to: int) -> None:
+    """Send float32 rows; into memory that is pinned the copy is waited for by `send`.
+
+    `number` of the question; `to` is the process that asked it, in an answer.
+    """
+    slot, nbytes = sender.reserve(stream), rows.numel() * 4
+    memory = slot.memory[:nbytes].view(torch.float32).view(rows.shape)
     memory.copy_(rows, non_blocking=is_pinned(slot.memory))
+    sender.send(slot, nbytes, sequence=number, step=stream, policy_version=to)
 
 
 def _read(packet: Packet, rows: int, width: int, device: torch.device) -> Tensor:
     """The float32 rows [rows, width] of a packet, on `device`; on a CPU where they lie."""
     memory = packet.memory.view(torch.float32).view(rows, width)
     return memory.to(device, non_blocking=is_pinned(packet.memory))
-
-
-def late(timeout: timedelta, who: str, did: str) -> LinkTimeout:
-    """The error of a GMI that the other of its pair leaves alone."""
-    seconds = timeout.total_seconds()
-    return LinkTimeout(f"timed out after {seconds:g} s: {who} has not {did}", who)

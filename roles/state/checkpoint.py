@@ -11,8 +11,8 @@ that folder aside, so that whoever still writes there (an agent that has taken a
 and was given its order again) finds it gone; adds the manifest; and one rename makes the checkpoint
 exist. Files load with `weights_only=True`.
 
-Where the disk has no room for all of that, a checkpoint may hold the policy alone: shared.pt
-without the optimizer's moments, and no other part (`policy_only` in its manifest).
+Where the disk has no room for that, a checkpoint may hold the policy alone: shared.pt without the
+optimizer's moments, and no other part (`policy_only` in its manifest).
 """
 
 from __future__ import annotations
@@ -30,27 +30,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from gmi_drl.roles.errors import CheckpointError
+from gmi_drl.runtime.cache_files import replace_file
 
 _FORMAT = "gmi-drl checkpoint"
 _VERSION = 1
+_SEALED = ".sealed"
 
 
-class _Part(BaseModel):
+class _Part(BaseModel, strict=True):
     """What a manifest says of a file."""
-
-    model_config = ConfigDict(strict=True)
 
     bytes: int
     sha256: str
 
 
-class _Manifest(BaseModel):
+class _Manifest(BaseModel, strict=True):
     """What is read of a manifest; it may hold more."""
-
-    model_config = ConfigDict(strict=True)
 
     iteration: NonNegativeInt
     files: dict[str, _Part]
@@ -94,13 +92,9 @@ def _aside(final: Path) -> Path:
     return final.with_name(f".{final.name}.old")
 
 
-def _part_folder(checkpoints: Path, iteration: int) -> Path:
-    return checkpoints / f".iteration_{iteration:06d}.part"
-
-
-def _sealed_folder(checkpoints: Path, iteration: int) -> Path:
-    """Where the parts are from when nobody may write them any more."""
-    return checkpoints / f".iteration_{iteration:06d}.sealed.part"
+def _part_folder(checkpoints: Path, iteration: int, sealed: str = "") -> Path:
+    """Where parts are written; `sealed`: where they are when nobody may write them any more."""
+    return checkpoints / f".iteration_{iteration:06d}{sealed}.part"
 
 
 def begin(checkpoints: Path, iteration: int) -> None:
@@ -117,46 +111,25 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
     OSError when that fails, and when the checkpoint was committed or given up meanwhile. Parts of
     one name have one writer at a time.
     """
-    folder = _part_folder(checkpoints, iteration)
     serialized = io.BytesIO()  # torch.save turns a full disk into a RuntimeError of its own
     torch.save(state, serialized)
-    unfinished = folder / f"{name}.tmp"
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(serialized.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(folder / f"{name}.pt")
-    except OSError:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
+    replace_file(_part_folder(checkpoints, iteration) / f"{name}.pt", serialized.getbuffer())
 
 
 def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
     """Make the written parts a checkpoint; `prune` then removes those that it replaces."""
-    sealed, final = _sealed_folder(checkpoints, iteration), folder_of(checkpoints, iteration)
+    sealed = _part_folder(checkpoints, iteration, _SEALED)
+    final = folder_of(checkpoints, iteration)
     _part_folder(checkpoints, iteration).rename(sealed)
-    for unfinished in sealed.glob("*.tmp"):  # of a process that was killed, or is too late
+    for unfinished in sealed.glob(".*"):  # of a process that was killed, or is too late
         unfinished.unlink()
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
         for file in sorted(sealed.glob("*.pt"))
     }
-    text = json.dumps(
-        {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "iteration": iteration,
-            **manifest,
-            "files": files,
-        },
-        indent=1,
-    )
-    with open(sealed / "manifest.json", "w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
+    known = {"format": _FORMAT, "version": _VERSION, "iteration": iteration}
+    text = json.dumps({**known, **manifest, "files": files}, indent=1)
+    replace_file(sealed / "manifest.json", text)
     _fsync_folder(sealed)
     # A resume from an older checkpoint begins a new line: what the old one wrote at this iteration
     # or later is not this run's any more. It goes only when this checkpoint is whole.
@@ -213,10 +186,8 @@ def _replaced(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; when that is cut off, it is at least none any more.
-
-    With the one file descriptor that a listing takes: shutil.rmtree needs more at a time.
-    """
+    """Remove a checkpoint; when that is cut off, it is at least none any more."""
+    # With the one file descriptor that a listing takes: shutil.rmtree needs more at a time.
     hidden = folder.with_name(f".{folder.name.strip('.')}.removed.part")
     if not folder.name.endswith(".removed.part"):
         folder.rename(hidden)
@@ -234,8 +205,8 @@ def _is_policy_only(folder: Path) -> bool:
 
 def discard(checkpoints: Path, iteration: int) -> None:
     """Remove what a failed attempt left; what was there before it is there again."""
-    for folder in (_part_folder(checkpoints, iteration), _sealed_folder(checkpoints, iteration)):
-        shutil.rmtree(folder, ignore_errors=True)
+    for sealed in ("", _SEALED):
+        shutil.rmtree(_part_folder(checkpoints, iteration, sealed), ignore_errors=True)
     final = folder_of(checkpoints, iteration)
     if not final.exists():
         with suppress(OSError):
@@ -254,12 +225,9 @@ def mend(checkpoints: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def newest_of(checkpoints: Path, session: str) -> Path | None:
-    """The newest whole checkpoint that was written in `session`, if there is one."""
-    return newest(checkpoints, lambda found: found.manifest.get("session") == session)
-
-
-def newest(checkpoints: Path, wanted: Callable[[Checkpoint], bool]) -> Path | None:
+def newest(
+    checkpoints: Path, wanted: Callable[[Checkpoint], bool] = lambda found: True
+) -> Path | None:
     """The newest checkpoint that is not torn and is `wanted`, if there is one."""
     for candidate in reversed(_all(checkpoints)):
         try:
@@ -279,26 +247,21 @@ def find(folder: Path) -> Checkpoint:
     if (folder / "manifest.json").exists():
         return _read(folder)
     its = folder / "checkpoints"
-    found = _all(its if its.is_dir() else folder)
+    checkpoints = its if its.is_dir() else folder
+    found = _all(checkpoints)
     if not found and not its.is_dir():
         return _read(folder)  # which says what it lacks
     if not found:
         raise CheckpointError(
             f"{folder} holds no checkpoint: nothing of it was saved. Launch its config anew."
         )
-    newest, *older = reversed(found)
     try:
-        return _read(newest)
+        return _read(found[-1])
     except CheckpointError as error:
-        for candidate in older:
-            try:
-                good = _read(candidate)
-            except CheckpointError:
-                continue
-            raise CheckpointError(
-                f"{error} The newest good one is {good.folder}: resume with --resume {good.folder}"
-            ) from None
-        raise CheckpointError(f"{error} No older one is good either.") from None
+        hint = "No older one is good either."
+        if (good := newest(checkpoints)) is not None:
+            hint = f"The newest good one is {good}: resume with --resume {good}"
+        raise CheckpointError(f"{error} {hint}") from None
 
 
 def _read(folder: Path) -> Checkpoint:

@@ -8,7 +8,6 @@ newest iteration that every survivor has finished is among the two of each of th
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -48,22 +47,17 @@ class Snapshots:
         self._kept = {kept: state for kept, state in self._kept.items() if kept <= iteration}
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """The place where a group goes on: after `iteration`, with the state that `source` kept."""
+def agree(group: Group, snapshots: Snapshots) -> tuple[int, int] | None:
+    """The newest iteration that all survivors have finished, and a rank that has kept its state.
 
-    iteration: int
-    source: int
-
-
-def agree(group: Group, snapshots: Snapshots) -> Meeting | None:
-    """The newest state that all survivors have reached; None when nobody has any. Collective."""
+    None when nobody has any. Collective.
+    """
     reached = [newest for newest in group.exchange(snapshots.newest + 1) if newest]
     if not reached:
         return None
     iteration = min(reached) - 1
     holders = group.exchange(int(snapshots.get(iteration) is not None))
-    return Meeting(iteration, holders.index(1)) if any(holders) else None
+    return (iteration, holders.index(1)) if any(holders) else None
 
 
 def spread(group: Group, source: int, state: dict[str, Any] | None) -> dict[str, Any]:

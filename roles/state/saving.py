@@ -133,7 +133,8 @@ class Saver:
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint of this launch; older ones of the folder belong to others."""
-        return checkpoint.newest_of(self._folder, self._session)
+        mine = self._session
+        return checkpoint.newest(self._folder, lambda found: found.manifest.get("session") == mine)
 
     def mend(self) -> None:
         """Rank 0 clears away what a GMI was writing when it was killed, while nobody writes."""
@@ -163,9 +164,9 @@ def gmis_of(layout: Layout) -> list[list[int]]:
     return [[gmi.gmi_id, gmi.num_env] for gmi in layout.gmis]
 
 
-def read(folder: Path, gmis: list[list[int]]) -> checkpoint.Checkpoint:
-    """The checkpoint to resume from, if GMIs with these (id, num_env) wrote it."""
-    found = checkpoint.find(folder)
+def read(folder: Path, layout: Layout) -> checkpoint.Checkpoint:
+    """The checkpoint to resume from, if GMIs with the same id and num_env wrote it."""
+    found, gmis = checkpoint.find(folder), gmis_of(layout)
     if (wrote := found.manifest.get("gmis")) != gmis:
         raise CheckpointError(
             f"{found.folder} was written by GMIs with (id, num_env) {wrote}; "

@@ -1,8 +1,7 @@
 """Runs an optimizer to its end: a loop that survives deaths, checkpoints, metrics, the evaluation.
 
 A GMI may be killed and come back at any point (docs/recovery.md): whoever meets next is told so,
-and all assemble anew behind the last iteration that every survivor has finished. The optimizer is
-wrapped and knows nothing of it.
+and all assemble anew behind the last iteration that every survivor has finished.
 """
 
 from __future__ import annotations
@@ -57,12 +56,8 @@ class Training:
         pause: Pause | None = None,
     ) -> None:
         """`pause`: where training ends before `run.total_steps`, to be gone on with."""
-        self._end = mgr.config.run.total_steps
-        self._learning_rate: float | None = None
-        self._leaves_checkpoint = pause is not None
-        if pause is not None:
-            self._end = min(self._end, pause.steps)
-            self._learning_rate = pause.learning_rate
+        self._pause, total_steps = pause, mgr.config.run.total_steps
+        self._end = total_steps if pause is None else min(total_steps, pause.steps)
         self._mgr, self._optimizer = mgr, optimizer
         self._description, self._make_env = description, make_env
         context = mgr.context
@@ -74,11 +69,9 @@ class Training:
         self._log: MetricsLog | None = None
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
         self._snapshots = recovery.Snapshots()
-        self._saver = (
-            None
-            if context.folder is None
-            else saving.Saver(context.folder, mgr.GMI_id, self._group, context.session)
-        )
+        self._saver: saving.Saver | None = None
+        if (folder := context.folder) is not None:
+            self._saver = saving.Saver(folder, mgr.GMI_id, self._group, context.session)
 
     def run(self) -> dict[str, Any]:
         """Train until the configured steps are done or the launcher asks to stop."""
@@ -103,10 +96,13 @@ class Training:
     def _outcome(self) -> dict[str, Any]:
         """What this GMI's result has beside that which all share."""
         outcome = self._optimizer.outcome()
-        if self._leaves_checkpoint and self._mgr.context.folder is not None:
+        if self._pause is not None and self._mgr.context.folder is not None:
             saved = saving.folder_of(self._mgr.context.folder)
             last = checkpoint.folder_of(saved, self._iteration)
-            outcome |= {"return_mean": self._optimizer.return_mean, "checkpoint": str(last)}
+            outcome |= {
+                "return_mean": self._optimizer.progress.return_mean,
+                "checkpoint": str(last),
+            }
         return outcome
 
     def _train(self) -> dict[str, Any]:
@@ -153,8 +149,8 @@ class Training:
         due = self._iteration % run.log_every == 0 or self._finished
         self._metrics = metrics if due else None
         if self._log is not None:
-            if due and (failure := self._log.write(metrics)):
-                self._warn(failure)
+            if due:
+                self._log.write(metrics)
             record = {"kind": "iteration", **metrics, "gmi_seconds": done.gmi_seconds}
             sms = context.of_all("sm_count")
             self._mgr.report(record | {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": sms})
@@ -174,9 +170,6 @@ class Training:
         """Seconds of training so far, those before a resume included."""
         return self._trained_s + perf_counter() - self._began
 
-    def _warn(self, message: str) -> None:
-        self._mgr.report({"kind": "warning", "message": message})
-
     # Where the group stands -----------------------------------------------------------------
 
     def _assemble(self) -> None:
@@ -188,8 +181,8 @@ class Training:
         if meeting is None:
             self._load_checkpoint()
         else:
-            kept = self._snapshots.get(meeting.iteration)
-            self._take_over(recovery.spread(self._group, meeting.source, kept))
+            iteration, source = meeting
+            self._take_over(recovery.spread(self._group, source, self._snapshots.get(iteration)))
         self._optimizer.connect(self._group, self._iteration)
         if self._group.generation:
             self._check_identical()
@@ -197,9 +190,7 @@ class Training:
         if self._group.rank == 0 and folder is not None:
             if self._log is not None:
                 self._log.close()
-            self._log = MetricsLog(folder, self._iteration, self._metrics)
-            for news in self._log.news:
-                self._warn(news)
+            self._log = MetricsLog(folder, self._iteration, self._metrics, self._mgr.warn)
 
     def _state(self) -> dict[str, Any]:
         """What a GMI that comes back needs to go on as if it had been there."""
@@ -221,8 +212,7 @@ class Training:
         self._metrics = state["metrics"]
         self._trained_s, self._began = state["trained_s"], state["began"]
         self._saved = -1
-        # At once, and not only at the next iteration: should the one that gave it die just now,
-        # this GMI is one that holds it.
+        # At once: should the one that gave it die just now, this GMI is one that holds it.
         self._snapshots.keep(self._iteration, self._state())
         self._snapshots.forget_after(self._iteration)
 
@@ -232,7 +222,7 @@ class Training:
         path = newest or self._mgr.context.resume
         if path is None:
             return
-        saved = saving.read(path, saving.gmis_of(self._mgr.layout))
+        saved = saving.read(path, self._mgr.layout)
         warning = compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
         self._optimizer.load_state_dict(shared)
@@ -248,11 +238,11 @@ class Training:
         else:
             self._optimizer.load_own_state(saved.load(f"gmi{self._mgr.GMI_id}"))
         if warning and self._group.rank == 0:
-            self._warn(warning.strip())
-        if self._leaves_checkpoint and newest is None:
+            self._mgr.warn(warning.strip())
+        if self._pause is not None and newest is None:
             self._saved = -1
-            if self._learning_rate is not None:
-                self._optimizer.learner.learning_rate = self._learning_rate
+            if self._pause.learning_rate is not None:
+                self._optimizer.learner.learning_rate = self._pause.learning_rate
 
     # Checkpoints and evaluation -------------------------------------------------------------
 
@@ -263,27 +253,24 @@ class Training:
             return
         there, missing = self._optimizer.save_parts(lambda: saver.begin(iteration), iteration)
         if not there:
-            # The last checkpoint was whole before any other GMI was told to leave: what those
-            # that have not heard of it have written goes.
-            saver.mend()
+            saver.mend()  # the last checkpoint was whole before any GMI was told to leave
             return
         beat("checkpoint")
+        config, own = self._mgr.config, self._optimizer.own_state()
         manifest = {
             "steps": self._steps,
             "gmis": saving.gmis_of(self._mgr.layout),
-            "environment": self._mgr.config.env.id,
-            "algorithm": self._mgr.config.algorithm.name,
+            "environment": config.env.id,
+            "algorithm": config.algorithm.name,
             "policy": self._description,
         }
-        exists, failure = saver.save(
-            iteration, self._optimizer.own_state(), self._shared_state, manifest, missing
-        )
+        exists, failure = saver.save(iteration, own, self._shared_state, manifest, missing)
         if exists:
             self._saved = iteration
         elif failure and final:
             raise CheckpointError(failure)
         if failure:
-            self._warn(failure)
+            self._mgr.warn(failure)
 
     def _shared_state(self, whole: bool) -> dict[str, Any]:
         """What all GMIs hold alike; not `whole`: without the moments of the optimizer."""
@@ -304,16 +291,11 @@ class Training:
         self._group.barrier()  # all know that all make environments
         env = self._make_env(-(-episodes // self._group.size))
         mgr.close_later(env.close)
-        returns = evaluate_together(
-            env,
-            algorithm.policy,
-            algorithm.normalizers.observations,
-            self._group,
-            stop_requested=mgr.stop_requested,
-            await_set_up=mgr.await_set_up,
-        )
+        policy, normalizer = algorithm.policy, algorithm.normalizers.observations
+        stop, met = mgr.stop_requested, mgr.await_set_up
+        returns = evaluate_together(env, policy, normalizer, self._group, stop, await_set_up=met)
         if self._group.rank == 0 and (cut := returns.get("eval_cut")):
-            self._warn(
+            self._mgr.warn(
                 f"{cut:.0f} of {returns['eval_episodes']:.0f} episodes of the evaluation had not "
                 f"ended after {longest_episode(env):,} steps, and count as they were by then. "
                 "env.max_episode_steps sets another limit, of training too."

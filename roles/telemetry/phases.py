@@ -18,8 +18,9 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -37,16 +38,8 @@ _NVTX_TOOLS: Final = ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 _TAIL_BYTES: Final = 4096
 
 
-class Phase(Protocol):
-    """The block of a phase: to be entered any number of times, by the thread that asked for it."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-def phase(name: str) -> Phase:
-    """Names what this thread does inside the `with` phase `name`."""
+def phase(name: str) -> AbstractContextManager[None]:
+    """Names what this thread does inside the `with`, which it may enter any number of times."""
     return _Range(name) if _Range.recording or _Range.nvtx else _NOTHING
 
 
@@ -61,24 +54,22 @@ def show_to_tools() -> None:
     _Range.nvtx = asked and torch.cuda.is_available()
 
 
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
+_NOTHING: Final = nullcontext()
 
 
-_NOTHING: Final = _Nothing()
+class _Open(threading.local):
+    """The phases that a thread is in, of which the last one is not interrupted."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Range] = []
 
 
-class _Range:
+class _Range(AbstractContextManager[None]):
     """A phase that somebody looks at."""
 
     recording: ClassVar[bool] = False  # by the torch profiler, in some thread of this process
     nvtx: ClassVar[bool] = False
-    # `stack`: the phases that its thread is in, of which the last one is not interrupted.
-    _open: ClassVar[threading.local] = threading.local()
+    _open: ClassVar = _Open()
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -86,7 +77,7 @@ class _Range:
         self._pushed = False
 
     def __enter__(self) -> None:
-        stack = self._stack()
+        stack = self._open.stack
         if stack:
             stack[-1]._end()
         stack.append(self)
@@ -94,17 +85,10 @@ class _Range:
 
     def __exit__(self, *error: object) -> None:
         self._end()
-        stack = self._stack()
+        stack = self._open.stack
         stack.pop()
         if stack:
             stack[-1]._begin()
-
-    def _stack(self) -> list[_Range]:
-        try:
-            found: list[_Range] = self._open.stack
-        except AttributeError:
-            found = self._open.stack = []
-        return found
 
     def _begin(self) -> None:
         import torch
@@ -135,10 +119,9 @@ def trace_path(folder: Path, gmi_id: int) -> Path:
 class Trace:
     """Records iterations FIRST to LAST of a GMI, and writes them to `path`.
 
-    The GMI's thread makes it and makes all calls; there is one in a process, as torch profiles once
-    at a time. Of GMIs that are threads of one process only the first is recorded, and all that the
-    GPU does for any of them: with `profile_all_threads` torch 2.13 now and then crashes when the
-    recording ends while other threads compute.
+    The GMI's thread makes it and makes all calls. Of GMIs that are threads of one process only the
+    first is recorded, and all that the GPU does for any of them: with `profile_all_threads` torch
+    2.13 now and then crashes when the recording ends while other threads compute.
 
     `warn` is told why there is no trace; nothing that goes wrong with it raises. A process that is
     killed leaves a whole file or none by that name.

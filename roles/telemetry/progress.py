@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout, counted
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.runtime.cache_files import replace_file
 
 _WINDOW: Final = 100  # episodes a reported return is the mean of
 # What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
@@ -38,37 +38,6 @@ class Agreement:
     extra: list[list[float]]  # what each has told besides, by rank
 
 
-class EpisodeWindow:
-    """Mean return and length of the last 100 episodes.
-
-    It holds whole iterations: the fewest that have 100 episodes.
-    """
-
-    def __init__(self) -> None:
-        self._iterations: deque[tuple[float, float, float]] = deque()
-
-    def add(self, count: float, return_sum: float, length_sum: float) -> None:
-        """The episodes that ended in an iteration."""
-        if count:
-            self._iterations.append((count, return_sum, length_sum))
-        while sum(c for c, _, _ in list(self._iterations)[1:]) >= _WINDOW:
-            self._iterations.popleft()
-
-    def means(self) -> tuple[float | None, float | None]:
-        """Returns the means of return and length; None before the first episode has ended."""
-        count = sum(c for c, _, _ in self._iterations)
-        if not count:
-            return None, None
-        returns = sum(r for _, r, _ in self._iterations)
-        return returns / count, sum(n for _, _, n in self._iterations) / count
-
-    def state_dict(self) -> list[list[float]]:
-        return [list(row) for row in self._iterations]
-
-    def load_state_dict(self, state: list[list[float]]) -> None:
-        self._iterations = deque((row[0], row[1], row[2]) for row in state)
-
-
 class Progress:
     """Episodes and times of all GMIs, merged once an iteration by those that train. Collective."""
 
@@ -80,7 +49,8 @@ class Progress:
         self._agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in self._trainers]
         self._phases = TRAINERS if self._agents else TOGETHER
         self._agent_phases, self._extra = tuple(agent_phases), extra
-        self._window = EpisodeWindow()
+        # Whole iterations: the fewest that have 100 episodes.
+        self._recent: deque[Seen] = deque()
 
     def connect(self, group: Group) -> None:
         """Make the bucket; again after the group was re-formed."""
@@ -90,7 +60,14 @@ class Progress:
     @property
     def return_mean(self) -> float | None:
         """The mean return of the last 100 episodes; None before the first one has ended."""
-        return self._window.means()[0]
+        return self._means()[0]
+
+    def _means(self) -> tuple[float | None, float | None]:
+        """The means of return and length."""
+        if not self._recent:
+            return None, None
+        count, returns, lengths = (sum(numbers) for numbers in zip(*self._recent, strict=True))
+        return returns / count, lengths / count
 
     def agree(
         self,
@@ -105,14 +82,17 @@ class Progress:
         `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
         of the agents that collected for it, by gmi_id.
         """
-        mine = [float(stop), seen.count, seen.return_sum, seen.length_sum, *phases]
+        mine = [float(stop), *seen, *phases]
         for agent in self._agents:
             mine += (agents or {}).get(agent, [0.0] * len(self._agent_phases))
         self._bucket.buffer.copy_(torch.tensor([*mine, *extra], dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         sums = [sum(column) for column in zip(*rows, strict=True)]
-        self._window.add(*sums[1:4])
-        return_mean, length_mean = self._window.means()
+        if sums[1]:
+            self._recent.append(Seen(*sums[1:4]))
+        while sum(seen.episodes for seen in list(self._recent)[1:]) >= _WINDOW:
+            self._recent.popleft()
+        return_mean, length_mean = self._means()
         at, each = 4 + len(self._phases), len(self._agent_phases)
         end = at + each * len(self._agents)
         trainer_seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
@@ -138,10 +118,10 @@ class Progress:
         )
 
     def state_dict(self) -> list[list[float]]:
-        return self._window.state_dict()
+        return [list(seen) for seen in self._recent]
 
     def load_state_dict(self, state: list[list[float]]) -> None:
-        self._window.load_state_dict(state)
+        self._recent = deque(Seen(*row) for row in state)
 
 
 def _means(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -159,42 +139,39 @@ class MetricsLog:
     """
 
     def __init__(
-        self, folder: Path, iteration: int = 0, last: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        iteration: int,
+        last: dict[str, Any] | None,
+        warn: Callable[[str], object],
     ) -> None:
-        self.news: list[str] = []  # what to warn of
+        """`warn` is told, once, that the disk does not take metrics: training is worth more."""
         self._parts: list[Any] = []
-        self._told = False
+        self._warn, self._failed = warn, False
         try:
             self._open(folder, iteration, last)
         except OSError as error:
             self.close()
             self._parts = []
-            self.news.append(self._failure(error))
+            self._fail(error)
 
     def _open(self, folder: Path, iteration: int, last: dict[str, Any] | None) -> None:
         path = folder / "metrics.jsonl"
         there, damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
         if damaged:
-            self.news.append(f"{path}: {counted(damaged, 'damaged line')} removed")
+            self._warn(f"{path}: {counted(damaged, 'damaged line')} removed")
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
         self._parts.append(self._file)
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(folder / "tb"), purge_step=purge, flush_secs=30)
         self._parts.append(self._board)
-        if (
-            last is not None
-            and there < last["iteration"] == iteration
-            and (why := self.write(last))
-        ):
-            self.news.append(why)
+        if last is not None and there < last["iteration"] == iteration:
+            self.write(last)
 
-    def write(self, metrics: dict[str, Any]) -> str:
-        """Append one iteration's metrics; returns why, once, if the disk does not take them.
-
-        Training is worth more than its log.
-        """
+    def write(self, metrics: dict[str, Any]) -> None:
+        """Append one iteration's metrics."""
         if not self._parts:
-            return ""
+            return
         try:
             self._file.write(json.dumps(metrics) + "\n")
             iteration = metrics["iteration"]
@@ -202,12 +179,12 @@ class MetricsLog:
                 if isinstance(value, (int, float)) and key != "iteration":
                     self._board.add_scalar(f"train/{key}", value, iteration)
         except OSError as error:
-            return self._failure(error)
-        return ""
+            self._fail(error)
 
-    def _failure(self, error: OSError) -> str:
-        told, self._told = self._told, True
-        return "" if told else f"metrics are no longer written: {error}. Free some space."
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._warn(f"metrics are no longer written: {error}. Free some space.")
+        self._failed = True
 
     def close(self) -> None:
         for part in self._parts:
@@ -234,15 +211,5 @@ def _keep_until(path: Path, iteration: int) -> tuple[int, int]:
             kept.append(line if line.endswith(b"\n") else line + b"\n")
             last = number
     if kept != lines:  # else no room is needed
-        temporary = path.with_suffix(".tmp")
-        try:
-            with open(temporary, "wb") as file:
-                file.writelines(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        replace_file(path, b"".join(kept))
     return last, len([place for place in damaged if place < len(lines) - 1])

@@ -27,8 +27,7 @@ from gmi_drl.launcher.folder.run_folder import METRICS, metrics_in
 from gmi_drl.placement import Config, Device, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name
 from gmi_drl.placement.resolve import template_of
-from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job
-from gmi_drl.roles.role.wires import Wires
+from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job, Wires
 from gmi_drl.runtime import remote
 
 if TYPE_CHECKING:

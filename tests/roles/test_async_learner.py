@@ -13,9 +13,8 @@ from gmi_drl.placement import IMPALAConfig
 from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.errors import DivergedError
 from gmi_drl.roles.optimizers.gradient_step import check_finite
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers
-from gmi_drl.roles.policies.published import PublishedPolicy
 from gmi_drl.roles.samples.codec import received
 from ranks import run_ranks
 from toy_env import ToyEnv

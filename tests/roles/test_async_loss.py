@@ -12,8 +12,7 @@ from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.returns.gae import gae
-from gmi_drl.roles.returns.vtrace import vtrace
+from gmi_drl.roles.returns import gae, vtrace
 from gmi_drl.roles.samples.batch import Batch
 
 T, B, OBS = 5, 3, 4
@@ -58,7 +57,8 @@ def batch_of(observations, action, log_prob, reward, done):
 
 def values_normalizer():
     values = RunningNormalizer(1, clip=float("inf"))
-    values.load_statistics(torch.tensor([2.0, 0.5]))  # mean 2, deviation 2
+    values.mean.fill_(2.0)
+    values.inv_std.fill_(0.5)
     return values
 
 
@@ -96,11 +96,11 @@ def test_gradients_are_the_slopes_of_the_reference(policy, name):
     worth = values.denormalize(head[..., -1])
     log_prob = policy.distribution.log_prob(head[:-1, :, :-1], policy.log_std, batch["action"])
     if name == "impala":
-        found = vtrace(
+        vs, advantages = vtrace(
             log_prob - batch["log_prob"], s.gamma * (1 - batch["done"]), batch["reward"],
             worth[:-1], worth[-1], lam=s.lam,
         )  # fmt: skip
-        given = found.pg_advantages, found.vs
+        given = advantages, vs
     else:
         advantage = torch.empty_like(batch["reward"])
         gae(
@@ -181,7 +181,8 @@ def test_the_scale_of_rewards_does_not_matter_to_the_policy(policy, name):
         batch["done"],
     )
     scaled = RunningNormalizer(1, clip=float("inf"))
-    scaled.load_statistics(torch.tensor([200.0, 0.005]))
+    scaled.mean.fill_(200.0)
+    scaled.inv_std.fill_(0.005)
     one = LOSSES[name](policy, batch, values, settings)
     hundred = LOSSES[name](policy, larger, scaled, settings)
     assert hundred.total.item() == pytest.approx(one.total.item(), rel=1e-5)

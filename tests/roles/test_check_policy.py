@@ -69,6 +69,6 @@ def test_a_policy_for_another_action_space_is_told_so():
 
 
 def test_the_error_survives_the_way_between_processes():
-    error = PolicyError("T.make_policy", "Linear", ["it has no log_std"])
+    error = PolicyError("T.make_policy", "Linear", ["it has no log_std"], "some.Base")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.faults) == (str(error), error.faults)

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from gmi_drl.placement import Topology, tcg_ex
 from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.state import checkpoint, saving
 
@@ -213,7 +214,7 @@ def test_a_checkpoint_without_the_layout_it_is_of_is_refused(tmp_path):
     folder = save(tmp_path, 1)
     changed(folder, gmis=...)
     with pytest.raises(CheckpointError, match=r"with \(id, num_env\) None; this layout has"):
-        saving.read(tmp_path, [[0, 8]])
+        saving.read(tmp_path, tcg_ex(Topology.from_cores(range(2)), 1, 8))
 
 
 def test_one_of_another_iteration_than_its_name_is_refused(tmp_path):

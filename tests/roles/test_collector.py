@@ -100,9 +100,9 @@ def horizons(c, number=4, check=True):
 
 def assert_alike(one, other, **tolerance):
     (found, episodes), (expected, ended) = one, other
-    assert sum(seen.count for seen in ended) > 0
+    assert sum(seen.episodes for seen in ended) > 0
     for mine, theirs in zip(episodes, ended, strict=True):
-        assert vars(mine) == pytest.approx(vars(theirs))
+        assert mine == pytest.approx(theirs)
     for mine, theirs in zip(found, expected, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             torch.testing.assert_close(a, b, **tolerance)
@@ -170,7 +170,7 @@ def test_episodes_of_a_horizon_that_was_given_up_are_not_counted(static):
     (_, episodes) = horizons(c, 1, check=False)
     other = collector(OnTheHost(ToyEnv(3, 4)), static=static)
     assert horizons(other, 2, check=False)[1][1] == episodes[0]
-    assert episodes[0].count > 0
+    assert episodes[0].episodes > 0
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_episodes_are_summed_alike_on_both_ways():
         assert host.add(reward, done) == bool(done.any())
         masked.add_masked(reward, done)
     one, other = host.take(), masked.take()
-    assert (one.count, one.length_sum) == (other.count, other.length_sum)
+    assert (one.episodes, one.length_sum) == (other.episodes, other.length_sum)
     assert one.return_sum == pytest.approx(other.return_sum, abs=1e-9)
     assert torch.equal(host.state_dict()["return"], masked.state_dict()["return"])
     assert host.take() == masked.take()

@@ -61,7 +61,7 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
     wanted = wanted / len(errors)
     assert min(errors) < 1 < max(errors)
     assert given.total.item() == pytest.approx(wanted.item(), rel=1e-5)
-    assert given.aside["priorities"].tolist() == pytest.approx(errors, rel=1e-4, abs=1e-5)
+    assert given.stats["td_error"].item() == pytest.approx(sum(errors) / len(errors), rel=1e-4)
     for mine, theirs in zip(
         torch.autograd.grad(given.total, list(network.parameters())),
         torch.autograd.grad(wanted, list(network.parameters())),
@@ -72,10 +72,18 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
 
 def test_what_was_cut_goes_on_and_what_has_ended_does_not():
     algorithm, batch = dqn(), minibatch()
-    before = algorithm.losses(batch).aside["priorities"]
+
+    def errors():
+        rows = [
+            Batch({name: column[i : i + 1] for name, column in batch.columns.items()})
+            for i in range(len(batch["reward"]))
+        ]
+        return torch.stack([algorithm.losses(row).stats["td_error"] for row in rows])
+
+    before = errors()
     with torch.no_grad():
         algorithm.target.head.bias.add_(100.0)
-    moved = (algorithm.losses(batch).aside["priorities"] - before).abs() > 1
+    moved = (errors() - before).abs() > 1
     assert torch.equal(moved, ~batch["terminated"])
     assert (batch["done"].bool() & ~batch["terminated"]).any()
 
@@ -115,10 +123,8 @@ def test_what_a_step_led_to_is_recorded_and_rewards_are_left_as_they_are(static)
     batch = Batch.allocate(
         4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends
     )  # fmt: skip
-    Collector(
-        env, policy, batch, None, None, gamma=0.9, reward_scale=1.0, bootstrap_time_limit=True,
-        generator=torch.Generator(), static=static,
-    ).collect(0)  # fmt: skip
+    algorithm = DQN(DQNConfig(gamma=0.9), policy, Normalizers(None, None))
+    Collector(env, algorithm, batch, torch.Generator(), static=static).collect(0)
     assert batch["reward"][:, 0].tolist() == [1, 2, 3, 1]
     assert batch["next_observation"][:, 0, 1].tolist() == [1, 2, 3, 1]
     assert batch["raw_observation"][:, 0, 1].tolist() == [0, 1, 2, 0]
@@ -131,10 +137,8 @@ def test_nan_that_an_episode_was_cut_at_is_not_kept(static):
     env, policy = ToyEnv(2, 3, nan_at=(2, 1), nan_in="final"), QPolicy(nn.Linear(2, 2))
     env.action_space = spaces.Discrete(2)
     batch = Batch.allocate(4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends)
-    collector = Collector(
-        env, policy, batch, None, None, gamma=0.9, reward_scale=1.0, bootstrap_time_limit=True,
-        generator=torch.Generator(), static=static,
-    )  # fmt: skip
+    algorithm = DQN(DQNConfig(gamma=0.9), policy, Normalizers(None, None))
+    collector = Collector(env, algorithm, batch, torch.Generator(), static=static)
 
     def collect():
         collector.collect(0)
@@ -160,7 +164,7 @@ def test_only_choices_and_networks_of_their_size_are_taken():
     DQN.check_network(nn.Linear(2, 2), "mine", 2, env)
     for network, why in (
         (nn.Linear(2, 3), "the value of each action"),
-        (nn.Linear(3, 2), "it raised RuntimeError"),
+        (nn.Linear(3, 2), "raised RuntimeError"),
         (nn.Linear(2, 2).double(), "float32"),
         (5, "no torch.nn.Module"),
     ):
@@ -213,17 +217,16 @@ def test_the_newest_rows_are_kept_and_no_others(capacity, size):
         newest = set(range(max(0, there - capacity), there))
         assert len(replay) == len(newest)
         assert set(replay.state_dict()["columns"]["number"].tolist()) == newest
-        assert set(replay.next()[0]["number"].tolist()) <= newest
+        assert set(replay.next()["number"].tolist()) <= newest
 
 
-def test_rows_are_drawn_alike_and_by_keys_that_name_them():
+def test_rows_are_drawn_alike():
     replay = UniformReplay(
         20, 40_000, Limiter(0, 1.0), torch.Generator().manual_seed(5), ["number"]
     )
     replay.put(numbered(0, 20))
-    batch, keys = replay.next()
-    assert torch.equal(batch["number"], keys.float())
-    shares = torch.bincount(keys, minlength=20) / len(keys)
+    drawn = replay.next()["number"].long()
+    shares = torch.bincount(drawn, minlength=20) / len(drawn)
     torch.testing.assert_close(shares, torch.full((20,), 0.05), rtol=0, atol=0.005)
 
 
@@ -233,8 +236,9 @@ def test_bytes_are_kept_as_bytes_and_drawn_as_numbers():
     )
     replay.put(numbered(0, 256))
     assert replay.state_dict()["columns"]["number"].dtype == torch.uint8
-    batch, keys = replay.next()
-    assert torch.equal(batch["number"], keys.float())
+    drawn = replay.next()["number"]
+    assert drawn.dtype == torch.float32
+    assert ((drawn >= 0) & (drawn < 256)).all()
 
 
 @pytest.mark.parametrize(("start", "ratio"), [(0, 1.0), (10, 0.25), (7, 3.0), (100, 1.0)])
@@ -280,8 +284,7 @@ def test_a_replay_that_was_saved_draws_what_it_would_have_drawn(rows):
     other.load_state_dict(one.state_dict())
     for replay in (one, other):
         replay.put(numbered(100, 5))
-    assert torch.equal(one.next()[0]["number"], other.next()[0]["number"])
-    assert torch.equal(one.next()[1], other.next()[1])
+    assert torch.equal(one.next()["number"], other.next()["number"])
 
 
 def test_a_replay_of_another_size_takes_the_newest_rows():
@@ -292,6 +295,19 @@ def test_a_replay_of_another_size_takes_the_newest_rows():
         replay.load_state_dict(saved.state_dict())
         kept = replay.state_dict()["columns"]["number"].tolist()
         assert kept == list(range(33 - min(capacity, 20), 33))
+
+
+@pytest.mark.parametrize("capacity", [7, 20, 64])
+def test_rows_of_a_round_that_was_given_up_are_not_counted_twice(capacity):
+    replay = UniformReplay(capacity, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
+    for first in (0, 5, 10):
+        replay.put(numbered(first, 5))
+    replay.take_back(10)
+    assert len(replay) == 5
+    for first in (20, 25):
+        replay.put(numbered(first, 5))
+    newest = [0, 1, 2, 3, 4, *range(20, 30)][-capacity:]
+    assert sorted(replay.state_dict()["columns"]["number"].tolist()) == newest
 
 
 # Together -----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import torch
 
-from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.returns import gae
 
 
 def by_definition(reward, value, done, last_value, gamma, lam):

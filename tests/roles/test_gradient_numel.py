@@ -6,7 +6,7 @@ from torch import nn
 
 import gmi_drl
 from gmi_drl.placement import Topology, load_config, tcg_ex
-from gmi_drl.roles.role.gradient_numel import gradient_numel
+from gmi_drl.roles.role.acting import gradient_numel
 from gmi_drl.roles.role.manager import GMI_manager
 
 

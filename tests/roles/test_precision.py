@@ -11,7 +11,7 @@ from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
-from gmi_drl.roles.policies.precision import set_matmul_precision
+from gmi_drl.roles.policies.trunk import set_matmul_precision
 
 OBS, ROWS = 24, 512
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -67,7 +67,7 @@ def test_tf32_on_the_cpu_computes_as_fp32():
 
 _SHOW = """
 import torch
-from gmi_drl.roles.policies.precision import set_matmul_precision
+from gmi_drl.roles.policies.trunk import set_matmul_precision
 before = torch.backends.cuda.matmul.fp32_precision
 set_matmul_precision("fp32", torch.device("cuda"))
 print(before, torch.backends.cuda.matmul.fp32_precision, torch.backends.cuda.matmul.allow_tf32)

@@ -97,7 +97,7 @@ def test_a_group_of_one_has_nobody_to_agree_with():
     group, kept = solo_group(), Snapshots()
     assert agree(group, kept) is None
     kept.keep(7, state(7))
-    assert (agree(group, kept).iteration, agree(group, kept).source) == (7, 0)
+    assert agree(group, kept) == (7, 0)
     assert same(spread(group, 0, kept.get(7)), state(7))
 
 
@@ -110,6 +110,10 @@ def write(folder, iteration, session="now"):
     return checkpoint.commit(folder, iteration, {"session": session})
 
 
+def newest_of(folder, session):
+    return checkpoint.newest(folder, lambda found: found.manifest["session"] == session)
+
+
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_checkpoint_that_was_being_written_is_none(tmp_path, monkeypatch, committed):
     whole = write(tmp_path, 2)
@@ -120,7 +124,7 @@ def test_a_checkpoint_that_was_being_written_is_none(tmp_path, monkeypatch, comm
         with pytest.raises(TypeError):
             checkpoint.commit(tmp_path, 4, {"session": "now"})
     monkeypatch.undo()
-    assert checkpoint.newest_of(tmp_path, "now") == whole
+    assert newest_of(tmp_path, "now") == whole
     checkpoint.mend(tmp_path)
     assert list(tmp_path.iterdir()) == [whole]
 
@@ -130,9 +134,9 @@ def test_a_commit_that_was_cut_off_between_its_renames_is_undone(tmp_path):
     checkpoint.begin(tmp_path, 2)
     checkpoint.write_part(tmp_path, 2, "shared", {"iteration": "again"})
     whole.rename(tmp_path / f".{whole.name}.old")  # as commit does, and then it was killed
-    assert checkpoint.newest_of(tmp_path, "now") is None
+    assert newest_of(tmp_path, "now") is None
     checkpoint.mend(tmp_path)
-    assert checkpoint.newest_of(tmp_path, "now") == whole
+    assert newest_of(tmp_path, "now") == whole
     assert checkpoint.find(whole).load("shared") == {"iteration": 2}
     assert list(tmp_path.iterdir()) == [whole]
 
@@ -148,9 +152,9 @@ def test_the_old_one_goes_when_the_commit_had_come_through(tmp_path):
 def test_only_checkpoints_of_this_launch_count_and_only_whole_ones(tmp_path):
     mine, other, torn = write(tmp_path, 2), write(tmp_path, 4, "before"), write(tmp_path, 6)
     (torn / "shared.pt").write_bytes(b"torn")
-    assert checkpoint.newest_of(tmp_path, "now") == mine
-    assert checkpoint.newest_of(tmp_path, "before") == other
-    assert checkpoint.newest_of(tmp_path, "another") is None
+    assert newest_of(tmp_path, "now") == mine
+    assert newest_of(tmp_path, "before") == other
+    assert newest_of(tmp_path, "another") is None
 
 
 def line(iteration):
@@ -169,7 +173,7 @@ def line(iteration):
 def test_the_metrics_go_on_without_gap_or_double(tmp_path, there, iteration, expected):
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(line(number)) + "\n" for number in there) + '{"iter')
-    MetricsLog(tmp_path, iteration, line(iteration) if iteration else None).close()
+    MetricsLog(tmp_path, iteration, line(iteration) if iteration else None, print).close()
     found = [json.loads(text) for text in path.read_text().splitlines()]
     assert found == [line(number) for number in expected]
 
@@ -183,13 +187,13 @@ def test_metrics_that_cannot_be_cut_back_are_left_as_they_are(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    log = MetricsLog(tmp_path, 2)
-    (told,) = log.news
-    assert "metrics are no longer written: [Errno 28] No space left" in told
-    assert log.write(line(3)) == ""
+    told = []
+    log = MetricsLog(tmp_path, 2, None, told.append)
+    assert "metrics are no longer written: [Errno 28] No space left" in told.pop()
+    log.write(line(3))
     log.close()
     assert path.read_text() == text
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
-    log = MetricsLog(tmp_path, 3)  # nothing to cut, so that no room is needed
-    assert log.news == []
+    log = MetricsLog(tmp_path, 3, None, told.append)  # nothing to cut, so that no room is needed
+    assert told == []
     log.close()

@@ -1,5 +1,8 @@
 """Collecting experience: what is stored, what is paid at a time limit, what stops a run."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -10,7 +13,7 @@ from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer, batch_moments
-from gmi_drl.roles.samples.batch import env_action
+from gmi_drl.roles.samples.batch import Columns, env_action
 from gmi_drl.roles.samples.episodes import Seen
 from toy_env import ToyEnv
 
@@ -121,3 +124,11 @@ def test_discrete_actions_count_from_0_wherever_the_space_starts():
     actions = env_action(spaces.Discrete(3, start=5), torch.device("cpu"))(torch.tensor([[2.0]]))
     assert actions.tolist() == [2]  # the environment's adapter adds 5
     assert actions.dtype == torch.int64
+
+
+def test_the_places_of_a_row_can_be_copied_and_sent():
+    places = Columns({"observation": 3, "value": 0}, {"both": ("observation", "value")})
+    for again in (copy.copy(places), copy.deepcopy(places), pickle.loads(pickle.dumps(places))):
+        assert (again.both, again.value, again.width) == (slice(0, 4), 3, 8)
+    with pytest.raises(AttributeError, match="rows have no 'ret'; they have observation, value"):
+        _ = places.ret

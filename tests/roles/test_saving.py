@@ -10,6 +10,7 @@ import bodies_roles as bodies
 from gmi_drl.comm import solo_group
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.roles.state.saving import Saver
+from gmi_drl.runtime.cache_files import replace_file
 from ranks import run_ranks
 
 LARGE = {"moments": torch.zeros(100_000)}
@@ -43,19 +44,16 @@ def files_of_64_kb():
 
 def fails(monkeypatch, *writes):
     """From now on these writes, counted from 0, find no room; what each of them was."""
-    opened, really = [], open
+    written = []
 
-    def counted(path, mode="r", **encoding):
-        if "w" not in mode:
-            return really(path, mode, **encoding)
-        opened.append(path.name)
-        if len(opened) - 1 in writes:
-            really(path, mode).close()
+    def counted(path, content):
+        written.append(path.name)
+        if len(written) - 1 in writes:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return really(path, mode, **encoding)
+        replace_file(path, content)
 
-    monkeypatch.setattr(checkpoint, "open", counted, raising=False)
-    return opened
+    monkeypatch.setattr(checkpoint, "replace_file", counted)
+    return written
 
 
 def test_a_disk_with_room_for_the_policy_alone_keeps_it(tmp_path, saver, files_of_64_kb):
@@ -76,7 +74,7 @@ def test_whichever_write_finds_no_room_the_policy_is_saved(tmp_path, saver, monk
     assert exists
     assert "No space left" in told
     assert opened[write:] == [
-        ["gmi0.tmp", "shared.tmp", "manifest.json"][write], "shared.tmp", "manifest.json",
+        ["gmi0.pt", "shared.pt", "manifest.json"][write], "shared.pt", "manifest.json",
     ]  # fmt: skip
     assert checkpoint.find(tmp_path).policy_only
     assert left(tmp_path) == ["iteration_000005"]

@@ -15,11 +15,11 @@ from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.shm import liveness
 from gmi_drl.comm.transports import create_link
 from gmi_drl.placement import Device, PPOConfig, Topology, tdg_ex
-from gmi_drl.roles.evaluators.rollout_workers import Order, RolloutCoordinator, RolloutWorker
+from gmi_drl.roles.evaluators.rollout_worker import Order, RolloutCoordinator, RolloutWorker
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.role.heartbeat_deadline import HeartbeatDeadline
+from gmi_drl.roles.role.readiness import HeartbeatDeadline
 from gmi_drl.roles.samples.codec import BatchCodec, complete, sent_columns
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.progress import Progress

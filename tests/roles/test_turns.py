@@ -5,7 +5,6 @@ import torch
 
 from device_only import DeviceOnly, RecordedPool
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.policies.actor import CapturedActor, GreedyActor
 from gmi_drl.roles.policies.actor_critic import (
     ActorCritic,
     ActorCriticPolicy,
@@ -13,7 +12,8 @@ from gmi_drl.roles.policies.actor_critic import (
     observation_width,
 )
 from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.serving.turns import Simulation, Turns
+from gmi_drl.roles.policies.policy import CapturedActor, GreedyActor
+from gmi_drl.roles.serving.serving import Simulation, Turns
 from gmi_drl.roles.telemetry.clock import Leash
 
 IDS = ["BallBalance-v0", "CartPole-v1", "Pendulum-v1"]
@@ -63,8 +63,8 @@ def served(env, static=None, pool=None, turns=9, device="cpu"):
 
 
 def assert_alike(one, other, **tolerance):
-    assert vars(one[1]) == pytest.approx(vars(other[1]), rel=1e-5)
-    assert one[1].count >= 8
+    assert one[1] == pytest.approx(other[1], rel=1e-5)
+    assert one[1].episodes >= 8
     for mine, theirs in zip(one[0], other[0], strict=True):
         torch.testing.assert_close(mine, theirs, **tolerance)
 

@@ -29,7 +29,7 @@ PRELOAD: Final = (
     "torch",
     "gymnasium",
     "gmi_drl.comm.reducers.mrr",
-    "gmi_drl.roles.role.gradient_numel",
+    "gmi_drl.roles.role.acting",
 )
 
 
@@ -95,7 +95,7 @@ class Sizer:
         `path`: where modules are found, before those found here.
         """
         sys.path[:0] = [folder for folder in path if folder not in sys.path]
-        from gmi_drl.roles.role.gradient_numel import gradient_numel
+        from gmi_drl.roles.role.acting import gradient_numel
         from gmi_drl.roles.role.role import load_role
 
         role = load_role(trainer) if isinstance(trainer, str) else trainer

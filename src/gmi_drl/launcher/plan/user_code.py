@@ -189,9 +189,8 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.errors import CheckpointError
     from gmi_drl.roles.policies import observation_width
-    from gmi_drl.roles.policies.description import described
+    from gmi_drl.roles.policies.description import described, load_policy
     from gmi_drl.roles.policies.normalize import Normalizers
-    from gmi_drl.roles.state.policy import load_policy
 
     path = config.run.policy
     if config.mode != "serving" or path is None or not Path(path).exists():

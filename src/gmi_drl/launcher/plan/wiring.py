@@ -14,7 +14,7 @@ from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Config, Fault, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name, spec_fault
 from gmi_drl.placement.templates import TEMPLATES
-from gmi_drl.roles.role.wires import Wires
+from gmi_drl.roles.role.host import Wires
 from gmi_drl.runtime.wire.packing import MAX_FDS
 
 if TYPE_CHECKING:

@@ -1,24 +1,42 @@
-"""V-trace: value targets and advantages from experience of an older policy (Espeholt et al., 2018).
+"""What steps were worth: GAE (Schulman et al., 2016), and V-trace (Espeholt et al., 2018).
 
-T = steps of a segment, B = environments. Everything is computed for all B at once, in one pass
-backwards over T.
+T = steps of a segment, N = B = environments. Everything is computed for all environments at once,
+in one pass backwards over T.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class VTrace:
-    """The targets of a segment; no gradient flows through any of them."""
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    done: Tensor,
+    last_value: Tensor,
+    gamma: float,
+    lam: float,
+    out: Tensor,
+) -> Tensor:
+    """Generalised advantage estimation: advantages [T, N], written into `out`.
 
-    vs: Tensor  # [T, B] value targets
-    pg_advantages: Tensor  # [T, B] what the gradient of log pi(a | x) is weighted by
-    rhos: Tensor  # [T, B] truncated importance weights; already a factor of pg_advantages
+    reward, value: [T, N]; done: [T, N] float, 1 where the episode ended with that step
+    (terminated or truncated); last_value: [N], the value of the observation after step T - 1.
+    A truncated step's reward must already hold gamma * V(final observation): the episode was
+    cut, not finished, and its future is worth that much (Pardo et al., 2018).
+
+        delta_t = r_t + gamma (1 - done_t) V_{t+1} - V_t
+        A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
+    """
+    alive = (1.0 - done).mul_(gamma)
+    out[:-1] = value[1:]
+    out[-1] = last_value
+    out.mul_(alive).add_(reward).sub_(value)  # delta
+    alive.mul_(lam)
+    for t in range(reward.shape[0] - 2, -1, -1):
+        out[t].addcmul_(alive[t], out[t + 1])
+    return out
 
 
 @torch.no_grad()
@@ -31,8 +49,11 @@ def vtrace(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     lam: float = 1.0,
-) -> VTrace:
-    """Targets and advantages of the policy pi from experience of the policy mu.
+) -> tuple[Tensor, Tensor]:
+    """V-trace: value targets and advantages [T, B] of policy pi from experience of policy mu.
+
+    The policy gradient is weighted by the advantages; they have the truncated importance weights in
+    them already. No gradient flows through either.
 
     log_rhos: [T, B], log pi(a | x) - log mu(a | x); discounts: [T, B], gamma, or 0 where the
     episode ended with that step; values: [T, B], V of pi; bootstrap_value: [B], V of the
@@ -58,4 +79,4 @@ def vtrace(
         excess[t].addcmul_(traces[t], excess[t + 1])  # v_t - V_t
     following[:-1].add_(excess[1:], alpha=lam)
     advantages = torch.addcmul(rewards, discounts, following).sub_(values).mul_(rhos)
-    return VTrace(excess.add_(values), advantages, rhos)
+    return excess.add_(values), advantages
