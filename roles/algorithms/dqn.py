@@ -102,9 +102,9 @@ def dqn_loss(network: Any, target: Any, batch: Batch, settings: Any) -> Losses:
         goal = batch["reward"] + settings.gamma * after.masked_fill(over.bool(), 0.0)
     value = network(batch["observation"]).gather(-1, batch["action"].long()).squeeze(-1)
     loss = huber_loss(value, goal)
-    with torch.no_grad():
-        stats = {"q_loss": loss, "q_mean": value.mean(), "td_error": (value - goal).abs().mean()}
-    return Losses(loss, stats)
+    error = (value - goal).detach().abs()
+    stats = {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()}
+    return Losses(loss, stats, {"priorities": error})
 
 
 class DQN(Algorithm):

@@ -48,7 +48,9 @@ class OnReplay:
         learner.observe(batch)
         replay.put(batch)
         while replay.ready():
-            learner.step(replay.next().transitions(self._normalizer))
+            minibatch, keys = replay.next()
+            losses = learner.step(minibatch.transitions(self._normalizer))
+            replay.feedback(keys, losses.aside.get("priorities"))
         learner.clock.stop()
 
     def metrics(self) -> dict[str, Any]:

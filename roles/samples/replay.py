@@ -1,14 +1,30 @@
-"""The source of minibatches that are kept: what was put in is drawn again and again."""
+"""Sources of minibatches that are kept: what was put in is drawn again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .batch import Batch
+
+
+class Source(Protocol):
+    """Where an optimizer's minibatches come from."""
+
+    def put(self, batch: Batch) -> None:
+        """Take a batch [T, N] in; its memory may be overwritten afterwards."""
+
+    def ready(self) -> bool:
+        """Tell whether a minibatch is due, in all GMIs that put as many rows alike."""
+
+    def next(self) -> tuple[Batch, Tensor]:
+        """Draw a minibatch [B], and the keys [B] that its rows have in `feedback`."""
+
+    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
+        """Learn the priorities [B] of rows that were drawn, where a loss gives them."""
 
 
 class Limiter:
@@ -65,7 +81,6 @@ class UniformReplay:
         return min(self._written, self._capacity)
 
     def put(self, batch: Batch) -> None:
-        """Take a batch [T, N] in; its memory may be overwritten afterwards."""
         rows = {name: batch[name].flatten(0, 1) for name in self._fields}
         self._write(rows)
         self.limiter.add(len(next(iter(rows.values()))))
@@ -75,18 +90,19 @@ class UniformReplay:
         self._written = max(self._written - rows, 0)
 
     def ready(self) -> bool:
-        """Tell whether a minibatch is due, in all GMIs that put as many rows alike."""
         return self._written > 0 and self.limiter.ready()
 
-    def next(self) -> Batch:
-        """Draw a minibatch [batch_size]."""
+    def next(self) -> tuple[Batch, Tensor]:
         device = self._generator.device
-        places = torch.randint(
+        keys = torch.randint(
             len(self), (self._batch_size,), generator=self._generator, device=device
         )
         self.limiter.drawn += 1
-        drawn = {name: column.index_select(0, places) for name, column in self._columns.items()}
-        return Batch(drawn | {name: drawn[name].float() for name in self._as_bytes})
+        drawn = {name: column.index_select(0, keys) for name, column in self._columns.items()}
+        return Batch(drawn | {name: drawn[name].float() for name in self._as_bytes}), keys
+
+    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
+        """All rows are drawn alike, whatever was learned from them."""
 
     def state_dict(self) -> dict[str, Any]:
         """Give what is stored, in the order of their places; the memory itself where it is full."""
@@ -100,7 +116,7 @@ class UniformReplay:
         """Go on as the one that gave it; of another capacity, with the newest rows that fit."""
         columns = state["columns"]
         alike = all(len(rows) == self._capacity for rows in columns.values())
-        # In the same places as there, so that the same numbers draw the same rows.
+        # In the same places as there, so that the same keys draw the same rows.
         self._written = state["place"] if alike else 0
         self._write({name: rows.roll(-state["place"], 0) for name, rows in columns.items()})
 

@@ -177,7 +177,7 @@ def test_memory_that_was_never_closed_stays_mapped_until_it_is_unregistered(cuda
 
 def test_copies_into_a_slot_are_left_under_way_only_where_its_memory_is_pinned(monkeypatch):
     memory = torch.zeros(64, dtype=torch.uint8)
-    layout = PacketLayout((), 0, 0, 0)
+    layout = PacketLayout((), 0, 0)
     assert not _Views(memory, layout, 1, {}).pinned
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
     assert not _Views(memory, layout, 1, {}).pinned  # CUDA was not started: nothing is asked of it

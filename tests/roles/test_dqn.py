@@ -61,7 +61,7 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
     wanted = wanted / len(errors)
     assert min(errors) < 1 < max(errors)
     assert given.total.item() == pytest.approx(wanted.item(), rel=1e-5)
-    assert given.stats["td_error"].item() == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+    assert given.aside["priorities"].tolist() == pytest.approx(errors, rel=1e-4, abs=1e-5)
     for mine, theirs in zip(
         torch.autograd.grad(given.total, list(network.parameters())),
         torch.autograd.grad(wanted, list(network.parameters())),
@@ -72,18 +72,10 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
 
 def test_what_was_cut_goes_on_and_what_has_ended_does_not():
     algorithm, batch = dqn(), minibatch()
-
-    def errors():
-        rows = [
-            Batch({name: column[i : i + 1] for name, column in batch.columns.items()})
-            for i in range(len(batch["reward"]))
-        ]
-        return torch.stack([algorithm.losses(row).stats["td_error"] for row in rows])
-
-    before = errors()
+    before = algorithm.losses(batch).aside["priorities"]
     with torch.no_grad():
         algorithm.target.head.bias.add_(100.0)
-    moved = (errors() - before).abs() > 1
+    moved = (algorithm.losses(batch).aside["priorities"] - before).abs() > 1
     assert torch.equal(moved, ~batch["terminated"])
     assert (batch["done"].bool() & ~batch["terminated"]).any()
 
@@ -217,16 +209,17 @@ def test_the_newest_rows_are_kept_and_no_others(capacity, size):
         newest = set(range(max(0, there - capacity), there))
         assert len(replay) == len(newest)
         assert set(replay.state_dict()["columns"]["number"].tolist()) == newest
-        assert set(replay.next()["number"].tolist()) <= newest
+        assert set(replay.next()[0]["number"].tolist()) <= newest
 
 
-def test_rows_are_drawn_alike():
+def test_rows_are_drawn_alike_and_by_keys_that_name_them():
     replay = UniformReplay(
         20, 40_000, Limiter(0, 1.0), torch.Generator().manual_seed(5), ["number"]
     )
     replay.put(numbered(0, 20))
-    drawn = replay.next()["number"].long()
-    shares = torch.bincount(drawn, minlength=20) / len(drawn)
+    batch, keys = replay.next()
+    assert torch.equal(batch["number"], keys.float())
+    shares = torch.bincount(keys, minlength=20) / len(keys)
     torch.testing.assert_close(shares, torch.full((20,), 0.05), rtol=0, atol=0.005)
 
 
@@ -236,9 +229,8 @@ def test_bytes_are_kept_as_bytes_and_drawn_as_numbers():
     )
     replay.put(numbered(0, 256))
     assert replay.state_dict()["columns"]["number"].dtype == torch.uint8
-    drawn = replay.next()["number"]
-    assert drawn.dtype == torch.float32
-    assert ((drawn >= 0) & (drawn < 256)).all()
+    batch, keys = replay.next()
+    assert torch.equal(batch["number"], keys.float())
 
 
 @pytest.mark.parametrize(("start", "ratio"), [(0, 1.0), (10, 0.25), (7, 3.0), (100, 1.0)])
@@ -284,7 +276,8 @@ def test_a_replay_that_was_saved_draws_what_it_would_have_drawn(rows):
     other.load_state_dict(one.state_dict())
     for replay in (one, other):
         replay.put(numbered(100, 5))
-    assert torch.equal(one.next()["number"], other.next()["number"])
+    assert torch.equal(one.next()[0]["number"], other.next()[0]["number"])
+    assert torch.equal(one.next()[1], other.next()[1])
 
 
 def test_a_replay_of_another_size_takes_the_newest_rows():
