@@ -74,7 +74,7 @@ def _hears_interrupts():
 
 @pytest.fixture(autouse=True)
 def _no_stacks_of_what_may_take_long(request):
-    """pytest prints all stacks after 50 s; a test with a time limit of its own may need longer."""
+    """pytest prints all stacks after 110 s; a test with a time limit of its own may need longer."""
     if request.node.get_closest_marker("timeout"):
         faulthandler.cancel_dump_traceback_later()
 
