@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.samples.batch import Batch
@@ -20,21 +20,13 @@ if TYPE_CHECKING:
 Account = tuple[tuple[float, ...], Seen, Mapping[int, Sequence[float]]]
 
 
-class LocalEvaluator:
-    """The environments of this GMI, and the policy that is trained here: nothing is sent.
+class Evaluators(Protocol):
+    """The evaluators that sample for one GMI that trains, wherever they are."""
 
-    `RemoteEvaluators` has the same methods.
-    """
-
-    def __init__(self, role: ActingRole, env: VecEnv, batch: Batch) -> None:
-        self._mgr, self.batch = role.mgr, batch
-        self._collector = role.collector(env, batch)
+    batch: Batch  # [T, N] that `sample` fills, N all their environments
 
     def sample(self, iteration: int) -> bool:
         """Fill `batch` with the present policy; False, in all GMIs alike, if nobody will."""
-        with phase("infer"):
-            self._collector.collect(iteration)
-        return True
 
     def read(self) -> Account:
         """Returns what came with the batch.
@@ -42,21 +34,49 @@ class LocalEvaluator:
         On a GPU it waits for the device: call it when all work of the update is queued, and before
         losses are looked at: NotFiniteError if the environments gave what cannot be learned from.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of those of this GMI."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave it."""
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        """Does what `Optimizer.save_parts` says."""
+
+    def dismiss(self) -> None:
+        """Tell those of other GMIs that training is done. Collective."""
+
+    def close(self) -> None:
+        """Let captured work go."""
+
+
+class LocalEvaluator:
+    """The environments of this GMI, and the policy that is trained here: nothing is sent."""
+
+    def __init__(self, role: ActingRole, env: VecEnv, batch: Batch) -> None:
+        self._mgr, self.batch = role.mgr, batch
+        self._collector = role.collector(env, batch)
+
+    def sample(self, iteration: int) -> bool:
+        with phase("infer"):
+            self._collector.collect(iteration)
+        return True
+
+    def read(self) -> Account:
         return (*self._collector.read(), {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the environments of this GMI."""
         return self._collector.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore(self._collector, state, self._mgr)
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
-        """Does what `Optimizer.save_parts` says."""
         return True, ""
 
     def dismiss(self) -> None:
-        """Tell those of other GMIs, of which there are none, that training is done. Collective."""
+        """There are none in other GMIs."""
 
     def close(self) -> None:
         self._collector.close()

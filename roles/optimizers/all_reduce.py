@@ -22,4 +22,4 @@ def make(role: ActingRole) -> SyncRounds:
     learner = Learner(
         role.algorithm, sampling.generator, sampling.batch, pool=pool, capture_loss=capturable
     )
-    return SyncRounds(sampling, learner)
+    return SyncRounds(role.mgr, sampling.evaluators(learner), learner, sampling.generator)

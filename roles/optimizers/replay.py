@@ -32,7 +32,13 @@ def make(role: ActingRole) -> SyncRounds:
         fields,
         as_bytes=observed if role.of_bytes else (),
     )
-    return SyncRounds(sampling, learner, OnReplay(learner, replay))
+    return SyncRounds(
+        role.mgr,
+        sampling.evaluators(learner),
+        learner,
+        sampling.generator,
+        OnReplay(learner, replay),
+    )
 
 
 class OnReplay:

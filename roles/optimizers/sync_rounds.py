@@ -15,7 +15,7 @@ import torch
 
 from gmi_drl.comm import Group
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.evaluators.evaluator import LocalEvaluator
+from gmi_drl.roles.evaluators.evaluator import Evaluators, LocalEvaluator
 from gmi_drl.roles.evaluators.remote import RemoteEvaluators
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.phases import phase
@@ -28,6 +28,7 @@ from .optimizer import NoMore, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
+    from gmi_drl.roles.role.manager import GMI_manager
 
     from .replay import OnReplay
 
@@ -64,6 +65,12 @@ class Sampling:
         )
         return cls(role, env, workers, batch, generator)
 
+    def evaluators(self, learner: Learner) -> Evaluators:
+        """Make those of other GMIs where the role is joined with some, and else its own."""
+        if self.env is None:
+            return RemoteEvaluators(self.role, self.workers, self.batch, learner)
+        return LocalEvaluator(self.role, self.env, self.batch)
+
 
 class SyncRounds:
     """One batch a round, in each of the GMIs that train.
@@ -72,16 +79,16 @@ class SyncRounds:
     """
 
     def __init__(
-        self, sampling: Sampling, learner: Learner, replay: OnReplay | None = None
+        self,
+        mgr: GMI_manager,
+        evaluators: Evaluators,
+        learner: Learner,
+        generator: torch.Generator,
+        replay: OnReplay | None = None,
     ) -> None:
-        role, mgr = sampling.role, sampling.role.mgr
-        self.learner, self._replay = learner, replay
-        self._evaluators = (
-            RemoteEvaluators(role, sampling.workers, sampling.batch, learner)
-            if sampling.env is None
-            else LocalEvaluator(role, sampling.env, sampling.batch)
-        )
-        self.progress, self._generator = Progress(mgr.layout), sampling.generator
+        """`generator` is that of the minibatches."""
+        self._evaluators, self.learner, self._replay = evaluators, learner, replay
+        self.progress, self._generator = Progress(mgr.layout), generator
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
         self._stop_requested = mgr.stop_requested
