@@ -242,7 +242,7 @@ class Driver:
         return actor
 
     def actor(self, id: bytes) -> Actor | None:
-        """What this process knows of an actor besides its name."""
+        """Returns what this process knows of an actor besides its name."""
         return self.actors.table.get(id)
 
     def ask_actor(self, actor: Actor, kind: Kind, reason: str = "") -> None:
@@ -293,7 +293,7 @@ class Driver:
             self._ticks = self.scheduler.wants_tick
 
     def timeout_s(self) -> float:
-        """How long nothing is due; -1: until something arrives."""
+        """Returns how long nothing is due; -1: until something arrives."""
         if self.spawner.orphans:
             return _ORPHANS_S
         if self._ticks:

@@ -72,7 +72,7 @@ def _most(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
 
 
 def _names(number: int) -> list[GpuId]:
-    """What CUDA_VISIBLE_DEVICES calls them, if it names as many; else 0, 1, ..."""
+    """Returns what CUDA_VISIBLE_DEVICES calls them, if it names as many; else 0, 1, ..."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if len(visible) < number or "" in visible:
         return list(range(number))

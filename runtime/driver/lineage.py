@@ -19,7 +19,7 @@ from .task_table import TaskTable
 
 
 class Lineage:
-    """Who made what, and how it is made again. Used by the runtime's thread only."""
+    """Knows who made what, and makes it again. Used by the runtime's thread only."""
 
     def __init__(self, gcs: Gcs, objects: ObjectTable, tasks: TaskTable) -> None:
         self._gcs = gcs
@@ -96,7 +96,7 @@ class Lineage:
         return next((slot for slot in maker.slots if slot.id == id), None)
 
     def _why_not(self, task: TaskSpec | None) -> str:
-        """Why it cannot be made again; empty if it can."""
+        """Says why it cannot be made again; empty if it can."""
         if task is None or (not task.actor and isinstance(task.function, str)):
             return "put() has no lineage"
         if task.actor:

@@ -73,12 +73,12 @@ class Process:
 
     @property
     def scheduled_as(self) -> int | bytes:
-        """What the scheduler calls it."""
+        """Returns what the scheduler calls it."""
         return self.number if self.actor is None else self.actor.id
 
     @property
     def is_logged(self) -> bool:
-        """Whether what it calls must be known again when it is run again."""
+        """Tells whether what it calls must be known again when it is run again."""
         return self.actor is not None and self.actor.keeps_log
 
     def send(self, kind: Kind, id: int, value: Any) -> None:
@@ -161,7 +161,7 @@ class Actor:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether it may run several calls at once."""
+        """Tells whether it may run several calls at once."""
         return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
 
     def line(self, task: TaskSpec) -> int | bytes:
@@ -170,7 +170,7 @@ class Actor:
 
     @property
     def keeps_log(self) -> bool:
-        """Whether the calls it has answered are kept, to be run again after a crash."""
+        """Tells whether the calls it has answered are kept, to be run again after a crash."""
         return self.options.max_restarts != 0 and not self.is_concurrent
 
     def number(self, task: TaskSpec) -> None:
@@ -208,18 +208,18 @@ class Actor:
         return begun
 
     def _option(self, task: TaskSpec, name: str) -> Any:
-        """What a call was given, or what the class says of its method."""
+        """Returns what a call was given, or what the class says of its method."""
         changes = task.options or {}
         return changes[name] if name in changes else getattr(self.methods[task.function], name)  # type: ignore[index]
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the scheduler decides where it runs."""
+        """Tells whether the scheduler decides where it runs."""
         return bool(self.demand) or self.options.device is not None
 
     @property
     def pid(self) -> int | None:
-        """Of its process; the last one's when it is dead."""
+        """Returns the pid of its process; of the last one when it is dead."""
         return self.process.pid if self.process is not None else None
 
     @property
@@ -261,7 +261,7 @@ class Actor:
         self.dead = True
 
     def death(self) -> ActorDiedError:
-        """How it ended, as a fresh exception: each raise adds its traceback to its own."""
+        """Returns how it ended, as a fresh exception, as each raise adds a traceback to its own."""
         return ActorDiedError(*self._death)
 
     def log_tail(self) -> str:

@@ -52,7 +52,7 @@ class Spawner:
         self._loop.listen(self._control.sock.fileno(), self._on_control)
 
     def unavailable(self) -> ForkServerError | NotRunningError:
-        """Why nothing is run any more."""
+        """Returns an error that says why nothing is run any more."""
         if self._loop.running:
             return ForkServerError(self.broken)
         return NotRunningError(f"this was not answered: {self.broken}")

@@ -291,7 +291,7 @@ class TaskTable:
                 self._gcs.put(_row(task))
 
     def hold_result(self, caller: TaskSpec, id: bytes) -> None:
-        """What a task has called is kept, not to be run again with it."""
+        """Keeps what a task has called, so that it is not run again with it."""
         self._callers.add(caller.id)
         self._objects.hold(id, ("task", caller.id))
 
@@ -337,7 +337,7 @@ class TaskTable:
 
 
 def cancelled_error(task: TaskSpec) -> TaskCancelledError:
-    """What the results of a cancelled task raise."""
+    """Returns what the results of a cancelled task raise."""
     return TaskCancelledError(f"{task.name} was cancelled")
 
 

@@ -395,7 +395,7 @@ class LocalScheduler:
         return stopped
 
     def surplus(self) -> bool:
-        """Whether there is an idle worker too many."""
+        """Tells whether there is an idle worker too many."""
         if not self.idle:
             return False
         num_going = sum(not worker.blocked for worker in self.workers.values())

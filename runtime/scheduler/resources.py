@@ -71,7 +71,7 @@ class DeviceResources:
         return True
 
     def will_come(self, demand: Demand) -> bool:
-        """Whether it fits once the tasks that run now have ended."""
+        """Tells whether it fits once the tasks that run now have ended."""
         total, fixed = self.total, self.fixed
         for name, units in demand.units:
             if total.get(name, 0) - fixed.get(name, 0) < units:

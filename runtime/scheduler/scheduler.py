@@ -67,14 +67,14 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """What to do now that this has happened, in that order."""
+        """Returns what to do now that this has happened, in that order."""
         out: Out = []
         self._handlers[event.__class__](event, now_s, out)
         return out
 
     @property
     def wants_tick(self) -> bool:
-        """Whether `Ticked` could lead to anything, as far as is known now."""
+        """Tells whether `Ticked` could lead to anything, as far as is known now."""
         locals_ = self._locals.values()
         for local in locals_:
             if local.surplus():
