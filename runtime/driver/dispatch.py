@@ -192,7 +192,7 @@ class Dispatch:
             self._fail(call, process, result)
 
     def _may_wait(self, call: PendingCall, process: Process, error: ObjectStoreFullError) -> bool:
-        """Waits as long as calls run that will free memory, and a while for others to look away."""
+        """Tells if it waits: while calls run that will free memory, and a while for readers."""
         now_s = time.monotonic()
         if process.calls or self._others_run(process):
             call.since_s = 0.0

@@ -57,7 +57,7 @@ class Side:
             self.api.init(num_cpus=num_cpus)
 
     def count(self, number: int) -> int:
-        """How often to do it; a twentieth when a smoke test is wanted."""
+        """Returns how often to do it; a twentieth when a smoke test is wanted."""
         return max(2, number // 20) if self.quick else number
 
     def task(self, function: Callable[..., Any], **options: Any) -> Any:
@@ -93,7 +93,7 @@ def warm_up(side: Side, task: Any) -> None:
 
 
 def seconds(work: Callable[[], Any], times: int = 1) -> float:
-    """How long it takes to do it so often, in all."""
+    """Returns how long it takes to do it so often, in all."""
     begin = time.perf_counter()
     for _ in range(times):
         work()
