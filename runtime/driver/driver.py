@@ -154,8 +154,10 @@ class Driver:
     block = staticmethod(Gate.wait)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
+        id = slot.id  # the view keeps `unpin`, which must not keep the slot and its task
+
         def unpin(_: object = None) -> None:
-            self.post(self.objects.unpin, slot.id)
+            self.post(self.objects.unpin, id)
 
         def check() -> None:
             if deadline_s is not None and time.monotonic() > deadline_s + _RESTORE_S:
@@ -165,7 +167,7 @@ class Driver:
                     "time, or object_store_bytes more."
                 )
 
-        place = self.loop.ask(lambda then: self.objects.pin(slot.id, then), check, unpin)
+        place = self.loop.ask(lambda then: self.objects.pin(id, then), check, unpin)
         return packing.view(self.arena, place, unpin)
 
     # What users call.
