@@ -221,7 +221,7 @@ class Driver:
         return slot
 
     def request(self, method: str, *args: Any) -> Any:
-        """One of the requests that a process can make, from the driver itself."""
+        """Makes one of the requests that a process can make, from the driver itself."""
         return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
     def start_actor(self, creation: TaskSpec, **details: Any) -> Actor:
@@ -274,7 +274,7 @@ class Driver:
         _await_deaths(alive, wait_s)
 
     def all_actors(self) -> list[Actor]:
-        """Every actor that lives, or whose records nobody has fetched."""
+        """Lists every actor that lives, or whose records nobody has fetched."""
         return list(self.actors.table.values())
 
     # In the event loop's thread.

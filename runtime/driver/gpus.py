@@ -35,7 +35,7 @@ class Gpus:
             begin = end
 
     def choose(self, device: int, amount: float) -> tuple[GpuId, ...]:
-        """Those that a call, or an actor, which takes so many now, has.
+        """Returns the GPUs of a call, or an actor, that takes so many now.
 
         A part of one is taken of the one most in use that has it left. When what is left is in
         pieces, a whole one may be in use by somebody who has a part of it.
@@ -65,7 +65,7 @@ class Gpus:
 
 
 def _most(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
-    """The `number` of which most is left."""
+    """Returns the `number` of them of which most is left."""
     order = list(free)
     best = sorted(order, key=lambda id: -round(free[id], 6))[:number]
     return tuple(sorted(best, key=order.index))

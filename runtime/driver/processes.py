@@ -108,7 +108,7 @@ class Process:
         self.urgent.close()
 
     def remove_log(self) -> None:
-        """Its output is in the error by now, unless somebody wanted it kept."""
+        """Removes its output, which is in the error by now, unless somebody wanted it kept."""
         if not self.keep_log:
             for path in (self.log, f"{self.log}.1"):
                 Path(path).unlink(missing_ok=True)
@@ -165,7 +165,7 @@ class Actor:
         return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
 
     def line(self, task: TaskSpec) -> int | bytes:
-        """The queue that a call waits in: behind its caller's others, if they run in order."""
+        """Names the queue of a call: behind its caller's other calls, if they run in order."""
         return task.id if self.is_concurrent else task.caller
 
     @property
@@ -187,12 +187,12 @@ class Actor:
                 self.unsent_calls -= 1
 
     def retries(self, task: TaskSpec) -> int:
-        """At how many crashes a call is run again that was running; -1: at all."""
+        """Returns at how many crashes a call is run again that was running; -1: at all."""
         chosen = self._option(task, "max_task_retries")
         return self.options.max_task_retries if chosen is None else int(chosen)
 
     def begun(self) -> list[TaskSpec]:
-        """Calls that its process may have begun, of those it was sent."""
+        """Lists the calls that its process may have begun, of those it was sent."""
         assert self.process is not None
         calls = list(self.process.calls.values())
         if self.creation in calls:
@@ -227,7 +227,7 @@ class Actor:
         return self.process.log if self.process is not None else ""
 
     def state_fields(self) -> tuple[Any, ...]:
-        """The fields of an ActorState, as a listing shows it."""
+        """Returns the fields of an ActorState, as a listing shows it."""
         state = self.state.upper()
         if self.state == "starting":
             state = "DEPENDENCIES_UNREADY" if self.creation.missing else "PENDING_CREATION"
@@ -238,7 +238,7 @@ class Actor:
         )  # fmt: skip
 
     def row(self, reason: str) -> ActorRow:
-        """The actor as the control store keeps it."""
+        """Returns the actor as the control store keeps it."""
         return ActorRow(
             id=self.id, name=self.name, class_name=self.class_name, state=self.state,
             pid=self.pid or 0, device=self.device, restarts=self.restarts,
@@ -265,5 +265,5 @@ class Actor:
         return ActorDiedError(*self._death)
 
     def log_tail(self) -> str:
-        """The last 40 lines of its log, as they were at its death; empty when there is none."""
+        """Returns the last 40 lines of its log, as they were at its death; empty without a log."""
         return self.death().log_tail if self._death else log_tail(self.log_path)

@@ -79,7 +79,7 @@ class Spawner:
             process.urgent.forget()
 
     def start_worker(self, start: StartWorker) -> None:
-        """One more worker, on a device."""
+        """Starts one more worker, on a device."""
         if self.broken or not self._loop.running:  # nobody will need it
             return
         device = start.device

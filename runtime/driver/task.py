@@ -82,5 +82,5 @@ class TaskSpec:
         return bytes, (self.__conform__(None),)
 
     def result_ids(self) -> list[bytes]:
-        """The ids of its results; a generator's first is its end, the number of items."""
+        """Returns the ids of its results; a generator's first is its end, the number of items."""
         return [ids.result(self.id, index) for index in range(max(1, self.returns))]

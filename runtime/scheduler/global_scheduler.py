@@ -42,7 +42,7 @@ class GlobalScheduler:
         )
 
     def choose(self, entry: Submitted) -> LocalScheduler | None:
-        """The device with the least wait; on a tie the submitter's, then the one with least load.
+        """Chooses by the least wait; on a tie the submitter's device, then the least load.
 
         Devices whose actors, or blocked tasks, leave too little come last. None: no device has it
         in total.
@@ -71,7 +71,7 @@ class GlobalScheduler:
         return min(self._able(demand), key=preference, default=None)
 
     def _able(self, demand: Demand) -> list[LocalScheduler]:
-        """The devices that have it in total."""
+        """Lists the devices that have it in total."""
         return [each for each in self._locals.values() if each.resources.has_in_total(demand)]
 
     def wait_s(self, local: LocalScheduler, function: bytes, demand: Demand) -> float:
@@ -104,7 +104,7 @@ class GlobalScheduler:
         return total_s / local.resources.cpus
 
     def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
-        """The mean as measured on that device, else on any; else that of the function `asked`."""
+        """Returns the mean as measured on that device, else on any; else that of `asked`."""
         for known in (function, asked):
             for device in (local, *self._locals.values()):
                 mean_s = device.run_times.get(known)

@@ -135,5 +135,5 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
 
 
 def to_amounts(units: Mapping[str, int]) -> dict[str, float]:
-    """The same for people; places for small tasks are no resource of theirs."""
+    """Returns the same for people; places for small tasks are no resource of theirs."""
     return {name: amount / UNITS for name, amount in units.items() if name != SLOT}

@@ -85,7 +85,7 @@ class Scheduler:
         return not self._single and any(local.queue.length for local in locals_)
 
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
-        """All that the devices have together, and what of it nobody holds now."""
+        """Returns all that the devices have together, and what of it nobody holds now."""
         total: collections.Counter[str] = collections.Counter()
         free: collections.Counter[str] = collections.Counter()
         for local in self._locals.values():

@@ -132,7 +132,7 @@ def _throughput(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _environments(row: Row) -> str:
-    """As many environments in each, 4096 in all: what the name of its block says after k GMIs."""
+    """Says "as many environments in each", or "4096 in all", from what its block is called."""
     return str(row["block"].partition(", ")[2] or "as many environments in all")
 
 

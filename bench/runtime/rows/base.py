@@ -87,7 +87,7 @@ def noop(*_: Any) -> None:
 
 
 def warm_up(side: Side, task: Any) -> None:
-    """Until every worker has started, knows the task and has run it a while."""
+    """Runs the task until every worker has started, knows it and has run it a while."""
     for _ in range(3):
         side.get([task.remote() for _ in range(100)])
 
