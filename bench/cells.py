@@ -62,7 +62,7 @@ class Cells:
         ]
 
     def usual_seconds(self, cell: Cell) -> float | None:
-        """How long such a cell took before, the median over seeds; None if none is finished."""
+        """Returns how long such a cell took before, the median over seeds, if any is finished."""
         known = [record["seconds"] for record in self.of(cell.task, cell.system)]
         return statistics.median(known) if known else None
 

@@ -35,7 +35,7 @@ class JobError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """What one finished job measured."""
+    """Holds what one finished job measured."""
 
     steps_per_s: float
     cpu_s_per_1000_steps: float | None
@@ -214,7 +214,7 @@ class _Meter:
         self.lines += [json.loads(line) for line in whole[0].splitlines()]
 
     def result(self, state: dict[str, Any]) -> Job:
-        """What the finished run measured."""
+        """Returns what the finished run measured."""
         self._follow()
         lines = self.lines
         if len(lines) < self.settings.iterations:
@@ -251,7 +251,7 @@ def _state(runs: Path) -> dict[str, Any]:
 
 
 def _evaluation(state: dict[str, Any], episodes: int) -> dict[str, Any] | None:
-    """What a run's run.json says of its last evaluation."""
+    """Returns what a run's run.json says of its last evaluation."""
     mean = state.get("eval_return")
     return None if mean is None else {"episodes": episodes, "mean": round(mean, 3)}
 

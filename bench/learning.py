@@ -204,7 +204,7 @@ def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
 
 
 def _finished(cell: Cell, cells: Cells, steps: int | None) -> bool:
-    """Whether it was trained for this long before: a trial's cell is no final one."""
+    """Tells whether it was trained for this long before: a trial's cell is no final one."""
     record = cells.records.get(cell)
     return record is not None and record["settings"]["steps"] == (steps or TASKS[cell.task].steps)
 

@@ -144,7 +144,7 @@ def emit_pairs(
 
 @functools.cache
 def machine(memory: bool = True) -> str:
-    """What was measured on: processor, usable cores, memory, GPUs. Not whose it is.
+    """Names what was measured on: processor, usable cores, memory, GPUs. Not whose it is.
 
     Without `memory` it stays the same where a virtual machine is given more of it as it runs.
     """

@@ -113,7 +113,7 @@ def _of_run(folder: Path) -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Comparison:
-    """How the numbers of one case differ between two commits."""
+    """Returns how the numbers of one case differ between two commits."""
 
     compared: int = 0
     largest: float = 0.0  # difference of two numbers

@@ -46,7 +46,7 @@ _WARMUP: Final = 1  # lines of metrics that do not count: the first has what is 
 
 @dataclass(frozen=True)
 class Times:
-    """Of one run: steps a second, and seconds for a step of all environments at once."""
+    """Holds one run's steps a second, and seconds for a step of all environments at once."""
 
     steps_per_s: float
     ts_s: float
@@ -111,7 +111,7 @@ def packets_s(task: str, num_env: int) -> float:
 
 
 def models(mode: str, found: Times) -> dict[str, float]:
-    """What together over split should be, by the three models of the page's head."""
+    """Predicts together over split by the three models of the page's head."""
     together, split = PAIRS[mode]
     workload = Workload(
         found.ts_s, found.ta_s, found.tt_s, 1.0, 1.0, 1.0, alpha=1.0, beta=1.0,

@@ -54,7 +54,7 @@ class ThreadHost:
         return _outcome(self._submit(gmi_id, getattr(body, method), *args, **kwargs))
 
     def _submit(
-        self, gmi_id: int, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self, gmi_id: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         """Runs it in the thread of a GMI, in the context of this call, as code of that GMI."""
         context = contextvars.copy_context()
@@ -81,7 +81,7 @@ def _outcome(future: Future[Any]) -> Any:
     raise error.with_traceback(trace or error.__traceback__)
 
 
-def _ending(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _ending(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Runs a function; sys.exit in it ends the process, as in a GMI with one of its own."""
     try:
         return function(*args, **kwargs)

@@ -182,7 +182,7 @@ class Node:
 
 
 def _offline() -> list[str]:
-    """What runs a command without a network: a namespace of its own, if this user may make one."""
+    """Returns what runs a command without a network, in its own namespace, if that may be made."""
     for words in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
         command = [*words, sys.executable, "-c", _LOOPBACK_UP]
         with contextlib.suppress(OSError):

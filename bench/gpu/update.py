@@ -219,7 +219,7 @@ def _copied(value: Any) -> Any:
 
 
 def _missing(way: str, precision: str, device: torch.device) -> str:
-    """What this machine lacks for it; empty: nothing."""
+    """Says what this machine lacks for it; empty: nothing."""
     if device.type == "cpu":
         if way in ("captured", "overhead", "both"):
             return "no GPU to capture for"

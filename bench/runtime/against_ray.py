@@ -31,7 +31,7 @@ SIDES = ("ours", "ray")
 
 
 def measure_here(side: Side, row: str) -> dict[str, float]:
-    """What one row measures in this process."""
+    """Returns what one row measures in this process."""
     measure = rows.find(row)
     if row in rows.MODULES["system"]:  # these start and end the runtime themselves
         return measure(side)

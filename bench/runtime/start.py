@@ -64,7 +64,7 @@ def import_all() -> None:
 
 
 def work() -> None:
-    """What every GMI does at least: a network's forward and backward, a step of physics."""
+    """Does what every GMI does at least: a network's forward and backward, a step of physics."""
     import mujoco
     import torch
 

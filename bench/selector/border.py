@@ -103,7 +103,7 @@ def _space(most: float) -> Space:
 
 
 def right(machine: Bordered, played: Played) -> bool:
-    """Whether several GMIs were chosen where that pays, or one where it does not."""
+    """Tells whether several GMIs were chosen where that pays, or one where it does not."""
     if played.winner is None:
         return False
     most = max(c.num_env * c.row.gmi_per_gpu for row in machine.space.rows for c in row)
@@ -148,7 +148,7 @@ def row_of(side: str, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def holds(row: dict[str, Any]) -> bool:
-    """Whether the claim is true of a side."""
+    """Tells whether the claim is true of a side."""
     kept = row["regret_mean"] <= REGRET and row["profiles_over_limit"] <= 1
     return bool(kept and min(row["right_at"].values()) >= RIGHT)
 

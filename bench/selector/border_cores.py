@@ -101,7 +101,7 @@ def best_of(findings: Sequence[CandidateResult]) -> dict[int, CandidateResult]:
 def row_of(
     network: str, rates: Rates, own: CandidateResult, other: CandidateResult
 ) -> dict[str, Any]:
-    """What was chosen, over the best of the other number of GMIs."""
+    """Compares what was chosen with the best of the other number of GMIs."""
 
     def setting(candidate: Candidate) -> dict[str, int]:
         return {"gmi_per_gpu": candidate.row.gmi_per_gpu, "num_env": candidate.num_env}
@@ -121,7 +121,7 @@ def row_of(
 
 
 def holds(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether each choice is right, and there is a border between them."""
+    """Tells whether each choice is right, and there is a border between them."""
     counts = {row["chosen"]["gmi_per_gpu"] for row in rows}
     return counts == {1, 2} and all(row["ratio"] >= _WRONG for row in rows)
 

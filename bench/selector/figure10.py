@@ -63,7 +63,7 @@ def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def findings(points: Sequence[Mapping[str, Any]]) -> TuneResults:
-    """What grid.py wrote, as the report has it."""
+    """Returns what grid.py wrote, as the report has it."""
     names = {field.name for field in fields(Measured)}
     profiles = []
     for its in points:
@@ -78,7 +78,7 @@ def findings(points: Sequence[Mapping[str, Any]]) -> TuneResults:
 
 
 def stop(its: Sequence[CandidateResult]) -> CandidateResult | None:
-    """Where Algorithm 2 ends a row; None if it goes to its end."""
+    """Finds where Algorithm 2 ends a row; None if it goes to its end."""
     powers = [f for f in its if f.candidate.num_env & (f.candidate.num_env - 1) == 0]
     for before, after in itertools.pairwise(powers):
         if sat(before.measured, after.measured) < ALPHA:

@@ -103,7 +103,7 @@ def two_cores() -> list[int]:
 
 @dataclass(frozen=True)
 class Played:
-    """What `tune` did."""
+    """Holds what `tune` did."""
 
     winner: Candidate
     complete: bool  # the budget did not end it
@@ -240,7 +240,7 @@ def tuned(
 def told(
     its: Played, rates: Rates, best: Candidate, plain: Candidate, stage: Stage
 ) -> dict[str, Any]:
-    """What a search chose, against the best and the plain start of the same rounds."""
+    """Compares what a search chose with the best and the plain start of the same rounds."""
 
     def against(other: Candidate) -> list[float]:
         return [a / b for a, b in zip(rates[its.winner], rates[other], strict=True)]
@@ -260,7 +260,7 @@ def told(
 
 
 def plain_of(space: Space) -> Candidate:
-    """What a plain user runs, one GMI with PLAIN environments, or what lies nearest to it."""
+    """Finds what a plain user runs, one GMI with PLAIN environments, or what lies nearest to it."""
     every = [candidate for its in space.rows for candidate in its]
     return min(every, key=lambda c: (c.row.gmi_per_gpu, abs(c.num_env - PLAIN)))
 

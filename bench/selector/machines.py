@@ -49,7 +49,7 @@ _ONE_GIB: Final = 2**30
 
 @dataclass(kw_only=True)
 class Made(ABC):
-    """What machines that are made up have in common: how they answer. Subclasses say the truth."""
+    """Answers as machines that are made up do. Subclasses say the truth."""
 
     kind: str
     space: Space
@@ -75,7 +75,7 @@ class Made(ABC):
         return max(self.truth(one) for one in every if self.memory(one) <= USABLE)
 
     def answer(self, ask: Ask) -> Answer:
-        """What a profile of at most `ask.seconds` says; an honest error, and as much noise."""
+        """Says what a profile of at most `ask.seconds` does: an honest error, and as much noise."""
         one = ask.candidate
         true, memory = self.truth(one), self.memory(one)
         if true == 0.0:

@@ -81,12 +81,12 @@ class Played:
 
     @property
     def near(self) -> bool:
-        """Whether what it chose is nearly the best."""
+        """Tells whether what it chose is nearly the best."""
         return self.regret <= REGRET
 
     @property
     def within(self) -> bool:
-        """Whether it kept to both limits."""
+        """Tells whether it kept to both limits."""
         return self.near and self.profiles <= PROFILES
 
 
@@ -136,7 +136,7 @@ def exhaustive(machine: Made, seconds: float) -> Played:
 
 
 def space_of_paper(space: Space) -> Space:
-    """Of a space what Algorithm 2 looks at: powers of two, each device shared evenly in one way."""
+    """Keeps what Algorithm 2 looks at: powers of two, each device shared evenly in one way."""
     backends = {its[0].row.backend for its in space.rows}
     one = max(backends, key=lambda name: (name != "direct", name))
     rows = []
@@ -211,7 +211,7 @@ def report(kind: str, played: dict[str, list[Played]], own: Sequence[float]) -> 
 
 
 def holds(row: dict[str, Any]) -> bool:
-    """Whether the claim is true of a kind."""
+    """Tells whether the claim is true of a kind."""
     kept = row["regret_mean"] <= REGRET and row["profiles_max"] <= PROFILES
     return bool(kept and row["within"] >= MACHINES)
 

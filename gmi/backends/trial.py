@@ -80,7 +80,7 @@ def _enter(layout: Layout, deadline: timedelta) -> None:
             while isinstance(error, TaskError):
                 error = error.cause
             raise error if isinstance(error, GmiError) else died from None
-        late = layout.gmis[next(iter(gang.at_work()))]
+        late = layout.gmis[next(iter(gang.at_work()), 0)]  # 0: it has answered just now
         raise GmiError(
             f"GMI {late.gmi_id} on GPU {late.gpu_id} has not entered its slice within "
             f"{deadline.total_seconds():g} s. Look at nvidia-smi: a GPU that hangs has to be reset."

@@ -325,7 +325,7 @@ def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
             break
         if not _block(gate, left_s):
             slot.unwatch(gate.arrived)
-            if limit_s is None:
+            if limit_s is None or current is None:
                 raise NotRunningError(f"the runtime has ended before {slot.call} had answered.")
             raise GetTimeoutError(
                 f"get timed out after {limit_s:g} s: {slot.call} has not answered. "

@@ -83,7 +83,7 @@ class ActorTable:
         self._tasks.begin(creation)
 
     def named(self, namespace: str, name: str) -> tuple[Any, ...]:
-        """What a handle of the living actor of this name is made of."""
+        """Returns what a handle of the living actor of this name is made of."""
         actor = self.names.get((namespace, name))
         if actor is None:
             known = ", ".join(sorted(name for where, name in self.names if where == namespace))
@@ -234,7 +234,7 @@ class ActorTable:
         self._dispatch.add(task, actor.process)
 
     def answered(self, process: Process, task: TaskSpec, failure: bytes | None) -> bool:
-        """Whether this answer is to be passed on: not if it was given before the crash."""
+        """Tells whether this answer is to be passed on: not if it was given before the crash."""
         actor = process.actor
         assert actor is not None
         if task is actor.creation:
@@ -256,7 +256,7 @@ class ActorTable:
         return True
 
     def keeps(self, task: TaskSpec) -> bool:
-        """Whether a call that was answered may have to be run again, with its inputs."""
+        """Tells whether a call that was answered may have to be run again, with its inputs."""
         actor = self.table.get(task.actor) if task.actor else None
         logged = actor is not None and actor.keeps_log and not actor.dead
         return logged and task.state != CANCELLED
@@ -314,7 +314,7 @@ class ActorTable:
         self._loop.post(self._may_go_straight, actor)
 
     def _retries(self, actor: Actor, task: TaskSpec) -> bool:
-        """Whether a call that was running at a crash is run again; counts it."""
+        """Tells whether a call that was running at a crash is run again, and counts it."""
         if self._live.get(task.id) is not task:
             return True
         task.retries += 1

@@ -74,7 +74,7 @@ class SocketChannel:
         return True
 
     def read(self) -> tuple[list[framing.Message], bool]:
-        """What has arrived, and whether the other end is still open."""
+        """Returns what has arrived, and whether the other end is still open."""
         messages: list[framing.Message] = []
         for _ in range(_READS_AT_ONCE):
             try:

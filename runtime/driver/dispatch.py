@@ -37,7 +37,7 @@ _PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
 
 
 def is_plain(task: TaskSpec, actor: Actor) -> bool:
-    """Whether a call needs nothing but to be sent."""
+    """Tells whether a call needs nothing but to be sent."""
     more = task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
     return not more and len(task.arguments) <= _PLAIN_BYTES
 
@@ -55,7 +55,7 @@ def run_frame(
 
 
 class Dispatch:
-    """What is to be sent to each process, in order. Used by the runtime's thread only."""
+    """Keeps what is to be sent to each process, in order. Used by the runtime's thread only."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._loop, self._tell = driver, driver.loop, driver.tell
@@ -192,7 +192,7 @@ class Dispatch:
             self._fail(call, process, result)
 
     def _may_wait(self, call: PendingCall, process: Process, error: ObjectStoreFullError) -> bool:
-        """As long as calls run that will let go of memory, and a while for others to look away."""
+        """Tells if it waits: while calls run that will free memory, and a while for readers."""
         now_s = time.monotonic()
         if process.calls or self._others_run(process):
             call.since_s = 0.0
@@ -209,7 +209,7 @@ class Dispatch:
         return now_s - call.since_s < room_requests.PINNED_S
 
     def _others_run(self, process: Process) -> bool:
-        """Whether calls run that will let go of memory when they are over."""
+        """Tells whether calls run that will let go of memory when they are over."""
         return any(
             other.calls and not other.blocked and any(other.pins.values())
             for other in self._processes.values()

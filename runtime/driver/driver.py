@@ -154,8 +154,10 @@ class Driver:
     block = staticmethod(Gate.wait)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
+        id = slot.id  # the view keeps `unpin`, which must not keep the slot and its task
+
         def unpin(_: object = None) -> None:
-            self.post(self.objects.unpin, slot.id)
+            self.post(self.objects.unpin, id)
 
         def check() -> None:
             if deadline_s is not None and time.monotonic() > deadline_s + _RESTORE_S:
@@ -165,7 +167,7 @@ class Driver:
                     "time, or object_store_bytes more."
                 )
 
-        place = self.loop.ask(lambda then: self.objects.pin(slot.id, then), check, unpin)
+        place = self.loop.ask(lambda then: self.objects.pin(id, then), check, unpin)
         return packing.view(self.arena, place, unpin)
 
     # What users call.
@@ -219,7 +221,7 @@ class Driver:
         return slot
 
     def request(self, method: str, *args: Any) -> Any:
-        """One of the requests that a process can make, from the driver itself."""
+        """Makes one of the requests that a process can make, from the driver itself."""
         return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
     def start_actor(self, creation: TaskSpec, **details: Any) -> Actor:
@@ -242,7 +244,7 @@ class Driver:
         return actor
 
     def actor(self, id: bytes) -> Actor | None:
-        """What this process knows of an actor besides its name."""
+        """Returns what this process knows of an actor besides its name."""
         return self.actors.table.get(id)
 
     def ask_actor(self, actor: Actor, kind: Kind, reason: str = "") -> None:
@@ -272,7 +274,7 @@ class Driver:
         _await_deaths(alive, wait_s)
 
     def all_actors(self) -> list[Actor]:
-        """Every actor that lives, or whose records nobody has fetched."""
+        """Lists every actor that lives, or whose records nobody has fetched."""
         return list(self.actors.table.values())
 
     # In the event loop's thread.
@@ -293,7 +295,7 @@ class Driver:
             self._ticks = self.scheduler.wants_tick
 
     def timeout_s(self) -> float:
-        """How long nothing is due; -1: until something arrives."""
+        """Returns how long nothing is due; -1: until something arrives."""
         if self.spawner.orphans:
             return _ORPHANS_S
         if self._ticks:

@@ -39,7 +39,7 @@ class FunctionTable:
                 self._loop.post(self._gcs.put, FunctionRow(id, name, body))
 
     def get(self, id: bytes) -> tuple[str, bytes]:
-        """Its name and its pickle; GcsError when it has to be read, and cannot be."""
+        """Returns its name and its pickle; GcsError when it has to be read, and cannot be."""
         with self._lock:
             function = self._used.pop(id, None)
             if function is not None:

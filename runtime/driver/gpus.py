@@ -35,7 +35,7 @@ class Gpus:
             begin = end
 
     def choose(self, device: int, amount: float) -> tuple[GpuId, ...]:
-        """Those that a call, or an actor, which takes so many now, has.
+        """Returns the GPUs of a call, or an actor, that takes so many now.
 
         A part of one is taken of the one most in use that has it left. When what is left is in
         pieces, a whole one may be in use by somebody who has a part of it.
@@ -65,14 +65,14 @@ class Gpus:
 
 
 def _most(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
-    """The `number` of which most is left."""
+    """Returns the `number` of them of which most is left."""
     order = list(free)
     best = sorted(order, key=lambda id: -round(free[id], 6))[:number]
     return tuple(sorted(best, key=order.index))
 
 
 def _names(number: int) -> list[GpuId]:
-    """What CUDA_VISIBLE_DEVICES calls them, if it names as many; else 0, 1, ..."""
+    """Returns what CUDA_VISIBLE_DEVICES calls them, if it names as many; else 0, 1, ..."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if len(visible) < number or "" in visible:
         return list(range(number))

@@ -19,7 +19,7 @@ from .task_table import TaskTable
 
 
 class Lineage:
-    """Who made what, and how it is made again. Used by the runtime's thread only."""
+    """Knows who made what, and makes it again. Used by the runtime's thread only."""
 
     def __init__(self, gcs: Gcs, objects: ObjectTable, tasks: TaskTable) -> None:
         self._gcs = gcs
@@ -41,7 +41,7 @@ class Lineage:
                 pending += self._run_again(task)
 
     def wanted(self, id: bytes) -> Slot:
-        """The slot of an object that is not there: it comes yet, or is made again if it can be.
+        """Returns the slot of an object that comes yet, or that is made again if it can be.
 
         Somebody holds it already, else it is lost.
         """
@@ -89,14 +89,14 @@ class Lineage:
         return missing
 
     def _coming(self, id: bytes) -> Slot | None:
-        """A result that was dropped while its task goes on."""
+        """Returns a result that was dropped while its task goes on."""
         maker = self._tasks.live.get(ids.producer(id))
         if maker is None:
             return None
         return next((slot for slot in maker.slots if slot.id == id), None)
 
     def _why_not(self, task: TaskSpec | None) -> str:
-        """Why it cannot be made again; empty if it can."""
+        """Says why it cannot be made again; empty if it can."""
         if task is None or (not task.actor and isinstance(task.function, str)):
             return "put() has no lineage"
         if task.actor:
@@ -109,7 +109,7 @@ class Lineage:
         return ""
 
     def _remembered(self, slot: Slot) -> TaskSpec | None:
-        """The task that made an object nobody held any more, from the control store."""
+        """Reads the task that made an object nobody held any more from the control store."""
         try:
             row = self._gcs.get(TaskRow, ids.producer(slot.id))
         except GcsError:  # its file is damaged, or gone

@@ -59,12 +59,12 @@ class ObjectTable:
     # Who holds what.
 
     def add(self, slot: Slot, caller: int) -> None:
-        """A new object, with a reference in the process that asked for it."""
+        """Adds a new object, with a reference in the process that asked for it."""
         self.slots[slot.id] = slot
         self.hold_for(caller, slot)
 
     def hold_for(self, caller: int, held: Slot | Actor) -> None:
-        """The process `caller`, or (0) the driver, has one reference more."""
+        """Counts one reference more in the process `caller`, or (0) the driver."""
         if caller:
             self.hold(held.id, ("process", caller))
         else:
@@ -203,7 +203,7 @@ class ObjectTable:
         self._do(self.store.pin(id))
 
     def unpin(self, id: bytes) -> None:
-        """One view of it less."""
+        """Counts one view of it less."""
         self._do(self.store.unpin(id))
         self._room()
         self._driver.dispatch.room_freed()

@@ -73,12 +73,12 @@ class Process:
 
     @property
     def scheduled_as(self) -> int | bytes:
-        """What the scheduler calls it."""
+        """Returns what the scheduler calls it."""
         return self.number if self.actor is None else self.actor.id
 
     @property
     def is_logged(self) -> bool:
-        """Whether what it calls must be known again when it is run again."""
+        """Tells whether what it calls must be known again when it is run again."""
         return self.actor is not None and self.actor.keeps_log
 
     def send(self, kind: Kind, id: int, value: Any) -> None:
@@ -108,7 +108,7 @@ class Process:
         self.urgent.close()
 
     def remove_log(self) -> None:
-        """Its output is in the error by now, unless somebody wanted it kept."""
+        """Removes its output, which is in the error by now, unless somebody wanted it kept."""
         if not self.keep_log:
             for path in (self.log, f"{self.log}.1"):
                 Path(path).unlink(missing_ok=True)
@@ -161,16 +161,16 @@ class Actor:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether it may run several calls at once."""
+        """Tells whether it may run several calls at once."""
         return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
 
     def line(self, task: TaskSpec) -> int | bytes:
-        """The queue that a call waits in: behind its caller's others, if they run in order."""
+        """Names the queue of a call: behind its caller's other calls, if they run in order."""
         return task.id if self.is_concurrent else task.caller
 
     @property
     def keeps_log(self) -> bool:
-        """Whether the calls it has answered are kept, to be run again after a crash."""
+        """Tells whether the calls it has answered are kept, to be run again after a crash."""
         return self.options.max_restarts != 0 and not self.is_concurrent
 
     def number(self, task: TaskSpec) -> None:
@@ -187,12 +187,12 @@ class Actor:
                 self.unsent_calls -= 1
 
     def retries(self, task: TaskSpec) -> int:
-        """At how many crashes a call is run again that was running; -1: at all."""
+        """Returns at how many crashes a call is run again that was running; -1: at all."""
         chosen = self._option(task, "max_task_retries")
         return self.options.max_task_retries if chosen is None else int(chosen)
 
     def begun(self) -> list[TaskSpec]:
-        """Calls that its process may have begun, of those it was sent."""
+        """Lists the calls that its process may have begun, of those it was sent."""
         assert self.process is not None
         calls = list(self.process.calls.values())
         if self.creation in calls:
@@ -208,18 +208,18 @@ class Actor:
         return begun
 
     def _option(self, task: TaskSpec, name: str) -> Any:
-        """What a call was given, or what the class says of its method."""
+        """Returns what a call was given, or what the class says of its method."""
         changes = task.options or {}
         return changes[name] if name in changes else getattr(self.methods[task.function], name)  # type: ignore[index]
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether the scheduler decides where it runs."""
+        """Tells whether the scheduler decides where it runs."""
         return bool(self.demand) or self.options.device is not None
 
     @property
     def pid(self) -> int | None:
-        """Of its process; the last one's when it is dead."""
+        """Returns the pid of its process; of the last one when it is dead."""
         return self.process.pid if self.process is not None else None
 
     @property
@@ -227,7 +227,7 @@ class Actor:
         return self.process.log if self.process is not None else ""
 
     def state_fields(self) -> tuple[Any, ...]:
-        """The fields of an ActorState, as a listing shows it."""
+        """Returns the fields of an ActorState, as a listing shows it."""
         state = self.state.upper()
         if self.state == "starting":
             state = "DEPENDENCIES_UNREADY" if self.creation.missing else "PENDING_CREATION"
@@ -238,7 +238,7 @@ class Actor:
         )  # fmt: skip
 
     def row(self, reason: str) -> ActorRow:
-        """The actor as the control store keeps it."""
+        """Returns the actor as the control store keeps it."""
         return ActorRow(
             id=self.id, name=self.name, class_name=self.class_name, state=self.state,
             pid=self.pid or 0, device=self.device, restarts=self.restarts,
@@ -261,9 +261,9 @@ class Actor:
         self.dead = True
 
     def death(self) -> ActorDiedError:
-        """How it ended, as a fresh exception: each raise adds its traceback to its own."""
+        """Returns how it ended, as a fresh exception, as each raise adds a traceback to its own."""
         return ActorDiedError(*self._death)
 
     def log_tail(self) -> str:
-        """The last 40 lines of its log, as they were at its death; empty when there is none."""
+        """Returns the last 40 lines of its log, as they were at its death; empty without a log."""
         return self.death().log_tail if self._death else log_tail(self.log_path)

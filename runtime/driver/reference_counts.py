@@ -72,7 +72,7 @@ class ReferenceCounter:
         return key in self._holders
 
     def keys(self, holder: Hashable) -> list[bytes]:
-        """What it holds, in no order."""
+        """Lists what `holder` holds, in no order."""
         keys = self._keys.get(holder)
         return [] if keys is None else list(_each(keys))
 

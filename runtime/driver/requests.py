@@ -251,7 +251,7 @@ class Requests:
             self._tasks.requeue(task)
 
     def _keep_results(self, process: Process, task: TaskSpec) -> None:
-        """What the task had called is not to be run again with it."""
+        """Keeps what the task had called, so that it is not run again with it."""
         for id in self._objects.references.keys(("process", process.number)):
             slot, actor = self._objects.slots.get(id), self._actors.table.get(id)
             made = actor.creation if actor is not None else slot.task if slot is not None else None

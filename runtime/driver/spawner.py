@@ -52,7 +52,7 @@ class Spawner:
         self._loop.listen(self._control.sock.fileno(), self._on_control)
 
     def unavailable(self) -> ForkServerError | NotRunningError:
-        """Why nothing is run any more."""
+        """Returns an error that says why nothing is run any more."""
         if self._loop.running:
             return ForkServerError(self.broken)
         return NotRunningError(f"this was not answered: {self.broken}")
@@ -79,7 +79,7 @@ class Spawner:
             process.urgent.forget()
 
     def start_worker(self, start: StartWorker) -> None:
-        """One more worker, on a device."""
+        """Starts one more worker, on a device."""
         if self.broken or not self._loop.running:  # nobody will need it
             return
         device = start.device

@@ -61,7 +61,7 @@ class TaskSpec:
     finished_s: float = 0.0
 
     def fields(self) -> tuple[Any, ...]:
-        """What the constructor takes, in its order."""
+        """Returns what the constructor takes, in its order."""
         return (
             self.id, self.actor, self.name, self.parent, self.function, self.arguments,
             self.body_id, self.inputs, self.refs, self.returns, self.options,
@@ -69,7 +69,7 @@ class TaskSpec:
         )  # fmt: skip
 
     def __conform__(self, _: object) -> bytes:
-        """As the control store's database keeps it: all that is needed to run it again."""
+        """Returns what the control store keeps of it: all that is needed to run it again."""
         try:
             return pickle.dumps(self.fields(), 5)
         except Exception:  # `retry_exceptions` may name a class that cannot be imported
@@ -82,5 +82,5 @@ class TaskSpec:
         return bytes, (self.__conform__(None),)
 
     def result_ids(self) -> list[bytes]:
-        """The ids of its results; a generator's first is its end, the number of items."""
+        """Returns the ids of its results; a generator's first is its end, the number of items."""
         return [ids.result(self.id, index) for index in range(max(1, self.returns))]

@@ -100,7 +100,7 @@ class TaskTable:
         slot.waiting.append(task)
 
     def _known(self, task: TaskSpec) -> TaskSpec | None:
-        """The same call, if it was made before and its results are there, or are to come."""
+        """Returns the same call, if it was made before and its results are there, or to come."""
         live = self.live.get(task.id)
         if live is not None:
             return live
@@ -110,7 +110,7 @@ class TaskTable:
         return slots[0].task  # type: ignore[union-attr]
 
     def slots_of(self, task: TaskSpec) -> list[Slot]:
-        """Its results' slots: those that somebody has already, and new ones."""
+        """Returns its results' slots: those that somebody has already, and new ones."""
         known = self._objects.slots
         return [known.get(id) or Slot(id, task.name, task) for id in task.result_ids()]
 
@@ -121,7 +121,7 @@ class TaskTable:
             self._objects.hold(slot.id, ("process", caller))
 
     def input_ready(self, task: TaskSpec, slot: Slot) -> None:
-        """One input less to wait for."""
+        """Counts one input less to wait for."""
         if task.id not in self.live:
             return
         if slot.failed:
@@ -291,7 +291,7 @@ class TaskTable:
                 self._gcs.put(_row(task))
 
     def hold_result(self, caller: TaskSpec, id: bytes) -> None:
-        """What a task has called is kept, not to be run again with it."""
+        """Keeps what a task has called, so that it is not run again with it."""
         self._callers.add(caller.id)
         self._objects.hold(id, ("task", caller.id))
 
@@ -337,7 +337,7 @@ class TaskTable:
 
 
 def cancelled_error(task: TaskSpec) -> TaskCancelledError:
-    """What the results of a cancelled task raise."""
+    """Returns what the results of a cancelled task raise."""
     return TaskCancelledError(f"{task.name} was cancelled")
 
 

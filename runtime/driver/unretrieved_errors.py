@@ -48,7 +48,7 @@ class UnretrievedErrors:
             self._print(actor.class_name, str(death), f"{actor.name} has died, and nobody asked")
 
     def _ended_on_purpose(self, task: TaskSpec) -> bool:
-        """Whether its actor was stopped or killed: what its calls raise then is of no interest."""
+        """Tells whether its actor was stopped or killed, so that no call's error is of interest."""
         if not task.actor:
             return False
         actor = self._actors.get(task.actor)

@@ -175,7 +175,7 @@ class _Server:
             os._exit(code)
 
     def _forget(self) -> None:
-        """In the child: closes what is the server's, above all other actors' sockets."""
+        """Closes in the child what is the server's, above all other actors' sockets."""
         self._control.close()
         for message in self._waiting:
             message.close()

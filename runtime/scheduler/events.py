@@ -24,9 +24,8 @@ class QueueEntry:
 
     want: Demand = field(init=False, repr=False)
     order: int = field(init=False, repr=False)  # by submission
-    overtaken: int = field(
-        init=False, repr=False, default=0
-    )  # younger ones that took what it waits for
+    # Younger ones that took what it waits for.
+    overtaken: int = field(init=False, repr=False, default=0)
     line: Line | None = field(init=False, repr=False, default=None)  # where it waits
     local: LocalScheduler = field(init=False, repr=False)  # where it is
 

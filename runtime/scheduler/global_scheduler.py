@@ -33,7 +33,7 @@ class GlobalScheduler:
         self._locals = locals_
 
     def keeps(self, local: LocalScheduler, entry: Submitted) -> bool:
-        """Whether a task stays with the local scheduler it was submitted to."""
+        """Tells whether a task stays with the local scheduler it was submitted to."""
         demand = entry.want
         if not local.resources.will_come(demand):
             return False
@@ -42,7 +42,7 @@ class GlobalScheduler:
         )
 
     def choose(self, entry: Submitted) -> LocalScheduler | None:
-        """The device with the least wait; on a tie the submitter's, then the one with least load.
+        """Chooses by the least wait; on a tie the submitter's device, then the least load.
 
         Devices whose actors, or blocked tasks, leave too little come last. None: no device has it
         in total.
@@ -58,7 +58,7 @@ class GlobalScheduler:
         return min(self._able(demand), key=preference, default=None)
 
     def choose_for_actor(self, entry: ActorSubmitted) -> LocalScheduler | None:
-        """Where it fits now, else where it will, else where it could; then by actors and wait."""
+        """Chooses where it fits now, else will, else could; of those alike by actors and wait."""
         demand = entry.want
 
         def preference(local: LocalScheduler) -> tuple[object, ...]:
@@ -71,11 +71,11 @@ class GlobalScheduler:
         return min(self._able(demand), key=preference, default=None)
 
     def _able(self, demand: Demand) -> list[LocalScheduler]:
-        """The devices that have it in total."""
+        """Lists the devices that have it in total."""
         return [each for each in self._locals.values() if each.resources.has_in_total(demand)]
 
     def wait_s(self, local: LocalScheduler, function: bytes, demand: Demand) -> float:
-        """How long a task would wait there for its turn."""
+        """Returns how long a task would wait there for its turn."""
         if self._starts_at_once(local, demand):
             return 0.0
         return self._queue_s(local, function)
@@ -104,7 +104,7 @@ class GlobalScheduler:
         return total_s / local.resources.cpus
 
     def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
-        """The mean as measured on that device, else on any; else that of the function `asked`."""
+        """Returns the mean as measured on that device, else on any; else that of `asked`."""
         for known in (function, asked):
             for device in (local, *self._locals.values()):
                 mean_s = device.run_times.get(known)

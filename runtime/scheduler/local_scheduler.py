@@ -395,9 +395,11 @@ class LocalScheduler:
         return stopped
 
     def surplus(self) -> bool:
-        """Whether there is an idle worker too many."""
+        """Tells whether there is an idle worker too many."""
+        if not self.idle:
+            return False
         num_going = sum(not worker.blocked for worker in self.workers.values())
-        return bool(self.idle) and num_going > self.resources.cpus
+        return num_going > self.resources.cpus
 
 
 def _overtake(waiting: list[Waiting], demand: Demand) -> None:

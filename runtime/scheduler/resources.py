@@ -71,7 +71,7 @@ class DeviceResources:
         return True
 
     def will_come(self, demand: Demand) -> bool:
-        """Whether it fits once the tasks that run now have ended."""
+        """Tells whether it fits once the tasks that run now have ended."""
         total, fixed = self.total, self.fixed
         for name, units in demand.units:
             if total.get(name, 0) - fixed.get(name, 0) < units:
@@ -135,5 +135,5 @@ def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
 
 
 def to_amounts(units: Mapping[str, int]) -> dict[str, float]:
-    """The same for people; places for small tasks are no resource of theirs."""
+    """Returns the same for people; places for small tasks are no resource of theirs."""
     return {name: amount / UNITS for name, amount in units.items() if name != SLOT}

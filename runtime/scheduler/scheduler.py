@@ -67,14 +67,14 @@ class Scheduler:
         }
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """What to do now that this has happened, in that order."""
+        """Returns what to do now that this has happened, in that order."""
         out: Out = []
         self._handlers[event.__class__](event, now_s, out)
         return out
 
     @property
     def wants_tick(self) -> bool:
-        """Whether `Ticked` could lead to anything, as far as is known now."""
+        """Tells whether `Ticked` could lead to anything, as far as is known now."""
         locals_ = self._locals.values()
         for local in locals_:
             if local.surplus():
@@ -85,7 +85,7 @@ class Scheduler:
         return not self._single and any(local.queue.length for local in locals_)
 
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
-        """All that the devices have together, and what of it nobody holds now."""
+        """Returns all that the devices have together, and what of it nobody holds now."""
         total: collections.Counter[str] = collections.Counter()
         free: collections.Counter[str] = collections.Counter()
         for local in self._locals.values():

@@ -73,7 +73,7 @@ class Packed:
 
     @property
     def body(self) -> bytes:
-        """All of it in one piece."""
+        """Returns all of it in one piece."""
         return b"".join(self.parts)
 
 

@@ -302,8 +302,8 @@ def _claim(folder: str) -> Iterator[bool]:
 
 
 def taken(run: Callable[[Any], None], target: Target) -> list[Loaded]:
-    """What warp's own way of loading does with the modules that `run(device)` launches: the ones
-    that it finds in its kernel cache are not `compiled`. Kernels are looked up in the binaries."""
+    """Returns what warp's own way loads of the modules that `run(device)` launches.
+    Those in its kernel cache are not `compiled`. Kernels are looked up in the binaries."""
     device = offline_device(target)
     with watched() as loaded:
         run(device)

@@ -63,7 +63,7 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Order:
-    """What to build."""
+    """Says what to build."""
 
     out: Path
     part_mib: int
@@ -86,7 +86,7 @@ class Needs:
 
 
 def is_never_carried(name: str) -> bool:
-    """Whether it belongs to the node's CUDA; nvidia-ml-py is plain Python over its driver."""
+    """Tells whether it belongs to the node's CUDA; nvidia-ml-py is plain Python over its driver."""
     if name == "nvidia-ml-py":
         return False
     return any(name == one or (one[-1] == "-" and name.startswith(one)) for one in NEVER)
@@ -134,7 +134,7 @@ def _installed(name: str) -> importlib.metadata.Distribution:
 
 
 def _stands_alone(name: str) -> bool:
-    """Whether a package is here, pure Python, and needs no other: it can be carried in case."""
+    """Tells whether a package is here, pure Python, and needs no other, so it can be carried."""
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -154,7 +154,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def requirements() -> list[Requirement]:
-    """What the project and its extras for a GPU node ask for."""
+    """Returns what the project and its extras for a GPU node ask for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [one for extra in EXTRAS for one in project["optional-dependencies"][extra]]
     return [Requirement(text) for text in project["dependencies"] + extras]

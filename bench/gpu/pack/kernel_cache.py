@@ -62,7 +62,7 @@ def watched() -> Iterator[list[Loaded]]:
 
 
 def summary(loaded: Sequence[Loaded]) -> dict[str, Any]:
-    """What was found and what was compiled, as the JSON line has it."""
+    """Returns what was found and what was compiled, as the JSON line has it."""
     compiled = [one for one in loaded if one.compiled]
     return {
         "modules": len(loaded),

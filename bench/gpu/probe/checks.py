@@ -198,7 +198,7 @@ def usage(check: Check) -> None:
 
 
 def _held(check: Check, pid: int) -> tuple[int | None, str]:
-    """What NVML says that a process holds, and whom it lists."""
+    """Returns what NVML says that a process holds, and whom it lists."""
     with driver.nvml_session() as nvml:
         handle = nvml.nvmlDeviceGetHandleByUUID(check.device.uuid)
         listed = driver.read_processes(nvml, [handle])
@@ -208,7 +208,7 @@ def _held(check: Check, pid: int) -> tuple[int | None, str]:
 
 
 def kernels(check: Check) -> None:
-    """Whether kernels that were compiled ahead of time are loaded."""
+    """Checks whether kernels that were compiled ahead of time are loaded."""
     if not KERNELS.exists():
         check.row("kernels", f"not here: {KERNELS.name}", None)
         return
@@ -321,7 +321,7 @@ def static(check: Check) -> None:
 
 
 def terminate(check: Check) -> None:
-    """How a fenced client at work ends, and whether others get in afterwards."""
+    """Checks how a fenced client at work ends, and whether others get in afterwards."""
     layout = check.layout("mps", 50, 50)
     with check.tried("a client is fenced"), slices_of(layout) as (gmis, slices):
         with started("works", slices.environment(gmis[0])) as running:
@@ -345,7 +345,7 @@ def terminate(check: Check) -> None:
 
 
 def _in(backend: str, check: Check, name: str, *arguments: str) -> Any:
-    """What a client answers that is alone on the GPU, by a backend."""
+    """Returns what a client answers that is alone on the GPU, by a backend."""
     percent = None if backend == "direct" else 50
     with slices_of(check.layout(backend, percent)) as (gmis, slices):
         return client(name, slices.environment(gmis[0]), *arguments)

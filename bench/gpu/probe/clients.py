@@ -36,7 +36,7 @@ def say(answer: Any) -> None:
 
 
 def sees() -> Any:
-    """Whether this process is an MPS client, and the SMs it may use."""
+    """Tells whether this process is an MPS client, and the SMs it may use."""
     from gmi_drl.gmi import cuda_driver
 
     return {"mps": cuda_driver.mps_enabled(), "sm_count": cuda_driver.sm_count()}

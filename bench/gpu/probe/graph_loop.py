@@ -19,7 +19,7 @@ def _count_down(  # type: ignore[no-untyped-def]
 
 
 def rounds_of_loop(count: int, device: Any, stream: Any = None) -> int:
-    """How many rounds a captured loop runs that is to end after `count`, on the stream if any."""
+    """Counts the rounds of a captured loop that is to end after `count`, on the stream if any."""
     left: Any = wp.array([count], dtype=wp.int32, device=device)
     rounds: Any = wp.zeros(1, dtype=wp.int32, device=device)
     wp.synchronize_device(device)  # they were made on warp's own stream

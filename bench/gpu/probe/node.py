@@ -28,7 +28,7 @@ _SHM_BYTES: Final = 64 << 20  # torch keeps counters of shared memory there
 
 
 def node(check: Check) -> None:
-    """What this machine has. `export PATH` where MPS's programs are elsewhere."""
+    """Returns what this machine has. `export PATH` where MPS's programs are elsewhere."""
     machine, device = look(), check.device
     cuda = machine.cuda or check.topology.cuda
     version = None if cuda is None else ".".join(map(str, cuda))

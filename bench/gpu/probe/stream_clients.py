@@ -48,7 +48,7 @@ def two_streams(where: str) -> list[Any]:
 
 
 def loops(where: str) -> Any:
-    """How many rounds a loop runs that the GPU ends after ten."""
+    """Returns how many rounds a loop runs that the GPU ends after ten."""
     import torch
     import warp as wp
 
@@ -172,7 +172,7 @@ class Disturbs:
 
 
 def events() -> Any:
-    """What torch's events do on green streams, in words if they do not: "" is as it should be."""
+    """Says what is wrong with torch's events on green streams: "" is as it should be."""
     import torch
 
     first, second = two_streams("green")
@@ -237,7 +237,7 @@ def in_words(error: Exception) -> str:
 
 
 def green() -> Any:
-    """What runs in three green contexts of one split, and on which SMs."""
+    """Returns what runs in three green contexts of one split, and on which SMs."""
     import torch
 
     from gmi_drl.gmi.backends.green import green_context_of

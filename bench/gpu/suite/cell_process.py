@@ -73,7 +73,7 @@ def measured(
 
 
 def cell_lock(kept: Path) -> Path:
-    """What a cell holds until it has ended, also where its suite was killed before."""
+    """Returns the lock that a cell holds until it ends, also if its suite was killed before."""
     return kept.with_name("cell.lock")
 
 

@@ -169,7 +169,7 @@ _KINDS: Final[dict[str, Callable[[What, What, Path], Found]]] = {
 
 
 def measure(cell: What, stage: What, kept: Path) -> Found:
-    """What a cell found: its numbers, or `failed` and `why`. Starts the runtime, and ends it."""
+    """Measures a cell: its numbers, or `failed` and `why`. Starts the runtime, and ends it."""
     env = {"env": {"adapter": stage["adapter"]}}
     runtime.init([*preload_of(env), "gmi_drl.comm.reducers.mrr", "gmi_drl.comm.reducers.har"])
     try:

@@ -22,7 +22,7 @@ _OF_ITS_OWN: Final = ("training", "num_env")  # whose rows are what the tuner is
 
 
 class Open(Exception):
-    """What a cell follows from is not measured."""
+    """Says that what a cell follows from is not measured."""
 
 
 def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) -> list[Cell]:
@@ -91,7 +91,7 @@ def resolved(cell: Cell, records: Records) -> dict[str, Any]:
 
 
 def answers(record: Mapping[str, Any], cell: Cell) -> bool:
-    """Whether a kept record is of what the cell asks, so that it need not be run again.
+    """Tells whether a kept record is of what the cell asks, so that it need not be run again.
 
     A warm-up that failed is no answer: an adapter keeps what it compiled, and goes on from there.
     """
@@ -118,7 +118,7 @@ def _setting(its: What) -> dict[str, Any]:
 
 
 def best_of(records: Records, mode: str) -> What | None:
-    """What the fastest exclusive process of a mode's ladder was; None if none was measured."""
+    """Finds the fastest exclusive process of a mode's ladder; None if none was measured."""
     ladder = f"{_ladder_of(mode)}/ladder/"
     return _fastest(r for k, r in records.items() if k.startswith(ladder))
 

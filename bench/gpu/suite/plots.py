@@ -132,7 +132,7 @@ def _throughput(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _environments(row: Row) -> str:
-    """As many environments in each, 4096 in all: what the name of its block says after k GMIs."""
+    """Says "as many environments in each", or "4096 in all", from what its block is called."""
     return str(row["block"].partition(", ")[2] or "as many environments in all")
 
 
@@ -246,7 +246,7 @@ def _draw_tuner(figure: Any, rows: Sequence[Row]) -> None:
 
 
 def _errors_of(rows: Sequence[Row], key: str, spread: str) -> list[list[float]]:
-    """How far down and up the repeats go; nothing is drawn for one repeat."""
+    """Returns how far down and up the repeats go; nothing is drawn for one repeat."""
     pairs = [
         (row[key] - row[spread][0], row[spread][1] - row[key]) if row["repeats"] > 1
         else (float("nan"), float("nan"))

@@ -37,7 +37,7 @@ def rows_of(store: Store) -> list[Row]:
 
 
 def named(records: Sequence[Record]) -> Row:
-    """What the rows of some cells say of them all: the median's phases, memory, settings.
+    """Returns what the rows of some cells say of them all: the median's phases, memory, settings.
 
     Not captured in one of them is not captured: its time is in the ratio.
     """
@@ -94,7 +94,7 @@ def _precisions(store: Store) -> Iterator[Row]:
 
 
 def _tuned(store: Store) -> Iterator[Row]:
-    """What the tuner chose, as it measured it."""
+    """Yields what the tuner chose, as it measured it."""
     for (experiment, block), sides in _groups(store, "tune").items():
         for side, (one, *_) in sides.items():
             what, choice = one["what"], one["choice"]

@@ -48,7 +48,7 @@ Refusals = Callable[[str, str], Sequence[str]]  # env id, adapter: every reason 
 
 @dataclass(frozen=True)
 class Stage:
-    """What the cells are made for: the environment, and what this machine can be cut into."""
+    """Says what the cells are made for: the environment, and what this machine is cut into."""
 
     env: str
     adapter: str
@@ -93,7 +93,7 @@ class Stage:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a cell is given of it, and what makes a suite; see `identity`."""
+        """Returns what a cell is given of it, and what makes a suite; see `identity`."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def narrowed(

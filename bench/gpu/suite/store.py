@@ -53,8 +53,8 @@ def ratio(ours: Record, theirs: Record, key: str) -> float:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Of all code that a cell runs, and the models that it simulates: others are another suite,
-    committed or not."""
+    """Digests all code that a cell runs, committed or not, and the models that it simulates.
+    Others are another suite."""
     found = hashlib.sha256()
     for name in _SOURCES:
         files = (path for path in (root / name).rglob("*") if path.suffix in (".py", ".xml"))
@@ -65,7 +65,7 @@ def source_digest(root: Path = ROOT) -> str:
 
 
 def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
-    """What makes a suite: results of another one are not compared with its own.
+    """Returns what makes a suite: results of another one are not compared with its own.
 
     `machine`: what `report.machine` does not say of it, such as the GPUs' driver.
     """

@@ -181,7 +181,7 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
 
 
 def _share_of(cell: Cell) -> str:
-    """How its GMIs share a GPU: what makes one hang is likely to make the next one hang, too."""
+    """Returns how its GMIs share a GPU: what makes one hang is likely to hang the next one, too."""
     times = cell.what.get("sm_overcommit")
     return f"{cell.what.get('backend', 'no backend')}{'' if times is None else f' x {times:g}'}"
 
@@ -191,7 +191,7 @@ def _leave(store: Store, cell: Cell, why: str) -> None:
 
 
 def _usual_s(cell: Cell, records: Mapping[str, Mapping[str, Any]]) -> float:
-    """What a cell of this kind takes."""
+    """Returns what a cell of this kind takes."""
     known = [float(r["wall_s"]) for r in records.values() if r["kind"] == cell.kind]
     return statistics.median(known) if known else _LEAST_S + float(cell.what.get("seconds", 0.0))
 

@@ -18,7 +18,7 @@ _AIM_NUM_ENV: Final = 4096
 
 
 def summary(store: Store, rows: Sequence[Row]) -> list[str]:
-    """Where packing stops paying, in k, num_env and model, and why, from the rows there are."""
+    """Says where packing stops paying, in k, num_env and model, and why, from the rows."""
     found = [f"{DRY_NOTE}."] if "note" in store.head else []
     busy = max((float(r.get("others_cores", 0.0)) for r in store.records.values()), default=0.0)
     if busy > _BUSY:
@@ -34,7 +34,7 @@ def summary(store: Store, rows: Sequence[Row]) -> list[str]:
 
 
 def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
-    """What k GMIs give with the environments of one process, and, apart from that, with more."""
+    """Says what k GMIs give with the environments of one process and, apart from it, with more."""
     rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
     shared = [row for row in rows if _same_total(row)]
     totals = sorted({row["peer_setting"]["num_env"] for row in shared})
@@ -46,7 +46,7 @@ def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _at_total(experiment: str, total: int, rows: Sequence[Row]) -> str:
-    """What k GMIs give that share `total` environments, the best of each k."""
+    """Says what k GMIs give that share `total` environments, the best of each k."""
     best = _best_by_k([row for row in rows if row["peer_setting"]["num_env"] == total])
     top = max(best.values(), key=lambda row: row["ratio"])
     verdict = f"most at k = {top['gmis']}"
@@ -86,7 +86,7 @@ def _each(best: Mapping[int, Row]) -> str:
 
 
 def _same_total(row: Row) -> bool:
-    """Whether its GMIs have no more environments together than the one process has."""
+    """Tells whether its GMIs have no more environments together than the one process has."""
     return bool(row["gmis"] * row["num_env"] <= row["peer_setting"]["num_env"])
 
 
@@ -119,7 +119,7 @@ def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _by_precision(rows: Sequence[Row]) -> list[str]:
-    """What precision gives one process, and packing in each."""
+    """Says what precision gives one process, and packing in each."""
     parts = []
     for row in rows:
         if row["side"].startswith(BASELINE) and row["precision"] != "fp32":
@@ -131,7 +131,7 @@ def _by_precision(rows: Sequence[Row]) -> list[str]:
 
 
 def _aim(experiment: str, rows: Sequence[Row]) -> str:
-    """Whether GMIs reach the aim with the baseline's own environments, by the best such row."""
+    """Tells if GMIs reach the aim with the baseline's own environments, by the best such row."""
     text = (
         f"{experiment}, aim: >= {_AIM} over the exclusive captured baseline at num_env <= "
         f"{_AIM_NUM_ENV:,}:"
@@ -156,7 +156,7 @@ def _aim(experiment: str, rows: Sequence[Row]) -> str:
 
 
 def _beyond(best: Row, rows: Sequence[Row]) -> str:
-    """What one process does with more environments than the baseline has, or may do."""
+    """Says what one process does with more environments than the baseline has, or may do."""
     of_peer = best["peer_setting"]["num_env"]
     same = ("network", "env", "mode", "devices")
     alone = [
@@ -188,7 +188,7 @@ def _phases_of(row: Row) -> str:
 
 
 def _of_tuner(rows: Sequence[Row]) -> list[str]:
-    """What the tuner chose in each question, beside the suite's own best, and its border."""
+    """Says what the tuner chose in each question, beside the suite's own best, and its border."""
     its = [row for row in rows if row["experiment"] == "tuner"]
     tuned = [row for row in its if row["side"] == "tune"]
     beside = {row["block"]: row for row in its if row["side"] == "choice of tune"}
@@ -242,7 +242,7 @@ def border(candidates: Sequence[One]) -> str:
 
 
 def _meet(candidates: Sequence[One], sides: tuple[One, One]) -> bool:
-    """Whether both numbers of GMIs were measured with as many environments in all."""
+    """Tells whether both numbers of GMIs were measured with as many environments in all."""
     theirs, ours = (set(_totals(candidates, side)) for side in sides)
     return bool(theirs & ours)
 

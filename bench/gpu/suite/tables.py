@@ -96,7 +96,7 @@ def _text(value: float) -> str:
 
 
 def _more(row: Row) -> str:
-    """What else a row has to say, in few words."""
+    """Says what else a row has to say, in few words."""
     parts = []
     if row.get("device_bytes"):
         parts.append(f"{row['device_bytes'] / 2**30:.2f} GiB")

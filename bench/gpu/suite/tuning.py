@@ -24,7 +24,7 @@ Found = dict[str, Any]
 
 
 def tune(cell: What, stage: What, kept: Path) -> Found:
-    """What `gmi-drl tune` chooses for the cell's question, by measuring; all that it measured.
+    """Has `gmi-drl tune` choose for the cell's question, and returns all that it measured.
 
     Its record is in `kept`, the suite's own folder: one that was ended goes on, and what other
     code has measured does not answer.

@@ -59,7 +59,7 @@ class Listening(ProfileWatch):
             raise
 
     def more(self) -> dict[str, Any]:
-        """What it heard: of the start, means over iterations but the first, and memory.
+        """Returns what it heard: of the start, means over iterations but the first, and memory.
 
         `gmi_mem_bytes` is the most that a GMI held, of all of them the most; `gmi_mem_share` that
         over the GMI's own share. `sm_count`: of each GMI, as CUDA says. `not_captured`: what was to
@@ -84,7 +84,7 @@ class Listening(ProfileWatch):
 
 
 def _not_captured(folders: Sequence[Path]) -> list[str]:
-    """What GMIs say of it in their logs, once each."""
+    """Returns what GMIs say of it in their logs, once each."""
     said: dict[str, None] = {}
     for folder in folders:
         for path in sorted(folder.rglob("gmi*.log")):

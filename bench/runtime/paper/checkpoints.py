@@ -51,7 +51,7 @@ class Walker:
 
 
 def _one(side: Side, log: Path, every: int, done: int) -> tuple[int, float]:
-    """How many methods were run again, and the seconds from the kill to the next answer."""
+    """Returns how many methods were run again, and the seconds from the kill to the next answer."""
     log.write_bytes(b"")
     options = {"checkpoint_every": every} if every else {}
     actor = side.actor(Walker, max_restarts=1, **options).remote(str(log))

@@ -57,7 +57,7 @@ class Side:
             self.api.init(num_cpus=num_cpus)
 
     def count(self, number: int) -> int:
-        """How often to do it; a twentieth when a smoke test is wanted."""
+        """Returns how often to do it; a twentieth when a smoke test is wanted."""
         return max(2, number // 20) if self.quick else number
 
     def task(self, function: Callable[..., Any], **options: Any) -> Any:
@@ -87,13 +87,13 @@ def noop(*_: Any) -> None:
 
 
 def warm_up(side: Side, task: Any) -> None:
-    """Until every worker has started, knows the task and has run it a while."""
+    """Runs the task until every worker has started, knows it and has run it a while."""
     for _ in range(3):
         side.get([task.remote() for _ in range(100)])
 
 
 def seconds(work: Callable[[], Any], times: int = 1) -> float:
-    """How long it takes to do it so often, in all."""
+    """Returns how long it takes to do it so often, in all."""
     begin = time.perf_counter()
     for _ in range(times):
         work()

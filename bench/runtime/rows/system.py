@@ -27,7 +27,7 @@ def start(side: Side) -> dict[str, float]:
 
 
 def idle(side: Side) -> dict[str, float]:
-    """What it weighs when all is done: memory as proportional set size, shared pages in parts.
+    """Weighs it when all is done: memory as proportional set size, shared pages in parts.
 
     The driver's growth is that of importing the library and using it; it is not in
     `memory_beyond_driver_MB`.

@@ -259,6 +259,5 @@ def _error(nvml: Any, what: str, code: int) -> MigError:
 
 def _name(info: Any) -> str:
     """Returns the name of a profile: 3g.40gb."""
-    return (info.name.decode() if isinstance(info.name, bytes) else str(info.name)).removeprefix(
-        "MIG "
-    )
+    name = info.name.decode() if isinstance(info.name, bytes) else str(info.name)
+    return name.removeprefix("MIG ")
