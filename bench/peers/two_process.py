@@ -114,7 +114,7 @@ def _count() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class _Job:
-    """What a process trains or acts with."""
+    """Holds what a process trains or acts with."""
 
     learner: Any
     published: Any
