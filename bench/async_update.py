@@ -27,7 +27,7 @@ Columns = dict[str, Tensor]
 
 
 def batch(update: int, discrete: bool) -> Columns:
-    """Makes what agents with an older policy have sampled, [T, B, ...], and a last observation."""
+    """Returns what an older policy has sampled, [T, B, ...], and the last observation."""
     draw = torch.Generator().manual_seed(100 + update)
     size = (STEPS, ENVIRONMENTS)
     action = torch.randn(*size, ACTIONS, generator=draw)

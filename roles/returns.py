@@ -1,4 +1,4 @@
-"""What steps were worth: GAE (Schulman et al., 2016), and V-trace (Espeholt et al., 2018).
+"""Computes what steps were worth: GAE (Schulman et al., 2016), V-trace (Espeholt et al., 2018).
 
 T = steps of a segment, N = B = environments. Everything is computed for all environments at once,
 in one pass backwards over T.

@@ -1,7 +1,7 @@
 """A ring is a link in memory that two processes share: packets are read where they were written.
 
-Every word has one writer, so that nothing needs an atomic
-read-modify-write, and is written in one store; `|` is a fence. In each stream,
+Every word has one writer, so that nothing needs an atomic read-modify-write, and is written in one
+store; `|` is a fence. In each stream,
 
     the sender    picks a free slot; payload, header, held[slot] = n + 1, order[n mod slots] = slot
                   | sent = n + 1 | rings the receiver's doorbell

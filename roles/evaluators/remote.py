@@ -93,7 +93,7 @@ class RemoteEvaluators:
         """
 
     def _all(self, there: bool) -> bool:
-        """Whether the workers of all trainers are there.
+        """Tells whether the workers of all trainers are there.
 
         Trainers whose workers are not done say so again and again, and the others wait as long as
         they do: who is late is theirs to find.

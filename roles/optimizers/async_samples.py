@@ -228,7 +228,7 @@ class AsyncSamples:
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
     def _next_batch(self, number: int) -> ExperienceBatch | None:
-        """What iteration `number` trains on: a batch it has begun before, or the next one."""
+        """Returns the batch of iteration `number`: one it has begun before, or the next one."""
         if number in (held := dict(self._held)):
             return held[number]
         following = self._batcher.next(self._board_version, self._mgr.stop_requested)

@@ -37,7 +37,7 @@ _DRAWS: Final = 5  # the stream of seeds that minibatches are drawn by
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a role samples by: environments of its own, or else the workers it is joined with."""
+    """Says who samples for a role: its own environments, or else workers it is joined with."""
 
     role: ActingRole
     env: VecEnv | None

@@ -18,7 +18,7 @@ _ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 class Trunk(nn.Sequential):
     """Hidden layers with an activation behind each: [B, D] to float32 features [B, `features`].
 
-    With precision bf16 they run in bfloat16; tf32 is the same as fp32 here: see below.
+    With precision bf16 they run in bfloat16; tf32 is fp32 here, and is `set_matmul_precision`'s.
     """
 
     def __init__(

@@ -238,7 +238,7 @@ class GmiHost:
 
 
 class _Teller(logging.StreamHandler[TextIO]):
-    """Of one GMI: of what others log, that are threads of the same process, it tells nothing."""
+    """Tells what one GMI logs, and not what GMIs log that are other threads of its process."""
 
     gmis: ClassVar[set[int]] = set()  # the threads of this process that are GMIs
 

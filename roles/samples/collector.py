@@ -150,7 +150,7 @@ class Collector:
         return value if normalizer is None else normalizer.denormalize(value)
 
     def _complete(self) -> None:
-        """What of the rows is made for all steps at once."""
+        """Makes the columns that are made for all steps at once."""
         batch = self.batch
         batch["done"].copy_(batch["ended"])
         self._policy.finish(batch)
@@ -168,7 +168,7 @@ class Collector:
         return batch["raw_observation"].sum() + self.observation.sum() + batch["reward"].sum()
 
     def _record_next(self, at: Mapping[str, Tensor], step: Step) -> None:
-        """Where each step led to: the final observation where an episode ended."""
+        """Records where a step led to: the final observation where an episode ended."""
         ended = at["ended"][:, None]
         at["next_observation"].copy_(torch.where(ended, step.final_observation, step.observation))
         at["terminated"].copy_(step.terminated)
@@ -248,7 +248,7 @@ class Collector:
         return self._graphs[i]
 
     def _between(self, i: int) -> None:
-        """What is done between two steps of the environments: ahead of the i-th, and at the end."""
+        """Does the work between two steps of the environments: before the i-th, or at the end."""
         if i:
             self._record(i - 1, self._steady.step)
         if i < len(self._steps):

@@ -12,7 +12,7 @@ from .batch import Batch
 
 
 class Source(Protocol):
-    """Where an optimizer's minibatches come from."""
+    """Gives an optimizer its minibatches, from what is put in."""
 
     def put(self, batch: Batch) -> None:
         """Take a batch [T, N] in; its memory may be overwritten afterwards."""

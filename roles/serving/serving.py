@@ -153,7 +153,7 @@ class Server(ActingRole):
         self._tally[self.GMI_id, "steps"] += steps
 
     def _goes_on(self) -> bool:
-        """Whether steps of this GMI's share are left, and nobody has asked it to stop."""
+        """Tells whether steps of its share are left, and nobody has asked this GMI to stop."""
         everywhere = sum(gmi.num_env for gmi in self.mgr.layout.gmis)
         share = -(-self.mgr.config.run.total_steps // everywhere) * self.mgr.context.spec.num_env
         return self._steps < share and not self.mgr.stop_requested()
@@ -189,7 +189,7 @@ class Server(ActingRole):
         return spent
 
     def _actor(self, env: VecEnv, pool: Pool | None = None) -> GreedyActor:
-        """What acts: the policy of `run.policy`, or a new one; captured in `pool`, if any."""
+        """Returns what acts by `run.policy` or a new policy, captured in `pool` if there is one."""
         self.build(env)
         network, normalizers = self.policy.network, self.normalizers
         if (path := self.mgr.config.run.policy) is not None and (

@@ -41,14 +41,14 @@ _SEALED = ".sealed"
 
 
 class _Part(BaseModel, strict=True):
-    """What a manifest says of a file."""
+    """Holds what a manifest says of a file."""
 
     bytes: int
     sha256: str
 
 
 class _Manifest(BaseModel, strict=True):
-    """What is read of a manifest; it may hold more."""
+    """Holds what is read of a manifest, which may hold more."""
 
     iteration: NonNegativeInt
     files: dict[str, _Part]
@@ -88,12 +88,12 @@ def folder_of(checkpoints: Path, iteration: int) -> Path:
 
 
 def _aside(final: Path) -> Path:
-    """Where a checkpoint is while another one takes its place."""
+    """Returns where a checkpoint is while another one takes its place."""
     return final.with_name(f".{final.name}.old")
 
 
 def _part_folder(checkpoints: Path, iteration: int, sealed: str = "") -> Path:
-    """Where parts are written; `sealed`: where they are when nobody may write them any more."""
+    """Returns where parts are written, or with `sealed`, where nobody may write them any more."""
     return checkpoints / f".iteration_{iteration:06d}{sealed}.part"
 
 

@@ -94,7 +94,7 @@ class Training:
                 self._log.close()
 
     def _outcome(self) -> dict[str, Any]:
-        """What this GMI's result has beside that which all share."""
+        """Returns what this GMI's result has beside that which all share."""
         outcome = self._optimizer.outcome()
         if self._pause is not None and self._mgr.context.folder is not None:
             saved = saving.folder_of(self._mgr.context.folder)
@@ -193,7 +193,7 @@ class Training:
             self._log = MetricsLog(folder, self._iteration, self._metrics, self._mgr.warn)
 
     def _state(self) -> dict[str, Any]:
-        """What a GMI that comes back needs to go on as if it had been there."""
+        """Returns what a GMI that comes back needs to go on as if it had been there."""
         return {
             "learned": self._optimizer.state_dict(),
             "iteration": self._iteration,
@@ -273,7 +273,7 @@ class Training:
             self._mgr.warn(failure)
 
     def _shared_state(self, whole: bool) -> dict[str, Any]:
-        """What all GMIs hold alike; not `whole`: without the moments of the optimizer."""
+        """Returns what all GMIs hold alike; not `whole`: without the optimizer's moments."""
         state = self._optimizer.state_dict()
         if not whole:
             state["optimizer"] = state["optimizer"] | {"state": {}}
