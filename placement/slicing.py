@@ -17,9 +17,6 @@ from .topology import Device, share
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import HardwareConfig
 
-    from .layout import GmiSpec, Layout
-    from .topology import Device
-
 
 def group_sms(device: Device) -> int:
     """Returns the SMs in a group on this GPU, the least that a green context can have."""

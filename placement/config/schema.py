@@ -76,10 +76,9 @@ def _docstrings(section: type) -> Iterator[tuple[str, str]]:
 
     It would when the class is made, which all pay for; here those do who get a message.
     """
-    with suppress(OSError, SyntaxError):  # made without a file
+    with suppress(OSError, SyntaxError, TypeError):  # made without a file
         body = ast.parse(dedent(inspect.getsource(section))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for pair in itertools.pairwise(body.body):
+        for pair in itertools.pairwise(getattr(body, "body", ())):
             match pair:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),

@@ -46,7 +46,8 @@ def show(console: Console, record: TuneRecord) -> None:
         table("Steps/s", ("num_env", *names), _throughput(results, few), numbers=True)
         console.out(f"{_KEY}\n", highlight=False)
     rows: Sequence[tuple[str, ...]]
-    if named := compared(results):
+    if results.winner is not None:
+        named = compared(results)
         rows = _closer(named, results, record.header.get("mode") != "serving")
         table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
         console.out("")

@@ -144,12 +144,14 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
 
 
 def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
-    path = folder / METRICS
-    metrics = metrics_in(path.read_bytes()) if path.exists() else []
-    lines = [line for line in metrics if line.get("return_mean") is not None]
-    every = -(-len(lines) // _POINTS) or 1
-    kept = lines[::-1][::every][::-1]  # the last one is always there
-    return tuple((int(line["steps"]), float(line["return_mean"])) for line in kept)
+    points = []
+    with contextlib.suppress(OSError):
+        for line in metrics_in((folder / METRICS).read_bytes()):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                if line["return_mean"] is not None:
+                    points.append((int(line["steps"]), float(line["return_mean"])))
+    every = -(-len(points) // _POINTS) or 1
+    return tuple(points[::-1][::every][::-1])  # the last one is always there
 
 
 @contextlib.contextmanager

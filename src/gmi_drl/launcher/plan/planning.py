@@ -29,10 +29,10 @@ from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
 
 from .reduction import reduction_fault
+from .wiring import wires_fault
 
 if TYPE_CHECKING:
     from .user_code import UserCodeReport
-from .wiring import wires_fault
 
 
 @contextmanager

@@ -75,6 +75,7 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     for name, role in config.roles.items():
         faults += role_problems(name, role.class_, folder)
     settings, wrong = _checked_settings(config, folder)
+    custom = isinstance(config.algorithm, CustomAlgorithmConfig)
     config = config.model_copy(update={"algorithm": settings})
     faults += wrong
     if faults:
@@ -97,9 +98,10 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
                 max_episode_steps=env.max_episode_steps,
             )  # fmt: skip
             faults = list(_faults(env.id, envs))
-        if not (faults or own_network):  # a network of the least size needs the same spaces
-            least = settings.model_copy(update={"network": (1,)})
-            algorithm_class(settings).make_network(least, envs, None)
+        if not (faults or own_network):
+            if not custom:  # a network of the least size needs the same spaces
+                settings = settings.model_copy(update={"network": (1,)})
+            algorithm_class(settings).make_network(settings, envs, None)
     except EnvError as error:
         return {"faults": str(error).splitlines()}
     if faults:

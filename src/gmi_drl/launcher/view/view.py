@@ -148,7 +148,7 @@ def peak_summary(peaks: Sequence[int]) -> str:
 def peak_cells(peaks: object, layout: Layout) -> list[str]:
     """Words what each GMI has held at most, of its share where it has one.
 
-    None if `peaks` is no list of a number for each GMI.
+    Empty if `peaks` is no list of a number for each GMI.
     """
     if not isinstance(peaks, list) or len(peaks) != len(layout.gmis):
         return []
