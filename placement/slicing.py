@@ -171,7 +171,7 @@ _FILLS: Final[dict[str, Callable[[Device, Specs, HardwareConfig], list[GmiSpec]]
 
 @dataclass(frozen=True)
 class MemoryShare:
-    """What a GMI may hold of its device's memory."""
+    """Says what a GMI may hold of its device's memory."""
 
     nbytes: int
     why: str  # "an equal part of GPU 0 for 4 GMIs"

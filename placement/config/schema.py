@@ -30,7 +30,7 @@ SectionType = type[BaseModel]
 
 @dataclass(frozen=True)
 class ConfigSchema:
-    """What a file is read by: its `root`, and the class that its section `algorithm` has."""
+    """Names what a file is read by: its `root`, and the class of its section `algorithm`."""
 
     root: SectionType = Config
     algorithm: SectionType = AlgorithmConfig

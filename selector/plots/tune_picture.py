@@ -40,7 +40,7 @@ _NARROW: Final = 0.06  # shares below this have no room for a number
 
 @dataclass(frozen=True)
 class Pen:
-    """How a row is drawn, in every panel alike."""
+    """Says how a row is drawn, in every panel alike."""
 
     colour: str
     marker: str

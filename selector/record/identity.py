@@ -67,7 +67,7 @@ def digest_of(facts: Mapping[str, Any]) -> str:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs in machine or versions, "torch 2.12 then, 2.13 now"; "" if nothing does."""
+    """Words what differs in machine or versions, "torch 2.12 then, 2.13 now"; "" for nothing."""
     for part in ("versions", "machine"):
         earlier = before.get(part, {})
         for name in dict.fromkeys([*now[part], *earlier]):
@@ -79,7 +79,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of what runs, without importing it. What is absent of the extras is not named."""
+    """Finds the versions of what runs, without importing it; absent extras are not named."""
     here = {name: version_of(name) for name in (*_PACKAGES, *_IF_THERE)}
     there = {k: v for k, v in here.items() if k in _PACKAGES or v != "unknown"}
     return {"python": ".".join(platform.python_version_tuple()[:2]), **there}
@@ -118,7 +118,7 @@ def commit() -> str | None:
 
 
 def _problem(config: Config, beside: Path) -> dict[str, Any]:
-    """What runs: the config without how long, under which name, and how it was found."""
+    """Returns what runs: the config without how long, its name, and how it was found."""
     whole = config.model_dump(mode="json", exclude={"version", "run", "tune", "search"})
     whole["run"] = {"deterministic": config.run.deterministic, "capture": config.run.capture}
     if config.layout.file is not None:  # what it says, wherever it lies

@@ -27,7 +27,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True)
 class Journal:
-    """What a journal says, up to the first line that is not whole."""
+    """Holds what a journal says, up to the first line that is not whole."""
 
     path: Path
     header: dict[str, Any]
@@ -37,7 +37,7 @@ class Journal:
 
     @property
     def text(self) -> str:
-        """What the file has, without what is not whole."""
+        """Returns what the file has, without what is not whole."""
         return "".join(map(line_text, (self.header, *self.lines)))
 
 

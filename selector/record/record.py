@@ -43,7 +43,7 @@ _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, AssertionErr
 
 @dataclass(frozen=True)
 class TuneRecord:
-    """What a journal of tuning says."""
+    """Holds what a journal of tuning says."""
 
     path: Path
     header: dict[str, Any]
@@ -57,7 +57,7 @@ class TuneRecord:
 
     @property
     def fresh(self) -> bool:
-        """Whether it has a choice that real runs have not refuted since."""
+        """Tells whether it has a choice that real runs have not refuted since."""
         return self.chosen is not None and self.chosen.winner is not None and not self.drifts
 
     @property
@@ -82,7 +82,7 @@ class TuneRecord:
         return next((c for c in tried if [c.row.gmi_per_gpu, c.num_env, c.horizon] == own), None)
 
     def results(self) -> TuneResults:
-        """What was measured, put in order."""
+        """Returns what was measured, put in order."""
         return results_of(self.profiles, self.chosen, self.own)
 
     @property
@@ -92,12 +92,12 @@ class TuneRecord:
 
     @property
     def when(self) -> str:
-        """When its choice was made, for people."""
+        """Tells people when its choice was made."""
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(float(self.choice["at"])))
 
     @classmethod
     def of(cls, journal: Journal) -> TuneRecord:
-        """What a journal says; RecordError for what no tuner has written."""
+        """Reads what a journal says; RecordError for what no tuner has written."""
         record = cls(journal.path, journal.header)
         for number, line in enumerate(journal.lines, 2):
             try:
@@ -132,7 +132,7 @@ class TuneRecord:
 
 
 def record_path(key: str) -> Path:
-    """Where the record with this key is, or would be."""
+    """Returns where the record with this key is, or would be."""
     return records_folder() / f"{key}.jsonl"
 
 
@@ -160,7 +160,7 @@ def expire(path: Path, steps_per_s: float, text: str) -> str:
 
 
 def promise_of(config: Config, topology: Topology, beside: Path | None = None) -> Promise | None:
-    """What the newest fresh record promises for this resolved config; looks at no device."""
+    """Finds what the newest fresh record promises for this resolved config; looks at no device."""
     key: str | None = None
     for record in records():
         if record.fresh and record.promised is not None:

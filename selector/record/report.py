@@ -71,7 +71,7 @@ def show(console: Console, record: TuneRecord) -> None:
 
 
 def notes(record: TuneRecord) -> Iterator[str]:
-    """What was held fixed, where and when it was measured, and whether it still holds."""
+    """Says what was held fixed, where and when it was measured, and whether it still holds."""
     header = record.header
     if held := header.get("held"):
         yield "Held fixed: " + "; ".join(map(str, held)) + "."
@@ -132,7 +132,7 @@ def _closer(
 
 
 def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
-    """What decided: the returns when all of a round had trained for as long."""
+    """Lists what decided: the returns when all of a round had trained for as long."""
     scores = sorted(scores_of(record), key=lambda score: score.round)
     last = max((score.round for score in scores), default=0)
     winner = results.winner and results.winner.candidate

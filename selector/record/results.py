@@ -54,7 +54,7 @@ class TuneResults:
 
     @cached_property
     def winner(self) -> CandidateResult | None:
-        """What was chosen; before that, the fastest."""
+        """Returns what was chosen; before that, the fastest."""
         return self._result(self.chosen.winner) if self.chosen else self.fastest
 
     @cached_property
@@ -64,7 +64,7 @@ class TuneResults:
 
     @cached_property
     def fastest(self) -> CandidateResult | None:
-        """Of the highest throughput; not the winner if that was chosen by its return."""
+        """Returns what has the highest throughput, not the winner if its return decided."""
         return max(self.all, key=lambda f: f.measured.steps_per_s, default=None)
 
     @cached_property
@@ -74,7 +74,7 @@ class TuneResults:
 
     @cached_property
     def base(self) -> CandidateResult | None:
-        """What the choice is held against, see `base_name`; None where it was not measured."""
+        """Returns what the choice is held against, see `base_name`; None if it was not measured."""
         if (own := self._result(self.own)) is not None:
             return own
         first = next((row for row in self.rows.values() if row), None)
@@ -87,7 +87,7 @@ class TuneResults:
 
     @property
     def base_name(self) -> str:
-        """What `base` is."""
+        """Names what `base` is."""
         own = self.base is not None and self.base.candidate == self.own
         return "config as given" if own else "plain start"
 

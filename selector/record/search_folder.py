@@ -45,7 +45,7 @@ class SearchFolder:
         self.path = path
 
     def run_folder(self, key: RunKey) -> Path:
-        """Where the files of a trial's run lie."""
+        """Returns where the files of a trial's run lie."""
         return self.path / "trials" / f"{key[0]:03d}" / str(key[1])
 
     def append(self, kind: str, **content: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun
 
 
 def score_of(line: Mapping[str, Any]) -> float | None:
-    """What an algorithm is told of a line: less than all numbers while no episode has ended."""
+    """Returns what an algorithm is told of a line: -inf while no episode has ended."""
     if line["kind"] == "failed":
         return None
     mean = line["return_mean"]
@@ -191,5 +191,5 @@ def start_of(line: Mapping[str, Any]) -> RunKey | None:
 
 
 def seconds_of(lines: Iterable[Mapping[str, Any]]) -> float:
-    """How long the search took up to the last of these lines, all its starts together."""
+    """Returns how long the search took up to the last of these lines, all starts together."""
     return max((float(line.get("total_s", 0.0)) for line in lines), default=0.0)

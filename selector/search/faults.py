@@ -46,7 +46,7 @@ _FOR_LIFE: Final = (
 
 
 def section_faults(config: Config) -> list[Fault]:
-    """What is wrong with the section itself; without, every config that can be drawn is valid."""
+    """Lists what is wrong with the section; without, every config that can be drawn is valid."""
     if config.search is None:
         return []
     faults: list[Fault] = []
@@ -56,7 +56,7 @@ def section_faults(config: Config) -> list[Fault]:
 
 
 def search_faults(config: Config) -> list[Fault]:
-    """Why `gmi-drl search` cannot run this config; `placement.check` has the rest."""
+    """Lists why `gmi-drl search` cannot run this config; `placement.check` has the rest."""
     if config.search is None:
         return [
             Fault("search", ABSENT, "missing; it says which hyper-parameters to look for",
@@ -67,7 +67,7 @@ def search_faults(config: Config) -> list[Fault]:
 
 
 def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
-    """Whether the key is one that a search may change, by this kind of range."""
+    """Checks that the key is one that a search may change, by this kind of range."""
     assert config.search is not None
     where = f"search.ranges.{key}"
     # A key of another algorithm is told of by the schema.
@@ -102,7 +102,7 @@ def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
 
 
 def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
-    """What the schema says of the values: of a choice all, of a range the first that is told."""
+    """Lists what the schema says of the values: of a choice all, of a range the first."""
     faults = []
     for kind, shown, value in _probes(span):
         try:

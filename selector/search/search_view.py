@@ -26,7 +26,7 @@ _SHOWN: Final = 10  # trials of the table
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Where a search stands."""
+    """Holds where a search stands."""
 
     done: int  # runs that ended or failed
     failed: int
@@ -60,7 +60,7 @@ def _ended_text(line: Mapping[str, Any]) -> str:
 
 
 def _left(progress: SearchProgress) -> str:
-    """What is done and what is left; time by what runs took so far says little, as they grow."""
+    """Says what is done and left; the time that runs took so far says little, as they grow."""
     text = f"{progress.done} of {progress.total} runs"
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{text}{failed}, {duration(progress.seconds)}"
@@ -79,7 +79,7 @@ class SearchView:
         self._screen.note(text)
 
     def show(self, progress: SearchProgress) -> None:
-        """Where the search stands now."""
+        """Takes in where the search stands now."""
         self._progress = progress
 
     def ended(self, line: Mapping[str, Any], progress: SearchProgress) -> None:

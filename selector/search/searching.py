@@ -43,7 +43,7 @@ _SCHEDULE: Final = "# These are the values it ended with; search.png shows those
 
 @dataclass(frozen=True)
 class SearchResult:
-    """How a search ended."""
+    """Holds how a search ended."""
 
     folder: Path
     best_config: Path  # launches as it is, with the best values

@@ -59,7 +59,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How a run ended."""
+    """Holds how a run ended."""
 
     return_mean: float | None  # of the last 100 episodes; None before the first one has ended
     steps: int  # since the trial's beginning

@@ -57,7 +57,7 @@ class TrialAlgorithm:
 
     @property
     def done(self) -> bool:
-        """Whether it asks for nothing any more, whatever it is told."""
+        """Tells whether it asks for nothing any more, whatever it is told."""
         return not any(track.runs for track in self._tracks)
 
     def ask(self) -> TrialRun | None:
@@ -90,7 +90,7 @@ class TrialAlgorithm:
         return {key for key in keys if key in self._scores and key is not None}
 
     def best(self) -> RunKey | None:
-        """Of those that trained longest, which alone compare, the highest score and first trial."""
+        """Returns the highest score, then first trial, of those that trained longest."""
         steps, scores = self._steps, self._scores
         return max(scores, key=lambda key: (steps[key], scores[key], -key[0]), default=None)
 

@@ -16,7 +16,7 @@ REASONS: Final[tuple[Reason, ...]] = ("memory", "crash", "hang", "refused", "slo
 
 @dataclass(frozen=True, order=True)
 class DeviceSplit:
-    """How a device is cut: the candidates of a row differ in `num_env` alone."""
+    """Says how a device is cut: the candidates of a row differ in `num_env` alone."""
 
     gmi_per_gpu: int
     backend: str
@@ -42,12 +42,12 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many candidates an exhaustive search measures."""
+        """Counts the candidates that an exhaustive search measures."""
         return sum(map(len, self.rows))
 
     @property
     def splits(self) -> list[DeviceSplit]:
-        """How each row splits a device."""
+        """Lists how each row splits a device."""
         return [row[0].row for row in self.rows]
 
 
@@ -61,7 +61,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a candidate does while all its GMIs run together."""
+    """Holds what a candidate does while all its GMIs run together."""
 
     steps_per_s: float  # environment steps, of all GMIs of all devices
     error: float  # relative standard error of steps_per_s
@@ -77,7 +77,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a candidate could not be measured."""
+    """Says why a candidate could not be measured."""
 
     reason: Reason
     text: str  # which limit, and what it said: one line, for people
@@ -101,7 +101,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a search chose. `winner` is None when nothing could be measured."""
+    """Holds what a search chose. `winner` is None when nothing could be measured."""
 
     winner: Candidate | None
     runner_up: Candidate | None  # the best that is not the winner
@@ -120,7 +120,7 @@ class TuneSearch:
         self._advance(None)
 
     def ask(self) -> Ask | None:
-        """What to measure next; None when it is done."""
+        """Returns what to measure next; None when it is done."""
         return self._open
 
     def tell(self, ask: Ask, answer: Answer) -> None:
@@ -146,7 +146,7 @@ def row_text(row: DeviceSplit, rows: Collection[DeviceSplit]) -> str:
 
 
 def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
-    """What tells a row from those of `rows` with as many GMIs."""
+    """Lists what tells a row from those of `rows` with as many GMIs."""
     parts = []
     if len({other.backend for other in rows if other.gmi_per_gpu == row.gmi_per_gpu}) > 1:
         parts.append(row.backend)

@@ -32,7 +32,7 @@ class TrainingCurve:
 
 @dataclass(frozen=True)
 class RaceScore:
-    """What one finalist's return was in a round, when all of that round had trained for so long."""
+    """Holds a finalist's return in a round, when all of that round had trained for so long."""
 
     round: int
     candidate: Candidate
@@ -43,7 +43,7 @@ class RaceScore:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """How a race ended; `winner` is None when no return was seen that could decide it."""
+    """Holds how a race ended; `winner` is None when no return was seen that could decide it."""
 
     winner: Candidate | None
     why: str
@@ -134,7 +134,7 @@ def return_at(curve: TrainingCurve, seconds: float) -> float | None:
 
 
 def scores_of(record: TuneRecord) -> list[RaceScore]:
-    """How the race was judged that led to the choice; before that, what each run came to."""
+    """Lists how the race was judged that led to the choice; before, what each run came to."""
     if "judged" in record.choice:
         return [
             RaceScore(**{**line, "candidate": candidate_of(line["candidate"])})
@@ -162,7 +162,7 @@ def curves_of(record: TuneRecord) -> list[dict[str, Any]]:
 def facts_of(
     curve: TrainingCurve | Failed, seconds: float, number: int, cost_s: float
 ) -> dict[str, Any]:
-    """What a record has of one run of a race, beside the candidate."""
+    """Returns what a record has of one run of a race, beside the candidate."""
     line: dict[str, Any] = {"round": number, "asked_s": seconds, "cost_s": cost_s}
     if isinstance(curve, Failed):
         return {**line, "points": [], "return_mean": None, **asdict(curve)}

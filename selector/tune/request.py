@@ -50,7 +50,7 @@ class TuneRequest:
         return record if record is not None and record.fresh else None
 
     def stale(self) -> Iterator[str]:
-        """Why what is on record of this config does not answer; nothing if there is nothing."""
+        """Says why what is on record of this config does not answer, if anything is."""
         record = self.record()
         if record is not None and record.drifts:
             yield f"{record.drifts[-1]['text']}: it is tuned anew"
@@ -91,6 +91,6 @@ def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str
 
 
 def still_answers(record: TuneRecord, budget_s: float) -> bool:
-    """Whether a search with this budget would find nothing that the one on record did not."""
+    """Tells whether a search with this budget would find no more than the one on record."""
     before_s = float(record.choice.get("budget_s", 0.0))
     return record.fresh and (bool(record.choice["complete"]) or budget_s <= before_s)

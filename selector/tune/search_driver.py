@@ -37,7 +37,7 @@ _MOST_REASONS: Final = 8
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search chose: `measured` is all that is known of the winner together."""
+    """Holds what a search chose: `measured` is all that is known of the winner together."""
 
     chosen: Chosen
     measured: Measured
@@ -56,7 +56,7 @@ def run_search(
     clock: Callable[[], float] = time.monotonic,
     waits_s: float = 0.0,
 ) -> SearchOutcome:
-    """What `search` chooses in `space` with `budget_s` seconds of the clock.
+    """Returns what `search` chooses in `space` with `budget_s` seconds of the clock.
 
     What is recalled counts with the seconds it took. Blocks as long as `profile` does; nothing ends
     a measurement once it has begun, and each is on record before the next begins. `waits_s`: how

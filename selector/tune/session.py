@@ -103,7 +103,7 @@ def _session(
 
 
 def _load(topology: Topology) -> str:
-    """What else runs on the cores that are measured, in words; "" if it is little."""
+    """Words what else runs on the cores that are measured; "" if it is little."""
     cores = {core for device in topology.devices for core in device.cores}
     busy = busy_cores(cores)
     if busy <= max(_BUSY, _BUSY_SHARE * len(cores)):

@@ -108,7 +108,7 @@ def auto_faults(config: Config, topology: Topology) -> list[Fault]:
 
 
 def environments(config: Config, topology: Topology) -> int:
-    """How many steps an update takes of all GMIs for each step of the horizon."""
+    """Counts the steps that an update takes of all GMIs for each step of the horizon."""
     planned = template_of(config).planned(shape_of(config, topology))
     gmis = [roles for device in planned for roles in device]
     if config.mode == "async":
@@ -165,7 +165,7 @@ def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str
 
 
 def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
-    """What becomes of the batch and horizon of the config with this candidate; "" if nothing."""
+    """Says what becomes of the config's batch and horizon with this candidate; "" if nothing."""
     plain = simplest(config)
     before = environments(plain, topology) * plain.algorithm.horizon
     horizon = ""
@@ -227,7 +227,7 @@ def _candidate(
 
 
 def _refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
-    """Why it cannot run here, if it cannot."""
+    """Says why it cannot run here, if it cannot."""
     chosen = _even(config, candidate)
     faults = check(chosen, topology)
     if not faults and candidate.row.percents is not None:
@@ -250,7 +250,7 @@ def _uneven(config: Config, candidate: Candidate, topology: Topology) -> Layout:
 
 
 def _held(config: Config, topology: Topology) -> Iterator[str]:
-    """What no candidate changes, as the report says it."""
+    """Lists what no candidate changes, as the report says it."""
     algorithm, tune = config.algorithm, config.tune
     yield f"env {config.env.id}"
     yield f"mode {config.mode}, template {template_of(config).name}"
@@ -311,7 +311,7 @@ def _unused_counts(config: Config) -> Fault | None:
 
 
 def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
-    """How many GMIs of a device to try, the fewest first."""
+    """Lists how many GMIs of a device to try, the fewest first."""
     if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
         return [config.layout.gmi_per_gpu]
     given = config.tune.gmi_per_gpu

@@ -31,7 +31,7 @@ _DIGEST: Final = "# digest of what follows: "
 
 @dataclass(frozen=True)
 class TunedFile:
-    """Where the tuned config goes, and what lies beside it."""
+    """Says where the tuned config goes, and what lies beside it."""
 
     path: Path
     source: Path | None = None  # the config that is tuned, if it is a file
@@ -93,7 +93,7 @@ class TunedFile:
         return os.path.relpath(self.source.resolve(), self.path.absolute().parent.resolve())
 
     def _present_problem(self, text: str) -> str:
-        """Why the file that is there, with this text, is not to be replaced."""
+        """Says why the file that is there, with this text, is not to be replaced."""
         first, of, digest, rest = (text.split("\n", 3) + [""] * 3)[:4]
         if first != _FIRST:
             return "it is there, and tuning has not made it"

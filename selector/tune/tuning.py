@@ -28,7 +28,7 @@ from .tuned_file import TunedFile
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found, and where it is written."""
+    """Holds what tuning found, and where it is written."""
 
     config: Config  # resolved
     output: Path  # the same as a file, which launches as it is

@@ -67,7 +67,7 @@ def default(
 
 
 def most_profiles(space: Space) -> int:
-    """How many measurements a search of this space may ask for."""
+    """Returns how many measurements a search of this space may ask for."""
     return max(int(space.size * SHARE), _FEWEST)
 
 
@@ -183,7 +183,7 @@ class _Default:
             yield from self._ask(known.rows[row][to])
 
     def _hope(self, one: Candidate) -> float:
-        """What it may truly be, as far as noise can hide it."""
+        """Returns what it may truly be, as far as noise can hide it."""
         return self.known.steps_per_s(one) * (1 + DOUBT * self.known.error(one))
 
     def _best(self, row: int | None = None) -> float:
@@ -210,7 +210,7 @@ class _Default:
 
 
 def _kind(split: DeviceSplit) -> tuple[str, float, bool]:
-    """How a row shares a device, whatever the number of GMIs."""
+    """Returns how a row shares a device, whatever the number of GMIs."""
     return split.backend, split.sm_overcommit, split.percents is not None
 
 
@@ -237,7 +237,7 @@ def above(known: Observations, row: int, step: int) -> int:
 
 
 def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
-    """What a row's points let its `at`-th candidate reach, a single one `once` times itself."""
+    """Returns what a row's points let its `at`-th candidate reach, a single one `once` times it."""
     points = known.points(row)
     if not points:
         return math.inf
@@ -284,7 +284,7 @@ def _peaks(known: Observations, best: Candidate) -> list[Candidate]:
 
 
 def landing(known: Observations, row: int, like: Candidate | None, total: bool = True) -> int:
-    """Where to look in a row first: as many environments, on a device or each GMI, as `like`."""
+    """Finds where to look in a row first: as many environments on a device, or GMI, as `like`."""
     candidates = known.rows[row]
     at = len(candidates) // 5
     if like is not None:

@@ -35,7 +35,7 @@ _SHORT_S: Final = 1.0  # of training; less does not show how a machine varies
 
 
 def _inverse_variance(answer: Measured) -> float:
-    """How much an answer counts beside others: 1 / error^2."""
+    """Returns how much an answer counts beside others: 1 / error^2."""
     return 1 / min(max(answer.error, _LEAST_ERROR), _MOST_ERROR) ** 2
 
 
@@ -66,12 +66,12 @@ def noise_margin(one: Measured, other: Measured) -> float:
 
 
 def differ_significantly(one: Measured, other: Measured) -> bool:
-    """Whether they differ by more than noise explains."""
+    """Tells whether they differ by more than noise explains."""
     return abs(one.steps_per_s - other.steps_per_s) > noise_margin(one, other)
 
 
 def is_uncertain(measured: Measured) -> bool:
-    """Whether it was measured too short, or with too much noise, to decide by."""
+    """Tells whether it was measured too short, or with too much noise, to decide by."""
     return measured.error > _UNCERTAIN or measured.seconds < _SHORT_S
 
 
@@ -121,7 +121,7 @@ class Observations:
             self._failed[ask.candidate] = Failed("hang", f"{answer.steps_per_s} steps/s")
 
     def is_done(self, candidate: Candidate) -> bool:
-        """Whether there is an answer for it."""
+        """Tells whether there is an answer for it."""
         return candidate in self._answers or candidate in self._failed
 
     def row_of(self, candidate: Candidate) -> int:
@@ -129,7 +129,7 @@ class Observations:
         return self._number[candidate.row]
 
     def failed_in(self, row: int) -> bool:
-        """Whether one of a row failed."""
+        """Tells whether one of a row failed."""
         return any(self.row_of(candidate) == row for candidate in self._failed)
 
     def measured_in(self, row: int) -> list[int]:
@@ -181,7 +181,7 @@ class Observations:
         return self._best[row]
 
     def barred(self, candidate: Candidate) -> str | None:
-        """Why it is not to be measured: an end of its row, memory, or time. None: it may be."""
+        """Says why it is not to be measured: end of its row, memory, time. None: it may be."""
         if own := self._failed.get(candidate):
             return f"failed ({own.reason}): {own.text}"
         for one, failed in self._failed.items():
@@ -236,7 +236,7 @@ class Observations:
         return ITERATIONS * candidate.samples / rate
 
     def top(self, row: int) -> int:
-        """How many of a row, from its first, are not barred by failures, memory or time."""
+        """Counts those of a row, from its first, not barred by failures, memory or time."""
         if row not in self._top:
             self._top[row] = bisect_left(self.rows[row], True, key=self._stops)
         return self._top[row]
@@ -260,7 +260,7 @@ class Observations:
         )  # fmt: skip
 
     def chosen(self, complete: bool, skipped: Sequence[Skipped]) -> Chosen:
-        """What to return. `skipped`: each candidate that was not measured."""
+        """Returns the choice. `skipped`: each candidate that was not measured."""
         best, winner = self.best(), self.winner()
         if best is None or winner is None:
             return Chosen(None, None, tuple(skipped), complete, "nothing could be measured")
@@ -293,7 +293,7 @@ class Observations:
         return self.steps_per_s(candidate), -candidate.samples
 
     def _passed_over(self, best: Candidate) -> list[str]:
-        """Who was faster than the best of the usable, and why it is none of these."""
+        """Says who was faster than the best of the usable, and why it is none of these."""
         faster = [one for one in self._answers if self._rank(one) > self._rank(best)]
         return [
             f"{candidate_text(one, self._splits)} was faster and "

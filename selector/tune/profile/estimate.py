@@ -34,7 +34,7 @@ _STUDENT: Final = (1.84, 1.32, 1.20, 1.14)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a stream says after an iteration: of all GMIs that train, or of one that serves."""
+    """Holds what a stream says after an iteration: of all GMIs that train, or one that serves."""
 
     steps: int  # environment steps so far
     time_s: float  # so far, on any clock
@@ -43,7 +43,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What was measured, warm-up left out."""
+    """Holds what was measured, warm-up left out."""
 
     steps_per_s: float  # of all streams together
     error: float  # relative standard error
@@ -53,7 +53,7 @@ class Estimate:
 
     @property
     def is_enough(self) -> bool:
-        """Whether measuring on would tell little."""
+        """Tells whether measuring on would tell little."""
         return self.error <= ENOUGH and self.iterations >= _LEAST and self.seconds >= _LEAST_S
 
 
@@ -71,7 +71,7 @@ class _Rate:
 def estimate(
     streams: Sequence[Sequence[Reading]], others: Sequence[Sequence[Reading]] = ()
 ) -> Estimate | None:
-    """Of the streams of a run together; None until each has two readings.
+    """Estimates the streams of a run together; None until each has two readings.
 
     The first reading's own iteration is the warm-up's. `others` are streams whose steps are in
     `streams` already: only their phases count.

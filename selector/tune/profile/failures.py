@@ -35,7 +35,7 @@ _LONGEST: Final = 300  # characters of a line for people
 def classify(
     error: Exception, layout: Layout | None = None, *, oom_kills: int = 0
 ) -> Failed | None:
-    """What an error of `launch` says of the candidate; None: it is trouble of another kind."""
+    """Words what an error of `launch` says of the candidate; None: it is other trouble."""
     if isinstance(error, GmiDied):
         return _of_gmi(error, layout, oom_kills)
     if isinstance(error, ObjectStoreFullError):

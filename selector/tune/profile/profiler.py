@@ -162,7 +162,7 @@ class ProfileWatch:
         )  # fmt: skip
 
     def _failed(self, gang: Gang, streams: Sequence[_IterationStream]) -> Failed | None:
-        """Why nothing more is to be waited for."""
+        """Says why nothing more is to be waited for."""
         heard_s = max((stream.heard_s for stream in streams), default=0.0)
         timeout, is_first = self._timeout, self._first_s is None
         if is_first:

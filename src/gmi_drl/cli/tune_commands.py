@@ -200,7 +200,7 @@ def _record_of(given: Path, overrides: list[str]) -> tuple[Path | None, str]:
 
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:
-    """Where pictures go: where tuning drew them, or beside a record that was copied there."""
+    """Returns where pictures go: where tuning drew them, or beside a record copied there."""
     from gmi_drl.launcher.colocated_runs import records_folder
     from gmi_drl.selector.tune.tuned_file import DEFAULT_NAME, TunedFile
 
@@ -212,7 +212,7 @@ def _folder_of(given: Path | None, output: Path | None) -> Path:
 
 
 def _is_of_another(folder: Path, recorded: TuneRecord) -> bool:
-    """Whether the report that is there is one of another record."""
+    """Tells whether the report that is there is one of another record."""
     from gmi_drl.selector.errors import RecordError
     from gmi_drl.selector.record import record
 

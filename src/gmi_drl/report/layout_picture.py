@@ -310,7 +310,7 @@ def _gmi(gmi: GmiSpec, device: Device, span: Span, x: int, y: int) -> list[str]:
 
 
 def _stations(layout: Layout) -> dict[int, float]:
-    """Where the lanes have each GMI: below its device, beside the others of it."""
+    """Finds where the lanes have each GMI: below its device, beside the others of it."""
     inner = _CARD - 2 * _PAD
     return {
         i: _LEFT + device * (_CARD + _GAP) + _PAD + (n + 0.5) * inner / len(ids)

@@ -172,7 +172,7 @@ def _short(column: str, of: str = "") -> str:
 def _rows(
     store: sqlite3.Connection, table: str, text: str, types: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What a query gives; columns that are not in `types` are text."""
+    """Returns what a query gives; columns that are not in `types` are text."""
     cursor = store.execute(text)
     types = {column[0]: types.get(column[0], str) for column in cursor.description}
     return [dict(zip(types, checked(table, types, row), strict=True)) for row in cursor]

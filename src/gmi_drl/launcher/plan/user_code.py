@@ -184,7 +184,7 @@ def _checked_settings(config: Config, folder: str) -> tuple[AlgorithmConfig, lis
 
 
 def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:
-    """Why the policy of `run.policy` cannot be served in `env`, and what to say of it otherwise.
+    """Says why the policy of `run.policy` cannot be served in `env`, or else what to note of it.
 
     One that is not there is told without an environment.
     """
@@ -210,7 +210,7 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
 
 
 def _keeps(role: type[DRL_role], method: str) -> bool:
-    """Whether a role makes its environments, or its policy, as ours do."""
+    """Tells whether a role makes its environments, or its policy, as ours do."""
     from gmi_drl.roles.role.acting import ActingRole
 
     ours = getattr(ActingRole, method)
@@ -218,7 +218,7 @@ def _keeps(role: type[DRL_role], method: str) -> bool:
 
 
 def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
-    """What keeps a policy from being trained on it; EnvError where its code raises."""
+    """Says what keeps a policy from being trained on it; EnvError where its code raises."""
     import torch
 
     from gmi_drl.roles.envs.spaces import space_faults

@@ -17,7 +17,7 @@ _BAR: Final = 60  # columns of a bar
 
 
 class Screen:
-    """Where a view is shown: nowhere, as printed lines, or live in a terminal."""
+    """Shows a view: nowhere, as printed lines, or live in a terminal."""
 
     def __init__(self, name: ViewName = "none") -> None:
         if name == "auto":
@@ -43,7 +43,7 @@ class Drawn(Protocol):
     """A view that can be drawn."""
 
     def render(self, width: int) -> Group:
-        """How it looks now in so many columns."""
+        """Draws how it looks now in so many columns."""
 
 
 V = TypeVar("V", bound=Drawn)

@@ -102,7 +102,7 @@ class RunView:
             )
 
     def _ends(self, record: dict[str, Any], between: Sequence[str]) -> list[str]:
-        """What a line ends with: the return, `between`, and how long it will take."""
+        """Returns what a line ends with: the return, `between`, and how long it will take."""
         mean = record["return_mean"]
         left = f"ETA {duration(eta_s(self._config, record))}"
         return [f"return {'-' if mean is None else format(mean, '.1f')}", *between, left]

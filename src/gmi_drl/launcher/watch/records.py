@@ -21,7 +21,7 @@ _STATUSES: Final = ("trained", "stale", "incomplete", "missing", "repeated")
 
 @dataclass(frozen=True)
 class SegmentCounts:
-    """What became of the segments of one launch, counted at both ends, over all GMIs.
+    """Counts what became of the segments of one launch, at both ends, over all GMIs.
 
         begun = unsent + trained + stale + incomplete + missing + left + unheard
 
