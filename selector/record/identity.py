@@ -31,7 +31,7 @@ _WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of the
 
 
 def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
-    """All that a record of tuning this config on these devices depends on, as JSON's types.
+    """Returns all that a record of tuning this config on these devices depends on, as JSON's types.
 
     Modules in the config's folder `beside` count with what is in them. Looks at no device, and
     imports nothing that is named.
@@ -51,7 +51,7 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
 
 
 def answer_key(config: Config, topology: Topology, beside: Path) -> str:
-    """The key of a resolved config: how it was found, and under which name it runs, is no part."""
+    """Returns the key of a resolved config; how it was found, and its name, are no part of it."""
     problem = _problem(config, beside)
     if config.layout.file is None:
         problem["hardware"]["backend"] = backend_of(config, topology)
@@ -61,7 +61,7 @@ def answer_key(config: Config, topology: Topology, beside: Path) -> str:
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-    """A name for facts: of equal ones the same."""
+    """Returns a name for facts: of equal ones the same."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -86,7 +86,7 @@ def versions() -> dict[str, str]:
 
 
 def _versions_of(config: Config) -> dict[str, str]:
-    """The versions, without extras that only environments on a GPU use where these are not."""
+    """Returns the versions, without extras for environments on a GPU where these are not."""
     from gmi_drl.roles.envs import choose_adapter
 
     if config.roles or choose_adapter(config.env.id, config.env.adapter) not in _WITHOUT_EXTRAS:
@@ -95,7 +95,7 @@ def _versions_of(config: Config) -> dict[str, str]:
 
 
 def machine_text(topology: Topology) -> str:
-    """The machine for people: its name, processor and devices."""
+    """Returns the machine for people: its name, processor and devices."""
     names = Counter(device.name for device in topology.devices if device.kind == "gpu")
     cores = sorted({core for device in topology.devices for core in device.cores})
     gpus = [f"{count} x {name}" for name, count in names.items()]
@@ -103,7 +103,7 @@ def machine_text(topology: Topology) -> str:
 
 
 def commit() -> str | None:
-    """The commit of this program, where it runs from a checkout that git knows."""
+    """Returns the commit of this program, where it runs from a checkout that git knows."""
     root = Path(gmi_drl.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -128,7 +128,7 @@ def _problem(config: Config, beside: Path) -> dict[str, Any]:
 
 
 def contents(config: Config, beside: Path) -> dict[str, str]:
-    """A hash of each file of the modules that the config names and that lie in its folder."""
+    """Hashes each file of the modules that the config names and that lie in its folder."""
     hashes: dict[str, str] = {}
     for path in modules_beside(config, beside):
         files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
@@ -137,7 +137,7 @@ def contents(config: Config, beside: Path) -> dict[str, str]:
 
 
 def modules_beside(config: Config, beside: Path) -> list[Path]:
-    """The modules that the config names and that lie in its folder: files, or packages."""
+    """Returns the modules that the config names and that lie in its folder: files, or packages."""
     names = [*(role.class_ for role in config.roles.values()), config.env.id]
     modules = [name.partition(":")[0].partition(".")[0] for name in names if ":" in name]
     files = [beside / rest for name in modules for rest in (f"{name}.py", f"{name}/__init__.py")]

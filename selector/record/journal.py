@@ -104,7 +104,7 @@ def cut(journal: Journal) -> None:
 
 
 def line_text(line: Mapping[str, Any]) -> str:
-    """A line as the file has it."""
+    """Returns a line as the file has it."""
     return json.dumps(line) + "\n"
 
 

@@ -112,7 +112,7 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple
 def _closer(
     named: Sequence[tuple[str, CandidateResult]], results: TuneResults, trains: bool
 ) -> list[tuple[str, ...]]:
-    """All that is known of a few, side by side."""
+    """Returns all that is known of a few, side by side."""
     few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
     phases = {phase: None for measured in few for phase in measured.phases}
     lines: list[tuple[str, ...]] = [
@@ -151,7 +151,7 @@ def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
 
 
 def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
-    """Candidates that were not measured; of reasons that differ in numbers alone, the last."""
+    """Yields candidates not measured; of reasons that differ in numbers alone, the last."""
     groups: dict[tuple[str, str], list[Skipped]] = {}
     for skipped in results.chosen.skipped if results.chosen else ():
         row = skipped.candidate.row

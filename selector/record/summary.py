@@ -43,7 +43,7 @@ def headline(record: TuneRecord) -> str:
 
 
 def why(record: TuneRecord) -> str:
-    """The sentence, which ends with a full stop. Numbers are of this record's measurements."""
+    """Returns the sentence, with its full stop. Numbers are of this record's measurements."""
     results = record.results()
     winner = results.winner
     if winner is None:

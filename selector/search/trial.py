@@ -103,7 +103,7 @@ train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
 
 
 def _pausing(job: TrialJob) -> type[Trainer]:
-    """The class that trains, changed to end at the job's steps and to say what it reached."""
+    """Returns the class that trains, made to end at the job's steps and say what it reached."""
     from gmi_drl.roles.role.role import load_role
     from gmi_drl.roles.role.trainer import Trainer
     from gmi_drl.roles.state.training import Pause
@@ -129,7 +129,7 @@ def _pausing(job: TrialJob) -> type[Trainer]:
 
 
 def last_line(metrics: Path) -> dict[str, Any] | None:
-    """The last whole line of a file of metrics that may be being written; None without one."""
+    """Reads the last whole line of a file of metrics that may be being written, if any."""
     try:
         with open(metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 14)))
@@ -197,7 +197,7 @@ def _move_threads(cores: set[int]) -> None:
 
 
 def _cuda_index(spec: GmiSpec) -> int:
-    """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
+    """Finds torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
     import torch
 
     wanted, count = bare_uuid(uuid_of(spec)), torch.cuda.device_count()

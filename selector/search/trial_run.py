@@ -61,7 +61,7 @@ class TrialAlgorithm:
         return not any(track.runs for track in self._tracks)
 
     def ask(self) -> TrialRun | None:
-        """The next run; None when it must be told of others first, and when it is done."""
+        """Returns the next run; None when it must be told of others first, and when it is done."""
         for track in self._tracks:
             if track.asked < len(track.runs):
                 run = track.runs[track.asked]
@@ -84,7 +84,7 @@ class TrialAlgorithm:
                 track.runs = []
 
     def kept(self) -> set[RunKey]:
-        """The runs, of those that have ended well, that another may go on from, and the best."""
+        """Returns the runs that ended well and that another may go on from, and the best."""
         open_runs = [(run, run.trial in t.scores) for t in self._tracks for run in t.runs]
         keys = {run.key if ended else run.start for run, ended in open_runs} | {self.best()}
         return {key for key in keys if key in self._scores and key is not None}
@@ -96,6 +96,6 @@ class TrialAlgorithm:
 
 
 def ranked(scores: Scores) -> list[int]:
-    """The trials that have not failed, the best first; of equals the first."""
+    """Returns the trials that have not failed, the best first; of equals the first."""
     alive = {trial: score for trial, score in scores.items() if score is not None}
     return sorted(alive, key=lambda trial: (-alive[trial], trial))

@@ -136,12 +136,12 @@ class TuneSearch:
 
 
 def candidate_text(candidate: Candidate, rows: Collection[DeviceSplit]) -> str:
-    """A candidate in words."""
+    """Returns a candidate in words."""
     return f"{row_text(candidate.row, rows)}, num_env {candidate.num_env:,}"
 
 
 def row_text(row: DeviceSplit, rows: Collection[DeviceSplit]) -> str:
-    """A row in words: the number of GMIs, and what tells it from `rows` with as many."""
+    """Returns a row in words: the number of GMIs, and what tells it from `rows` with as many."""
     return ", ".join([counted(row.gmi_per_gpu, "GMI"), *row_marks(row, rows)])
 
 
@@ -158,7 +158,7 @@ def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
 
 
 def shape_text(candidate: Candidate) -> str:
-    """A candidate on its own: num_env 512, 2 GMIs on each device, backend mps."""
+    """Returns a candidate on its own: num_env 512, 2 GMIs on each device, backend mps."""
     row = candidate.row
     gmis = counted(row.gmi_per_gpu, "GMI")
     parts = [f"num_env {candidate.num_env:,}", f"{gmis} on each device"]

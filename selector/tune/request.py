@@ -58,7 +58,7 @@ class TuneRequest:
             yield f"{other[0]}: tuned anew"
 
     def elsewhere(self) -> tuple[str, Path] | None:
-        """That this was tuned on another machine or version, and the record; None if it was not."""
+        """Says that this was tuned on another machine or version, and the record; None if not."""
         for other in records():
             before = other.header.get("identity") or {}
             if before.get("problem") == self.identity["problem"]:
@@ -67,7 +67,7 @@ class TuneRequest:
         return None
 
     def resolved(self, candidate: Candidate, layout: str | None) -> Config:
-        """The config with a candidate's values, and a file with the text of its layout, if any."""
+        """Returns the config with a candidate's values; writes its layout file, if there is one."""
         if layout is None:
             return config_of(self.config, candidate)
         file = self.path.with_suffix(".layout.yaml")
@@ -81,7 +81,7 @@ class TuneRequest:
 
 
 def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
-    """The resolved config that a fresh record means; where that is from, and what of the batch."""
+    """Returns the resolved config that a fresh record means, and what to say of it."""
     assert record.chosen is not None
     winner = record.chosen.winner
     assert winner is not None, record.path

@@ -40,14 +40,14 @@ def _inverse_variance(answer: Measured) -> float:
 
 
 def _weighted_rate(answers: Sequence[Measured]) -> tuple[float, float]:
-    """The mean steps/s of one answer or more by their weight, and its relative standard error."""
+    """Returns the weighted mean steps/s of answers, and its relative standard error."""
     weights = [_inverse_variance(answer) for answer in answers]
     total = sum(w * answer.steps_per_s for w, answer in zip(weights, answers, strict=True))
     return total / sum(weights), 1 / math.sqrt(math.fsum(weights))
 
 
 def combined(answers: Sequence[Measured]) -> Measured:
-    """Several measurements as one, by 1 / error^2; memory is the most that was seen."""
+    """Returns several measurements as one, by 1 / error^2; memory is the most that was seen."""
     if len(answers) == 1:
         return answers[0]
     rate, error = _weighted_rate(answers)
@@ -61,7 +61,7 @@ def combined(answers: Sequence[Measured]) -> Measured:
 
 
 def noise_margin(one: Measured, other: Measured) -> float:
-    """The difference of two in steps/s that noise explains."""
+    """Returns the difference of two in steps/s that noise explains."""
     return DOUBT * math.hypot(one.error * one.steps_per_s, other.error * other.steps_per_s)
 
 
@@ -78,7 +78,7 @@ def is_uncertain(measured: Measured) -> bool:
 def usable(
     measured: Mapping[Candidate, Measured], failed: Collection[Candidate]
 ) -> list[Candidate]:
-    """Those measured, not failed since, with memory left for a long run; if all fill it, all."""
+    """Lists those measured, not failed since, with memory left for a long run, else all."""
     ran = [candidate for candidate in measured if candidate not in failed]
     return [candidate for candidate in ran if measured[candidate].memory <= FULL] or ran
 
@@ -107,7 +107,7 @@ class Observations:
         self._best: dict[int | None, Candidate | None] = {}
 
     def add(self, ask: Ask, answer: Answer) -> None:
-        """Note an answer. SearchEnded for Spent."""
+        """Notes an answer. SearchEnded for Spent."""
         if isinstance(answer, Spent):
             raise SearchEnded(complete=False)
         self.asked += 1
@@ -125,7 +125,7 @@ class Observations:
         return candidate in self._answers or candidate in self._failed
 
     def row_of(self, candidate: Candidate) -> int:
-        """The number of its row."""
+        """Returns the number of its row."""
         return self._number[candidate.row]
 
     def failed_in(self, row: int) -> bool:
@@ -133,37 +133,37 @@ class Observations:
         return any(self.row_of(candidate) == row for candidate in self._failed)
 
     def measured_in(self, row: int) -> list[int]:
-        """The places in a row that were measured and did not fail later, rising."""
+        """Returns the places in a row that were measured and did not fail later, rising."""
         if row not in self._places:
             ran = {c for c in self._answers if c not in self._failed and self.row_of(c) == row}
             self._places[row] = [i for i, c in enumerate(self.rows[row]) if c in ran]
         return self._places[row]
 
     def usable(self) -> list[Candidate]:
-        """Those measured that leave some memory free, for a run that takes long; all, if none."""
+        """Lists those measured that leave some memory free, for a run that takes long, else all."""
         latest = {candidate: answers[-1] for candidate, answers in self._answers.items()}
         return usable(latest, self._failed)
 
     def latest(self, candidate: Candidate) -> Measured:
-        """The latest answer for it."""
+        """Returns the latest answer for it."""
         return self._answers[candidate][-1]
 
     def steps_per_s(self, candidate: Candidate) -> float:
-        """The combined estimate."""
+        """Returns the combined estimate."""
         return _weighted_rate(self._answers[candidate])[0]
 
     def error(self, candidate: Candidate) -> float:
-        """The relative standard error of the combined estimate."""
+        """Returns the relative standard error of the combined estimate."""
         return _weighted_rate(self._answers[candidate])[1]
 
     def noise(self) -> float:
-        """The relative error of one second of measuring, root mean square of all answers."""
+        """Returns the relative error of a second of measuring, root mean square of all answers."""
         every = [answer for answers in self._answers.values() for answer in answers]
         squares = [max(answer.seconds, 0.0) / _inverse_variance(answer) for answer in every]
         return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
 
     def points(self, row: int) -> list[Point]:
-        """The measured points of a row, rising, without near ones, whose noise is the larger."""
+        """Lists the measured points of a row, rising, without near ones, whose noise is larger."""
         if row not in self._points:
             points: list[Point] = []
             for one in (self.rows[row][i] for i in self.measured_in(row)):
@@ -174,7 +174,7 @@ class Observations:
         return self._points[row]
 
     def best(self, row: int | None = None) -> Candidate | None:
-        """The one with the most steps/s, of a row or of all; None when nothing was measured."""
+        """Finds the one with the most steps/s, of a row or of all; None if nothing was measured."""
         if row not in self._best:
             among = [c for c in self.usable() if row is None or self.row_of(c) == row]
             self._best[row] = max(among, key=self._rank, default=None)
@@ -205,7 +205,7 @@ class Observations:
         return None
 
     def memory(self, candidate: Candidate) -> float:
-        """The share of the memory it is projected to fill; 0 where nothing is known.
+        """Returns the share of the memory it is projected to fill; 0 where nothing is known.
 
         By its row, where that has two points. Else as in the row with the nearest number of GMIs,
         for each GMI; by the one point of its row, and what more environments took in the other.
@@ -225,7 +225,7 @@ class Observations:
         return points[0].memory + there[0] - there[1] if points else there[0]
 
     def needs_s(self, candidate: Candidate) -> float:
-        """Seconds that ITERATIONS of it take at least, by its row, or by the best of others."""
+        """Bounds the seconds that ITERATIONS of it take, by its row, or by the best of others."""
         points = self.points(self.row_of(candidate))
         best = self.best()
         if best is None:
@@ -242,7 +242,7 @@ class Observations:
         return self._top[row]
 
     def winner(self) -> Candidate | None:
-        """The config as given, or what is beyond the noise of it with the fewest samples."""
+        """Picks the config as given, or what is beyond the noise of it with the fewest samples."""
         best = self.best()
         if best is None:
             return None
@@ -306,7 +306,7 @@ class Observations:
         ]
 
     def _alike(self, best: Candidate) -> list[Candidate]:
-        """Those that are as fast as the best, within the noise and SAME."""
+        """Returns those that are as fast as the best, within the noise and SAME."""
         most, error = self.steps_per_s(best), self.error(best)
         return [
             one

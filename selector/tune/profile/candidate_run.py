@@ -118,7 +118,7 @@ class CandidateTimeout:
 
     @classmethod
     def of(cls, budget_s: float) -> CandidateTimeout:
-        """The one of tuning for so many seconds: a longer tune waits longer to begin."""
+        """Returns the one of tuning for so many seconds: a longer tune waits longer to begin."""
         first_s = max(_FIRST_S, budget_s / _STARTS)
         return cls(first_s=min(first_s, max(_LEAST_S, budget_s)))
 

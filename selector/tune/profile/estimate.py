@@ -138,7 +138,7 @@ def _ratio(stretches: Sequence[_Stretch]) -> _Rate:
 
 
 def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
-    """The seconds by phase of each GMI of a stream, over all its iterations but the first."""
+    """Sums the seconds by phase of each GMI of a stream, over all its iterations but the first."""
     sums: list[dict[str, float]] = [{} for _ in readings[-1].seconds] if readings else []
     for reading in readings[1:] or readings:  # of one that says little, the first at least
         for total, seconds in zip(sums, reading.seconds, strict=True):
@@ -148,7 +148,7 @@ def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
 
 
 def _phases(gmis: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of their shares; GMIs that said nothing yet are left out."""
+    """Returns the mean of their shares; GMIs that said nothing yet are left out."""
     busy = [(gmi, total) for gmi in gmis if (total := sum(gmi.values())) > 0]
     names = dict.fromkeys(phase for gmi, _ in busy for phase in gmi)
     return {name: sum(gmi.get(name, 0.0) / s for gmi, s in busy) / len(busy) for name in names}

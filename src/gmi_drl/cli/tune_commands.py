@@ -159,7 +159,7 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
 
 
 def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
-    """The record that is meant; None, which is told with the reason, where there is none."""
+    """Finds the record that is meant; None, which is told with the reason, where there is none."""
     from gmi_drl.selector.record import record
 
     path, why = given, ""
@@ -179,7 +179,7 @@ def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
 
 
 def _record_of(given: Path, overrides: list[str]) -> tuple[Path | None, str]:
-    """The record of this config, else the reason why there is none."""
+    """Returns the record of this config, else the reason why there is none."""
     from gmi_drl.placement import load_config
     from gmi_drl.selector.tune.request import TuneRequest
 

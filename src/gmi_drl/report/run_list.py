@@ -127,7 +127,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a file of metrics, without reading all of it."""
+    """Returns the last whole line of a file of metrics, without reading all of it."""
     try:
         if not os.path.isfile(path):
             return {}

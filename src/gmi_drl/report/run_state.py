@@ -165,7 +165,7 @@ def print_state(console: Console, state: RunState) -> None:
 
 
 def _short(column: str, of: str = "") -> str:
-    """A column of text, in SQL: no more of it than a table can show."""
+    """Returns a column of text, in SQL: no more of it than a table can show."""
     return f'substr({of or column}, 1, {_MOST_TEXT}) AS "{column}"'
 
 
@@ -179,7 +179,7 @@ def _rows(
 
 
 def _how_it_is(state: str, reason: str) -> str:
-    """An actor's state with its reason; of one that has ended as it should, that alone."""
+    """Returns an actor's state with its reason; of one that has ended as it should, that alone."""
     if state == "dead" and reason.startswith("ended"):
         return reason
     return f"{state}: {reason}" if reason else state

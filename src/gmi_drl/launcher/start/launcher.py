@@ -349,7 +349,7 @@ def _result(
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:
-    """The picture of the run; without one, a warning: the run itself is done."""
+    """Draws the picture of the run; without one, a warning: the run itself is done."""
     from gmi_drl.launcher.folder.curve import draw_curve
 
     try:

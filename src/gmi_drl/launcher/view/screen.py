@@ -51,7 +51,7 @@ V = TypeVar("V", bound=Drawn)
 
 @contextmanager
 def opened(name: ViewName, view_of: Callable[[Screen], V]) -> Iterator[V]:
-    """The view on the screen `name`; "auto" is live in a terminal and plain elsewhere.
+    """Yields the view on the screen `name`; "auto" is live in a terminal and plain elsewhere.
 
     A live one is drawn four times a second, and as it is at the end.
     """
@@ -72,7 +72,7 @@ def opened(name: ViewName, view_of: Callable[[Screen], V]) -> Iterator[V]:
 
 
 def bar(total: float, completed: float, width: int) -> ProgressBar:
-    """A bar of progress in a view that is so wide."""
+    """Returns a bar of progress in a view that is so wide."""
     return ProgressBar(total=total, completed=completed, width=min(_BAR, width))
 
 

@@ -52,7 +52,7 @@ def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContext
 
 
 def eta_s(config: Config, record: dict[str, Any]) -> float:
-    """Seconds until the configured steps are done, at the present rate."""
+    """Returns seconds until the configured steps are done, at the present rate."""
     left = config.run.total_steps - int(record["steps"])
     return max(0.0, left / (float(record["steps_per_s"]) or 1.0))
 

@@ -216,7 +216,7 @@ def where(traces: Sequence[Path]) -> str:
 
 
 def _written(folder: Path) -> dict[Path, int]:
-    """The traces in a run's folder, in the order of their GMIs, and when each was written."""
+    """Finds the traces in a run's folder, in the order of their GMIs, and when each was written."""
     there = (folder / FOLDER).glob(f"gmi*{SUFFIX}")
     numbers = {path: path.name.removeprefix("gmi").removesuffix(SUFFIX) for path in there}
     ours = [path for path, number in numbers.items() if number.isdecimal() and path.is_file()]

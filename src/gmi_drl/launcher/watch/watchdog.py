@@ -117,7 +117,7 @@ class Watchdog:
 
 
 def _state_of(pid: int) -> str:
-    """The state of a process as /proc has it: R, S, D, T, ...; "" if it is gone."""
+    """Returns the state of a process as /proc has it: R, S, D, T, ...; "" if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
