@@ -136,7 +136,9 @@ def _fault(
     fixed = needs["network"] + needs["replay"] + (needs["minibatch"] if replays else 0)
     fits = max(0, limit - fixed) * num_env // (total - fixed)
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
-    if most == "minibatch":
+    if most == "minibatch" and config.mode == "serving":
+        how, other = " in the network", "smaller layers"
+    elif most == "minibatch":
         samples = num_env * algorithm.horizon
         parts = samples // max(1, algorithm.minibatch_size(samples))
         how = f"{steps} / minibatches={parts} in the network"
