@@ -115,7 +115,7 @@ class LayoutFile(Section):
 
     @property
     def most_on_a_device(self) -> int:
-        """The number of GMIs on the device that has most."""
+        """Returns the number of GMIs on the device that has most."""
         devices = [gmi.gpu for gmi in self.gmis]
         return max(map(devices.count, devices))
 

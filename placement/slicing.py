@@ -17,9 +17,6 @@ from .topology import Device, share
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import HardwareConfig
 
-    from .layout import GmiSpec, Layout
-    from .topology import Device
-
 
 def group_sms(device: Device) -> int:
     """Returns the SMs in a group on this GPU, the least that a green context can have."""
@@ -174,7 +171,7 @@ _FILLS: Final[dict[str, Callable[[Device, Specs, HardwareConfig], list[GmiSpec]]
 
 @dataclass(frozen=True)
 class MemoryShare:
-    """What a GMI may hold of its device's memory."""
+    """Says what a GMI may hold of its device's memory."""
 
     nbytes: int
     why: str  # "an equal part of GPU 0 for 4 GMIs"

@@ -50,7 +50,7 @@ class Device:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that `processes` hold, as far as the driver says."""
+        """Returns the memory that `processes` hold, as far as the driver says."""
         return sum(process.mem_bytes or 0 for process in self.processes)
 
 

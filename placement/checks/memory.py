@@ -110,6 +110,7 @@ def _fault(
         return
     most = max(needs, key=needs.__getitem__)
     algorithm, num_env = config.algorithm, config.env.num_env
+    replays = algorithm.kept_steps > 0 and config.mode != "serving"
     need = f"{'a GMI needs' if gmis == 1 else f'{gmis} GMIs need'} {_gib(total)} or more, and {has}"
     fewer = "fewer GMIs, " if gmis > 1 else ""
     if most == "network":
@@ -120,7 +121,7 @@ def _fault(
             f"Use smaller layers, {fewer}or a machine with more.",
         )  # fmt: skip
         return
-    if algorithm.kept_steps and most in ("replay", "minibatch"):
+    if replays and most in ("replay", "minibatch"):
         key, value, what = "replay_capacity", algorithm.kept_steps, "steps that each GMI keeps"
         if most == "minibatch":
             key, value, what = "batch_size", algorithm.minibatch_size(0), "rows in the network"
@@ -132,10 +133,12 @@ def _fault(
         )  # fmt: skip
         return
     # What grows with num_env must fit into what the rest leaves.
-    fixed = needs["network"] + needs["replay"] + (needs["minibatch"] if algorithm.kept_steps else 0)
+    fixed = needs["network"] + needs["replay"] + (needs["minibatch"] if replays else 0)
     fits = max(0, limit - fixed) * num_env // (total - fixed)
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
-    if most == "minibatch":
+    if most == "minibatch" and config.mode == "serving":
+        how, other = " in the network", "smaller layers"
+    elif most == "minibatch":
         samples = num_env * algorithm.horizon
         parts = samples // max(1, algorithm.minibatch_size(samples))
         how = f"{steps} / minibatches={parts} in the network"

@@ -30,7 +30,7 @@ SectionType = type[BaseModel]
 
 @dataclass(frozen=True)
 class ConfigSchema:
-    """What a file is read by: its `root`, and the class that its section `algorithm` has."""
+    """Names what a file is read by: its `root`, and the class of its section `algorithm`."""
 
     root: SectionType = Config
     algorithm: SectionType = AlgorithmConfig
@@ -76,10 +76,9 @@ def _docstrings(section: type) -> Iterator[tuple[str, str]]:
 
     It would when the class is made, which all pay for; here those do who get a message.
     """
-    with suppress(OSError, SyntaxError):  # made without a file
+    with suppress(OSError, SyntaxError, TypeError):  # made without a file
         body = ast.parse(dedent(inspect.getsource(section))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for pair in itertools.pairwise(body.body):
+        for pair in itertools.pairwise(getattr(body, "body", ())):
             match pair:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),

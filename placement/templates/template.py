@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def devices(self) -> int:
-        """The number of devices."""
+        """Returns the number of devices."""
         return len(self.topology.devices)
 
 
@@ -57,7 +57,7 @@ class Template:
 
     @property
     def class_roles(self) -> Sequence[str]:
-        """The roles by which a config names the classes of GMIs, one for each kind."""
+        """Returns the roles by which a config names the classes of GMIs, one for each kind."""
         return [roles[-1] for roles in self.gmis]
 
     @property

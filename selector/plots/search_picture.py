@@ -51,7 +51,7 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: RunKey)
 
 
 def _way(ended: Mapping[RunKey, Line], best: RunKey) -> list[RunKey]:
-    """The runs that the best one came from, oldest first, itself last."""
+    """Returns the runs that the best one came from, oldest first, itself last."""
     way: list[RunKey] = []
     at: RunKey | None = best
     while at is not None and at in ended:
@@ -61,7 +61,7 @@ def _way(ended: Mapping[RunKey, Line], best: RunKey) -> list[RunKey]:
 
 
 def _joined(line: Line, ended: Mapping[RunKey, Line]) -> tuple[list[int], list[float]]:
-    """The curve of a run, from the last point of what it went on from."""
+    """Returns the curve of a run, from the last point of what it went on from."""
     points = [tuple(point) for point in line["points"]]
     start = start_of(line)
     if start is not None and start in ended and ended[start]["points"]:
@@ -92,7 +92,7 @@ def _draw_curves(
 def _draw_values(
     axis: Any, key: str, span: RangeConfig, ended: Mapping[RunKey, Line], best: RunKey
 ) -> None:
-    """The return each value led to; larger dots trained longer."""
+    """Draws the return each value led to; larger dots trained longer."""
     longest = max(line["steps"] for line in ended.values())
     for run, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
         if line["return_mean"] is None:
@@ -112,7 +112,7 @@ def _draw_values(
 def _draw_lineage(
     axis: Any, key: str, span: RangeConfig, ended: Mapping[RunKey, Line], way: Sequence[RunKey]
 ) -> None:
-    """A value of each member over time; dotted: it went on from another."""
+    """Draws a value of each member over time; dotted: it went on from another."""
     from matplotlib.ticker import EngFormatter
 
     for run, line in ended.items():
@@ -136,14 +136,14 @@ def _draw_lineage(
 
 
 def _placed(value: Any, span: RangeConfig) -> float:
-    """A value as a number on an axis: of a choice its place in the list."""
+    """Returns a value as a number on an axis: of a choice its place in the list."""
     if span.choice is None:
         return float(value)
     return float([text_of(one) for one in span.choice].index(text_of(value)))
 
 
 def _scale(axis: Any, span: RangeConfig, which: str) -> None:
-    """The axis of a range: logarithmic, or with the values of a choice."""
+    """Draws the axis of a range: logarithmic, or with the values of a choice."""
     if span.log_uniform is not None:
         getattr(axis, f"set_{which}scale")("log")
     elif span.choice is not None:

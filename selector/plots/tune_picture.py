@@ -40,7 +40,7 @@ _NARROW: Final = 0.06  # shares below this have no room for a number
 
 @dataclass(frozen=True)
 class Pen:
-    """How a row is drawn, in every panel alike."""
+    """Says how a row is drawn, in every panel alike."""
 
     colour: str
     marker: str
@@ -52,7 +52,7 @@ Pens: TypeAlias = Mapping[DeviceSplit, Pen]
 
 
 def pens_of(results: TuneResults) -> Pens:
-    """A colour for each GMI count; rows of one count differ by line and marker."""
+    """Returns a colour for each GMI count; rows of one count differ by line and marker."""
     counts = sorted({row.gmi_per_gpu for row in results.rows})
     pens: dict[DeviceSplit, Pen] = {}
     for place, row in enumerate(results.rows):
@@ -64,7 +64,7 @@ def pens_of(results: TuneResults) -> Pens:
 
 
 def titled(axis: Any, text: str) -> None:
-    """A panel's heading, and its lines pale."""
+    """Draws a panel's heading, and its lines pale."""
     axis.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK)
     for spine in axis.spines.values():
         spine.set_color(_LINE)
@@ -94,7 +94,7 @@ def ladder(axis: Any, results: TuneResults, most: int = 10) -> None:
 
 
 def draw(record: TuneRecord, folder: Path) -> list[Path]:
-    """Write `tuning.png` and `tuning.svg` into `folder`; none when nothing ran."""
+    """Writes `tuning.png` and `tuning.svg` into `folder`; none when nothing ran."""
     results = record.results()
     if not results.all:
         return []
@@ -113,7 +113,7 @@ def draw(record: TuneRecord, folder: Path) -> list[Path]:
 
 
 def _figure_of(record: TuneRecord, results: TuneResults) -> Figure:
-    """The figure, not yet written."""
+    """Draws the figure, not yet written."""
     from matplotlib.figure import Figure  # half a second, needed only here
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -144,7 +144,7 @@ def _figure_of(record: TuneRecord, results: TuneResults) -> Figure:
 
 
 def _draw_throughput(axis: Any, results: TuneResults, pens: Pens) -> None:
-    """Steps/s against num_env, a line a row; knees, winner and runner-up marked."""
+    """Draws steps/s against num_env, a line a row; knees, winner and runner-up marked."""
     from matplotlib.ticker import EngFormatter
 
     for row, along in results.rows.items():
@@ -209,7 +209,7 @@ def _mark(
 
 
 def _draw_tried(axis: Any, results: TuneResults, pens: Pens) -> None:
-    """A lane a row: what was measured, what failed and why, what was left out."""
+    """Draws a lane a row: what was measured, what failed and why, what was left out."""
     skipped = results.chosen.skipped if results.chosen else ()
     for lane, (row, along) in enumerate(results.rows.items()):
         pen = pens[row]
@@ -237,7 +237,7 @@ def _draw_tried(axis: Any, results: TuneResults, pens: Pens) -> None:
 
 
 def _draw_memory(axis: Any, results: TuneResults, pens: Pens) -> None:
-    """GiB against num_env, and what there is."""
+    """Draws GiB against num_env, and what there is."""
     device = any(f.measured.device_bytes is not None for f in results.all)
     most = 0.0
     limits = []
@@ -279,7 +279,7 @@ def _draw_memory(axis: Any, results: TuneResults, pens: Pens) -> None:
 
 
 def _draw_time(axis: Any, results: TuneResults) -> None:
-    """The phases of winner, runner-up and what they are held against, as shares of their time."""
+    """Draws the phases of winner, runner-up and what they are held against, as shares of time."""
     bars = compared(results)
     shown: dict[str, None] = {}
     for place, (name, result) in enumerate(bars):
@@ -316,7 +316,7 @@ def _draw_time(axis: Any, results: TuneResults) -> None:
 def _draw_races(
     axis: Any, races: Sequence[Mapping[str, Any]], results: TuneResults, pens: Pens
 ) -> None:
-    """Return against seconds of training: all finalists have had the same time."""
+    """Draws return against seconds of training: all finalists have had the same time."""
     curves: dict[Candidate, list[tuple[float, float]]] = {}
     for race in sorted(races, key=lambda race: int(race["round"])):
         if race["points"]:

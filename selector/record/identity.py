@@ -31,7 +31,7 @@ _WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of the
 
 
 def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
-    """All that a record of tuning this config on these devices depends on, as JSON's types.
+    """Returns all that a record of tuning this config on these devices depends on, as JSON's types.
 
     Modules in the config's folder `beside` count with what is in them. Looks at no device, and
     imports nothing that is named.
@@ -51,7 +51,7 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
 
 
 def answer_key(config: Config, topology: Topology, beside: Path) -> str:
-    """The key of a resolved config: how it was found, and under which name it runs, is no part."""
+    """Returns the key of a resolved config; how it was found, and its name, are no part of it."""
     problem = _problem(config, beside)
     if config.layout.file is None:
         problem["hardware"]["backend"] = backend_of(config, topology)
@@ -61,13 +61,13 @@ def answer_key(config: Config, topology: Topology, beside: Path) -> str:
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-    """A name for facts: of equal ones the same."""
+    """Returns a name for facts: of equal ones the same."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs in machine or versions, "torch 2.12 then, 2.13 now"; "" if nothing does."""
+    """Words what differs in machine or versions, "torch 2.12 then, 2.13 now"; "" for nothing."""
     for part in ("versions", "machine"):
         earlier = before.get(part, {})
         for name in dict.fromkeys([*now[part], *earlier]):
@@ -79,14 +79,14 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of what runs, without importing it. What is absent of the extras is not named."""
+    """Finds the versions of what runs, without importing it; absent extras are not named."""
     here = {name: version_of(name) for name in (*_PACKAGES, *_IF_THERE)}
     there = {k: v for k, v in here.items() if k in _PACKAGES or v != "unknown"}
     return {"python": ".".join(platform.python_version_tuple()[:2]), **there}
 
 
 def _versions_of(config: Config) -> dict[str, str]:
-    """The versions, without extras that only environments on a GPU use where these are not."""
+    """Returns the versions, without extras for environments on a GPU where these are not."""
     from gmi_drl.roles.envs import choose_adapter
 
     if config.roles or choose_adapter(config.env.id, config.env.adapter) not in _WITHOUT_EXTRAS:
@@ -95,7 +95,7 @@ def _versions_of(config: Config) -> dict[str, str]:
 
 
 def machine_text(topology: Topology) -> str:
-    """The machine for people: its name, processor and devices."""
+    """Returns the machine for people: its name, processor and devices."""
     names = Counter(device.name for device in topology.devices if device.kind == "gpu")
     cores = sorted({core for device in topology.devices for core in device.cores})
     gpus = [f"{count} x {name}" for name, count in names.items()]
@@ -103,7 +103,7 @@ def machine_text(topology: Topology) -> str:
 
 
 def commit() -> str | None:
-    """The commit of this program, where it runs from a checkout that git knows."""
+    """Returns the commit of this program, where it runs from a checkout that git knows."""
     root = Path(gmi_drl.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -118,7 +118,7 @@ def commit() -> str | None:
 
 
 def _problem(config: Config, beside: Path) -> dict[str, Any]:
-    """What runs: the config without how long, under which name, and how it was found."""
+    """Returns what runs: the config without how long, its name, and how it was found."""
     whole = config.model_dump(mode="json", exclude={"version", "run", "tune", "search"})
     whole["run"] = {"deterministic": config.run.deterministic, "capture": config.run.capture}
     if config.layout.file is not None:  # what it says, wherever it lies
@@ -128,7 +128,7 @@ def _problem(config: Config, beside: Path) -> dict[str, Any]:
 
 
 def contents(config: Config, beside: Path) -> dict[str, str]:
-    """A hash of each file of the modules that the config names and that lie in its folder."""
+    """Hashes each file of the modules that the config names and that lie in its folder."""
     hashes: dict[str, str] = {}
     for path in modules_beside(config, beside):
         files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
@@ -137,7 +137,7 @@ def contents(config: Config, beside: Path) -> dict[str, str]:
 
 
 def modules_beside(config: Config, beside: Path) -> list[Path]:
-    """The modules that the config names and that lie in its folder: files, or packages."""
+    """Returns the modules that the config names and that lie in its folder: files, or packages."""
     names = [*(role.class_ for role in config.roles.values()), config.env.id]
     modules = [name.partition(":")[0].partition(".")[0] for name in names if ":" in name]
     files = [beside / rest for name in modules for rest in (f"{name}.py", f"{name}/__init__.py")]

@@ -27,7 +27,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True)
 class Journal:
-    """What a journal says, up to the first line that is not whole."""
+    """Holds what a journal says, up to the first line that is not whole."""
 
     path: Path
     header: dict[str, Any]
@@ -37,7 +37,7 @@ class Journal:
 
     @property
     def text(self) -> str:
-        """What the file has, without what is not whole."""
+        """Returns what the file has, without what is not whole."""
         return "".join(map(line_text, (self.header, *self.lines)))
 
 
@@ -104,7 +104,7 @@ def cut(journal: Journal) -> None:
 
 
 def line_text(line: Mapping[str, Any]) -> str:
-    """A line as the file has it."""
+    """Returns a line as the file has it."""
     return json.dumps(line) + "\n"
 
 

@@ -43,7 +43,7 @@ _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, AssertionErr
 
 @dataclass(frozen=True)
 class TuneRecord:
-    """What a journal of tuning says."""
+    """Holds what a journal of tuning says."""
 
     path: Path
     header: dict[str, Any]
@@ -57,24 +57,24 @@ class TuneRecord:
 
     @property
     def fresh(self) -> bool:
-        """Whether it has a choice that real runs have not refuted since."""
+        """Tells whether it has a choice that real runs have not refuted since."""
         return self.chosen is not None and self.chosen.winner is not None and not self.drifts
 
     @property
     def spent_s(self) -> float:
-        """Wall-clock seconds of all that is on it."""
+        """Returns wall-clock seconds of all that is on it."""
         return sum(self.costs_s) + sum(float(race.get("cost_s", 0.0)) for race in self.races)
 
     @property
     def around_s(self) -> float:
-        """The least that start and end of a measurement took: of what ran, if anything did."""
+        """Returns the least that start and end of a measurement took: of what ran, if any did."""
         each = list(zip(self.profiles, self.costs_s, strict=True))
         ran = [cost_s - one.seconds for (_, one), cost_s in each if isinstance(one, Measured)]
         return max(0.0, min(ran or self.costs_s, default=0.0))
 
     @property
     def own(self) -> Candidate | None:
-        """The config as it was given; None if it left something open, or was not tried."""
+        """Returns the config as it was given; None if it left something open, or was not tried."""
         config = self.header.get("config") or {}
         keys = (("layout", "gmi_per_gpu"), ("env", "num_env"), ("algorithm", "horizon"))
         own = [config.get(section, {}).get(key) for section, key in keys]
@@ -82,22 +82,22 @@ class TuneRecord:
         return next((c for c in tried if [c.row.gmi_per_gpu, c.num_env, c.horizon] == own), None)
 
     def results(self) -> TuneResults:
-        """What was measured, put in order."""
+        """Returns what was measured, put in order."""
         return results_of(self.profiles, self.chosen, self.own)
 
     @property
     def promised(self) -> float | None:
-        """Environment steps a second of the winner, where there is one."""
+        """Returns environment steps a second of the winner, where there is one."""
         return float(self.choice["steps_per_s"]) if "steps_per_s" in self.choice else None
 
     @property
     def when(self) -> str:
-        """When its choice was made, for people."""
+        """Tells people when its choice was made."""
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(float(self.choice["at"])))
 
     @classmethod
     def of(cls, journal: Journal) -> TuneRecord:
-        """What a journal says; RecordError for what no tuner has written."""
+        """Reads what a journal says; RecordError for what no tuner has written."""
         record = cls(journal.path, journal.header)
         for number, line in enumerate(journal.lines, 2):
             try:
@@ -109,7 +109,7 @@ class TuneRecord:
         return record
 
     def extended(self, line: dict[str, Any]) -> TuneRecord:
-        """The record with one more line."""
+        """Returns the record with one more line."""
         kind, values = line["kind"], dict(vars(self))
         if kind == "profile":
             ask = Ask(candidate_of(line["ask"]["candidate"]), float(line["ask"]["seconds"]))
@@ -132,17 +132,17 @@ class TuneRecord:
 
 
 def record_path(key: str) -> Path:
-    """Where the record with this key is, or would be."""
+    """Returns where the record with this key is, or would be."""
     return records_folder() / f"{key}.jsonl"
 
 
 def read(path: Path) -> TuneRecord:
-    """The record in a file. OSError when it cannot be read, RecordError when it is none."""
+    """Returns the record in a file. OSError when it cannot be read, RecordError when it is none."""
     return TuneRecord.of(read_journal(path))
 
 
 def records() -> Iterator[TuneRecord]:
-    """All records of this user that can be read, the newest first."""
+    """Yields all records of this user that can be read, the newest first."""
     with contextlib.suppress(OSError):
         for path in _newest_first(records_folder()):
             with contextlib.suppress(OSError, RecordError):
@@ -160,7 +160,7 @@ def expire(path: Path, steps_per_s: float, text: str) -> str:
 
 
 def promise_of(config: Config, topology: Topology, beside: Path | None = None) -> Promise | None:
-    """What the newest fresh record promises for this resolved config; looks at no device."""
+    """Finds what the newest fresh record promises for this resolved config; looks at no device."""
     key: str | None = None
     for record in records():
         if record.fresh and record.promised is not None:
@@ -182,7 +182,7 @@ class TuneJournal:
     def open(
         cls, path: Path, header: Mapping[str, Any], *, anew: bool
     ) -> tuple[TuneJournal, list[str]]:
-        """The journal at `path`, gone on with or begun, and what the user should know of it.
+        """Returns the journal at `path`, gone on with or begun, and what to tell the user of it.
 
         `anew`: what was there goes. A file that is no record of this format is put aside. Hold the
         tuners' lock.
@@ -248,7 +248,7 @@ class TuneJournal:
 
 
 def candidate_of(data: Mapping[str, Any]) -> Candidate:
-    """The candidate that a line has."""
+    """Returns the candidate that a line has."""
     row = dict(data["row"])
     if row.get("percents") is not None:
         row["percents"] = tuple(int(percent) for percent in row["percents"])
@@ -257,7 +257,7 @@ def candidate_of(data: Mapping[str, Any]) -> Candidate:
 
 
 def _answer_of(data: Mapping[str, Any]) -> Measured | Failed:
-    """A measurement, or a failure: told apart by `reason`."""
+    """Returns a measurement, or a failure: told apart by `reason`."""
     if "reason" in data:
         if data["reason"] not in REASONS:
             raise ValueError(f"reason {data['reason']!r} is none of {', '.join(REASONS)}")

@@ -46,7 +46,8 @@ def show(console: Console, record: TuneRecord) -> None:
         table("Steps/s", ("num_env", *names), _throughput(results, few), numbers=True)
         console.out(f"{_KEY}\n", highlight=False)
     rows: Sequence[tuple[str, ...]]
-    if named := compared(results):
+    if results.winner is not None:
+        named = compared(results)
         rows = _closer(named, results, record.header.get("mode") != "serving")
         table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
         console.out("")
@@ -70,7 +71,7 @@ def show(console: Console, record: TuneRecord) -> None:
 
 
 def notes(record: TuneRecord) -> Iterator[str]:
-    """What was held fixed, where and when it was measured, and whether it still holds."""
+    """Says what was held fixed, where and when it was measured, and whether it still holds."""
     header = record.header
     if held := header.get("held"):
         yield "Held fixed: " + "; ".join(map(str, held)) + "."
@@ -111,7 +112,7 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple
 def _closer(
     named: Sequence[tuple[str, CandidateResult]], results: TuneResults, trains: bool
 ) -> list[tuple[str, ...]]:
-    """All that is known of a few, side by side."""
+    """Returns all that is known of a few, side by side."""
     few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
     phases = {phase: None for measured in few for phase in measured.phases}
     lines: list[tuple[str, ...]] = [
@@ -131,7 +132,7 @@ def _closer(
 
 
 def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
-    """What decided: the returns when all of a round had trained for as long."""
+    """Lists what decided: the returns when all of a round had trained for as long."""
     scores = sorted(scores_of(record), key=lambda score: score.round)
     last = max((score.round for score in scores), default=0)
     winner = results.winner and results.winner.candidate
@@ -150,7 +151,7 @@ def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
 
 
 def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
-    """Candidates that were not measured; of reasons that differ in numbers alone, the last."""
+    """Yields candidates not measured; of reasons that differ in numbers alone, the last."""
     groups: dict[tuple[str, str], list[Skipped]] = {}
     for skipped in results.chosen.skipped if results.chosen else ():
         row = skipped.candidate.row

@@ -31,7 +31,7 @@ class CandidateResult:
 
     @property
     def gib(self) -> float:
-        """Memory of the fullest device, or of the host where a device is a group of cores."""
+        """Returns memory of the fullest device, or the host's where devices are groups of cores."""
         return mem_bytes(self.measured) / 2**30
 
 
@@ -54,27 +54,27 @@ class TuneResults:
 
     @cached_property
     def winner(self) -> CandidateResult | None:
-        """What was chosen; before that, the fastest."""
+        """Returns what was chosen; before that, the fastest."""
         return self._result(self.chosen.winner) if self.chosen else self.fastest
 
     @cached_property
     def runner_up(self) -> CandidateResult | None:
-        """The best that was not chosen."""
+        """Returns the best that was not chosen."""
         return self._result(self.chosen.runner_up) if self.chosen else None
 
     @cached_property
     def fastest(self) -> CandidateResult | None:
-        """Of the highest throughput; not the winner if that was chosen by its return."""
+        """Returns what has the highest throughput, not the winner if its return decided."""
         return max(self.all, key=lambda f: f.measured.steps_per_s, default=None)
 
     @cached_property
     def all(self) -> list[CandidateResult]:
-        """Row by row."""
+        """Lists all that ran, row by row."""
         return [result for row in self.rows.values() for result in row]
 
     @cached_property
     def base(self) -> CandidateResult | None:
-        """What the choice is held against, see `base_name`; None where it was not measured."""
+        """Returns what the choice is held against, see `base_name`; None if it was not measured."""
         if (own := self._result(self.own)) is not None:
             return own
         first = next((row for row in self.rows.values() if row), None)
@@ -87,12 +87,12 @@ class TuneResults:
 
     @property
     def base_name(self) -> str:
-        """What `base` is."""
+        """Names what `base` is."""
         own = self.base is not None and self.base.candidate == self.own
         return "config as given" if own else "plain start"
 
     def knee(self, row: DeviceSplit) -> CandidateResult | None:
-        """The first of a row than which nothing larger is clearly faster; None for the last."""
+        """Returns the first of a row that nothing larger clearly outruns; None for the last."""
         along = self.rows[row]
         for place, result in enumerate(along[:-1], 1):
             later = max(other.measured.steps_per_s for other in along[place:])
@@ -102,7 +102,7 @@ class TuneResults:
 
     @cached_property
     def as_fast(self) -> list[CandidateResult]:
-        """Those that differ from the winner by no more than noise."""
+        """Returns those that differ from the winner by no more than noise."""
         if self.winner is None:
             return []
         most, others = self.winner.measured, [r for r in self.all if r is not self.winner]
@@ -110,7 +110,7 @@ class TuneResults:
 
     @cached_property
     def tried(self) -> int:
-        """Candidates that were started, whatever became of them."""
+        """Returns candidates that were started, whatever became of them."""
         failed = {failure.candidate for failure in self.failures}
         return len(failed | {result.candidate for result in self.all})
 
@@ -158,7 +158,7 @@ def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
 
 
 def compared(results: TuneResults) -> list[tuple[str, CandidateResult]]:
-    """Winner, runner-up and what they are held against, each once."""
+    """Returns winner, runner-up and what they are held against, each once."""
     few = (results.winner, results.runner_up, results.base)
     once: dict[Candidate, tuple[str, CandidateResult]] = {}
     for name, result in zip(("winner", "runner-up", results.base_name), few, strict=True):

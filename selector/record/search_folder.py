@@ -45,7 +45,7 @@ class SearchFolder:
         self.path = path
 
     def run_folder(self, key: RunKey) -> Path:
-        """Where the files of a trial's run lie."""
+        """Returns where the files of a trial's run lie."""
         return self.path / "trials" / f"{key[0]:03d}" / str(key[1])
 
     def append(self, kind: str, **content: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class SearchFolder:
 def open_folder(
     config: Config, beside: Path, again: bool
 ) -> Iterator[tuple[SearchFolder, Journal, str]]:
-    """The newest search of this very config, or a new one; its lock is held while the block runs.
+    """Yields the newest search of this very config, or a new one; holds its lock meanwhile.
 
     Yields its journal too, and why an earlier search of the config is not gone on with, or "".
     SearchError if another process searches there; waits 30 s for others that begin.
@@ -113,14 +113,14 @@ def open_folder(
 
 
 def read(path: Path) -> Journal | None:
-    """The journal in a search's folder; None where there is none that this version reads."""
+    """Reads the journal in a search's folder; None where there is none that this version reads."""
     with contextlib.suppress(OSError, RecordError):
         return read_journal(path / RECORD)
     return None
 
 
 def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
-    """The newest search that is the same; without one, why the newest of this config is not."""
+    """Finds the newest search that is the same, else why the newest of this config is not."""
     note = ""
     for path in sorted(base.glob("*"), reverse=True):
         journal = read(path)
@@ -141,7 +141,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
 
 
 def _new(base: Path) -> Path:
-    """A new folder, called by the time."""
+    """Returns a new folder, called by the time."""
     try:
         return new_folder(base).resolve()
     except OSError as error:
@@ -172,7 +172,7 @@ def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun
 
 
 def score_of(line: Mapping[str, Any]) -> float | None:
-    """What an algorithm is told of a line: less than all numbers while no episode has ended."""
+    """Returns what an algorithm is told of a line: -inf while no episode has ended."""
     if line["kind"] == "failed":
         return None
     mean = line["return_mean"]
@@ -180,16 +180,16 @@ def score_of(line: Mapping[str, Any]) -> float | None:
 
 
 def key_of(line: Mapping[str, Any]) -> RunKey:
-    """The run that a line is about."""
+    """Returns the run that a line is about."""
     return int(line["trial"]), int(line["number"])
 
 
 def start_of(line: Mapping[str, Any]) -> RunKey | None:
-    """The run that it went on from; None: a new policy."""
+    """Returns the run that it went on from; None: a new policy."""
     start = line["start"]
     return None if start is None else (int(start[0]), int(start[1]))
 
 
 def seconds_of(lines: Iterable[Mapping[str, Any]]) -> float:
-    """How long the search took up to the last of these lines, all its starts together."""
+    """Returns how long the search took up to the last of these lines, all starts together."""
     return max((float(line.get("total_s", 0.0)) for line in lines), default=0.0)

@@ -31,7 +31,7 @@ _FAILED: Final = {
 
 
 def headline(record: TuneRecord) -> str:
-    """What was tuned, and what was chosen."""
+    """Says what was tuned, and what was chosen."""
     results = record.results()
     what = f"{env}: " if (env := record.header.get("env")) else ""
     if results.winner is None:
@@ -43,7 +43,7 @@ def headline(record: TuneRecord) -> str:
 
 
 def why(record: TuneRecord) -> str:
-    """The sentence, which ends with a full stop. Numbers are of this record's measurements."""
+    """Returns the sentence, with its full stop. Numbers are of this record's measurements."""
     results = record.results()
     winner = results.winner
     if winner is None:
@@ -71,7 +71,7 @@ def why(record: TuneRecord) -> str:
 
 
 def is_sure(record: TuneRecord) -> bool:
-    """Whether a second tune would choose the same: complete, and decided beyond the noise."""
+    """Tells whether another tune would choose the same: complete, decided beyond the noise."""
     results, chosen = record.results(), record.chosen
     if results.winner is None or chosen is None or not chosen.complete or record.races:
         return False
@@ -79,7 +79,7 @@ def is_sure(record: TuneRecord) -> bool:
 
 
 def sureness(record: TuneRecord) -> str:
-    """How far the choice can be trusted, with the numbers; empty if nothing could be measured."""
+    """Says how far the choice can be trusted, with numbers; empty if nothing was measured."""
     results, chosen = record.results(), record.chosen
     winner, near = results.winner, results.as_fast
     if winner is None:
@@ -141,7 +141,7 @@ def _against(results: TuneResults, winner: CandidateResult) -> str:
 
 
 def _beyond(results: TuneResults, winner: CandidateResult) -> str:
-    """Why not more environments of each GMI."""
+    """Says why there are not more environments in each GMI."""
     num_env = winner.candidate.num_env
     along = results.rows[winner.candidate.row]
     failed = [
@@ -201,7 +201,7 @@ def _count(results: TuneResults, record: TuneRecord) -> str:
 
 
 def _batch(results: TuneResults, winner: CandidateResult, record: TuneRecord) -> str:
-    """Whether tuning changed the learning problem: what was said of the choice, if there is one."""
+    """Says what tuning made of the learning problem, as was said of the choice if there is one."""
     config = record.header.get("config", {})
     changes = record.choice.get("changes")
     if changes and config.get("tune", {}).get("batch") is None:

@@ -46,7 +46,7 @@ _FOR_LIFE: Final = (
 
 
 def section_faults(config: Config) -> list[Fault]:
-    """What is wrong with the section itself; without, every config that can be drawn is valid."""
+    """Lists what is wrong with the section; without, every config that can be drawn is valid."""
     if config.search is None:
         return []
     faults: list[Fault] = []
@@ -56,7 +56,7 @@ def section_faults(config: Config) -> list[Fault]:
 
 
 def search_faults(config: Config) -> list[Fault]:
-    """Why `gmi-drl search` cannot run this config; `placement.check` has the rest."""
+    """Lists why `gmi-drl search` cannot run this config; `placement.check` has the rest."""
     if config.search is None:
         return [
             Fault("search", ABSENT, "missing; it says which hyper-parameters to look for",
@@ -67,7 +67,7 @@ def search_faults(config: Config) -> list[Fault]:
 
 
 def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
-    """Whether the key is one that a search may change, by this kind of range."""
+    """Checks that the key is one that a search may change, by this kind of range."""
     assert config.search is not None
     where = f"search.ranges.{key}"
     # A key of another algorithm is told of by the schema.
@@ -102,7 +102,7 @@ def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
 
 
 def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
-    """What the schema says of the values: of a choice all, of a range the first that is told."""
+    """Lists what the schema says of the values: of a choice all, of a range the first."""
     faults = []
     for kind, shown, value in _probes(span):
         try:
@@ -116,7 +116,7 @@ def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
 
 
 def _probes(span: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
-    """The kind of range, what a fault shows, and the value."""
+    """Yields the kind of range, what a fault shows, and the value."""
     for kind in ("uniform", "log_uniform"):
         if (bounds := getattr(span, kind)) is not None:
             low, high = bounds
@@ -127,7 +127,7 @@ def _probes(span: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _combinations(config: Config) -> Iterator[Fault]:
-    """The first that does not fit; each value alone is valid. Without joint keys `check` has it."""
+    """Yields the first combination that does not fit; without joint keys `check` finds it."""
     assert config.search is not None
     ranges = config.search.ranges
     joint = {key: ranges[key].choice or () for key in _JOINT if key in ranges}
@@ -227,7 +227,7 @@ def _lengths(config: Config) -> Iterator[Fault]:
 
 
 def _least_update(config: Config) -> int:
-    """The environment steps of the smallest update that can be drawn."""
+    """Returns the environment steps of the smallest update that can be drawn."""
     assert config.search is not None
     least = 1
     for key in ("env.num_env", "algorithm.horizon"):
@@ -239,7 +239,7 @@ def _least_update(config: Config) -> int:
 
 
 def trial_devices(config: Config) -> list[Device]:
-    """The devices to deal out, for a config without `placement_faults`."""
+    """Returns the devices to deal out, for a config without `placement_faults`."""
     assert config.search is not None
     settings, topology = config.search, find_devices(config)
     cores = _cores_of(topology)
@@ -250,14 +250,14 @@ def trial_devices(config: Config) -> list[Device]:
 
 
 def alone(device: Device, config: Config) -> tuple[Config, Topology]:
-    """The config and the devices as they are for a trial on a device."""
+    """Returns the config and the devices as they are for a trial on a device."""
     on_gpu = {"backend": "direct"} if device.kind == "gpu" else {}
     hardware = config.hardware.model_copy(update={"num_gpus": 1, **on_gpu})
     return config.model_copy(update={"hardware": hardware}), Topology((replace(device, index=0),))
 
 
 def placement_faults(config: Config) -> list[Fault | str]:
-    """Every reason this machine cannot search as `config` says."""
+    """Returns every reason this machine cannot search as `config` says."""
     faults: list[Fault | str] = [*search_faults(config)]
     faults += check_env(config.env.id, config.env.adapter, config.env.options)
     backend = config.hardware.backend
@@ -300,7 +300,7 @@ def _room(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _cores_of(topology: Topology) -> list[int] | None:
-    """All cores, where devices are groups of them; None on GPUs."""
+    """Returns all cores, where devices are groups of them; None on GPUs."""
     if any(device.kind == "gpu" for device in topology.devices):
         return None
     return sorted(core for device in topology.devices for core in device.cores)

@@ -24,7 +24,7 @@ class Rung:
 
 
 def brackets_of(total_steps: int, min_steps: int | None, eta: int) -> list[tuple[Rung, ...]]:
-    """The rungs of all brackets, that with the most trials first.
+    """Returns the rungs of all brackets, that with the most trials first.
 
     With R = `total_steps` over `min_steps`, s_max = floor(log_eta R), and bracket s has n =
     ceil((s_max + 1) / (s + 1) * eta^s) trials (line 2 of Algorithm 1, where B = (s_max + 1) R);
@@ -50,7 +50,7 @@ def hyperband(
     eta: int = 3,
     brackets: int | None = None,
 ) -> TrialAlgorithm:
-    """The search; trials are numbered through all brackets in their order."""
+    """Returns the search; trials are numbered through all brackets in their order."""
     all_rungs, first, rounds = brackets_of(total_steps, min_steps, eta)[:brackets], 0, []
     for number, rungs in enumerate(all_rungs):
         rounds.append(_bracket(ranges, number, rungs, first))
@@ -59,7 +59,7 @@ def hyperband(
 
 
 def _bracket(ranges: Ranges, number: int, rungs: tuple[Rung, ...], first: int) -> Rounds:
-    """The rungs of a bracket: the best train on, and those that failed never do."""
+    """Returns the rungs of a bracket: the best train on, and those that failed never do."""
     values = {trial: ranges.draw(trial) for trial in range(first, first + rungs[0].trials)}
     members = list(values)
     for at, rung in enumerate(rungs):

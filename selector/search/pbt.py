@@ -25,7 +25,7 @@ def population_based(
     perturb: float = 0.2,
     resample: float = 0.25,
 ) -> TrialAlgorithm:
-    """The search.
+    """Returns the search.
 
     The paper's members compare themselves whenever they are ready. Here all of a generation are
     compared at once: their scores are of the same number of steps, and the same seed makes the same

@@ -22,7 +22,7 @@ class Ranges:
         self._ranges, self._seed = dict(ranges), seed
 
     def draw(self, trial: int) -> dict[str, Any]:
-        """The values that a trial begins with."""
+        """Draws the values that a trial begins with."""
         random = np.random.default_rng((self._seed, _DRAWS, trial))
         return {key: _drawn(span, random) for key, span in self._ranges.items()}
 
@@ -89,5 +89,5 @@ def applied(config: Config, values: Values, **run: Any) -> Config:
 
 
 def text_of(value: Any) -> str:
-    """A value as tables show it: 0.00031, [64, 64]."""
+    """Returns a value as tables show it: 0.00031, [64, 64]."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)

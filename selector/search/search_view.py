@@ -26,7 +26,7 @@ _SHOWN: Final = 10  # trials of the table
 
 @dataclass(frozen=True)
 class SearchProgress:
-    """Where a search stands."""
+    """Holds where a search stands."""
 
     done: int  # runs that ended or failed
     failed: int
@@ -37,7 +37,7 @@ class SearchProgress:
 
 
 def short(key: str) -> str:
-    """A key as columns and pictures name it: learning_rate."""
+    """Returns a key as columns and pictures name it: learning_rate."""
     return key.rpartition(".")[2]
 
 
@@ -47,7 +47,7 @@ def shown(values: Mapping[str, Any]) -> str:
 
 
 def returned(mean: float | None) -> str:
-    """A mean return; "-" while no episode has ended."""
+    """Returns a mean return; "-" while no episode has ended."""
     return "-" if mean is None else f"{mean:.1f}"
 
 
@@ -60,7 +60,7 @@ def _ended_text(line: Mapping[str, Any]) -> str:
 
 
 def _left(progress: SearchProgress) -> str:
-    """What is done and what is left; time by what runs took so far says little, as they grow."""
+    """Says what is done and left; the time that runs took so far says little, as they grow."""
     text = f"{progress.done} of {progress.total} runs"
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{text}{failed}, {duration(progress.seconds)}"
@@ -75,11 +75,11 @@ class SearchView:
         self._progress = SearchProgress(0, 0, total, (), None, 0.0)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Shows a line that stays."""
         self._screen.note(text)
 
     def show(self, progress: SearchProgress) -> None:
-        """Where the search stands now."""
+        """Takes in where the search stands now."""
         self._progress = progress
 
     def ended(self, line: Mapping[str, Any], progress: SearchProgress) -> None:
@@ -90,7 +90,7 @@ class SearchView:
         self._screen.line(f"[{_left(progress)}] {_ended_text(line)}")
 
     def render(self, width: int) -> Group:
-        """A table of the running trials, the best, and a bar."""
+        """Draws a table of the running trials, the best, and a bar."""
         progress = self._progress
         rows = []
         for run, steps, mean, device in progress.running:
@@ -104,7 +104,7 @@ class SearchView:
 
 
 def print_search(console: Console, result: SearchResult) -> None:
-    """The best trials, what failed, and where everything lies."""
+    """Prints the best trials, what failed, and where everything lies."""
     say = partial(console.out, highlight=False)
     if result.recalled:
         say(f"{result.folder} was done before; --again begins anew")

@@ -43,7 +43,7 @@ _SCHEDULE: Final = "# These are the values it ended with; search.png shows those
 
 @dataclass(frozen=True)
 class SearchResult:
-    """How a search ended."""
+    """Holds how a search ended."""
 
     folder: Path
     best_config: Path  # launches as it is, with the best values
@@ -161,7 +161,7 @@ def _result_of(
 def _write_best(
     config: Config, source: Path | None, folder: SearchFolder, line: dict[str, Any]
 ) -> Path:
-    """A config that trains once more as the best trial did; where role modules are found."""
+    """Writes a config that trains once more as the best trial did; where role modules are found."""
     assert config.search is not None
     seed = (config.run.seed + line["trial"]) % 2**32
     best = applied(config, line["values"], seed=seed)

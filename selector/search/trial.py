@@ -59,7 +59,7 @@ class TrialJob:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How a run ended."""
+    """Holds how a run ended."""
 
     return_mean: float | None  # of the last 100 episodes; None before the first one has ended
     steps: int  # since the trial's beginning
@@ -103,7 +103,7 @@ train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
 
 
 def _pausing(job: TrialJob) -> type[Trainer]:
-    """The class that trains, changed to end at the job's steps and to say what it reached."""
+    """Returns the class that trains, made to end at the job's steps and say what it reached."""
     from gmi_drl.roles.role.role import load_role
     from gmi_drl.roles.role.trainer import Trainer
     from gmi_drl.roles.state.training import Pause
@@ -129,7 +129,7 @@ def _pausing(job: TrialJob) -> type[Trainer]:
 
 
 def last_line(metrics: Path) -> dict[str, Any] | None:
-    """The last whole line of a file of metrics that may be being written; None without one."""
+    """Reads the last whole line of a file of metrics that may be being written, if any."""
     try:
         with open(metrics, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 14)))
@@ -144,12 +144,14 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
 
 
 def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
-    path = folder / METRICS
-    metrics = metrics_in(path.read_bytes()) if path.exists() else []
-    lines = [line for line in metrics if line.get("return_mean") is not None]
-    every = -(-len(lines) // _POINTS) or 1
-    kept = lines[::-1][::every][::-1]  # the last one is always there
-    return tuple((int(line["steps"]), float(line["return_mean"])) for line in kept)
+    points = []
+    with contextlib.suppress(OSError):
+        for line in metrics_in((folder / METRICS).read_bytes()):
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                if line["return_mean"] is not None:
+                    points.append((int(line["steps"]), float(line["return_mean"])))
+    every = -(-len(points) // _POINTS) or 1
+    return tuple(points[::-1][::every][::-1])  # the last one is always there
 
 
 @contextlib.contextmanager
@@ -195,7 +197,7 @@ def _move_threads(cores: set[int]) -> None:
 
 
 def _cuda_index(spec: GmiSpec) -> int:
-    """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
+    """Finds torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
     import torch
 
     wanted, count = bare_uuid(uuid_of(spec)), torch.cuda.device_count()

@@ -57,11 +57,11 @@ class TrialAlgorithm:
 
     @property
     def done(self) -> bool:
-        """Whether it asks for nothing any more, whatever it is told."""
+        """Tells whether it asks for nothing any more, whatever it is told."""
         return not any(track.runs for track in self._tracks)
 
     def ask(self) -> TrialRun | None:
-        """The next run; None when it must be told of others first, and when it is done."""
+        """Returns the next run; None when it must be told of others first, and when it is done."""
         for track in self._tracks:
             if track.asked < len(track.runs):
                 run = track.runs[track.asked]
@@ -84,18 +84,18 @@ class TrialAlgorithm:
                 track.runs = []
 
     def kept(self) -> set[RunKey]:
-        """The runs, of those that have ended well, that another may go on from, and the best."""
+        """Returns the runs that ended well and that another may go on from, and the best."""
         open_runs = [(run, run.trial in t.scores) for t in self._tracks for run in t.runs]
         keys = {run.key if ended else run.start for run, ended in open_runs} | {self.best()}
         return {key for key in keys if key in self._scores and key is not None}
 
     def best(self) -> RunKey | None:
-        """Of those that trained longest, which alone compare, the highest score and first trial."""
+        """Returns the highest score, then first trial, of those that trained longest."""
         steps, scores = self._steps, self._scores
         return max(scores, key=lambda key: (steps[key], scores[key], -key[0]), default=None)
 
 
 def ranked(scores: Scores) -> list[int]:
-    """The trials that have not failed, the best first; of equals the first."""
+    """Returns the trials that have not failed, the best first; of equals the first."""
     alive = {trial: score for trial, score in scores.items() if score is not None}
     return sorted(alive, key=lambda trial: (-alive[trial], trial))

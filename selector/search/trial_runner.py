@@ -207,7 +207,7 @@ def _shown(device: Device) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """What a failed task said, in a line: of a traceback the last."""
+    """Returns what a failed task said, in a line: of a traceback the last."""
     if isinstance(error, runtime.TaskError):
         return error.remote_traceback.rstrip().splitlines()[-1]
     return str(error).splitlines()[0]

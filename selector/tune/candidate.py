@@ -16,7 +16,7 @@ REASONS: Final[tuple[Reason, ...]] = ("memory", "crash", "hang", "refused", "slo
 
 @dataclass(frozen=True, order=True)
 class DeviceSplit:
-    """How a device is cut: the candidates of a row differ in `num_env` alone."""
+    """Says how a device is cut: the candidates of a row differ in `num_env` alone."""
 
     gmi_per_gpu: int
     backend: str
@@ -42,12 +42,12 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many candidates an exhaustive search measures."""
+        """Counts the candidates that an exhaustive search measures."""
         return sum(map(len, self.rows))
 
     @property
     def splits(self) -> list[DeviceSplit]:
-        """How each row splits a device."""
+        """Lists how each row splits a device."""
         return [row[0].row for row in self.rows]
 
 
@@ -61,7 +61,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a candidate does while all its GMIs run together."""
+    """Holds what a candidate does while all its GMIs run together."""
 
     steps_per_s: float  # environment steps, of all GMIs of all devices
     error: float  # relative standard error of steps_per_s
@@ -77,7 +77,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a candidate could not be measured."""
+    """Says why a candidate could not be measured."""
 
     reason: Reason
     text: str  # which limit, and what it said: one line, for people
@@ -101,7 +101,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a search chose. `winner` is None when nothing could be measured."""
+    """Holds what a search chose. `winner` is None when nothing could be measured."""
 
     winner: Candidate | None
     runner_up: Candidate | None  # the best that is not the winner
@@ -120,7 +120,7 @@ class TuneSearch:
         self._advance(None)
 
     def ask(self) -> Ask | None:
-        """What to measure next; None when it is done."""
+        """Returns what to measure next; None when it is done."""
         return self._open
 
     def tell(self, ask: Ask, answer: Answer) -> None:
@@ -136,17 +136,17 @@ class TuneSearch:
 
 
 def candidate_text(candidate: Candidate, rows: Collection[DeviceSplit]) -> str:
-    """A candidate in words."""
+    """Returns a candidate in words."""
     return f"{row_text(candidate.row, rows)}, num_env {candidate.num_env:,}"
 
 
 def row_text(row: DeviceSplit, rows: Collection[DeviceSplit]) -> str:
-    """A row in words: the number of GMIs, and what tells it from `rows` with as many."""
+    """Returns a row in words: the number of GMIs, and what tells it from `rows` with as many."""
     return ", ".join([counted(row.gmi_per_gpu, "GMI"), *row_marks(row, rows)])
 
 
 def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
-    """What tells a row from those of `rows` with as many GMIs."""
+    """Lists what tells a row from those of `rows` with as many GMIs."""
     parts = []
     if len({other.backend for other in rows if other.gmi_per_gpu == row.gmi_per_gpu}) > 1:
         parts.append(row.backend)
@@ -158,7 +158,7 @@ def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
 
 
 def shape_text(candidate: Candidate) -> str:
-    """A candidate on its own: num_env 512, 2 GMIs on each device, backend mps."""
+    """Returns a candidate on its own: num_env 512, 2 GMIs on each device, backend mps."""
     row = candidate.row
     gmis = counted(row.gmi_per_gpu, "GMI")
     parts = [f"num_env {candidate.num_env:,}", f"{gmis} on each device"]

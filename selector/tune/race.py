@@ -32,7 +32,7 @@ class TrainingCurve:
 
 @dataclass(frozen=True)
 class RaceScore:
-    """What one finalist's return was in a round, when all of that round had trained for so long."""
+    """Holds a finalist's return in a round, when all of that round had trained for so long."""
 
     round: int
     candidate: Candidate
@@ -43,7 +43,7 @@ class RaceScore:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """How a race ended; `winner` is None when no return was seen that could decide it."""
+    """Holds how a race ended; `winner` is None when no return was seen that could decide it."""
 
     winner: Candidate | None
     why: str
@@ -54,7 +54,7 @@ Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many
 
 
 def finalists(record: TuneRecord, winner: Candidate) -> list[Candidate]:
-    """Whom to race: the winner by steps/s, the fastest of ever smaller batches, and others."""
+    """Picks whom to race: the winner by steps/s, the fastest of ever smaller batches, others."""
     results = results_of(record.profiles)
     measured = {result.candidate: result.measured for result in results.all}
     fastest = usable(measured, {failure.candidate for failure in results.failures})
@@ -96,7 +96,7 @@ def _round(
     candidates: Sequence[Candidate], train: Train, seconds: float, number: int,
     scores: list[RaceScore],
 ) -> list[tuple[Candidate, float]]:  # fmt: skip
-    """Those whose return was seen, the best first, of alike ones the sooner; adds to `scores`."""
+    """Lists whose return was seen, best first, of alike ones the sooner; adds to `scores`."""
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
     equal_s = min((curve.seconds for _, curve in curves), default=0.0)
@@ -118,7 +118,7 @@ def _round(
 
 
 def _mean_until(curve: TrainingCurve, seconds: float) -> float:
-    """The mean of the return over these seconds; before the first point it is that one's."""
+    """Averages the return over these seconds; before the first point it is that one's."""
     points = [point for point in curve.points if point[0] <= seconds]
     area, before_s, value = 0.0, 0.0, points[0][1]
     for at_s, now in points:
@@ -129,12 +129,12 @@ def _mean_until(curve: TrainingCurve, seconds: float) -> float:
 
 
 def return_at(curve: TrainingCurve, seconds: float) -> float | None:
-    """The mean return when it had trained so long; None if no episode had ended."""
+    """Returns the mean return when it had trained so long; None if no episode had ended."""
     return next((value for at_s, value in reversed(curve.points) if at_s <= seconds), None)
 
 
 def scores_of(record: TuneRecord) -> list[RaceScore]:
-    """How the race was judged that led to the choice; before that, what each run came to."""
+    """Lists how the race was judged that led to the choice; before, what each run came to."""
     if "judged" in record.choice:
         return [
             RaceScore(**{**line, "candidate": candidate_of(line["candidate"])})
@@ -149,7 +149,7 @@ def scores_of(record: TuneRecord) -> list[RaceScore]:
 
 
 def curves_of(record: TuneRecord) -> list[dict[str, Any]]:
-    """The lines of runs that have a return, with their points until they were judged."""
+    """Returns the lines of runs that have a return, with their points until they were judged."""
     until = {(one.round, one.candidate): one.seconds for one in scores_of(record)}
     lines = []
     for line in record.races:
@@ -162,7 +162,7 @@ def curves_of(record: TuneRecord) -> list[dict[str, Any]]:
 def facts_of(
     curve: TrainingCurve | Failed, seconds: float, number: int, cost_s: float
 ) -> dict[str, Any]:
-    """What a record has of one run of a race, beside the candidate."""
+    """Returns what a record has of one run of a race, beside the candidate."""
     line: dict[str, Any] = {"round": number, "asked_s": seconds, "cost_s": cost_s}
     if isinstance(curve, Failed):
         return {**line, "points": [], "return_mean": None, **asdict(curve)}
@@ -173,7 +173,7 @@ def facts_of(
 def from_record(
     record: TuneRecord, candidate: Candidate, seconds: float, number: int
 ) -> TrainingCurve | Failed | None:
-    """The same run of this race on record; None if there is none of as long."""
+    """Returns the same run of this race on record; None if there is none of as long."""
     for line in record.races:
         is_same = (line["candidate"], line["round"]) == (candidate, number)
         if is_same and line["asked_s"] >= 0.999 * seconds:

@@ -50,7 +50,7 @@ class TuneRequest:
         return record if record is not None and record.fresh else None
 
     def stale(self) -> Iterator[str]:
-        """Why what is on record of this config does not answer; nothing if there is nothing."""
+        """Says why what is on record of this config does not answer, if anything is."""
         record = self.record()
         if record is not None and record.drifts:
             yield f"{record.drifts[-1]['text']}: it is tuned anew"
@@ -58,7 +58,7 @@ class TuneRequest:
             yield f"{other[0]}: tuned anew"
 
     def elsewhere(self) -> tuple[str, Path] | None:
-        """That this was tuned on another machine or version, and the record; None if it was not."""
+        """Says that this was tuned on another machine or version, and the record; None if not."""
         for other in records():
             before = other.header.get("identity") or {}
             if before.get("problem") == self.identity["problem"]:
@@ -67,7 +67,7 @@ class TuneRequest:
         return None
 
     def resolved(self, candidate: Candidate, layout: str | None) -> Config:
-        """The config with a candidate's values, and a file with the text of its layout, if any."""
+        """Returns the config with a candidate's values; writes its layout file, if there is one."""
         if layout is None:
             return config_of(self.config, candidate)
         file = self.path.with_suffix(".layout.yaml")
@@ -81,7 +81,7 @@ class TuneRequest:
 
 
 def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
-    """The resolved config that a fresh record means; where that is from, and what of the batch."""
+    """Returns the resolved config that a fresh record means, and what to say of it."""
     assert record.chosen is not None
     winner = record.chosen.winner
     assert winner is not None, record.path
@@ -91,6 +91,6 @@ def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str
 
 
 def still_answers(record: TuneRecord, budget_s: float) -> bool:
-    """Whether a search with this budget would find nothing that the one on record did not."""
+    """Tells whether a search with this budget would find no more than the one on record."""
     before_s = float(record.choice.get("budget_s", 0.0))
     return record.fresh and (bool(record.choice["complete"]) or budget_s <= before_s)

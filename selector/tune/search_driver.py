@@ -37,7 +37,7 @@ _MOST_REASONS: Final = 8
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search chose: `measured` is all that is known of the winner together."""
+    """Holds what a search chose: `measured` is all that is known of the winner together."""
 
     chosen: Chosen
     measured: Measured
@@ -56,7 +56,7 @@ def run_search(
     clock: Callable[[], float] = time.monotonic,
     waits_s: float = 0.0,
 ) -> SearchOutcome:
-    """What `search` chooses in `space` with `budget_s` seconds of the clock.
+    """Returns what `search` chooses in `space` with `budget_s` seconds of the clock.
 
     What is recalled counts with the seconds it took. Blocks as long as `profile` does; nothing ends
     a measurement once it has begun, and each is on record before the next begins. `waits_s`: how
@@ -75,7 +75,7 @@ def run_search(
 
 
 def measured_of(journal: TuneJournal, candidate: Candidate) -> Measured:
-    """All measurements of a candidate that are on record, as one. It has one or more."""
+    """Returns all measurements of a candidate that are on record, as one. It has one or more."""
     answers = [answer for ask, answer in journal.record.profiles if ask.candidate == candidate]
     return combined([answer for answer in answers if isinstance(answer, Measured)])
 
@@ -103,7 +103,7 @@ class _Answerer:
             recorded.append((ask.seconds, answer, cost_s, waits_s))
 
     def answer(self, ask: Ask) -> Answer:
-        """The answer, which is on record afterwards; Spent when there is no time for it."""
+        """Returns the answer, which is on record afterwards; Spent when there is no time for it."""
         if (known := self._recall(ask)) is not None:
             self._listener.answers(ask, known, recalled=True, left_s=self._left_s)
             return known
@@ -130,7 +130,7 @@ class _Answerer:
         return self._budget_s - self.spent_s
 
     def _recall(self, ask: Ask) -> Measured | Failed | None:
-        """The next answer to this ask on record, if it says as much as a new one would."""
+        """Returns the next answer to this ask on record, if it says as much as a new one would."""
         answers = self._recorded.get(ask.candidate, deque())
         while answers:
             seconds, answer, cost_s, waits_s = answers.popleft()
@@ -147,7 +147,7 @@ class _Answerer:
         return None
 
     def _time_for(self, ask: Ask) -> float | None:
-        """For how long to measure: as asked, or as long as there is; None: it is not worth it."""
+        """Returns how long to measure: as asked, or as there is time; None: it is not worth it."""
         record = self._journal.record
         if not record.profiles:
             if self._budget_s < ask.seconds:

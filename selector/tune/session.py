@@ -103,7 +103,7 @@ def _session(
 
 
 def _load(topology: Topology) -> str:
-    """What else runs on the cores that are measured, in words; "" if it is little."""
+    """Words what else runs on the cores that are measured; "" if it is little."""
     cores = {core for device in topology.devices for core in device.cores}
     busy = busy_cores(cores)
     if busy <= max(_BUSY, _BUSY_SHARE * len(cores)):
@@ -150,7 +150,7 @@ def _chosen(
 
 
 def _search(config: Config, space: Space, budget_s: float) -> TuneSearch:
-    """The search, its looks as long as the budget lets them be."""
+    """Returns the search, its looks as long as the budget lets them be."""
     if config.tune.algorithm == "paper":
         return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
@@ -163,7 +163,7 @@ def _search(config: Config, space: Space, budget_s: float) -> TuneSearch:
 def _raced(
     request: TuneRequest, outcome: SearchOutcome, journal: TuneJournal, screen: TuneView
 ) -> tuple[SearchOutcome, race.RaceResult]:
-    """The same with the winner by return, if returns decide, and how the race ended."""
+    """Returns the same with the winner by return, if returns decide, and how the race ended."""
     assert outcome.chosen.winner is not None
     budget_s = request.config.tune.budget_s
     finalists = race.finalists(journal.record, outcome.chosen.winner)
@@ -194,7 +194,7 @@ def _raced(
 
 
 def _works(request: TuneRequest) -> list[str] | None:
-    """The backends that work on these GPUs, by trying them; None where there is no choice."""
+    """Lists the backends that work on these GPUs, by trying them; None where there is no choice."""
     config, topology = request.config, request.topology
     free = config.hardware.backend == "auto" and config.tune.algorithm == "default"
     if not free or all(device.kind == "cpu" for device in topology.devices):

@@ -49,7 +49,7 @@ _NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `n
 def space_of(
     config: Config, topology: Topology, *, works: Sequence[str] | None = None
 ) -> tuple[Space, list[str]]:
-    """Every candidate of `config` that `check` lets run here, and what is held fixed, in words.
+    """Lists every candidate of `config` that `check` lets run here, and words what is held fixed.
 
     `works`: the backends that were found to work; None: those not known to be unusable. ConfigError
     where there is nothing to tune, or no candidate can run.
@@ -108,7 +108,7 @@ def auto_faults(config: Config, topology: Topology) -> list[Fault]:
 
 
 def environments(config: Config, topology: Topology) -> int:
-    """How many steps an update takes of all GMIs for each step of the horizon."""
+    """Counts the steps that an update takes of all GMIs for each step of the horizon."""
     planned = template_of(config).planned(shape_of(config, topology))
     gmis = [roles for device in planned for roles in device]
     if config.mode == "async":
@@ -118,7 +118,7 @@ def environments(config: Config, topology: Topology) -> int:
 
 
 def most_samples(config: Config, topology: Topology) -> int | None:
-    """The largest batch that is tried, the config's or a power of two; None: there is no limit."""
+    """Returns the largest batch that is tried, the config's or a power of two; None: no limit."""
     if config.mode == "serving" or config.tune.batch is not None:
         return None
     plain = simplest(config)
@@ -127,7 +127,7 @@ def most_samples(config: Config, topology: Topology) -> int | None:
 
 
 def horizons(config: Config) -> tuple[int, int]:
-    """The shortest and the longest horizon that is tried to keep `tune.batch`."""
+    """Returns the shortest and the longest horizon that is tried to keep `tune.batch`."""
     own = config.algorithm.horizon
     return min(own, max(_SHORTEST, -(-own // _STRETCH))), own * _STRETCH
 
@@ -153,19 +153,19 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
 
 
 def own_of(config: Config, space: Space) -> Candidate | None:
-    """The candidate that is `config` as it is given; None if none of `space` is."""
+    """Returns the candidate that is `config` as it is given; None if none of `space` is."""
     own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
     every = (one for row in space.rows for one in row)
     return next((c for c in every if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
 
 
 def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str:
-    """The layout file of a candidate with `percents`, as YAML."""
+    """Returns the layout file of a candidate with `percents`, as YAML."""
     return to_yaml(_uneven(config, candidate, topology))
 
 
 def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
-    """What becomes of the batch and horizon of the config with this candidate; "" if nothing."""
+    """Says what becomes of the config's batch and horizon with this candidate; "" if nothing."""
     plain = simplest(config)
     before = environments(plain, topology) * plain.algorithm.horizon
     horizon = ""
@@ -184,7 +184,7 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
 
 
 def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
-    """The fault, by the key that asked for so many GMIs."""
+    """Returns the fault, by the key that asked for so many GMIs."""
     asked = config.tune.gmi_per_gpu or ()
     own = config.layout.gmi_per_gpu == row.gmi_per_gpu
     if fault.where != "layout.gmi_per_gpu" or row.gmi_per_gpu not in asked or own:
@@ -196,7 +196,7 @@ def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
 def _candidate(
     config: Config, topology: Topology, row: DeviceSplit, num_env: int
 ) -> Candidate | Fault:
-    """The candidate, its horizon by `tune.batch`; a Fault if no horizon keeps the batch."""
+    """Returns the candidate, its horizon by `tune.batch`; a Fault if no horizon keeps the batch."""
     chosen = resolved(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
     each, batch = environments(chosen, topology), config.tune.batch
     if batch is None or not each:
@@ -227,7 +227,7 @@ def _candidate(
 
 
 def _refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
-    """Why it cannot run here, if it cannot."""
+    """Says why it cannot run here, if it cannot."""
     chosen = _even(config, candidate)
     faults = check(chosen, topology)
     if not faults and candidate.row.percents is not None:
@@ -250,7 +250,7 @@ def _uneven(config: Config, candidate: Candidate, topology: Topology) -> Layout:
 
 
 def _held(config: Config, topology: Topology) -> Iterator[str]:
-    """What no candidate changes, as the report says it."""
+    """Lists what no candidate changes, as the report says it."""
     algorithm, tune = config.algorithm, config.tune
     yield f"env {config.env.id}"
     yield f"mode {config.mode}, template {template_of(config).name}"
@@ -280,7 +280,7 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
 def _rows_of(
     config: Config, topology: Topology, works: Sequence[str] | None
 ) -> Iterator[DeviceSplit]:
-    """All rows, the fewest GMIs first. `works`: see `space_of`."""
+    """Yields all rows, the fewest GMIs first. `works`: see `space_of`."""
     cores = min((len(device.cores) for device in topology.devices), default=0)
     for count in _counts(config, topology, cores):
         for backend in _backends(config, topology, works, count):
@@ -299,7 +299,7 @@ def _rows_of(
 
 
 def _unused_counts(config: Config) -> Fault | None:
-    """A fault where `tune.gmi_per_gpu` asks for numbers of GMIs that are not free."""
+    """Returns a fault where `tune.gmi_per_gpu` asks for numbers of GMIs that are not free."""
     given, own = config.tune.gmi_per_gpu, config.layout.gmi_per_gpu
     if given is None or own == AUTO or config.env.num_env != AUTO or set(given) == {own}:
         return None
@@ -311,7 +311,7 @@ def _unused_counts(config: Config) -> Fault | None:
 
 
 def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
-    """How many GMIs of a device to try, the fewest first."""
+    """Lists how many GMIs of a device to try, the fewest first."""
     if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
         return [config.layout.gmi_per_gpu]
     given = config.tune.gmi_per_gpu
@@ -334,7 +334,7 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
 def _backends(
     config: Config, topology: Topology, works: Sequence[str] | None, count: int
 ) -> Sequence[str]:
-    """One, unless the config leaves it open and several GMIs are to share a GPU."""
+    """Lists one, unless the config leaves it open and several GMIs are to share a GPU."""
     if config.hardware.backend != "auto":
         return [config.hardware.backend]
     meant = choose_backend(config.mode, topology, count)[0]
@@ -355,7 +355,7 @@ def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
 
 
 def _ladder_of(config: Config, topology: Topology) -> list[int]:
-    """The `num_env` of a row, rising."""
+    """Returns the `num_env` of a row, rising."""
     if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
         return [config.env.num_env]
     least, most = _NUM_ENV[topology.devices[0].kind]

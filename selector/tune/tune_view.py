@@ -31,7 +31,7 @@ class TuneView:
         screen.line(f"{title}: {counted(space.size, 'candidate')}, {duration(budget_s)} to spend")
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Shows a line that stays."""
         self._screen.note(text)
 
     def asks(self, ask: Ask, left_s: float) -> None:
@@ -63,7 +63,7 @@ class TuneView:
         self._now, self._since_s, self._left_s = what, time.monotonic(), left_s
 
     def _best(self) -> str:
-        """The fastest so far, by all its measurements."""
+        """Returns the fastest so far, by all its measurements."""
         fastest = results_of(self._profiles).fastest
         if fastest is None:
             return "nothing measured yet"
@@ -72,7 +72,7 @@ class TuneView:
         return f"{candidate_text(fastest.candidate, self._splits)}: {speed}"
 
     def render(self, width: int) -> Group:
-        """The latest answers, the best, what is measured now, and a bar of the budget."""
+        """Draws the latest answers, the best, what is measured now, and a bar of the budget."""
         budget_s, since_s = self._budget_s, time.monotonic() - self._since_s
         left_s = min(max(0.0, self._left_s - since_s), budget_s)
         table = Table(title=escape(self._title), title_justify="left")

@@ -31,7 +31,7 @@ _DIGEST: Final = "# digest of what follows: "
 
 @dataclass(frozen=True)
 class TunedFile:
-    """Where the tuned config goes, and what lies beside it."""
+    """Says where the tuned config goes, and what lies beside it."""
 
     path: Path
     source: Path | None = None  # the config that is tuned, if it is a file
@@ -39,18 +39,18 @@ class TunedFile:
 
     @classmethod
     def of(cls, source: Path | None, output: Path | None) -> TunedFile:
-        """The file to write: `output`, or tuned.yaml in the folder of the config."""
+        """Returns the file to write: `output`, or tuned.yaml in the folder of the config."""
         folder = source.parent if source is not None else Path()
         return cls(output or folder / DEFAULT_NAME, source, output is not None)
 
     @property
     def layout(self) -> Path:
-        """The layout file, where the shares of GMIs differ."""
+        """Returns the layout file, where the shares of GMIs differ."""
         return self.path.with_name(f"{self.path.stem}.layout.yaml")
 
     @property
     def report(self) -> Path:
-        """The folder of the report."""
+        """Returns the folder of the report."""
         return self.path.with_name(f"{self.path.stem}.report")
 
     def write(self, config: Config, layout: str | None, head: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ class TunedFile:
             raise OutputError(f"{self.path} cannot be written ({error.strerror}).") from error
 
     def refuse(self, config: Config) -> None:
-        """OutputError says why the files cannot be there, before anything is measured for them."""
+        """Raises OutputError where the files cannot be there, before anything is measured."""
         shown = f"-o {self.path}" if self.given else str(self.path)
         if problem := self._path_problem() or self._module_problem(config):
             raise OutputError(f"{shown}: {problem}.")
@@ -87,13 +87,13 @@ class TunedFile:
 
     @property
     def _source_name(self) -> str:
-        """The config that is tuned, as the tuned one names it: seen from there."""
+        """Returns the config that is tuned, as the tuned one names it: seen from there."""
         if self.source is None:
             return "a config given in Python"
         return os.path.relpath(self.source.resolve(), self.path.absolute().parent.resolve())
 
     def _present_problem(self, text: str) -> str:
-        """Why the file that is there, with this text, is not to be replaced."""
+        """Says why the file that is there, with this text, is not to be replaced."""
         first, of, digest, rest = (text.split("\n", 3) + [""] * 3)[:4]
         if first != _FIRST:
             return "it is there, and tuning has not made it"

@@ -28,7 +28,7 @@ from .tuned_file import TunedFile
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning found, and where it is written."""
+    """Holds what tuning found, and where it is written."""
 
     config: Config  # resolved
     output: Path  # the same as a file, which launches as it is
@@ -47,7 +47,7 @@ class Tuned:
 
     @property
     def gmi_per_gpu(self) -> int:
-        """GMIs on each device."""
+        """Returns GMIs on each device."""
         assert self.chosen.winner is not None
         return self.chosen.winner.row.gmi_per_gpu
 
@@ -132,7 +132,7 @@ def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, lis
 
 
 def _refuse(config: Config, beside: Path, source: str | None) -> None:
-    """ConfigError for what no candidate could mend, before anything is started."""
+    """Raises ConfigError for what no candidate could mend, before anything is started."""
     with importable(beside):
         faults = [*faults_anywhere(config), *class_faults(config, beside)]
     if faults:
@@ -147,7 +147,7 @@ def _written(
     text: str | None,
     command: str,
 ) -> Tuned:
-    """Everything that tuning leaves; `text` is the record's, None: what its file has."""
+    """Writes everything that tuning leaves; `text` is the record's, None: what its file has."""
     chosen, promised = recorded.chosen, recorded.promised
     assert chosen is not None
     assert promised is not None
@@ -170,7 +170,7 @@ def _written(
 
 
 def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
-    """The comment at the top of the tuned config."""
+    """Yields the comment at the top of the tuned config."""
     chosen, choice, header = recorded.chosen, recorded.choice, recorded.header
     assert chosen is not None
     assert chosen.winner is not None

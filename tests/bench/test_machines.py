@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gmi_drl.selector.ask_tell import GeneratorSearch
-from gmi_drl.selector.tune.candidate import Ask, Chosen, Failed, Measured
+from gmi_drl.selector.tune.candidate import Ask, Chosen, Failed, Measured, TuneSearch
 
 
 @pytest.fixture
@@ -153,7 +152,7 @@ def test_a_search_that_takes_the_first_it_sees_does_not_hold_the_claim(regret, r
         return Chosen(one, None, (), complete=True)
 
     def hasty(space, seconds):
-        return GeneratorSearch(steps(space, seconds))
+        return TuneSearch(steps(space, seconds))
 
     monkeypatch.setattr(regret, "default", hasty)
     assert regret.main(["--machines", "2", "--seed", "30100"]) == 1

@@ -75,6 +75,16 @@ def test_serving_keeps_no_experience():
     assert faults(["mode=serving", "env.num_env=1_000_000", "algorithm.horizon=1000"]) == []
 
 
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_what_a_served_network_computes_with_is_of_its_environments(name):
+    words = ["mode=serving", f"algorithm.name={name}"]
+    (fault,) = faults([*words, "env.num_env=1_000_000"], host=GIB)
+    assert fault.startswith("env.num_env=1000000; a GMI needs ")
+    assert fault.endswith(" or fewer, or smaller layers.")
+    most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
+    assert faults([*words, f"env.num_env={most}"], host=GIB) == []
+
+
 @pytest.mark.parametrize("words", [["layout.template=tdg_ex"], ["mode=async"]])
 def test_a_trainer_without_environments_holds_what_its_agents_collect(words):
     devices = Topology.from_cores(range(4), 2 if "mode=async" in words else 1)

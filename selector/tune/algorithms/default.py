@@ -67,7 +67,7 @@ def default(
 
 
 def most_profiles(space: Space) -> int:
-    """How many measurements a search of this space may ask for."""
+    """Returns how many measurements a search of this space may ask for."""
     return max(int(space.size * SHARE), _FEWEST)
 
 
@@ -136,7 +136,7 @@ class _Default:
                 return
 
     def _land(self, row: int) -> _Steps:
-        """A first look at a row; at fewer environments when it fails."""
+        """Takes a first look at a row; at fewer environments when it fails."""
         candidates = self.known.rows[row]
         at = landing(self.known, row, self.known.best())
         yield from self._ask(candidates[at])
@@ -183,7 +183,7 @@ class _Default:
             yield from self._ask(known.rows[row][to])
 
     def _hope(self, one: Candidate) -> float:
-        """What it may truly be, as far as noise can hide it."""
+        """Returns what it may truly be, as far as noise can hide it."""
         return self.known.steps_per_s(one) * (1 + DOUBT * self.known.error(one))
 
     def _best(self, row: int | None = None) -> float:
@@ -210,7 +210,7 @@ class _Default:
 
 
 def _kind(split: DeviceSplit) -> tuple[str, float, bool]:
-    """How a row shares a device, whatever the number of GMIs."""
+    """Returns how a row shares a device, whatever the number of GMIs."""
     return split.backend, split.sm_overcommit, split.percents is not None
 
 
@@ -230,14 +230,14 @@ def in_row(known: Observations, row: int, gap: int = 1) -> list[Place]:
 
 
 def above(known: Observations, row: int, step: int) -> int:
-    """The place `step` half steps above a row's last measured, but half-way to what failed."""
+    """Finds the place `step` half steps above a row's last measured, or half-way to a failure."""
     last, top, candidates = known.measured_in(row)[-1], known.top(row), known.rows[row]
     failed = top < len(candidates) and known.is_done(candidates[top])
     return max(min(last + step, (last + top) // 2 if failed else top - 1), last)
 
 
 def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
-    """What a row's points let its `at`-th candidate reach, a single one `once` times itself."""
+    """Returns what a row's points let its `at`-th candidate reach, a single one `once` times it."""
     points = known.points(row)
     if not points:
         return math.inf
@@ -249,7 +249,7 @@ def bound(known: Observations, row: int, at: int, once: float = HOPE) -> float:
 
 
 def everywhere(known: Observations, reach: int = 1) -> list[Place]:
-    """All of `in_row`, and in rows of near numbers of GMIs what lies where the best does."""
+    """Lists all of `in_row`, and in rows of near numbers of GMIs what lies where the best does."""
     places = [place for row in range(len(known.rows)) for place in in_row(known, row)]
     best = known.best()
     if best is None:
@@ -270,7 +270,7 @@ def everywhere(known: Observations, reach: int = 1) -> list[Place]:
 
 
 def _peaks(known: Observations, best: Candidate) -> list[Candidate]:
-    """Other peaks of the first row, and of the best's: what lies before a cliff and after it."""
+    """Finds other peaks of the first row, and of the best's: before a cliff and after it."""
     peaks = []
     for row in {0, known.row_of(best)}:
         done = [known.rows[row][i] for i in known.measured_in(row)]
@@ -284,7 +284,7 @@ def _peaks(known: Observations, best: Candidate) -> list[Candidate]:
 
 
 def landing(known: Observations, row: int, like: Candidate | None, total: bool = True) -> int:
-    """Where to look in a row first: as many environments, on a device or each GMI, as `like`."""
+    """Finds where to look in a row first: as many environments on a device, or GMI, as `like`."""
     candidates = known.rows[row]
     at = len(candidates) // 5
     if like is not None:
@@ -298,7 +298,7 @@ def landing(known: Observations, row: int, like: Candidate | None, total: bool =
 
 
 def skipped(known: Observations, ended: str) -> Sequence[Skipped]:
-    """Each candidate that was not measured, and why; `ended`: what ended the search, or ""."""
+    """Lists each candidate not measured, and why; `ended`: what ended the search, or ""."""
     best = known.best()
     return [
         Skipped(candidate, _why_not(known, row, candidate, best, ended))

@@ -35,19 +35,19 @@ _SHORT_S: Final = 1.0  # of training; less does not show how a machine varies
 
 
 def _inverse_variance(answer: Measured) -> float:
-    """How much an answer counts beside others: 1 / error^2."""
+    """Returns how much an answer counts beside others: 1 / error^2."""
     return 1 / min(max(answer.error, _LEAST_ERROR), _MOST_ERROR) ** 2
 
 
 def _weighted_rate(answers: Sequence[Measured]) -> tuple[float, float]:
-    """The mean steps/s of one answer or more by their weight, and its relative standard error."""
+    """Returns the weighted mean steps/s of answers, and its relative standard error."""
     weights = [_inverse_variance(answer) for answer in answers]
     total = sum(w * answer.steps_per_s for w, answer in zip(weights, answers, strict=True))
     return total / sum(weights), 1 / math.sqrt(math.fsum(weights))
 
 
 def combined(answers: Sequence[Measured]) -> Measured:
-    """Several measurements as one, by 1 / error^2; memory is the most that was seen."""
+    """Returns several measurements as one, by 1 / error^2; memory is the most that was seen."""
     if len(answers) == 1:
         return answers[0]
     rate, error = _weighted_rate(answers)
@@ -61,24 +61,24 @@ def combined(answers: Sequence[Measured]) -> Measured:
 
 
 def noise_margin(one: Measured, other: Measured) -> float:
-    """The difference of two in steps/s that noise explains."""
+    """Returns the difference of two in steps/s that noise explains."""
     return DOUBT * math.hypot(one.error * one.steps_per_s, other.error * other.steps_per_s)
 
 
 def differ_significantly(one: Measured, other: Measured) -> bool:
-    """Whether they differ by more than noise explains."""
+    """Tells whether they differ by more than noise explains."""
     return abs(one.steps_per_s - other.steps_per_s) > noise_margin(one, other)
 
 
 def is_uncertain(measured: Measured) -> bool:
-    """Whether it was measured too short, or with too much noise, to decide by."""
+    """Tells whether it was measured too short, or with too much noise, to decide by."""
     return measured.error > _UNCERTAIN or measured.seconds < _SHORT_S
 
 
 def usable(
     measured: Mapping[Candidate, Measured], failed: Collection[Candidate]
 ) -> list[Candidate]:
-    """Those measured, not failed since, with memory left for a long run; if all fill it, all."""
+    """Lists those measured, not failed since, with memory left for a long run, else all."""
     ran = [candidate for candidate in measured if candidate not in failed]
     return [candidate for candidate in ran if measured[candidate].memory <= FULL] or ran
 
@@ -107,7 +107,7 @@ class Observations:
         self._best: dict[int | None, Candidate | None] = {}
 
     def add(self, ask: Ask, answer: Answer) -> None:
-        """Note an answer. SearchEnded for Spent."""
+        """Notes an answer. SearchEnded for Spent."""
         if isinstance(answer, Spent):
             raise SearchEnded(complete=False)
         self.asked += 1
@@ -121,49 +121,49 @@ class Observations:
             self._failed[ask.candidate] = Failed("hang", f"{answer.steps_per_s} steps/s")
 
     def is_done(self, candidate: Candidate) -> bool:
-        """Whether there is an answer for it."""
+        """Tells whether there is an answer for it."""
         return candidate in self._answers or candidate in self._failed
 
     def row_of(self, candidate: Candidate) -> int:
-        """The number of its row."""
+        """Returns the number of its row."""
         return self._number[candidate.row]
 
     def failed_in(self, row: int) -> bool:
-        """Whether one of a row failed."""
+        """Tells whether one of a row failed."""
         return any(self.row_of(candidate) == row for candidate in self._failed)
 
     def measured_in(self, row: int) -> list[int]:
-        """The places in a row that were measured and did not fail later, rising."""
+        """Returns the places in a row that were measured and did not fail later, rising."""
         if row not in self._places:
             ran = {c for c in self._answers if c not in self._failed and self.row_of(c) == row}
             self._places[row] = [i for i, c in enumerate(self.rows[row]) if c in ran]
         return self._places[row]
 
     def usable(self) -> list[Candidate]:
-        """Those measured that leave some memory free, for a run that takes long; all, if none."""
+        """Lists those measured that leave some memory free, for a run that takes long, else all."""
         latest = {candidate: answers[-1] for candidate, answers in self._answers.items()}
         return usable(latest, self._failed)
 
     def latest(self, candidate: Candidate) -> Measured:
-        """The latest answer for it."""
+        """Returns the latest answer for it."""
         return self._answers[candidate][-1]
 
     def steps_per_s(self, candidate: Candidate) -> float:
-        """The combined estimate."""
+        """Returns the combined estimate."""
         return _weighted_rate(self._answers[candidate])[0]
 
     def error(self, candidate: Candidate) -> float:
-        """The relative standard error of the combined estimate."""
+        """Returns the relative standard error of the combined estimate."""
         return _weighted_rate(self._answers[candidate])[1]
 
     def noise(self) -> float:
-        """The relative error of one second of measuring, root mean square of all answers."""
+        """Returns the relative error of a second of measuring, root mean square of all answers."""
         every = [answer for answers in self._answers.values() for answer in answers]
         squares = [max(answer.seconds, 0.0) / _inverse_variance(answer) for answer in every]
         return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
 
     def points(self, row: int) -> list[Point]:
-        """The measured points of a row, rising, without near ones, whose noise is the larger."""
+        """Lists the measured points of a row, rising, without near ones, whose noise is larger."""
         if row not in self._points:
             points: list[Point] = []
             for one in (self.rows[row][i] for i in self.measured_in(row)):
@@ -174,14 +174,14 @@ class Observations:
         return self._points[row]
 
     def best(self, row: int | None = None) -> Candidate | None:
-        """The one with the most steps/s, of a row or of all; None when nothing was measured."""
+        """Finds the one with the most steps/s, of a row or of all; None if nothing was measured."""
         if row not in self._best:
             among = [c for c in self.usable() if row is None or self.row_of(c) == row]
             self._best[row] = max(among, key=self._rank, default=None)
         return self._best[row]
 
     def barred(self, candidate: Candidate) -> str | None:
-        """Why it is not to be measured: an end of its row, memory, or time. None: it may be."""
+        """Says why it is not to be measured: end of its row, memory, time. None: it may be."""
         if own := self._failed.get(candidate):
             return f"failed ({own.reason}): {own.text}"
         for one, failed in self._failed.items():
@@ -205,7 +205,7 @@ class Observations:
         return None
 
     def memory(self, candidate: Candidate) -> float:
-        """The share of the memory it is projected to fill; 0 where nothing is known.
+        """Returns the share of the memory it is projected to fill; 0 where nothing is known.
 
         By its row, where that has two points. Else as in the row with the nearest number of GMIs,
         for each GMI; by the one point of its row, and what more environments took in the other.
@@ -225,7 +225,7 @@ class Observations:
         return points[0].memory + there[0] - there[1] if points else there[0]
 
     def needs_s(self, candidate: Candidate) -> float:
-        """Seconds that ITERATIONS of it take at least, by its row, or by the best of others."""
+        """Bounds the seconds that ITERATIONS of it take, by its row, or by the best of others."""
         points = self.points(self.row_of(candidate))
         best = self.best()
         if best is None:
@@ -236,13 +236,13 @@ class Observations:
         return ITERATIONS * candidate.samples / rate
 
     def top(self, row: int) -> int:
-        """How many of a row, from its first, are not barred by failures, memory or time."""
+        """Counts those of a row, from its first, not barred by failures, memory or time."""
         if row not in self._top:
             self._top[row] = bisect_left(self.rows[row], True, key=self._stops)
         return self._top[row]
 
     def winner(self) -> Candidate | None:
-        """The config as given, or what is beyond the noise of it with the fewest samples."""
+        """Picks the config as given, or what is beyond the noise of it with the fewest samples."""
         best = self.best()
         if best is None:
             return None
@@ -260,7 +260,7 @@ class Observations:
         )  # fmt: skip
 
     def chosen(self, complete: bool, skipped: Sequence[Skipped]) -> Chosen:
-        """What to return. `skipped`: each candidate that was not measured."""
+        """Returns the choice. `skipped`: each candidate that was not measured."""
         best, winner = self.best(), self.winner()
         if best is None or winner is None:
             return Chosen(None, None, tuple(skipped), complete, "nothing could be measured")
@@ -293,7 +293,7 @@ class Observations:
         return self.steps_per_s(candidate), -candidate.samples
 
     def _passed_over(self, best: Candidate) -> list[str]:
-        """Who was faster than the best of the usable, and why it is none of these."""
+        """Says who was faster than the best of the usable, and why it is none of these."""
         faster = [one for one in self._answers if self._rank(one) > self._rank(best)]
         return [
             f"{candidate_text(one, self._splits)} was faster and "
@@ -306,7 +306,7 @@ class Observations:
         ]
 
     def _alike(self, best: Candidate) -> list[Candidate]:
-        """Those that are as fast as the best, within the noise and SAME."""
+        """Returns those that are as fast as the best, within the noise and SAME."""
         most, error = self.steps_per_s(best), self.error(best)
         return [
             one

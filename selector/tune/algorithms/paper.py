@@ -24,7 +24,7 @@ ALPHA: Final = 0.1  # the paper: "typically below 0.1"
 
 
 def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
-    """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all."""
+    """Climbs each row from its fewest environments, until Sat is below `alpha`; the best of all."""
     return TuneSearch(_paper(space, seconds, alpha))
 
 

@@ -19,7 +19,7 @@ class Point:
 
 
 def mem_bytes(measured: Measured) -> int:
-    """The memory that Sat is about: the device's, the host's on groups of cores."""
+    """Returns the memory that Sat is about: the device's, the host's on groups of cores."""
     return measured.host_bytes if measured.device_bytes is None else measured.device_bytes
 
 
@@ -54,7 +54,7 @@ def project_memory(points: Sequence[Point], num_env: int) -> float | None:
 
 
 def throughput_bound(points: Sequence[Point], num_env: int, error: float = 0.0) -> float:
-    """The most steps/s that a row may give at `num_env`, from its measured points (one or more).
+    """Bounds the steps/s that a row may give at `num_env`, from its measured points (one or more).
 
     One step of all environments takes t(n) = n / steps_per_s(n): a fixed part, and a part for each
     environment that does not get less when there are more of them, so that t bends upward only and

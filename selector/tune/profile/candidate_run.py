@@ -110,7 +110,7 @@ def candidate_config(
 
 @dataclass(frozen=True)
 class CandidateTimeout:
-    """How long a candidate is waited for, in seconds."""
+    """Says how long a candidate is waited for, in seconds."""
 
     first_s: float = _FIRST_S  # for the first iteration, with the start and building environments
     next_s: float = 5.0  # for each one after it, if no more is asked for
@@ -118,7 +118,7 @@ class CandidateTimeout:
 
     @classmethod
     def of(cls, budget_s: float) -> CandidateTimeout:
-        """The one of tuning for so many seconds: a longer tune waits longer to begin."""
+        """Returns the one of tuning for so many seconds: a longer tune waits longer to begin."""
         first_s = max(_FIRST_S, budget_s / _STARTS)
         return cls(first_s=min(first_s, max(_LEAST_S, budget_s)))
 
@@ -132,7 +132,7 @@ class CandidateTimeout:
         heard_s: float,
         is_first: bool = False,
     ) -> Failed | None:
-        """Why an iteration is waited for no longer; times are those of the monotonic clock.
+        """Says why an iteration is waited for no longer; times are those of the monotonic clock.
 
         It may take `limit_s` from `since_s`, the last one's end or the start; at `heard_s` any GMI
         reported something at last.
@@ -164,7 +164,7 @@ class CandidateTimeout:
 
 
 def _stuck(layout: Layout, idle: set[int]) -> list[int]:
-    """Of GMIs that do nothing, those that hang; the others may be waiting for one that works.
+    """Picks, of GMIs that do nothing, those that hang; the others may wait for one that works.
 
     Where all but one do nothing, they wait for that one, and GMIs that only train or infer wait for
     those that simulate. Of two that simulate it cannot be told: the idle one is taken to hang.

@@ -34,7 +34,7 @@ _STUDENT: Final = (1.84, 1.32, 1.20, 1.14)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a stream says after an iteration: of all GMIs that train, or of one that serves."""
+    """Holds what a stream says after an iteration: of all GMIs that train, or one that serves."""
 
     steps: int  # environment steps so far
     time_s: float  # so far, on any clock
@@ -43,7 +43,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What was measured, warm-up left out."""
+    """Holds what was measured, warm-up left out."""
 
     steps_per_s: float  # of all streams together
     error: float  # relative standard error
@@ -53,7 +53,7 @@ class Estimate:
 
     @property
     def is_enough(self) -> bool:
-        """Whether measuring on would tell little."""
+        """Tells whether measuring on would tell little."""
         return self.error <= ENOUGH and self.iterations >= _LEAST and self.seconds >= _LEAST_S
 
 
@@ -71,7 +71,7 @@ class _Rate:
 def estimate(
     streams: Sequence[Sequence[Reading]], others: Sequence[Sequence[Reading]] = ()
 ) -> Estimate | None:
-    """Of the streams of a run together; None until each has two readings.
+    """Estimates the streams of a run together; None until each has two readings.
 
     The first reading's own iteration is the warm-up's. `others` are streams whose steps are in
     `streams` already: only their phases count.
@@ -138,7 +138,7 @@ def _ratio(stretches: Sequence[_Stretch]) -> _Rate:
 
 
 def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
-    """The seconds by phase of each GMI of a stream, over all its iterations but the first."""
+    """Sums the seconds by phase of each GMI of a stream, over all its iterations but the first."""
     sums: list[dict[str, float]] = [{} for _ in readings[-1].seconds] if readings else []
     for reading in readings[1:] or readings:  # of one that says little, the first at least
         for total, seconds in zip(sums, reading.seconds, strict=True):
@@ -148,7 +148,7 @@ def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
 
 
 def _phases(gmis: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of their shares; GMIs that said nothing yet are left out."""
+    """Returns the mean of their shares; GMIs that said nothing yet are left out."""
     busy = [(gmi, total) for gmi in gmis if (total := sum(gmi.values())) > 0]
     names = dict.fromkeys(phase for gmi, _ in busy for phase in gmi)
     return {name: sum(gmi.get(name, 0.0) / s for gmi, s in busy) / len(busy) for name in names}

@@ -35,7 +35,7 @@ _LONGEST: Final = 300  # characters of a line for people
 def classify(
     error: Exception, layout: Layout | None = None, *, oom_kills: int = 0
 ) -> Failed | None:
-    """What an error of `launch` says of the candidate; None: it is trouble of another kind."""
+    """Words what an error of `launch` says of the candidate; None: it is other trouble."""
     if isinstance(error, GmiDied):
         return _of_gmi(error, layout, oom_kills)
     if isinstance(error, ObjectStoreFullError):
@@ -80,7 +80,7 @@ def _of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
 
 
 def _device_limit(gmi_id: int, layout: Layout | None) -> str:
-    """Which memory a GMI ran out of on its device."""
+    """Names which memory a GMI ran out of on its device."""
     if layout is None:
         return "device memory ran out"
     spec = layout.gmi(gmi_id)
@@ -102,7 +102,7 @@ def _first(error: Exception) -> str:
 
 
 def _last_line(text: str) -> str:
-    """The end of a traceback or a log: the exception, without what came before it."""
+    """Returns the end of a traceback or a log: the exception, without what came before it."""
     lines = [line for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         # A traceback's last line begins at the margin; an exception's text may have several.

@@ -133,7 +133,7 @@ class ProfileWatch:
             raise StopRun
 
     def _split(self, gang: Gang) -> tuple[list[_IterationStream], list[_IterationStream]]:
-        """The streams whose steps count, heard of or not yet, and the others."""
+        """Returns the streams whose steps count, heard of or not yet, and the others."""
         layout = gang.layout
         if layout.holding("trainer"):
             return [self._streams.get(_TRAINING, _IterationStream())], []
@@ -145,7 +145,7 @@ class ProfileWatch:
         )
 
     def _measured(self, gang: Gang, streams: Sequence[_IterationStream]) -> Measured | None:
-        """The answer, if enough is measured or the time is used, and nothing is late."""
+        """Returns the answer, if enough is measured or the time is used, and nothing is late."""
         estimated, first_s, now_s = self._estimate, self._first_s, time.monotonic()
         # One whose next iteration should be there may hang.
         late = any(now_s - s.heard_s > _OVERDUE * s.longest_s + _LATE_S for s in streams)
@@ -162,7 +162,7 @@ class ProfileWatch:
         )  # fmt: skip
 
     def _failed(self, gang: Gang, streams: Sequence[_IterationStream]) -> Failed | None:
-        """Why nothing more is to be waited for."""
+        """Says why nothing more is to be waited for."""
         heard_s = max((stream.heard_s for stream in streams), default=0.0)
         timeout, is_first = self._timeout, self._first_s is None
         if is_first:

@@ -80,7 +80,7 @@ class _RaceWatch:
             raise StopRun
 
     def _failure(self, gang: Gang) -> Failed | None:
-        """Why nothing more is to be waited for."""
+        """Says why nothing more is to be waited for."""
         timeout, first_s = self._timeout, self._first_s
         limit_s, heard_s = timeout.first_s, 0.0
         if first_s is not None:
@@ -96,7 +96,7 @@ class _RaceWatch:
         return Failed("slow", text)
 
     def trained(self) -> TrainingCurve:
-        """What was seen. One that has done all its steps keeps its return until the end."""
+        """Returns what was seen. One that has done all its steps keeps its return until the end."""
         every = -(-len(self._points) // _POINTS) or 1
         points = tuple(self._points[::-1][::every][::-1])  # the last one is always there
         return TrainingCurve(points, max(self._trained_s, self._seconds))

@@ -188,7 +188,7 @@ def plan(
 
 
 def _resolved(config: Config, import_path: Path) -> tuple[Config, list[str]]:
-    """The config with what tuning has found for `auto`, if it has, and notes of it."""
+    """Returns the config with what tuning has found for `auto`, if it has, and notes of it."""
     if config.is_resolved:
         return config, []
     from gmi_drl.selector.tune.tuning import recalled

@@ -159,7 +159,7 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
 
 
 def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
-    """The record that is meant; None, which is told with the reason, where there is none."""
+    """Finds the record that is meant; None, which is told with the reason, where there is none."""
     from gmi_drl.selector.record import record
 
     path, why = given, ""
@@ -179,7 +179,7 @@ def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
 
 
 def _record_of(given: Path, overrides: list[str]) -> tuple[Path | None, str]:
-    """The record of this config, else the reason why there is none."""
+    """Returns the record of this config, else the reason why there is none."""
     from gmi_drl.placement import load_config
     from gmi_drl.selector.tune.request import TuneRequest
 
@@ -200,7 +200,7 @@ def _record_of(given: Path, overrides: list[str]) -> tuple[Path | None, str]:
 
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:
-    """Where pictures go: where tuning drew them, or beside a record that was copied there."""
+    """Returns where pictures go: where tuning drew them, or beside a record copied there."""
     from gmi_drl.launcher.colocated_runs import records_folder
     from gmi_drl.selector.tune.tuned_file import DEFAULT_NAME, TunedFile
 
@@ -212,7 +212,7 @@ def _folder_of(given: Path | None, output: Path | None) -> Path:
 
 
 def _is_of_another(folder: Path, recorded: TuneRecord) -> bool:
-    """Whether the report that is there is one of another record."""
+    """Tells whether the report that is there is one of another record."""
     from gmi_drl.selector.errors import RecordError
     from gmi_drl.selector.record import record
 

@@ -111,7 +111,7 @@ def overlaps(topology: Topology) -> list[str]:
 
 
 def _bytes_of(topology: Topology) -> dict[int, str]:
-    """The byte of each core and GPU, and the name of a GPU ("" of a core)."""
+    """Returns the byte of each core and GPU, and the name of a GPU ("" of a core)."""
     names = {_CORES + core: "" for device in topology.devices for core in device.cores}
     for device in topology.devices:
         if device.uuid is not None:
@@ -128,7 +128,7 @@ def _devices_text(topology: Topology, locked: Collection[int]) -> str:
 
 
 def _other_holder(start: int, length: int) -> str:
-    """Another process with a lock on these bytes (length 0: on any from there), in words."""
+    """Names another process with a lock on these bytes (length 0: on any from there)."""
     if _Presence.file is None:
         return ""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
@@ -143,7 +143,7 @@ def _other_holder(start: int, length: int) -> str:
 
 
 def _run_of(who: str) -> str:
-    """The folder of the run that a process trains, ", /runs/ant/..."; "" where it is not known.
+    """Names the folder of the run that a process trains, ", /runs/ant/..."; "" if not known.
 
     The process holds the lock of that folder, so it has the file open.
     """
@@ -170,7 +170,7 @@ def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
 
 
 def _busy_s(cores: Collection[int]) -> float:
-    """Seconds that these cores have worked since the machine's start."""
+    """Returns seconds that these cores have worked since the machine's start."""
     ticks = 0
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
         name, *values = line.split()

@@ -134,7 +134,7 @@ def gmis_text(ids: Sequence[int]) -> str:
 
 
 def _part_of(gmi: GmiSpec, device: Device) -> tuple[str, float | None, float | None]:
-    """A GMI's share in words, as a part of the device, and where that begins.
+    """Returns a GMI's share in words, as a part of the device, and where that begins.
 
     None: it has no limit, and lies after the one before.
     """
@@ -310,7 +310,7 @@ def _gmi(gmi: GmiSpec, device: Device, span: Span, x: int, y: int) -> list[str]:
 
 
 def _stations(layout: Layout) -> dict[int, float]:
-    """Where the lanes have each GMI: below its device, beside the others of it."""
+    """Finds where the lanes have each GMI: below its device, beside the others of it."""
     inner = _CARD - 2 * _PAD
     return {
         i: _LEFT + device * (_CARD + _GAP) + _PAD + (n + 0.5) * inner / len(ids)
@@ -334,7 +334,7 @@ def _lanes(exchanges: Sequence[Exchange], stations: dict[int, float]) -> list[li
 
 
 def _reduction(step: Exchange, stations: dict[int, float], y: int) -> list[str]:
-    """A closed track for a ring, a filled band for memory that all share."""
+    """Draws a closed track for a ring, a filled band for memory that all share."""
     xs = [stations[i] for i in step.gmis]
     ring = step.name.endswith("ring")
     style = f'fill="none" stroke="{_RING}" stroke-width="2.5"' if ring else f'fill="{_MEMORY}"'
@@ -345,7 +345,7 @@ def _reduction(step: Exchange, stations: dict[int, float], y: int) -> list[str]:
 
 
 def _channel(group: Exchange, stations: dict[int, float], y: int) -> list[str]:
-    """A line under all ends, with an arrow up to each that receives."""
+    """Draws a line under all ends, with an arrow up to each that receives."""
     here, there = [stations[i] for i in group.sources], [stations[i] for i in group.targets]
     rail, ends = y + 20, here + there
     parts = [_line(f"M{min(ends):.1f} {rail}H{max(ends):.1f}")]
@@ -360,7 +360,7 @@ def _line(path: str, tip: bool = False) -> str:
 
 
 def _station(gmi_id: int, x: float, y: float, colour: str, radius: float) -> str:
-    """A GMI on a lane; its number where there is room."""
+    """Draws a GMI on a lane; its number where there is room."""
     circle = (
         f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="#ffffff" stroke="{colour}" '
         'stroke-width="2"/>'

@@ -135,7 +135,7 @@ class LineageReader:
         return find(self._store, TaskRow, id) if len(id) == TASK_ID_BYTES else None
 
     def _calls_of(self, actor: bytes) -> list[tuple[int, bytes]]:
-        """Sequence number and id of its creation (before all others) and of its calls."""
+        """Returns sequence number and id of its creation (before all others) and of its calls."""
         if actor not in self._calls:
             rows = self._store.execute(
                 "SELECT CASE kind WHEN 'actor' THEN -1 ELSE sequence END, id FROM tasks "

@@ -109,7 +109,7 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
 
 
 def _memory(device: Device) -> str:
-    """What a GPU has, and what others hold of it, which GMIs do not get."""
+    """Words what a GPU has, and what others hold of it, which GMIs do not get."""
     if not device.mem_bytes:
         return "-"
     held = f" ({device.held_bytes / 2**30:.1f} held by others)" if device.held_bytes else ""

@@ -63,7 +63,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _is_mark(path: Path) -> bool:
-    """Whether it is there, be it damaged; not a folder of runs that has such a name."""
+    """Tells whether a run is there, be it damaged; not a folder of runs of such a name."""
     return os.path.lexists(path) and not _folders(path)
 
 
@@ -90,7 +90,7 @@ def _summary(path: Path) -> RunSummary:
 
 
 def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """What of it is shown and is what it should be, and whether there was anything else."""
+    """Picks what is shown and is as it should be; tells whether there was anything else."""
     known = {key: written[key] for key in _IS_SOUND if written.get(key) is not None}
     sound = {key: value for key, value in known.items() if _IS_SOUND[key](value)}
     return sound, len(sound) < len(known)
@@ -127,7 +127,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of a file of metrics, without reading all of it."""
+    """Returns the last whole line of a file of metrics, without reading all of it."""
     try:
         if not os.path.isfile(path):
             return {}

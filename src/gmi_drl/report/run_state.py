@@ -165,21 +165,21 @@ def print_state(console: Console, state: RunState) -> None:
 
 
 def _short(column: str, of: str = "") -> str:
-    """A column of text, in SQL: no more of it than a table can show."""
+    """Returns a column of text, in SQL: no more of it than a table can show."""
     return f'substr({of or column}, 1, {_MOST_TEXT}) AS "{column}"'
 
 
 def _rows(
     store: sqlite3.Connection, table: str, text: str, types: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What a query gives; columns that are not in `types` are text."""
+    """Returns what a query gives; columns that are not in `types` are text."""
     cursor = store.execute(text)
     types = {column[0]: types.get(column[0], str) for column in cursor.description}
     return [dict(zip(types, checked(table, types, row), strict=True)) for row in cursor]
 
 
 def _how_it_is(state: str, reason: str) -> str:
-    """An actor's state with its reason; of one that has ended as it should, that alone."""
+    """Returns an actor's state with its reason; of one that has ended as it should, that alone."""
     if state == "dead" and reason.startswith("ended"):
         return reason
     return f"{state}: {reason}" if reason else state

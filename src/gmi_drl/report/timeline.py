@@ -137,7 +137,7 @@ class Timeline:
         self._events.append({**event, "pid": where[0], "tid": where[1], **more})
 
     def _thread(self, process: int, name: str, start_s: float, end_s: float) -> int:
-        """A row that is free then: slices of one row may not overlap."""
+        """Returns a row that is free then: slices of one row may not overlap."""
         rows = self._rows.setdefault((process, name), [])
         for place, (thread, free_s) in enumerate(rows):
             if free_s <= start_s:

@@ -141,7 +141,7 @@ class RunFolder:
                 shared_lock.release(lock)
 
     def _held_by(self, holders: list[int]) -> str:
-        """Who trains this run, and what to do about it."""
+        """Says who trains this run, and what to do about it."""
         pid = self.state().get("pid")
         if pid in holders:
             by, then = f"being trained by process {pid}", f"Wait for it, or end it (kill {pid})"

@@ -29,10 +29,10 @@ from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
 
 from .reduction import reduction_fault
+from .wiring import wires_fault
 
 if TYPE_CHECKING:
     from .user_code import UserCodeReport
-from .wiring import wires_fault
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def policy_faults(config: Config) -> list[Fault]:
 def _plan(
     config: Config, tried: UserCodeReport | None, check_config: Check
 ) -> tuple[list[Fault | str], Layout | None]:
-    """All faults, and the layout where there are none.
+    """Returns all faults, and the layout where there are none.
 
     Devices are looked at once: what other processes hold of them changes.
     """

@@ -120,7 +120,7 @@ def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tupl
 
 
 def assumed(config: Config) -> int:
-    """The size with the observations and actions of the paper's Ant."""
+    """Returns the size with the observations and actions of the paper's Ant."""
     sizes = [_OBS_DIM, *hidden_sizes(config.algorithm.network), _ACT_DIM + 1]
     parameters = [_ACT_DIM]  # deviations, then weights and biases of each layer
     for a, b in itertools.pairwise(sizes):

@@ -75,6 +75,7 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     for name, role in config.roles.items():
         faults += role_problems(name, role.class_, folder)
     settings, wrong = _checked_settings(config, folder)
+    custom = isinstance(config.algorithm, CustomAlgorithmConfig)
     config = config.model_copy(update={"algorithm": settings})
     faults += wrong
     if faults:
@@ -97,9 +98,10 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
                 max_episode_steps=env.max_episode_steps,
             )  # fmt: skip
             faults = list(_faults(env.id, envs))
-        if not (faults or own_network):  # a network of the least size needs the same spaces
-            least = settings.model_copy(update={"network": (1,)})
-            algorithm_class(settings).make_network(least, envs, None)
+        if not (faults or own_network):
+            if not custom:  # a network of the least size needs the same spaces
+                settings = settings.model_copy(update={"network": (1,)})
+            algorithm_class(settings).make_network(settings, envs, None)
     except EnvError as error:
         return {"faults": str(error).splitlines()}
     if faults:
@@ -182,7 +184,7 @@ def _checked_settings(config: Config, folder: str) -> tuple[AlgorithmConfig, lis
 
 
 def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:
-    """Why the policy of `run.policy` cannot be served in `env`, and what to say of it otherwise.
+    """Says why the policy of `run.policy` cannot be served in `env`, or else what to note of it.
 
     One that is not there is told without an environment.
     """
@@ -208,7 +210,7 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
 
 
 def _keeps(role: type[DRL_role], method: str) -> bool:
-    """Whether a role makes its environments, or its policy, as ours do."""
+    """Tells whether a role makes its environments, or its policy, as ours do."""
     from gmi_drl.roles.role.acting import ActingRole
 
     ours = getattr(ActingRole, method)
@@ -216,7 +218,7 @@ def _keeps(role: type[DRL_role], method: str) -> bool:
 
 
 def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
-    """What keeps a policy from being trained on it; EnvError where its code raises."""
+    """Says what keeps a policy from being trained on it; EnvError where its code raises."""
     import torch
 
     from gmi_drl.roles.envs.spaces import space_faults

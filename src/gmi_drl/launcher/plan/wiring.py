@@ -119,7 +119,7 @@ def wires_fault(layout: Layout) -> Fault | None:
 
 
 def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:
-    """Whether two GMIs can map each other's memory of a GPU by CUDA IPC.
+    """Tells whether two GMIs can map each other's memory of a GPU by CUDA IPC.
 
     Not from one MIG instance to another, and not inside one process, where a backend runs GMIs as
     threads.

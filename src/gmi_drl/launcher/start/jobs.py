@@ -72,7 +72,7 @@ def new_job(
 
 
 def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
-    """The config that serves the policy of a run, or of one of its checkpoints.
+    """Returns the config that serves the policy of a run, or of one of its checkpoints.
 
     With the run's environment, algorithm and devices; and the folder where its modules lie.
     """
@@ -126,7 +126,7 @@ def resumed_job(
 
 
 def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
-    """The dotted keys below `key` that differ, with the value that is wanted."""
+    """Yields the dotted keys below `key` that differ, with the value that is wanted."""
     if isinstance(before, dict) and isinstance(wanted, dict):
         for name in {**before, **wanted}:
             yield from _changed(f"{key}.{name}", before.get(name, ABSENT), wanted.get(name, ABSENT))
@@ -143,7 +143,7 @@ def _job(
     resume: Path | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[Job, list[str]]:
-    """The job, and what is said before its first iteration; the trainers reduce by plan.json."""
+    """Returns the job, and what is said before its first iteration; writes plan.json."""
     names, sockets, trainers = names_of(layout), runtime.run_directory(), layout.holding("trainer")
     plan = group = None
     if trainers:

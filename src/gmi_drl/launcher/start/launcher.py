@@ -269,7 +269,7 @@ class _Records:
 
 
 def _nothing_left(job: Job, folder: RunFolder) -> str:
-    """What to say of a resumed run that had ended before; "" of another.
+    """Says that a resumed run had ended before; "" of another.
 
     What follow are its figures from before. A role of one's own may train and report no iteration.
     """
@@ -307,7 +307,7 @@ def _result(
     restarts: int,
     traces: tuple[Path, ...],
 ) -> RunResult:
-    """How a run that is done ended, which is also written down in its folder."""
+    """Returns how a run that is done ended, which it also writes down in its folder."""
     batch = job.config.experience.batch_segments
     segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
@@ -349,7 +349,7 @@ def _result(
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:
-    """The picture of the run; without one, a warning: the run itself is done."""
+    """Draws the picture of the run; without one, a warning: the run itself is done."""
     from gmi_drl.launcher.folder.curve import draw_curve
 
     try:

@@ -48,7 +48,7 @@ def _names_warp(given: Any) -> bool:
 
 
 def _text(path: Path) -> str:
-    """A config's file, or that of the run whose folder, or checkpoint, this is.
+    """Returns a config's file, or that of the run whose folder, or checkpoint, this is.
 
     Only of what can be read again: a pipe's text is for who loads it.
     """

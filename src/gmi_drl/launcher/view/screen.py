@@ -17,7 +17,7 @@ _BAR: Final = 60  # columns of a bar
 
 
 class Screen:
-    """Where a view is shown: nowhere, as printed lines, or live in a terminal."""
+    """Shows a view: nowhere, as printed lines, or live in a terminal."""
 
     def __init__(self, name: ViewName = "none") -> None:
         if name == "auto":
@@ -43,7 +43,7 @@ class Drawn(Protocol):
     """A view that can be drawn."""
 
     def render(self, width: int) -> Group:
-        """How it looks now in so many columns."""
+        """Draws how it looks now in so many columns."""
 
 
 V = TypeVar("V", bound=Drawn)
@@ -51,7 +51,7 @@ V = TypeVar("V", bound=Drawn)
 
 @contextmanager
 def opened(name: ViewName, view_of: Callable[[Screen], V]) -> Iterator[V]:
-    """The view on the screen `name`; "auto" is live in a terminal and plain elsewhere.
+    """Yields the view on the screen `name`; "auto" is live in a terminal and plain elsewhere.
 
     A live one is drawn four times a second, and as it is at the end.
     """
@@ -72,7 +72,7 @@ def opened(name: ViewName, view_of: Callable[[Screen], V]) -> Iterator[V]:
 
 
 def bar(total: float, completed: float, width: int) -> ProgressBar:
-    """A bar of progress in a view that is so wide."""
+    """Returns a bar of progress in a view that is so wide."""
     return ProgressBar(total=total, completed=completed, width=min(_BAR, width))
 
 

@@ -52,7 +52,7 @@ def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContext
 
 
 def eta_s(config: Config, record: dict[str, Any]) -> float:
-    """Seconds until the configured steps are done, at the present rate."""
+    """Returns seconds until the configured steps are done, at the present rate."""
     left = config.run.total_steps - int(record["steps"])
     return max(0.0, left / (float(record["steps_per_s"]) or 1.0))
 
@@ -102,7 +102,7 @@ class RunView:
             )
 
     def _ends(self, record: dict[str, Any], between: Sequence[str]) -> list[str]:
-        """What a line ends with: the return, `between`, and how long it will take."""
+        """Returns what a line ends with: the return, `between`, and how long it will take."""
         mean = record["return_mean"]
         left = f"ETA {duration(eta_s(self._config, record))}"
         return [f"return {'-' if mean is None else format(mean, '.1f')}", *between, left]
@@ -148,7 +148,7 @@ def peak_summary(peaks: Sequence[int]) -> str:
 def peak_cells(peaks: object, layout: Layout) -> list[str]:
     """Words what each GMI has held at most, of its share where it has one.
 
-    None if `peaks` is no list of a number for each GMI.
+    Empty if `peaks` is no list of a number for each GMI.
     """
     if not isinstance(peaks, list) or len(peaks) != len(layout.gmis):
         return []

@@ -21,7 +21,7 @@ _STATUSES: Final = ("trained", "stale", "incomplete", "missing", "repeated")
 
 @dataclass(frozen=True)
 class SegmentCounts:
-    """What became of the segments of one launch, counted at both ends, over all GMIs.
+    """Counts what became of the segments of one launch, at both ends, over all GMIs.
 
         begun = unsent + trained + stale + incomplete + missing + left + unheard
 
@@ -216,7 +216,7 @@ def where(traces: Sequence[Path]) -> str:
 
 
 def _written(folder: Path) -> dict[Path, int]:
-    """The traces in a run's folder, in the order of their GMIs, and when each was written."""
+    """Finds the traces in a run's folder, in the order of their GMIs, and when each was written."""
     there = (folder / FOLDER).glob(f"gmi*{SUFFIX}")
     numbers = {path: path.name.removeprefix("gmi").removesuffix(SUFFIX) for path in there}
     ours = [path for path, number in numbers.items() if number.isdecimal() and path.is_file()]

@@ -164,7 +164,7 @@ class PromiseWatch:
             self._look_s, self._other = now_s, other_at_work()
 
     def _judged(self, record: dict[str, Any]) -> str:
-        """What is to be said after this record; "" if nothing."""
+        """Returns what is to be said after this record; "" if nothing."""
         steps, time_s = record.get("steps"), record.get("time_s")
         if record.get("kind") != "iteration":
             return ""

@@ -45,7 +45,7 @@ _STATES: Final = {
 
 @dataclass
 class _Seen:
-    """What was seen of a GMI at the last look."""
+    """Holds what was seen of a GMI at the last look."""
 
     pid: int
     born: int  # its word when its process was first seen
@@ -94,7 +94,7 @@ class Watchdog:
                         seen.silent_s = 0.0
 
     def _hangs(self, seen: _Seen) -> str:
-        """Where a GMI hangs, if it does."""
+        """Says where a GMI hangs, if it does."""
         assert self._timeout_s is not None
         if seen.silent_s < self._timeout_s:
             return ""
@@ -117,7 +117,7 @@ class Watchdog:
 
 
 def _state_of(pid: int) -> str:
-    """The state of a process as /proc has it: R, S, D, T, ...; "" if it is gone."""
+    """Returns the state of a process as /proc has it: R, S, D, T, ...; "" if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -186,7 +186,7 @@ def close_all(gang: Gang, screen: RunView) -> None:
 
 
 def _close(gang: Gang) -> str:
-    """What went wrong, in a sentence."""
+    """Closes them; returns what went wrong, in a sentence."""
     deadline_s = time.monotonic() + _CLOSING_S
     try:
         gang.start("close")
