@@ -43,6 +43,8 @@ _HOME = {
     "load_role": "role.role",
 }
 
+__all__ = list(_HOME)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:

@@ -25,11 +25,12 @@ _OURS = ("gmi-drl", "gmi_drl")
 
 
 def pytest_collection_finish(session):
-    """Compiles warp's kernels before the first test, if a test that will run needs them."""
+    """Compiles warp's kernels for the CPU before the first test, if one on the CPU needs them."""
     items = getattr(session, "items", ())  # the controller of several processes has none
     if session.config.option.collectonly:
         return
-    if any(hasattr(getattr(item, "module", None), "warp_cache") for item in items):
+    on_cpu = [item for item in items if not item.get_closest_marker("gpu")]
+    if any(hasattr(getattr(item, "module", None), "warp_cache") for item in on_cpu):
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         warp_cache.prepare(terminal.write_line if terminal else lambda line: None)
 

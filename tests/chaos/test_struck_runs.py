@@ -4,7 +4,7 @@ import pytest
 
 from story import Story
 
-STRIKES = 6  # of each run
+STRIKES = 3  # of each run
 
 
 @pytest.mark.slow

@@ -98,10 +98,9 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
                 max_episode_steps=env.max_episode_steps,
             )  # fmt: skip
             faults = list(_faults(env.id, envs))
-        if not (faults or own_network):
-            if not custom:  # a network of the least size needs the same spaces
-                settings = settings.model_copy(update={"network": (1,)})
-            algorithm_class(settings).make_network(settings, envs, None)
+        if not (faults or own_network or custom):
+            least = settings.model_copy(update={"network": (1,)})  # it needs the same spaces
+            algorithm_class(settings).make_network(least, envs, None)
     except EnvError as error:
         return {"faults": str(error).splitlines()}
     if faults:
