@@ -622,6 +622,7 @@ def test_without_a_gpu_it_is_said_that_no_kernel_is_loaded(builder, capsys):
     assert "no GPU here: no kernel is loaded" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_warp_takes_kernels_that_were_compiled_without_a_gpu(tiny, tmp_path):
     cache = tmp_path / "cache"

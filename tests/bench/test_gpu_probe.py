@@ -95,6 +95,7 @@ def test_a_machine_without_a_gpu_is_told_so(probe, capsys, monkeypatch):
     assert capsys.readouterr().out == "no GPU here: nothing probed\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_h200")
 def test_what_clients_of_mps_see_is_a_table_and_a_file(probe, tmp_path, capfd):
     assert probe.main(["--only", "shares", "--results", str(tmp_path)]) == 0
@@ -123,6 +124,7 @@ def test_a_no_is_told_with_its_way_round(probe, query, capsys):
     assert table.count("-> Compare rows of `mps` by the SMs") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_h200")
 def test_a_check_that_fails_is_a_row_and_not_the_end(probe, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_MPS", "refuse")
@@ -308,6 +310,7 @@ def test_a_fork_after_the_preload_can_start_cuda(query, monkeypatch):
     assert rows["PRELOAD: torch computes after the fork"]["value"] == "torch"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_driver")
 def test_the_module_is_named_that_starts_cuda_before_the_fork(query, monkeypatch):
     from gpu.probe import checks, harness

@@ -25,6 +25,7 @@ def rows_of(tmp_path, *arguments, timeout=50):
     return {row["name"]: row for row in rows}, done.stderr
 
 
+@pytest.mark.slow
 def test_precisions_take_turns_and_what_a_cpu_lacks_is_said(tmp_path):
     rows, said = rows_of(tmp_path, "--ways", "eager", "captured")
     assert list(rows) == ["update/fp32/eager", "update/bf16/eager"]

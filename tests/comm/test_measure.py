@@ -32,6 +32,7 @@ def stages(layout):
     return {key_of(s, layout): s for strategy in STRATEGIES for s in stages_of(strategy, mpl)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_device", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_link_of_a_layout_is_measured_and_nothing_stays_behind(per_device):
     layout = layout_of(per_device)

@@ -352,6 +352,7 @@ class Pauser(threading.Thread):
         return file.read_text().splitlines() if file.exists() else []
 
 
+@pytest.mark.slow
 def test_a_stalled_trainer_stalls_agents_and_both_go_on(tmp_path, monkeypatch):
     path = tmp_path / "faults"
     faults.script(monkeypatch, path)

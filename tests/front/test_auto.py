@@ -48,6 +48,7 @@ def launch(path, *overrides, **options):
     return gmi_drl.launch(path, overrides=overrides, view="plain", **options)
 
 
+@pytest.mark.slow
 def test_the_first_launch_tunes_and_later_ones_take_what_is_on_record(config, capsys):
     result = launch(config)
     assert result.state == "finished"

@@ -78,6 +78,7 @@ def test_policy_gradient_learns_while_a_simulator_is_killed():
     assert deaths == 1
 
 
+@pytest.mark.slow
 def test_evolution_gives_the_same_each_time():
     first, last = numbers(output_of("evolution"))
     assert first < -10 < -0.1 < last

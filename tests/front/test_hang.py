@@ -66,6 +66,7 @@ def log_of(result, gmi=0):
     return (result.folder / "logs" / f"gmi{gmi}.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_single_gmi_whose_environment_hangs_is_started_again(warm, tmp_path, monkeypatch, capfd):
     bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [0])
     result = launch(config(tmp_path), bodies.HangingHolistic)

@@ -88,6 +88,7 @@ class Seen:
         return modules, started, "/warp.so" in mapped, "libcuda" in mapped
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_gmi_finds_warp_imported_and_not_started():
     if runtime.is_initialized():

@@ -103,6 +103,7 @@ TOGETHER = {
 }
 
 
+@pytest.mark.slow
 def test_a_profiled_run_traces_all_phases_and_learns_the_same_bit_for_bit(tmp_path):
     plain = launch(tmp_path, profile=False)
     assert plain.traces == ()

@@ -72,6 +72,7 @@ def config(tmp_path, timeout_s=1.5, **changes):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_environments_that_take_longer_than_the_timeout_are_waited_for(tmp_path, script, kind):
     path, (changes, roles) = script(), KINDS[kind]
@@ -115,6 +116,7 @@ def test_logged_warnings_are_shown_once_whatever_their_numbers(tmp_path, capsys)
     assert f"{result.iteration} contacts were ignored" in log
 
 
+@pytest.mark.slow
 def test_before_training_the_first_interrupt_ends_the_run(tmp_path):
     path = config(tmp_path, roles={"trainer": {"class": "bodies_set_up:NeverMade"}})
     process = subprocess.Popen(

@@ -62,6 +62,7 @@ def returns(folder):
     return [(line["return_mean"], line["policy_loss"], line["value_loss"]) for line in lines]
 
 
+@pytest.mark.slow
 def test_two_threads_learn_what_two_processes_learn_bit_for_bit(tmp_path, monkeypatch):
     apart = launch(tmp_path, "processes")
     monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)

@@ -161,6 +161,7 @@ def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsy
     assert "Run gmi-drl tune, or give a number." in told
 
 
+@pytest.mark.slow
 def test_check_finds_a_batch_that_no_candidate_can_keep(config, capsys):
     assert main.main(["check", str(config), "--set", "tune.batch=7"]) == 1
     assert "tune.batch=7; no number of steps" in capsys.readouterr().err

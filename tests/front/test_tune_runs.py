@@ -32,6 +32,7 @@ def warm():
     runtime.shutdown()
 
 
+@pytest.mark.slow
 def test_what_is_tuned_launches_as_it_is(tmp_path, monkeypatch, warm):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning.tune_picture, "draw", lambda recorded, folder: [])

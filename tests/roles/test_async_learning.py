@@ -25,6 +25,7 @@ def cartpole(name, lag, seed):
     return train(config, lag)
 
 
+@pytest.mark.slow
 def test_impala_balances_the_pole_with_experience_eight_updates_old():
     assert cartpole("impala", lag=8, seed=1) >= 450
 

@@ -65,10 +65,12 @@ def test_random_programs_give_what_plain_python_gives(two_devices, seed):
     check(bodies_chaos.program(seed, length=100))
 
 
+@pytest.mark.slow
 def test_programs_give_the_same_while_workers_and_actors_are_killed(two_devices):
     _until_killed(0, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 301))]
 )
@@ -98,6 +100,7 @@ def _until_killed(seed, kills):
             seed += 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(400, 401))]
 )

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("shared")
 depth, fib = runtime.remote(bodies.depth), runtime.remote(bodies.fib)
 
 
+@pytest.mark.slow
 def test_a_chain_of_fifty_tasks_that_wait_for_each_other_ends_on_two_cpus():
     assert runtime.get(depth.remote(50), LONG) == 50
 

@@ -24,6 +24,7 @@ STEP = {"Humanoid-v5": (4e-3, 2e-5)}
 pytestmark = pytest.mark.timeout(300)  # compiling, on a busy machine
 
 
+@pytest.mark.slow
 def test_a_batch_steps_as_mujoco_does_and_goes_on_from_saved_state(tmp_path):
     apart(bodies_mjx.a_cart, str(tmp_path))
 
@@ -69,6 +70,7 @@ def test_missing_packages_name_the_extra(monkeypatch):
     assert all("pip install -e '.[mjx]' in the clone" in fault for fault in faults)
 
 
+@pytest.mark.slow
 def test_a_setting_of_jax_that_leaves_no_cpu_is_told():
     code = "from gmi_drl.roles.envs import make_env; make_env('BallBalance-v0', 1, adapter='mjx')"
     done = subprocess.run(

@@ -166,6 +166,7 @@ def test_contacts_without_room_are_told(caplog):
     assert roomy.dropped_steps == 0
 
 
+@pytest.mark.slow
 def test_a_ball_is_kept_by_tilting_against_its_way_and_lost_by_tilting_with_it():
     angle = torch.arange(3) * (2 * math.pi / 3)
     legs = 0.35 * torch.stack([angle.cos(), angle.sin()])  # [2, 3]: where they stand
