@@ -58,9 +58,7 @@ def _kept(driver):
     return found
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 2))]
-)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_programs_give_what_plain_python_gives(two_devices, seed):
     check(bodies_chaos.program(seed, length=100))
 
@@ -71,9 +69,7 @@ def test_programs_give_the_same_while_workers_and_actors_are_killed(two_devices)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 301))]
-)
+@pytest.mark.parametrize("seed", [2, 300])
 def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_killed(
     little_memory, seed
 ):
@@ -101,9 +97,7 @@ def _until_killed(seed, kills):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(400, 401))]
-)
+@pytest.mark.parametrize("seed", [1, 400])
 def test_programs_give_the_same_while_fork_servers_are_killed(two_devices, seed):
     def targets():  # each costs all that runs
         driver = session.driver()
