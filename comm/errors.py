@@ -96,6 +96,8 @@ class RingBroken(CommError):
 class PeerLeft(CommError):
     """A rank of the group will not arrive: it gave up, or closed its group; `reason` says why."""
 
+    of_another = True  # a gang names the failure that this has followed from
+
     def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
         super().__init__(what, rank, member, reason)
         self.what = what

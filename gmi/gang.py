@@ -279,11 +279,13 @@ class Gang:
         """Names who was first, stops the others, and raises."""
         if alive := self._ends_to_come():
             runtime.wait(alive, len(alive), _SETTLE)
-        failures = sorted((when, gmi_id) for gmi_id, (when, _) in self._failures().items())
-        first = failures[0][1]
-        error = self._failures()[first][1]
+        found = self._failures()
+        # One that tells of what another GMI did has followed from that, whoever was quicker.
+        order = sorted(found, key=lambda gmi_id: (_of_another(found[gmi_id][1]), found[gmi_id][0]))
+        first, *followers = order
+        error = found[first][1]
         raised = error if isinstance(error, TaskError) else error.cause
-        others = tuple(gmi_id for _, gmi_id in failures[1:])
+        others = tuple(followers)
         healthy = tuple(g for g in self._specs if g not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
         if isinstance(raised, TaskError):
@@ -328,6 +330,12 @@ class Gang:
         if death.reason:
             return GmiState(gmi_id, role, pid, "stopped", self._stopped or death.reason)
         return GmiState(gmi_id, role, pid, "died", str(death).splitlines()[0])
+
+
+def _of_another(error: TaskError | ActorDiedError) -> bool:
+    """Tells whether a failure is only that a peer has left (PeerLeft of gmi_drl.comm)."""
+    raised = error if isinstance(error, TaskError) else error.cause
+    return isinstance(raised, TaskError) and getattr(raised.cause, "of_another", False)
 
 
 def _first_line(error: TaskError) -> str:
