@@ -96,7 +96,7 @@ class RingBroken(CommError):
 class PeerLeft(CommError):
     """A rank of the group will not arrive: it gave up, or closed its group; `reason` says why."""
 
-    of_another = True  # a gang names the failure that this has followed from
+    caused_by_peer = True
 
     def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
         super().__init__(what, rank, member, reason)
@@ -197,6 +197,8 @@ class MailboxClosed(MailboxError):
 class PeerClosed(_PeerError):
     """The other GMI has closed its mailbox: nothing more comes from it, or nothing gets there."""
 
+    caused_by_peer = True
+
 
 class PeerRestarted(_PeerError):
     """The other GMI was restarted; `gmi_id` says which. Raised once: the next call reaches it.
@@ -230,6 +232,8 @@ class LinkClosed(LinkError):
 
 class LinkEnded(LinkError):
     """The other end has closed the link: all it sent was received, or it takes nothing more."""
+
+    caused_by_peer = True
 
 
 class SchemaDiffers(LinkError):

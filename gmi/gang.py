@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from gmi_drl import runtime
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 
 from .backends.backend import backend_of
@@ -279,13 +280,15 @@ class Gang:
         """Names who was first, stops the others, and raises."""
         if alive := self._ends_to_come():
             runtime.wait(alive, len(alive), _SETTLE)
-        found = self._failures()
-        # One that tells of what another GMI did has followed from that, whoever was quicker.
-        order = sorted(found, key=lambda gmi_id: (_of_another(found[gmi_id][1]), found[gmi_id][0]))
-        first, *followers = order
-        error = found[first][1]
+        failures = self._failures()
+
+        def order(gmi_id: int) -> tuple[bool, float]:
+            when, error = failures[gmi_id]
+            return _caused_by_peer(error), when
+
+        first, *others = sorted(failures, key=order)
+        error = failures[first][1]
         raised = error if isinstance(error, TaskError) else error.cause
-        others = tuple(followers)
         healthy = tuple(g for g in self._specs if g not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
         if isinstance(raised, TaskError):
@@ -310,7 +313,7 @@ class Gang:
             signal=ended.signal if ended else None,
             log_tail=tail,
             error=told,
-            others=others,
+            others=tuple(others),
             stopped=healthy,
             deaths=tuple(death.how() for death in runtime.deaths(handle)),
             reason=ended.reason if ended else "",
@@ -332,17 +335,22 @@ class Gang:
         return GmiState(gmi_id, role, pid, "died", str(death).splitlines()[0])
 
 
-def _of_another(error: TaskError | ActorDiedError) -> bool:
-    """Tells whether a failure is only that a peer has left (PeerLeft of gmi_drl.comm)."""
-    raised = error if isinstance(error, TaskError) else error.cause
-    return isinstance(raised, TaskError) and getattr(raised.cause, "of_another", False)
+def _caused_by_peer(error: TaskError | ActorDiedError) -> bool:
+    """Tells whether a GMI failed only as another one had gone or failed."""
+    origin = _origin(error if isinstance(error, TaskError) else error.cause)
+    return isinstance(origin, GmiDrlError) and origin.caused_by_peer
+
+
+def _origin(error: BaseException | None) -> BaseException | None:
+    """Returns what was raised where calls inside calls have passed it on; None: it was not sent."""
+    while isinstance(error, TaskError):
+        error = error.cause
+    return error
 
 
 def _first_line(error: TaskError) -> str:
     """Returns the class and text of what was raised, on one line: ValueError: on purpose."""
-    origin: BaseException | None = error
-    while isinstance(origin, TaskError):  # a call inside the call had raised it
-        origin = origin.cause
+    origin = _origin(error)
     if origin is None:  # it could not be sent
         return (error.remote_traceback.strip().splitlines() or ["an error"])[-1][:_LONGEST]
     text = ""

@@ -6,6 +6,7 @@ import time
 
 import faults
 from gmi_drl import runtime
+from gmi_drl.comm.errors import PeerLeft
 
 
 class Stepper:
@@ -50,6 +51,15 @@ class Stepper:
             time.sleep(0.0005)  # between two looks; the state is what it waits for
         if not runtime.stop_requested():
             raise RuntimeError(f"peer {pid} is gone")
+
+    def fail_behind(self, path):
+        """GMI 0 says that its peer has left; GMI 1, that peer, raises its own error after that."""
+        if self.spec.gmi_id == 0:
+            path.touch()
+            raise PeerLeft("bucket", 1, "gmi 1", "the group was closed")
+        while not path.exists():
+            time.sleep(0.0005)  # between two looks; the file is what it waits for
+        raise ValueError("on purpose")
 
     def die_once(self, path):
         """Killed at the first time; then the pid that answers, and the slice it has."""

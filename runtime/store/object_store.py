@@ -218,16 +218,6 @@ class ObjectStore:
         self._drop(unwanted, out)
         return self._serve(out)
 
-    def lose(self, keys: Iterable[bytes]) -> list[Instruction]:
-        """Drops lost objects, wherever they are: a Lost for each that the store has."""
-        out: list[Instruction] = []
-        for key in keys:
-            lost = self._objects.get(key)
-            if lost is not None:
-                self._drop(lost, out)
-                out.append(Lost(key, "the device that had it was lost."))
-        return self._serve(out)
-
     # What the driver reports
 
     def spilled(self, key: bytes, error: str = "") -> list[Instruction]:

@@ -16,6 +16,10 @@ class GmiDrlError(Exception):
     # a dead process have of that process.
     command_exit_code: ClassVar[int] = 1
 
+    # Whether it only tells that another process has gone or failed. Of several failures at once a
+    # gang names one that is not of this kind as the first.
+    caused_by_peer: ClassVar[bool] = False
+
     value: Any = None
     rule: str = ""
     remedy: str = ""

@@ -158,6 +158,17 @@ def test_who_was_first_is_told_from_those_who_followed():
     assert set(caught.value.stopped) | set(caught.value.others) == {0, 1, 3}
 
 
+def test_who_only_tells_that_a_peer_has_left_is_not_the_first(tmp_path):
+    with gang(2) as running:
+        running.start("fail_behind", tmp_path / "left")
+        refs = list(running._pending.values())
+        runtime.wait(refs, len(refs), LONG)  # so that it has both to choose from
+        with pytest.raises(GmiDied, match="on purpose") as caught:
+            running.wait(LONG)
+    assert caught.value.gmi_id == 1
+    assert caught.value.others == (0,)
+
+
 def test_the_death_of_a_gmi_that_does_nothing_is_noticed_too():
     with gang(2) as running:
         os.kill(running.call("pid", timeout=LONG)[0], signal.SIGKILL)

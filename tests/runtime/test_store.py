@@ -229,40 +229,6 @@ def test_an_object_deleted_while_it_is_written_is_gone_when_sealed():
     assert store.used_bytes == 0
 
 
-def test_what_is_lost_while_pinned_keeps_its_block_even_if_the_key_comes_again():
-    store = ObjectStore(LIMIT)
-    store.create(b"a", PAGE)
-    store.seal(b"a")
-    store.pin(b"a")
-    assert kinds(store.lose([b"a", b"unknown"])) == [("Lost", b"a")]
-    assert store.state(b"a") is None
-    assert store.create(b"a", PAGE) == [Placed(b"a", PAGE, PAGE)]
-    store.seal(b"a")
-    assert store.pin(b"a") == [ObjectPinned(b"a", PAGE, PAGE)]
-    assert kinds(store.create(b"b", 3 * PAGE)) == [("Refuse", b"b")]
-    store.unpin(b"a")
-    assert kinds(store.create(b"b", 3 * PAGE)) == [("Refuse", b"b")]
-    store.unpin(b"a")
-    assert kinds(store.create(b"b", 3 * PAGE)) == [("Spill", b"a")]
-    assert kinds(store.spilled(b"a")) == [("Placed", b"b")]
-    assert store.used_bytes == 3 * PAGE
-
-
-def test_who_waits_for_an_object_that_is_lost_is_told_once():
-    store = filled(b"a", pages=3)
-    store.create(b"b", 2 * PAGE)
-    store.spilled(b"a")
-    store.create(b"c", LIMIT)
-    assert store.pin(b"a") == store.pin(b"a") == []
-    assert kinds(store.lose([b"a", b"b", b"c"])) == [
-        ("Unlink", b"a"),
-        ("Lost", b"a"),
-        ("Lost", b"b"),
-        ("Lost", b"c"),
-    ]
-    assert store.used_bytes == 0
-
-
 def test_what_is_written_to_disk_at_once_is_read_back_or_removed_like_others():
     store = filled(b"a", pages=4)
     store.pin(b"a")
@@ -461,14 +427,6 @@ class StoreMachine(RuleBasedStateMachine):
             self.done(rest)
             return
         self.done(self.store.delete(key))
-
-    @rule(lost=st.sets(keys, max_size=3))
-    def lose(self, lost):
-        known = lost & set(self.versions)
-        out = self.store.lose(lost)
-        assert {each.key for each in out if isinstance(each, Lost)} >= known
-        self.done(out)
-        assert not lost & set(self.versions)
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), failed=st.integers(0, 3).map(lambda number: number == 0))

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import NUMPY, Arrays
-from .task import Array, Fields, Task, TaskOptions
+from .task import Array, Fields, PhysicsTaskOptions, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfCheetahOptions(TaskOptions):
+class HalfCheetahOptions(PhysicsTaskOptions):
     xml_file: str = "half_cheetah.xml"
     frame_skip: int = 5
     forward_reward_weight: float = 1.0

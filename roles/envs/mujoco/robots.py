@@ -9,14 +9,14 @@ import mujoco  # type: ignore[import-untyped]
 
 from gmi_drl.placement.faults import install
 
-from .task import TaskOptions
+from .task import PhysicsTaskOptions
 
 # Found without importing the package, which imports JAX.
 MODELS = Path(mujoco.__file__).parent / "mjx/test_data"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobotOptions(TaskOptions):
+class RobotOptions(PhysicsTaskOptions):
     """Holds the options of a task whose robot is read from mujoco-mjx."""
 
     clip_observation: float = 5.0  # larger numbers are cut off, as are actions beyond 1

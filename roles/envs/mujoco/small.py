@@ -9,11 +9,11 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .task import Array, Fields, Task, TaskOptions
+from .task import Array, Fields, PhysicsTaskOptions, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertedPendulumOptions(TaskOptions):
+class InvertedPendulumOptions(PhysicsTaskOptions):
     xml_file: str = "inverted_pendulum.xml"
     frame_skip: int = 2
     reset_noise_scale: float = 0.01
@@ -41,7 +41,7 @@ class InvertedPendulum(Task[InvertedPendulumOptions]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertedDoublePendulumOptions(TaskOptions):
+class InvertedDoublePendulumOptions(PhysicsTaskOptions):
     xml_file: str = "inverted_double_pendulum.xml"
     frame_skip: int = 5
     healthy_reward: float = 10.0
@@ -81,7 +81,7 @@ class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReacherOptions(TaskOptions):
+class ReacherOptions(PhysicsTaskOptions):
     xml_file: str = "reacher.xml"
     frame_skip: int = 2
     reward_dist_weight: float = 1
@@ -127,7 +127,7 @@ class Reacher(Task[ReacherOptions]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PusherOptions(TaskOptions):
+class PusherOptions(PhysicsTaskOptions):
     xml_file: str = "pusher_v5.xml"
     frame_skip: int = 5
     reward_near_weight: float = 0.5

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import NUMPY, Arrays
-from .task import Array, Fields, Task, TaskOptions
+from .task import Array, Fields, PhysicsTaskOptions, Task
 
 _INF = float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AntOptions(TaskOptions):
+class AntOptions(PhysicsTaskOptions):
     xml_file: str = "ant.xml"
     frame_skip: int = 5
     forward_reward_weight: float = 1
@@ -83,7 +83,7 @@ class Ant(Task[AntOptions]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HumanoidObservation(TaskOptions):
+class _HumanoidObservation(PhysicsTaskOptions):
     frame_skip: int = 5
     ctrl_cost_weight: float = 0.1
     reset_noise_scale: float = 1e-2

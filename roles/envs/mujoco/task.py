@@ -31,7 +31,7 @@ INTEGRATORS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions:
+class PhysicsTaskOptions:
     """Holds the options of every task; its own have Gymnasium's names, meanings and defaults."""
 
     xml_file: str
@@ -60,7 +60,7 @@ class TaskOptions:
         return faults
 
 
-O = TypeVar("O", bound=TaskOptions)  # noqa: E741
+O = TypeVar("O", bound=PhysicsTaskOptions)  # noqa: E741
 
 
 class Task(abc.ABC, Generic[O]):

@@ -24,7 +24,7 @@ from gmi_drl.roles.envs.options import checked_options
 from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
 
 from .pool import PhysicsPool
-from .task import INTEGRATORS, Array, Task, TaskOptions
+from .task import INTEGRATORS, Array, PhysicsTaskOptions, Task
 from .tasks import TASKS
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class MujocoVecEnv:
         """Makes environments of `task_type`; None: of the task of the id."""
         env_id, num_env = spec.env_id, spec.num_env
         task_type = task_type or TASKS[env_id]
-        options: TaskOptions = checked_options(task_type.Options, env_id, spec.options)
+        options: PhysicsTaskOptions = checked_options(task_type.Options, env_id, spec.options)
         self.env_id, self.num_env, self.device = env_id, num_env, spec.device
         limit = time_limit(env_id, spec.max_episode_steps) or task_type.max_episode_steps
         self.max_episode_steps: int | None = limit or None
@@ -263,7 +263,7 @@ def box_spaces(
     )
 
 
-def load_model(options: TaskOptions) -> mujoco.MjModel:
+def load_model(options: PhysicsTaskOptions) -> mujoco.MjModel:
     """Returns the compiled model of a task; a plain file name is one of Gymnasium's assets."""
     name = options.xml_file
     if name.startswith(("/", ".", "~")):

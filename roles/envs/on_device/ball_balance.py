@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmi_drl.roles.envs.mujoco.arrays import NUMPY, Arrays
-from gmi_drl.roles.envs.mujoco.task import Array, Fields, Task, TaskOptions
+from gmi_drl.roles.envs.mujoco.task import Array, Fields, PhysicsTaskOptions, Task
 
 TABLE_RADIUS = 0.5  # m
 FALLEN = -0.2  # m: a ball lower than any table can be
@@ -27,7 +27,7 @@ _BALL = slice(3, 6)  # of qpos and of qvel; before it lift, roll and pitch of th
 
 
 @dataclass(frozen=True, kw_only=True)
-class BallBalanceTaskOptions(TaskOptions):
+class BallBalanceTaskOptions(PhysicsTaskOptions):
     xml_file: str = str(Path(__file__).with_name("ball_balance.xml"))
     frame_skip: int = 2
     start_m: float = 0.2  # the ball starts as far from the centre as this, along x and along y

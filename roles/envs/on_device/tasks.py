@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gmi_drl.roles.envs.adapters import WARP_IDS
-from gmi_drl.roles.envs.mujoco.task import Task, TaskOptions
+from gmi_drl.roles.envs.mujoco.task import PhysicsTaskOptions, Task
 from gmi_drl.roles.envs.mujoco.tasks import TASKS
 
 from .ball_balance import BallBalanceTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions(TaskOptions):
+class DeviceOptions(PhysicsTaskOptions):
     """Holds the options that every adapter on the device has."""
 
     adapter: ClassVar[str]
