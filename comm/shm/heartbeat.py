@@ -1,12 +1,14 @@
 """Heartbeats show the launcher that a GMI makes progress, and in which phase it is.
 
-A beat is one word in the tally, about a microsecond. While a GMI waits for another its word says
-so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role; in other
+A beat is one word in the tally, about a microsecond. The word names the process that wrote it: one
+that has been restarted is not taken for the one before it. While a GMI waits for another its word
+says so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role; in other
 threads `beat` and `waiting` do nothing. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Final, NamedTuple
 
@@ -20,20 +22,26 @@ _PHASES: Final = (
     "serving",
 )  # fmt: skip
 _CODES: Final = {name: code for code, name in enumerate(_PHASES)}
-_WAITS: Final = 0x80
-_BEAT: Final = 0x100  # the bits above count the beats
+# From its lowest bit on, a word has 7 bits of phase, 1 of waiting, 22 of pid (Linux has no more),
+# and 34 that count the beats and begin again at 0.
+_WAITS: Final = 1 << 7
+_PID: Final = 8
+_BEAT: Final = 1 << 30
+_WORD: Final = (1 << 64) - 1
 
 
 class Pulse(NamedTuple):
-    """The phase that a GMI is in, and whether it waits for another GMI."""
+    """The phase that a GMI is in, whether it waits for another GMI, and the pid that says so."""
 
     phase: str
     waits: bool  # for another GMI
+    pid: int  # 0 before the first beat
 
 
 def pulse(word: int) -> Pulse:
     """Decodes the word that a GMI writes into the tally; each beat writes another word."""
-    return Pulse(_PHASES[word & (_WAITS - 1)], bool(word & _WAITS))
+    pid = (word % _BEAT) >> _PID
+    return Pulse(_PHASES[word & (_WAITS - 1)], bool(word & _WAITS), pid)
 
 
 class Heartbeat:
@@ -41,14 +49,14 @@ class Heartbeat:
 
     def __init__(self, tally: Tally, gmi_id: int) -> None:
         self._write = tally.writer(gmi_id, COUNTER)
-        self._word = tally[gmi_id, COUNTER] & -_BEAT  # goes on behind that of a dead process
+        self._word = os.getpid() << _PID
         self.beat(SET_UP)
 
     def beat(self, phase: str | None = None) -> None:
         """Shows progress of the GMI, which is in `phase` from now on (None: where it was)."""
-        word = (self._word & ~_WAITS) + _BEAT
+        word = ((self._word & ~_WAITS) + _BEAT) & _WORD
         if phase is not None:
-            word = (word & -_BEAT) | _CODES[phase]
+            word = (word & ~(_WAITS - 1)) | _CODES[phase]
         self._word = word
         self._write(word)
 
@@ -58,7 +66,7 @@ class Heartbeat:
 
     def begin_wait(self) -> None:
         """Shows that the GMI waits for another one, until its next beat."""
-        self._word = (self._word | _WAITS) + _BEAT
+        self._word = ((self._word | _WAITS) + _BEAT) & _WORD
         self._write(self._word)
 
 

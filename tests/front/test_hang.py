@@ -11,7 +11,7 @@ import bodies_hang as bodies
 import bodies_spaces
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.comm.shm.heartbeat import Heartbeat, waiting
+from gmi_drl.comm.shm.heartbeat import Heartbeat, pulse, waiting
 from gmi_drl.comm.shm.heartbeat import bind as bind_heartbeat
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import GmiDied
@@ -315,6 +315,27 @@ def test_a_new_process_is_in_its_set_up_until_it_says_more(watched):
     passes(5)
     gang.pids = gang.pids | {0: 1}  # its word is still that of the process before it
     assert passes(100) == []
+
+
+def test_who_hangs_before_the_first_look_is_ended_too(watched):
+    (first, second), passes, gang = watched
+    gang.pids = {1: os.getpid()}  # gmi 0 has no process yet
+    second.beat("")
+    passes(5)
+    first.beat("rollout")
+    gang.pids = dict.fromkeys((0, 1), os.getpid())
+    assert passes(20) == [0]
+
+
+def test_the_count_of_beats_begins_again_and_hides_neither_phase_nor_process():
+    tally = create_tally(1, ("heartbeat",)).open()
+    heart = Heartbeat(tally, 0)
+    heart.beat("rollout")
+    heart._word |= -1 << 30 & (1 << 64) - 1  # the last beat that can be counted
+    heart.beat()
+    assert pulse(tally[0, "heartbeat"]) == ("rollout", False, os.getpid())
+    heart.begin_wait()
+    assert pulse(tally[0, "heartbeat"]) == ("rollout", True, os.getpid())
 
 
 def test_time_in_which_the_launcher_did_not_run_is_no_silence(watched):

@@ -48,14 +48,14 @@ class _Seen:
     """Holds what was seen of a GMI at the last look."""
 
     pid: int
-    born: int  # its word when its process was first seen
     word: int
     silent_s: float = 0.0
 
     @property
     def pulse(self) -> Pulse:
         """Says in which phase it is; a process that has not said so yet is set up."""
-        return Pulse(SET_UP, False) if self.word == self.born else pulse(self.word)
+        said = pulse(self.word)
+        return said if said.pid == self.pid else Pulse(SET_UP, False, self.pid)
 
 
 class Watchdog:
@@ -80,7 +80,7 @@ class Watchdog:
         for gmi_id, pid in working.items():
             word, seen = self._tally[gmi_id, COUNTER], self._seen.get(gmi_id)
             if seen is None or seen.pid != pid:
-                self._seen[gmi_id] = _Seen(pid, word, word)
+                self._seen[gmi_id] = _Seen(pid, word)
             elif word != seen.word:
                 seen.word, seen.silent_s = word, 0.0
             else:
@@ -98,7 +98,7 @@ class Watchdog:
         assert self._timeout_s is not None
         if seen.silent_s < self._timeout_s:
             return ""
-        phase, waits = seen.pulse
+        phase, waits, _ = seen.pulse
         state = _state_of(seen.pid)
         if state != "T":
             if waits or not phase:
