@@ -32,6 +32,7 @@ RuntimeError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gmi_drl.errors import GmiDrlError
 
@@ -55,13 +56,12 @@ class ReduceTimeout(CommError, TimeoutError):
         return f"{self.what} timed out after {self.timeout_s:g} s: {listed(who)} {have} not arrived"
 
 
+@dataclass(eq=False, repr=False)
 class GroupMismatch(CommError):
     """The ranks of a group did not make the same call. `calls` says what each did, by rank."""
 
-    def __init__(self, calls: Sequence[str], members: Sequence[str]) -> None:
-        super().__init__(calls, members)
-        self.calls = tuple(calls)
-        self.members = tuple(members)
+    calls: Sequence[str]
+    members: Sequence[str]
 
     def __str__(self) -> str:
         lines = [
@@ -72,18 +72,17 @@ class GroupMismatch(CommError):
         return "\n".join([f"the ranks of a reducer group do different things; {rule}", *lines])
 
 
+@dataclass(eq=False, repr=False)
 class RingBroken(CommError):
     """A ring could not move its numbers, though every rank is there; `reason` is the first cause.
 
     `rank` is the one that found it.
     """
 
-    def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
-        super().__init__(what, rank, member, reason)
-        self.what = what
-        self.rank = rank
-        self.member = member
-        self.reason = reason
+    what: str
+    rank: int
+    member: str
+    reason: str
 
     def __str__(self) -> str:
         return (
@@ -93,32 +92,30 @@ class RingBroken(CommError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class PeerLeft(CommError):
     """A rank of the group will not arrive: it gave up, or closed its group; `reason` says why."""
 
     caused_by_peer = True
 
-    def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
-        super().__init__(what, rank, member, reason)
-        self.what = what
-        self.rank = rank
-        self.member = member
-        self.reason = reason
+    what: str
+    rank: int
+    member: str
+    reason: str
 
     def __str__(self) -> str:
         return f"{self.what}: rank {self.rank} ({self.member}) has left the group: {self.reason}"
 
 
+@dataclass(eq=False, repr=False)
 class GroupReformed(CommError):
     """A rank's process was replaced by a new one, which opened `generation` of the group.
 
     The call that was going on is void, on every rank. The group goes on after `reform`.
     """
 
-    def __init__(self, what: str, generation: int) -> None:
-        super().__init__(what, generation)
-        self.what = what
-        self.generation = generation
+    what: str
+    generation: int
 
     def __str__(self) -> str:
         return (
@@ -128,14 +125,13 @@ class GroupReformed(CommError):
         )
 
 
+@dataclass(eq=False, repr=False)
 class GroupFinished(CommError):
     """A rank that is waited for has left with its work done; `outcome` is what came of it."""
 
-    def __init__(self, rank: int, member: str, outcome: str) -> None:
-        super().__init__(rank, member, outcome)
-        self.rank = rank
-        self.member = member
-        self.outcome = outcome
+    rank: int
+    member: str
+    outcome: str
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.member}) has finished and left the group: {self.outcome}"
@@ -145,6 +141,7 @@ class GroupClosed(CommError):
     """This rank has left its group; the text says why. Join a new group to go on."""
 
 
+@dataclass(eq=False, repr=False)
 class ParametersDiffer(CommError):
     """The ranks do not hold the same parameters any more.
 
@@ -152,14 +149,10 @@ class ParametersDiffer(CommError):
     `parameter` is the first parameter, in the order of the flat vector, that is not the same.
     """
 
-    def __init__(
-        self, iteration: int, ranks: Sequence[int], members: Sequence[str], parameter: str
-    ) -> None:
-        super().__init__(iteration, ranks, members, parameter)
-        self.iteration = iteration
-        self.ranks = tuple(ranks)
-        self.members = tuple(members)
-        self.parameter = parameter
+    iteration: int
+    ranks: Sequence[int]
+    members: Sequence[str]
+    parameter: str
 
     def __str__(self) -> str:
         who = listed([f"rank {r} ({m})" for r, m in zip(self.ranks, self.members, strict=True)])
@@ -248,10 +241,7 @@ class CorruptPacket(LinkError):
 
     def __init__(self, where: str, field: str, value: str, expected: str) -> None:
         super().__init__(where, field, value, expected)
-        self.where = where
-        self.field = field
-        self.value = value
-        self.expected = expected
+        self.where, self.field, self.value, self.expected = where, field, value, expected
 
     def __str__(self) -> str:
         return (

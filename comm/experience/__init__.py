@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .choose import LinkCost, Projection, choose_grouping, measure_cost, project
+from .choose import LinkCost, choose_grouping, measure_cost, project
 from .counts import BatchCounts, DispatchCounts
 from .migrator import Migrator, Route, SegmentId
 from .schema import Channel, Grouping, Schema, Stream, joined, mcc, ucc
@@ -18,18 +18,13 @@ if TYPE_CHECKING:
     from .compressor import Compressor
     from .dispatcher import Dispatcher
 
-_LATER = {
-    "ExperienceBatch": ".batcher",
-    "Batcher": ".batcher",
-    "Compressor": ".compressor",
-    "Dispatcher": ".dispatcher",
-    "BatchSlice": ".batcher",
-}
+_LATER = dict.fromkeys(("Batcher", "BatchSlice", "ExperienceBatch"), ".batcher")
+_LATER |= {"Compressor": ".compressor", "Dispatcher": ".dispatcher"}
 
 __all__ = [
     "BatchCounts", "BatchSlice", "Batcher", "Channel", "Compressor", "DispatchCounts", "Dispatcher",
-    "ExperienceBatch", "Grouping", "LinkCost", "Migrator", "Projection", "Route", "Schema",
-    "SegmentId", "Stream", "choose_grouping", "joined", "mcc", "measure_cost", "project", "ucc",
+    "ExperienceBatch", "Grouping", "LinkCost", "Migrator", "Route", "Schema", "SegmentId",
+    "Stream", "choose_grouping", "joined", "mcc", "measure_cost", "project", "ucc",
 ]  # fmt: skip
 
 

@@ -42,33 +42,17 @@ class LinkCost:
         return max(a_s + (b_s - a_s) / (b - a) * (nbytes - a), 1e-9)
 
 
-@dataclass(frozen=True)
-class Projection:
-    """The cost of one segment with a grouping."""
-
-    nbytes: int
-    packets: int
-    seconds: float
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Returns TOP_mov."""
-        return self.nbytes / self.seconds
-
-
 def project(
     grouping: Grouping, channels: Sequence[Channel], steps: int, num_env: int, cost: LinkCost
-) -> Projection:
-    """Returns what a segment of `steps` steps of `num_env` environments costs with `grouping`."""
+) -> float:
+    """Returns TOP_mov, bytes a second, of segments of `steps` steps of `num_env` environments."""
     grouping.check(channels, steps)
     by_name = {channel.name: channel for channel in channels}
-    seconds, packets = 0.0, 0
+    seconds = 0.0
     for stream in grouping.streams:
         members = [by_name[name] for name in stream.channels]
         seconds += _stream_s(members, stream.rows, steps, num_env, cost)
-        packets += steps // stream.rows
-    nbytes = sum(channel.nbytes(steps, num_env) for channel in channels)
-    return Projection(nbytes, packets, seconds)
+    return sum(channel.nbytes(steps, num_env) for channel in channels) / seconds
 
 
 def choose_grouping(

@@ -56,14 +56,9 @@ class Channel:
                 "Leave a channel without content out."
             )
 
-    @property
-    def item_bytes(self) -> int:
-        """Returns the bytes of one number."""
-        return ITEM_BYTES[self.dtype]
-
     def nbytes(self, rows: int, num_env: int) -> int:
         """Returns the bytes of `rows` steps of all environments, or of one segment."""
-        each = math.prod(self.shape) * self.item_bytes
+        each = math.prod(self.shape) * ITEM_BYTES[self.dtype]
         return each if self.per_segment else each * rows * num_env
 
 

@@ -25,7 +25,8 @@ def assert_identical(
     """
     if group.size == 1:
         return
-    raw = _bytes(flat)
+    array: Any = flat.detach().cpu().contiguous().view(torch.uint8).numpy()
+    raw = memoryview(array)
     odd = _odd_ranks(group.exchange(zlib.crc32(raw) | (len(raw) & 0xFFFFFFFF) << 32))
     if not odd:
         return
@@ -39,15 +40,11 @@ def assert_identical(
             ):
                 odd, parameter = differing, name
                 break
-    raise ParametersDiffer(iteration, odd, [group.members[rank] for rank in odd], parameter)
+    members = [group.members[rank] for rank in odd]
+    raise ParametersDiffer(iteration, tuple(odd), members, parameter)
 
 
 def _odd_ranks(values: Sequence[int]) -> list[int]:
     """Returns the ranks whose value is not the most frequent one; in a tie rank 0's counts."""
     usual = collections.Counter(values).most_common(1)[0][0]  # ties: the one met first
     return [rank for rank, value in enumerate(values) if value != usual]
-
-
-def _bytes(flat: Tensor) -> memoryview:
-    array: Any = flat.detach().cpu().contiguous().view(torch.uint8).numpy()
-    return memoryview(array)

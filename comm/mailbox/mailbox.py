@@ -21,6 +21,7 @@ import pickle
 import struct
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Self
@@ -82,13 +83,13 @@ _LINGER_MS: Final = 2000  # for what is still to be written to a mailbox that is
 _GLANCE_S: Final = 0.02  # between looks at whether the other one's socket is there
 
 
+@dataclass
 class _Peer:
     """The connections to one other GMI."""
 
-    def __init__(self, messages: zmq.Socket[bytes], notes: zmq.Socket[bytes]) -> None:
-        self.messages = messages
-        self.notes = notes
-        self.under_way = 0
+    messages: zmq.Socket[bytes]
+    notes: zmq.Socket[bytes]
+    under_way: int = 0
 
 
 class Mailbox:
@@ -238,7 +239,7 @@ class Mailbox:
         for one in sockets:
             one.set_hwm(0)
             one.connect(f"ipc://{socket_path(self._directory, dst, number)}")
-        self._peers[dst] = _Peer(*sockets)
+        self._peers[dst] = _Peer(sockets[0], sockets[1])
         return self._peers[dst]
 
     def _header(self, kind: int) -> bytes:

@@ -113,7 +113,8 @@ def project_all(
         stages = stages_of(strategy, mpl, facts.inside)
         keys = tuple(key_of(stage, layout, wire) for stage in stages)
         measured_s = project(keys, links, nbytes)
-        paper_s = _table_2(strategy, mpl, nbytes, *bandwidths(links))
+        bandwidths = _bandwidth(links, "host"), _bandwidth(links, "ring")  # B1, B2
+        paper_s = _table_2(strategy, mpl, nbytes, *bandwidths)
         rows.append(StrategyCost(strategy, None, paper_s, measured_s, keys))
     return tuple(rows)
 
@@ -160,14 +161,6 @@ def measured(rows: Sequence[StrategyCost]) -> dict[Strategy, float]:
     return dict(sorted(times.items(), key=lambda item: item[1]))
 
 
-def bandwidths(links: Mapping[LinkKey, Link]) -> tuple[float | None, float | None]:
-    """Returns (B1, B2) of Table 2, bytes/s: of the widest host link and the widest ring.
-
-    One ring of n members takes 2 (n - 1) bytes / (n B), so that B = 2 (n - 1) / (n beta).
-    """
-    return _bandwidth(links, "host"), _bandwidth(links, "ring")
-
-
 def duration_text(seconds: float) -> str:
     """Writes 0.000076 as 76 us."""
     if seconds >= 1:
@@ -192,6 +185,10 @@ def _table_2(
 
 
 def _bandwidth(links: Mapping[LinkKey, Link], kind: LinkKind) -> float | None:
+    """Returns Table 2's bandwidth, bytes/s, of the widest link of a kind.
+
+    One ring of n members takes 2 (n - 1) bytes / (n B), so that B = 2 (n - 1) / (n beta).
+    """
     of_kind = [key for key in links if key.kind == kind]
     if not of_kind:
         return None

@@ -27,19 +27,9 @@ from .sums import Bf16Sum, SliceSum, all_reduce_by, rank_slice
 _RING: Final = "leaders"
 
 
-def leaders(mpl: Sequence[Sequence[int]], t: int = 0) -> tuple[int, ...]:
-    """Returns each device's leader: the one with rank % M == t, of M on every device.
-
-    Where that does not name one rank a device (other numbers, or another order), the t-th of those
-    that have so many, and the first of the others.
-    """
-    many = len(mpl[0])
-    named = [[rank for rank in ranks if rank % many == t] for ranks in mpl]
-    if all(len(ranks) == many for ranks in mpl) and all(
-        len(candidates) == 1 for candidates in named
-    ):
-        return tuple(candidates[0] for candidates in named)
-    return tuple(ranks[t] if t < len(ranks) else ranks[0] for ranks in mpl)
+def leaders(mpl: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Returns each device's first rank: the paper's rank % M == 0 of M on every device."""
+    return tuple(ranks[0] for ranks in mpl)
 
 
 class _Leader:

@@ -226,10 +226,7 @@ class GpuSum:
 
     def _cupys_stream(self) -> Any:
         """Returns a context in which cupy launches on torch's current stream."""
-        cuda = self._cupy.cuda
-        if hasattr(cuda.Stream, "from_external"):
-            return cuda.Stream.from_external(_CudaStream(self._stream))
-        return cuda.ExternalStream(self._stream)  # until cupy 13; 14 warns of it
+        return self._cupy.cuda.Stream.from_external(_CudaStream(self._stream))
 
     @cached_property
     def _most_blocks(self) -> int:

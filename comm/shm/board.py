@@ -130,10 +130,10 @@ class BoardWriter(_End):
                 "writer; a new one takes over when that process is gone."
             )
 
-    def publish(self, version: int, vector: Tensor, finished: bool = False) -> None:
+    def publish(self, version: int, vector: Tensor) -> None:
         """Publishes `vector` [P] float32, on any device, as `version`, higher than all before.
 
-        Copies it and waits for nobody. With `finished` it is the last one.
+        Copies it and waits for nobody.
         """
         words, fence = self._words, self._fence
         if not self.version() < version <= _MAX_VERSION:
@@ -154,8 +154,6 @@ class BoardWriter(_End):
         words[_SEQ + number] += 1
         fence()
         words[_LATEST] = (version + 1) * 4 + number
-        if finished:
-            words[_FINISHED] = 1
         self._ring()
 
     def finish(self) -> None:

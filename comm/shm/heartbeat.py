@@ -2,8 +2,8 @@
 
 A beat is one word in the tally, about a microsecond. The word names the process that wrote it: one
 that has been restarted is not taken for the one before it. While a GMI waits for another its word
-says so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role; in other
-threads `beat` and `waiting` do nothing. Nothing here imports torch.
+says so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role; in
+other threads `beat` and `waiting` do nothing. Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -37,15 +37,13 @@ class PacketHeader(NamedTuple):
     nbytes: int
 
 
+@dataclass(slots=True, eq=False)
 class Packet:
     """One packet as received. `memory` [nbytes] uint8 is the transport's until `release`."""
 
-    __slots__ = ("header", "memory", "place")
-
-    def __init__(self, header: PacketHeader, memory: Tensor, place: int) -> None:
-        self.header = header
-        self.memory = memory
-        self.place = place  # of the transport: which slot it lies in
+    header: PacketHeader
+    memory: Tensor
+    place: int  # of the transport: which slot it lies in
 
     def take(self, link: str) -> int:
         """Returns the place, once; ValueError, naming the link, for a packet released before."""
@@ -58,19 +56,17 @@ class Packet:
         return place
 
 
+@dataclass(slots=True, eq=False)
 class PacketSlot:
     """Room for one packet of `stream`, written between `reserve` and `send`.
 
     Bytes of `memory` [capacity] uint8 beyond what is sent do not matter.
     """
 
-    __slots__ = ("memory", "place", "reserved", "stream")
-
-    def __init__(self, memory: Tensor, stream: int, place: int) -> None:
-        self.memory = memory
-        self.stream = stream
-        self.place = place  # of the transport
-        self.reserved = False
+    memory: Tensor
+    stream: int
+    place: int  # of the transport
+    reserved: bool = False
 
     def take(self, nbytes: int, most: int) -> None:
         """Ends the reservation; ValueError unless it is reserved and `nbytes` can be sent."""

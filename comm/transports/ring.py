@@ -58,31 +58,16 @@ and the slots: a packet's header, its payload.
 
 from __future__ import annotations
 
-import itertools
-import mmap
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.runtime.store.memfd import Memfd
 
-from .doorbell import DOORBELL_BYTES, DoorbellSpec, create_doorbell
-from .packet import HEADER_BYTES
-from .protocol import LinkSpec, Receiver, Sender, StreamSpec
+from .doorbell import DoorbellSpec, create_doorbell
+from .protocol import LinkSpec, Receiver, Sender
 
 CONTROL_BYTES: Final = 4096
-SENDER, SENDERS, SENDER_CLOSED = 8, 10, 11
-SCHEMA_BYTES, STREAMS, READY = 16, 17, 18
-RECEIVER, RECEIVER_CLOSED = 32, 34
-SENDER_DOORBELL: Final = 384  # in bytes
-_LINE: Final = 64
-_PAGE: Final = 4096
-
-assert mmap.PAGESIZE % _PAGE == 0
-assert SENDER_DOORBELL >= (RECEIVER_CLOSED + 1) * 8
-assert SENDER_DOORBELL + DOORBELL_BYTES <= CONTROL_BYTES
 
 
 @dataclass(frozen=True)
@@ -105,68 +90,3 @@ def create_ring(source: str, target: str, doorbell: DoorbellSpec | None = None) 
     return RingSpec(
         "ring", source, target, secrets.randbits(32), memfd, doorbell=doorbell or create_doorbell()
     )
-
-
-class RingStream:
-    """The places of one stream's words (by index) and slots (by byte)."""
-
-    __slots__ = ("freed", "held", "nbytes", "order", "sent", "slots", "start", "stride")
-
-    def __init__(self, spec: StreamSpec, word: int) -> None:
-        line = _LINE // 8
-        self.nbytes, self.slots = spec.nbytes, spec.slots
-        self.sent = word
-        self.order = word + line
-        self.held = self.order + spec.slots
-        self.freed = round_up(self.held + spec.slots, line)
-        self.start = 0
-        self.stride = round_up(HEADER_BYTES + spec.nbytes, _LINE)
-
-    @property
-    def end(self) -> int:
-        """Returns the first word behind this stream's."""
-        return round_up(self.freed + self.slots, _LINE // 8)
-
-    def slot(self, place: int) -> int:
-        """Returns where a slot begins, with its packet's header."""
-        return self.start + place * self.stride
-
-
-class RingLayout:
-    """The places of everything, which follow from the sizes alone."""
-
-    def __init__(self, schema_bytes: int, specs: Sequence[StreamSpec]) -> None:
-        self.schema = CONTROL_BYTES
-        self.sizes = round_up(self.schema + schema_bytes, _LINE) // 8  # the word
-        self.streams: list[RingStream] = []
-        word = round_up(self.sizes + 2 * len(specs), _LINE // 8)
-        for spec in specs:
-            self.streams.append(RingStream(spec, word))
-            word = self.streams[-1].end
-        self.words_end = round_up(word * 8, _LINE)
-        start = round_up(self.words_end, _PAGE)
-        for stream in self.streams:
-            stream.start = start
-            start = round_up(start + stream.slots * stream.stride, _PAGE)
-        self.nbytes = start
-
-
-def write_layout(memory: memoryview, words: memoryview, layout: RingLayout, schema: bytes) -> None:
-    """Says what the rest of the file is; the pages are there, nobody looks at them yet."""
-    memory[layout.schema : layout.schema + len(schema)] = schema
-    sizes = itertools.chain(*((stream.nbytes, stream.slots) for stream in layout.streams))
-    for index, number in enumerate(sizes):
-        words[layout.sizes + index] = number
-    for stream in layout.streams:  # left by one that was killed at this, of other sizes
-        for index in range(stream.sent, stream.end):
-            words[index] = 0
-    words[SCHEMA_BYTES], words[STREAMS] = len(schema), len(layout.streams)
-
-
-def read_layout(memory: memoryview, words: memoryview) -> tuple[bytes, RingLayout]:
-    """Reads the schema, and where everything is; `memory` is the whole file, ready."""
-    schema_bytes = words[SCHEMA_BYTES]
-    schema = bytes(memory[CONTROL_BYTES : CONTROL_BYTES + schema_bytes])
-    first = RingLayout(schema_bytes, []).sizes
-    pairs = [(words[first + 2 * k], words[first + 2 * k + 1]) for k in range(words[STREAMS])]
-    return schema, RingLayout(schema_bytes, [StreamSpec(*pair) for pair in pairs])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import mmap
 import os
 import zlib
@@ -15,33 +16,96 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkError, SchemaDiffers
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.comm.shm.futex import Fence
 from gmi_drl.comm.shm.liveness import claim, is_alive, peer_text
 from gmi_drl.comm.shm.pinned import PinnedMemory
 from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.runtime.store.memfd import Memfd
 
-from .doorbell import Doorbell
+from .doorbell import DOORBELL_BYTES, Doorbell
 from .packet import HEADER_BYTES, HeaderCodec, Packet, PacketHeader, PacketSlot
 from .protocol import Receiver, Sender, StreamSpec
-from .ring import (
-    CONTROL_BYTES,
-    READY,
-    RECEIVER,
-    RECEIVER_CLOSED,
-    SENDER,
-    SENDER_CLOSED,
-    SENDER_DOORBELL,
-    SENDERS,
-    RingLayout,
-    RingSpec,
-    RingStream,
-    read_layout,
-    write_layout,
-)
+from .ring import CONTROL_BYTES, RingSpec
+
+SENDER, SENDERS, SENDER_CLOSED = 8, 10, 11
+SCHEMA_BYTES, STREAMS, READY = 16, 17, 18
+RECEIVER, RECEIVER_CLOSED = 32, 34
+SENDER_DOORBELL: Final = 384  # in bytes
+_LINE: Final = 64
+_PAGE: Final = 4096
+
+assert mmap.PAGESIZE % _PAGE == 0
+assert SENDER_DOORBELL >= (RECEIVER_CLOSED + 1) * 8
+assert SENDER_DOORBELL + DOORBELL_BYTES <= CONTROL_BYTES
 
 _POPULATE_WRITE: Final = 23  # Linux 5.14
 _KEPT_FREE: Final = 64 << 20  # for all else on the machine
+
+
+class RingStream:
+    """The places of one stream's words (by index) and slots (by byte)."""
+
+    __slots__ = ("freed", "held", "nbytes", "order", "sent", "slots", "start", "stride")
+
+    def __init__(self, spec: StreamSpec, word: int) -> None:
+        line = _LINE // 8
+        self.nbytes, self.slots = spec.nbytes, spec.slots
+        self.sent = word
+        self.order = word + line
+        self.held = self.order + spec.slots
+        self.freed = round_up(self.held + spec.slots, line)
+        self.start = 0
+        self.stride = round_up(HEADER_BYTES + spec.nbytes, _LINE)
+
+    @property
+    def end(self) -> int:
+        """Returns the first word behind this stream's."""
+        return round_up(self.freed + self.slots, _LINE // 8)
+
+    def slot(self, place: int) -> int:
+        """Returns where a slot begins, with its packet's header."""
+        return self.start + place * self.stride
+
+
+class RingLayout:
+    """The places of everything, which follow from the sizes alone."""
+
+    def __init__(self, schema_bytes: int, specs: Sequence[StreamSpec]) -> None:
+        self.schema = CONTROL_BYTES
+        self.sizes = round_up(self.schema + schema_bytes, _LINE) // 8  # the word
+        self.streams: list[RingStream] = []
+        word = round_up(self.sizes + 2 * len(specs), _LINE // 8)
+        for spec in specs:
+            self.streams.append(RingStream(spec, word))
+            word = self.streams[-1].end
+        self.words_end = round_up(word * 8, _LINE)
+        start = round_up(self.words_end, _PAGE)
+        for stream in self.streams:
+            stream.start = start
+            start = round_up(start + stream.slots * stream.stride, _PAGE)
+        self.nbytes = start
+
+
+def write_layout(memory: memoryview, words: memoryview, layout: RingLayout, schema: bytes) -> None:
+    """Says what the rest of the file is; the pages are there, nobody looks at them yet."""
+    memory[layout.schema : layout.schema + len(schema)] = schema
+    sizes = itertools.chain(*((stream.nbytes, stream.slots) for stream in layout.streams))
+    for index, number in enumerate(sizes):
+        words[layout.sizes + index] = number
+    for stream in layout.streams:  # left by one that was killed at this, of other sizes
+        for index in range(stream.sent, stream.end):
+            words[index] = 0
+    words[SCHEMA_BYTES], words[STREAMS] = len(schema), len(layout.streams)
+
+
+def read_layout(memory: memoryview, words: memoryview) -> tuple[bytes, RingLayout]:
+    """Reads the schema, and where everything is; `memory` is the whole file, ready."""
+    schema_bytes = words[SCHEMA_BYTES]
+    schema = bytes(memory[CONTROL_BYTES : CONTROL_BYTES + schema_bytes])
+    first = RingLayout(schema_bytes, []).sizes
+    pairs = [(words[first + 2 * k], words[first + 2 * k + 1]) for k in range(words[STREAMS])]
+    return schema, RingLayout(schema_bytes, [StreamSpec(*pair) for pair in pairs])
 
 
 def reserve_pages(memfd: Memfd, nbytes: int, what: str) -> None:

@@ -217,14 +217,6 @@ class ZmqSender(Sender):
             self._disconnect(0)
             self._connect()
 
-    def _wait(self, deadline_s: float) -> bool:
-        """Waits until something has come in; False when the deadline has passed."""
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            return False
-        poll_sockets([self._socket, self._handshakes.socket], left_s)
-        return True
-
     def _wait_for_room(self, stream: int, timeout_s: float) -> None:
         poll_sockets([self._socket, self._handshakes.socket], timeout_s)
 
@@ -260,8 +252,10 @@ class ZmqSender(Sender):
                 known = self._met or (
                     not wrong_keys and (seen.reached or any(mine.busy for mine in self._streams))
                 )
-                if not self._wait(begin_s + (_GOODBYE_S if known else _GLANCE_S)):
+                left_s = begin_s + (_GOODBYE_S if known else _GLANCE_S) - time.monotonic()
+                if left_s <= 0:
                     break
+                self._wait_for_room(0, left_s)
                 self._look()
         self._closed = True
         heard = self._welcome and not (self._ended or self._goodbye)

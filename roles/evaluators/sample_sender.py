@@ -182,7 +182,7 @@ class SampleSender:
         if path is not None:
             found = {name: made(channels, steps) for name, made in _GROUPINGS.items()}
             speeds = {
-                name: project(one, channels, steps, num_env, cost).bytes_per_s
+                name: project(one, channels, steps, num_env, cost)
                 for name, one in {**found, "chosen": grouping}.items()
             }
             schema = Schema(channels, grouping, steps, num_env).to_bytes().decode()

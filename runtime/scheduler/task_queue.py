@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from .events import Submitted, Waiting
 from .resources import Demand
 
 
+@dataclass(slots=True, eq=False)
 class Line:
     """Those that want the same, in order."""
 
-    __slots__ = ("demand", "entries")
-
-    def __init__(self, demand: Demand) -> None:
-        self.demand = demand
-        self.entries: OrderedDict[int, Waiting] = OrderedDict()  # by the order of submission
+    demand: Demand
+    entries: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)  # by submission
 
     @property
     def head(self) -> Waiting:

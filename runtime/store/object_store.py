@@ -18,7 +18,7 @@ means.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal
@@ -80,21 +80,18 @@ class Unlink:
 Instruction = Placed | ObjectPinned | Refuse | Lost | Spill | Restore | Unlink
 
 
+@dataclass(slots=True, eq=False)
 class _StoredObject:
-    __slots__ = ("deleted", "key", "label", "nbytes", "offset", "older", "on_disk", "pins",
-                 "state", "waiting")  # fmt: skip
-
-    def __init__(self, key: bytes, nbytes: int, label: str) -> None:
-        self.key = key
-        self.nbytes = nbytes
-        self.label = label
-        self.state: State = "creating"
-        self.offset: int | None = None
-        self.pins = 0
-        self.waiting = 0  # pins that were not answered yet
-        self.on_disk = False  # there is a copy on disk, whatever the state
-        self.deleted = False
-        self.older: list[_StoredObject] = []  # what had this key before and may still be looked at
+    key: bytes
+    nbytes: int
+    label: str
+    state: State = "creating"
+    offset: int | None = None
+    pins: int = 0
+    waiting: int = 0  # pins that were not answered yet
+    on_disk: bool = False  # there is a copy on disk, whatever the state
+    deleted: bool = False
+    older: Sequence[_StoredObject] = ()  # what had this key before and may still be looked at
 
 
 class ObjectStore:
@@ -197,7 +194,7 @@ class ObjectStore:
             return []
         for old in seen.older:
             self._free(old)
-        seen.older = []
+        seen.older = ()
         if self._gone.pop(key, None):
             if self._busy.get(key) is not seen:
                 self._free(seen)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gmi_drl.runtime import ids
@@ -33,15 +34,15 @@ class Code:
         return self._runtime() is runtime
 
 
+@dataclass(eq=False)
 class FunctionWithRefs:
     """A function that captures references: unpickled for each call, it holds none between two."""
 
-    def __init__(self, body: bytes, what: str) -> None:
-        self._body = body
-        self._what = what
+    body: bytes
+    what: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return packing.unpack(self._body, self._what)(*args, **kwargs)
+        return packing.unpack(self.body, self.what)(*args, **kwargs)
 
 
 def pack_function(function: Any, what: str, runtime: Any) -> Code:

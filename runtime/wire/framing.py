@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from gmi_drl.runtime.errors import SerializationError
@@ -31,16 +32,14 @@ _READ_BYTES: Final = 1 << 18
 _SMALL_BYTES: Final = _READ_BYTES // 2 - _HEADER.size  # fits behind any start
 
 
+@dataclass(slots=True, eq=False)
 class Message:
     """One received frame. It owns the descriptors that came with it until they are closed."""
 
-    __slots__ = ("body", "fds", "id", "kind")
-
-    def __init__(self, kind: int, id: int, body: bytes, fds: list[int] | None) -> None:
-        self.kind = kind
-        self.id = id
-        self.body = body
-        self.fds = fds
+    kind: int
+    id: int
+    body: bytes
+    fds: list[int] | None
 
     def take_fds(self) -> list[int]:
         """Returns the descriptors, which the caller owns from here on."""

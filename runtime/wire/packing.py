@@ -25,6 +25,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime.errors import ObjectStoreFullError, SerializationError
@@ -253,13 +254,11 @@ def unpack_exception(data: bytes) -> BaseException | None:
     return value if isinstance(value, BaseException) else None
 
 
+@dataclass(slots=True)
 class Input:
     """Stands for a reference among the arguments of a call: the callee sees its value there."""
 
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+    index: int
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _input, (self.index,)

@@ -33,7 +33,8 @@ def test_the_newest_vector_is_read_with_its_version():
         writer.publish(version, torch.full((5,), float(version)))
         assert (reader.read(out), out.tolist()) == (version, [version] * 5)
     assert not reader.finished()
-    writer.publish(8, torch.zeros(5), finished=True)
+    writer.publish(8, torch.zeros(5))
+    writer.finish()
     assert reader.finished()
     assert reader.wait(8, SHORT) == 8  # nothing newer comes: no reason to wait
 

@@ -5,7 +5,6 @@ import ctypes
 import functools
 import gc
 import threading
-import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -75,7 +74,7 @@ def at(address, shape, kind):
 
 
 class Cupy:
-    """cupy on a late device, by the CUDA runtime's documentation; `version` 13 or 14.
+    """cupy on a late device, by the CUDA runtime's documentation.
 
     Ranks are threads; `process` tells whose call it is, as a process cannot open its own handles.
     """
@@ -83,18 +82,15 @@ class Cupy:
     int32 = uint64 = int64 = int
     float32 = np.float32
 
-    def __init__(self, device, version, process):
+    def __init__(self, device, process):
         self._device, self._process = device, process
         self._events, self._handles, self.opened = {}, {}, set()
         self.cuda = SimpleNamespace(
             runtime=self, Device=lambda index: contextlib.nullcontext(), Memory=HostMemory,
             Event=self._event, MemoryPointer=lambda memory, offset: memory,
             UnownedMemory=lambda address, nbytes, owner: (address, owner),
-            Stream=SimpleNamespace(), ExternalStream=self._external,
+            Stream=SimpleNamespace(from_external=self._from_external),
         )  # fmt: skip
-        self._version = version
-        if version >= 14:
-            self.cuda.Stream.from_external = self._from_external
         self._here = threading.local()
 
     def ndarray(self, shape, kind, memory):
@@ -114,11 +110,6 @@ class Cupy:
             at(int(out), count, "f4")[:] = total * share
 
         self._here.stream.put(add)
-
-    def _external(self, pointer):
-        if self._version >= 14:
-            warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)
-        return self._on(pointer)
 
     def _from_external(self, stream):
         version, pointer = stream.__cuda_stream__()
@@ -192,14 +183,11 @@ class Cupy:
         del self._events[event]
 
 
-@pytest.mark.parametrize("version", [13, 14])
 @pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
 @pytest.mark.parametrize("numel", [1, 997])
-def test_ranks_add_in_each_others_memory_in_the_order_that_events_make(
-    monkeypatch, numel, threads, version
-):
+def test_ranks_add_in_each_others_memory_in_the_order_that_events_make(monkeypatch, numel, threads):
     device, thread = Late(), threading.local()
-    cupy = Cupy(device, version, lambda: 1 if threads else thread.rank)
+    cupy = Cupy(device, lambda: 1 if threads else thread.rank)
     monkeypatch.setattr(ipc.importlib, "import_module", lambda _: cupy)
     monkeypatch.setattr(ipc, "os", SimpleNamespace(getpid=cupy._process, environ={}))
     monkeypatch.setattr(ipc, "_kernel", lambda _: cupy.kernel)

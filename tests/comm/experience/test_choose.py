@@ -67,10 +67,8 @@ def test_a_projection_is_the_sum_of_the_packets():
     nbytes = 16 * 256 * 62 * 4
     moved = nbytes * 1e-9
     for grouping, packets, blocks in ((one, 1, 3), (many, 3, 3), (single, 16, 48)):
-        found = project(grouping, CHANNELS, 16, 256, cost)
-        assert (found.nbytes, found.packets) == (nbytes, packets)
-        assert found.seconds == pytest.approx(packets * 1e-4 + moved + blocks * 1e-6, rel=1e-6)
-        assert found.bytes_per_s == nbytes / found.seconds
+        seconds = nbytes / project(grouping, CHANNELS, 16, 256, cost)
+        assert seconds == pytest.approx(packets * 1e-4 + moved + blocks * 1e-6, rel=1e-6)
 
 
 @given(
@@ -85,7 +83,7 @@ def test_no_grouping_of_channels_in_order_of_size_is_better(alpha_s, byte_s, ben
         ((64, alpha_s), (10_000, alpha_s + 1e4 * byte_s), (20_000, alpha_s + bend * 2e4 * byte_s))
     )
     channels = [Channel(f"c{i}", (width,), "float32") for i, width in enumerate(widths)]
-    chosen = project(choose_grouping(channels, steps, 4, cost), channels, steps, 4, cost).seconds
+    chosen = project(choose_grouping(channels, steps, 4, cost), channels, steps, 4, cost)
     divisors = [rows for rows in range(1, steps + 1) if steps % rows == 0]
     names = [c.name for c in sorted(channels, key=lambda c: (c.nbytes(1, 4), c.name))]
     for cuts in itertools.product([False, True], repeat=len(names) - 1):
@@ -95,7 +93,7 @@ def test_no_grouping_of_channels_in_order_of_size_is_better(alpha_s, byte_s, ben
         for rows in itertools.product(divisors, repeat=len(groups)):
             split = [Stream(tuple(g), r) for g, r in zip(groups, rows, strict=True)]
             other = project(Grouping("other", tuple(split)), channels, steps, 4, cost)
-            assert chosen <= other.seconds * (1 + 1e-9)
+            assert chosen >= other * (1 - 1e-9)
 
 
 def test_the_same_cost_gives_the_same_grouping_whatever_the_order_of_the_channels():
