@@ -80,13 +80,11 @@ def _topology_of(
     """Returns the first GPUs of a machine, each with its share of the cores."""
     devices = _with_cores(machine.devices[:num_gpus], machine.near, cores)
     return Topology(
-        devices,
-        tuple(row[:num_gpus] for row in machine.links[:num_gpus]),
+        devices, tuple(row[:num_gpus] for row in machine.links[:num_gpus]),
         tuple(row[:num_gpus] for row in machine.peers[:num_gpus]),
-        unusable(devices, this_system(machine.cuda), allow_create),
-        cuda=machine.cuda,
+        unusable(devices, this_system(machine.cuda), allow_create), cuda=machine.cuda,
         left_out=machine.hidden + machine.lost,
-    )
+    )  # fmt: skip
 
 
 def look() -> Machine:

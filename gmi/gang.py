@@ -307,18 +307,12 @@ class Gang:
             if getattr(raised.cause, "told_alone", False):  # its traceback is in the log
                 told, tail = f"{type(raised.cause).__name__}: {raised.cause}", ""
         self._failure = GmiDied(
-            first,
-            "+".join(self._specs[first].roles),
-            exit_code=ended.exit_code if ended else None,
-            signal=ended.signal if ended else None,
-            log_tail=tail,
-            error=told,
-            others=tuple(others),
-            stopped=healthy,
-            deaths=tuple(death.how() for death in runtime.deaths(handle)),
+            first, "+".join(self._specs[first].roles), exit_code=ended.exit_code if ended else None,
+            signal=ended.signal if ended else None, log_tail=tail, error=told, others=tuple(others),
+            stopped=healthy, deaths=tuple(death.how() for death in runtime.deaths(handle)),
             reason=ended.reason if ended else "",
             log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
-        )
+        )  # fmt: skip
         raise self._failure from self._cause
 
     def _state(self, gmi_id: int) -> GmiState:

@@ -225,16 +225,13 @@ def this_host() -> Host:
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     quota = _limit("cpu.max")
     return Host(
-        cores=tuple(sorted(os.sched_getaffinity(0))),
-        quota_cores=quota,
-        nodes=numa_nodes(),
+        cores=tuple(sorted(os.sched_getaffinity(0))), quota_cores=quota, nodes=numa_nodes(),
         mem_bytes=psutil.virtual_memory().total,
         mem_limit_bytes=None if (limit := _limit("memory.max")) is None else int(limit),
-        shm_bytes=_shm_bytes(),
-        max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        shm_bytes=_shm_bytes(), max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         max_locked_bytes=None if locked == resource.RLIM_INFINITY else locked,
         memfd_error=_share_memory(),
-    )
+    )  # fmt: skip
 
 
 def host_findings(host: Host, topology: Topology) -> Iterator[HealthFinding]:

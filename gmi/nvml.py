@@ -77,18 +77,14 @@ def read_device(nvml: Any, handle: Any) -> Device:
     mode = query(nvml, nvml.nvmlDeviceGetMigMode, handle)
     capability = query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Device(
-        index=0,
-        kind="gpu",
-        name=str(nvml.nvmlDeviceGetName(handle)),
-        cores=(),
-        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
-        sm_count=_sm_count(nvml, handle, capability),
+        index=0, kind="gpu", name=str(nvml.nvmlDeviceGetName(handle)), cores=(),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)), sm_count=_sm_count(nvml, handle, capability),
         mem_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
         numa_node=_numa_node(nvml, handle),
         compute_mode=_MODES.get(query(nvml, nvml.nvmlDeviceGetComputeMode, handle)),
         mig_mode=None if mode is None else bool(mode[0] == nvml.NVML_DEVICE_MIG_ENABLE),
-    )
+    )  # fmt: skip
 
 
 def read_cores(nvml: Any, handle: Any, numa_node: int | None) -> frozenset[int]:
@@ -206,13 +202,11 @@ def read_instances(
             continue  # it was destroyed while we looked
         start, size = _place(nvml, handle, number) or (_UNKNOWN, 0)
         instance = MigInstance(
-            uuid=str(nvml.nvmlDeviceGetUUID(device)),
-            profile=profile[1].lower(),
-            start=start,
+            uuid=str(nvml.nvmlDeviceGetUUID(device)), profile=profile[1].lower(), start=start,
             size=size,
             mem_bytes=int(attributes.memorySizeMB) << 20 if memory is None else int(memory.total),
             sm_count=int(attributes.multiprocessorCount) or None,
-        )
+        )  # fmt: skip
         instances.append((int(number), instance))
     found = [instance for _, instance in instances]
     if any(instance.start == _UNKNOWN for instance in found):

@@ -174,14 +174,9 @@ class Batcher:
     """
 
     def __init__(
-        self,
-        receivers: Mapping[int, Receiver],
-        batch_segments: int,
-        max_policy_lag: int | None,
-        timeout: timedelta = DEFAULT_TIMEOUT,
-        *,
-        device: torch.device | None = None,
-    ) -> None:
+        self, receivers: Mapping[int, Receiver], batch_segments: int, max_policy_lag: int | None,
+        timeout: timedelta = DEFAULT_TIMEOUT, *, device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         if not receivers or batch_segments < 1:
             raise ValueError(
                 f"{batch_segments} segments a batch from {len(receivers)} agents: both are 1 or "

@@ -140,12 +140,9 @@ class Compressor:
         return self.migrator.abandon()
 
     def _copy(
-        self,
-        tensors: Mapping[str, Tensor],
-        targets: Sequence[Target],
-        per_segment: bool,
+        self, tensors: Mapping[str, Tensor], targets: Sequence[Target], per_segment: bool,
         pinned: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         for name, target, shape, dtype in targets:
             tensor = tensors.get(name)
             if tensor is None:

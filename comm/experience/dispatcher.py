@@ -74,10 +74,6 @@ class Dispatcher:
         """Counts what this process has sent so far."""
         migrator = self._compressor.migrator
         return DispatchCounts(
-            sent=self._sent,
-            lost=self._lost,
-            unsent=self._unsent,
-            packets=migrator.packets,
-            nbytes=migrator.nbytes,
-            waited_s=migrator.waited_s,
-        )
+            sent=self._sent, lost=self._lost, unsent=self._unsent, packets=migrator.packets,
+            nbytes=migrator.nbytes, waited_s=migrator.waited_s,
+        )  # fmt: skip

@@ -67,12 +67,9 @@ class Group(ABC):
 
     @abstractmethod
     def bucket(
-        self,
-        name: str,
-        numel: int,
-        dtype: torch.dtype | None = None,
+        self, name: str, numel: int, dtype: torch.dtype | None = None,
         device: torch.device | None = None,
-    ) -> Reducer:
+    ) -> Reducer:  # fmt: skip
         """Makes a bucket of `numel` float32 (default) or float64 zeros, on the CPU or `device`.
 
         It exists as long as the group does, and until it is re-formed; ask for it once and keep it.

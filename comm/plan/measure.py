@@ -239,12 +239,10 @@ def _parts(
         for ids in stage.groups:
             ring = stage.kind in ("ring", "ring_bcast")
             group = create_group(
-                [f"gmi {gmi_id}" for gmi_id in ids],
-                range(len(ids)) if ring else None,
-                strategy="mrr" if ring else "ipc" if stage.kind == "ipc" else "mpr",
-                wire=key.wire,
+                [f"gmi {gmi_id}" for gmi_id in ids], range(len(ids)) if ring else None,
+                strategy="mrr" if ring else "ipc" if stage.kind == "ipc" else "mpr", wire=key.wire,
                 directory=folder,
-            )
+            )  # fmt: skip
             for rank, gmi_id in enumerate(ids):
                 parts[gmi_id][number] = StagePart(stage.kind, group, rank)
     return parts

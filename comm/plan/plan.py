@@ -92,15 +92,9 @@ class ReductionPlan:
 
 
 def plan_reduction(
-    wanted: str,
-    layout: Layout,
-    numel: int,
-    *,
-    wire: Wire = "fp32",
-    measure: Measure = "needed",
-    repeatable: bool = False,
-    facts: LinkFacts | None = None,
-) -> ReductionPlan:
+    wanted: str, layout: Layout, numel: int, *, wire: Wire = "fp32", measure: Measure = "needed",
+    repeatable: bool = False, facts: LinkFacts | None = None,
+) -> ReductionPlan:  # fmt: skip
     """Plans what `comm.reduction: wanted` means for a layout on this machine, and why.
 
     `numel` float32 are reduced at a time. Links may be measured, for seconds, and are then kept.
@@ -161,12 +155,9 @@ def _links(
 
 
 def _measure_into(
-    known: dict[LinkKey, Link],
-    missing: Mapping[LinkKey, ReductionStage],
-    layout: Layout,
-    path: Path,
-    mine: Mapping[str, str],
-) -> list[str]:
+    known: dict[LinkKey, Link], missing: Mapping[LinkKey, ReductionStage], layout: Layout,
+    path: Path, mine: Mapping[str, str],
+) -> list[str]:  # fmt: skip
     begin_s = time.monotonic()
     try:
         links = measure(missing, layout)

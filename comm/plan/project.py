@@ -67,14 +67,11 @@ def key_of(stage: ReductionStage, layout: Layout, wire: Wire = "fp32") -> LinkKe
     """Returns the link that a stage runs on."""
     specs = [[layout.gmi(gmi_id) for gmi_id in group] for group in stage.groups]
     return LinkKey(
-        kind=stage.kind,
-        ranks=max(len(group) for group in specs),
-        at_once=len(specs),
+        kind=stage.kind, ranks=max(len(group) for group in specs), at_once=len(specs),
         devices=max(len({spec.gpu_id for spec in group}) for group in specs),
-        cores=len({core for group in specs for spec in group for core in spec.cores}),
-        wire=wire,
+        cores=len({core for group in specs for spec in group for core in spec.cores}), wire=wire,
         backend="+".join(sorted({spec.backend for group in specs for spec in group})),
-    )
+    )  # fmt: skip
 
 
 def project(keys: Sequence[LinkKey], links: Mapping[LinkKey, Link], nbytes: float) -> float | None:
@@ -96,13 +93,9 @@ class StrategyCost:
 
 
 def project_all(
-    layout: Layout,
-    mpl: MPL,
-    facts: LinkFacts,
-    links: Mapping[LinkKey, Link],
-    nbytes: int,
+    layout: Layout, mpl: MPL, facts: LinkFacts, links: Mapping[LinkKey, Link], nbytes: int,
     wire: Wire = "fp32",
-) -> tuple[StrategyCost, ...]:
+) -> tuple[StrategyCost, ...]:  # fmt: skip
     """Says of each strategy why it cannot run, or what a reduction of `nbytes` takes."""
     rows = []
     for strategy in STRATEGIES:

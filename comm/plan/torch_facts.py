@@ -50,12 +50,8 @@ def ask_torch(compute: bool = False, deadline: timedelta = DEADLINE) -> TorchFac
     try:
         ended = subprocess.run(
             [sys.executable, "-P", "-c", _ASK, *(["compute"] if compute else [])],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise CommError(
             f"torch has not answered after {limit_s:g} s. Try `import torch`; look at nvidia-smi: "

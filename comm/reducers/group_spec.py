@@ -59,13 +59,9 @@ class GroupSpec:
 
 
 def create_group(
-    members: Sequence[str],
-    devices: Sequence[int] | None = None,
-    *,
-    strategy: Strategy = "mpr",
-    wire: Wire = "fp32",
-    directory: Path | str | None = None,
-) -> GroupSpec:
+    members: Sequence[str], devices: Sequence[int] | None = None, *, strategy: Strategy = "mpr",
+    wire: Wire = "fp32", directory: Path | str | None = None,
+) -> GroupSpec:  # fmt: skip
     """Makes a group with a rank for each of `members`, named as errors shall name them.
 
     `devices` has the index of each rank's device (all on one by default). `directory` is a private

@@ -90,14 +90,9 @@ class GpuSum:
     """
 
     def __init__(
-        self,
-        group: SharedGroup,
-        ranks: Sequence[int],
-        owner: int,
-        numel: int,
-        dtype: torch.dtype,
+        self, group: SharedGroup, ranks: Sequence[int], owner: int, numel: int, dtype: torch.dtype,
         device: torch.device,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._cupy: Any = importlib.import_module("cupy")
         self._runtime = self._cupy.cuda.runtime
         index = torch.cuda.current_device() if device.index is None else device.index

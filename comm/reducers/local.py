@@ -52,12 +52,9 @@ class LocalGroup(Group):
         self._closed = False
 
     def bucket(
-        self,
-        name: str,
-        numel: int,
-        dtype: torch.dtype | None = None,
+        self, name: str, numel: int, dtype: torch.dtype | None = None,
         device: torch.device | None = None,
-    ) -> LocalReducer:
+    ) -> LocalReducer:  # fmt: skip
         self._open()
         return LocalReducer(*checked(name, numel, dtype, device))
 

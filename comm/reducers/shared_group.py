@@ -54,12 +54,9 @@ class SharedGroup(Group):
         self._at_end: list[Callable[[], None]] = []
 
     def bucket(
-        self,
-        name: str,
-        numel: int,
-        dtype: torch.dtype | None = None,
+        self, name: str, numel: int, dtype: torch.dtype | None = None,
         device: torch.device | None = None,
-    ) -> Reducer:
+    ) -> Reducer:  # fmt: skip
         numel, torch_dtype, device = checked(name, numel, dtype, device)
         index = len(self._names)
         if index == _MAX_BUCKETS:

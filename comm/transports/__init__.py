@@ -22,17 +22,10 @@ __all__ = [
 
 
 def create_link(
-    source: str,
-    target: str,
-    *,
-    directory: Path | None = None,
-    same_host: bool = True,
-    gpu: bool = False,
-    doorbell: DoorbellSpec | None = None,
-    address: str = "127.0.0.1",
-    port: int = 0,
-    kind: Literal["ring", "cuda", "ipc", "tcp"] | None = None,
-) -> LinkSpec:
+    source: str, target: str, *, directory: Path | None = None, same_host: bool = True,
+    gpu: bool = False, doorbell: DoorbellSpec | None = None, address: str = "127.0.0.1",
+    port: int = 0, kind: Literal["ring", "cuda", "ipc", "tcp"] | None = None,
+) -> LinkSpec:  # fmt: skip
     """Makes a link from `source` to `target`, which are named as errors shall name them.
 
     The launcher makes it and gives it to the processes at both ends. `directory` is the run's

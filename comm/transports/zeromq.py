@@ -95,13 +95,9 @@ class ZmqSpec(LinkSpec):
 
 
 def create_zmq(
-    source: str,
-    target: str,
-    directory: Path,
-    kind: Literal["ipc", "tcp"],
-    address: str = "127.0.0.1",
-    port: int = 0,
-) -> ZmqSpec:
+    source: str, target: str, directory: Path, kind: Literal["ipc", "tcp"],
+    address: str = "127.0.0.1", port: int = 0,
+) -> ZmqSpec:  # fmt: skip
     """Makes a link over a socket in `directory` (ipc), or at an address (tcp, with CURVE)."""
     _check_folder(directory)
     link = secrets.randbits(32)

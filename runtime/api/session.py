@@ -25,17 +25,11 @@ _STORE_SHARE = 0.3  # of the memory that is available at the start; it is taken 
 
 
 def init(
-    preload: Sequence[str] = (),
-    *,
-    num_cpus: float | None = None,
-    num_gpus: float = 0,
-    resources: Mapping[str, float] | None = None,
-    devices: int = 1,
-    object_store_bytes: int | None = None,
-    gcs: Path | str | None = None,
-    gcs_replicas: int = 0,
+    preload: Sequence[str] = (), *, num_cpus: float | None = None, num_gpus: float = 0,
+    resources: Mapping[str, float] | None = None, devices: int = 1,
+    object_store_bytes: int | None = None, gcs: Path | str | None = None, gcs_replicas: int = 0,
     namespace: str = "default",
-) -> None:
+) -> None:  # fmt: skip
     """Starts the process that forks workers and actors, and returns at once.
 
     It imports the modules named in `preload` once, for all of them; one that does not import is
