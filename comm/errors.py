@@ -46,9 +46,7 @@ class ReduceTimeout(CommError, TimeoutError):
 
     def __init__(self, what: str, timeout_s: float, late: Sequence[tuple[int, str]]) -> None:
         super().__init__(what, timeout_s, late)
-        self.what = what
-        self.timeout_s = timeout_s
-        self.late = tuple(late)
+        self.what, self.timeout_s, self.late = what, timeout_s, tuple(late)
 
     def __str__(self) -> str:
         who = [f"rank {rank} ({member})" for rank, member in self.late]

@@ -65,9 +65,7 @@ class Gang:
         grace: timedelta = timedelta(seconds=5), preload: Sequence[str] = PRELOAD,
         max_restarts: int = 0,
     ) -> None:  # fmt: skip
-        self.layout = layout
-        self.grace = grace
-        self._logs = logs
+        self.layout, self.grace, self._logs = layout, grace, logs
         self._failure: GmiDied | None = None
         self._cause: BaseException | None = None
         self._stopped = ""
@@ -284,7 +282,8 @@ class Gang:
 
         def order(gmi_id: int) -> tuple[bool, float]:
             when, error = failures[gmi_id]
-            return _caused_by_peer(error), when
+            origin = _origin(error if isinstance(error, TaskError) else error.cause)
+            return isinstance(origin, GmiDrlError) and origin.caused_by_peer, when
 
         first, *others = sorted(failures, key=order)
         error = failures[first][1]
@@ -327,12 +326,6 @@ class Gang:
         if death.reason:
             return GmiState(gmi_id, role, pid, "stopped", self._stopped or death.reason)
         return GmiState(gmi_id, role, pid, "died", str(death).splitlines()[0])
-
-
-def _caused_by_peer(error: TaskError | ActorDiedError) -> bool:
-    """Tells whether a GMI failed only as another one had gone or failed."""
-    origin = _origin(error if isinstance(error, TaskError) else error.cause)
-    return isinstance(origin, GmiDrlError) and origin.caused_by_peer
 
 
 def _origin(error: BaseException | None) -> BaseException | None:

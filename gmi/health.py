@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import psutil
 
-from gmi_drl.placement.topology import Device, GpuProcess, Topology, format_cores
+from gmi_drl.placement.topology import GpuProcess, Topology, format_cores
 from gmi_drl.runtime import Memfd
 
 from . import lease
@@ -163,7 +163,8 @@ def _processes(machine: Machine) -> HealthFinding:
     ]
     if not names:
         return HealthFinding("processes on GPUs", "ok", "none")
-    held = next((d for d in machine.devices if d.processes and _exclusive(d)), None)
+    computed_on = (d for d in machine.devices if any(p.kind != "graphics" for p in d.processes))
+    held = next((d for d in computed_on if d.compute_mode == "exclusive"), None)
     if held is not None:
         return HealthFinding(
             "processes on GPUs", "broken", "; ".join(names),
@@ -174,12 +175,6 @@ def _processes(machine: Machine) -> HealthFinding:
         "processes on GPUs", "ok", "; ".join(names),
         "a run shares SMs and memory with them, and what it measures is disturbed",
     )  # fmt: skip
-
-
-def _exclusive(device: Device) -> bool:
-    return device.compute_mode == "exclusive" and any(
-        process.kind != "graphics" for process in device.processes
-    )
 
 
 def _called(process: GpuProcess) -> str:

@@ -256,7 +256,9 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]
                 continue
             direct = ports[i][1].get(addresses[j] or "", 0)
             count = direct + min(ports[i][0], ports[j][0])
-            row.append(f"NVLink x{count}" if count else _route(nvml, one, other))
+            # Over PCIe: by what is the nearest thing that both hang on.
+            level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+            row.append(f"NVLink x{count}" if count else _ROUTES.get(level, "unknown"))
             status = query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
             reached.append(status == nvml.NVML_P2P_STATUS_OK)
         links.append(tuple(row))
@@ -286,9 +288,3 @@ def _ports(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
 def _address(nvml: Any, handle: Any) -> str | None:
     pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     return None if pci is None else bus_id(pci)
-
-
-def _route(nvml: Any, one: Any, other: Any) -> str:
-    """Returns the way over PCIe, by what is the nearest thing that both hang on."""
-    level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
-    return _ROUTES.get(level, "unknown")

@@ -227,7 +227,8 @@ def _dual(cause: Exception) -> TaskError:
     origin = type(cause)
     try:
         # The original's __init__ is not run: its attributes are copied instead.
-        members = {"__init__": _no_init, "__module__": __name__, "__qualname__": "TaskError"}
+        members = {"__init__": lambda *_, **__: None, "__module__": __name__}
+        members["__qualname__"] = "TaskError"
         both = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
         error: TaskError = origin.__new__(both, *cause.args)
     except TypeError:  # a class that cannot be derived from, or whose __new__ wants more
@@ -243,10 +244,6 @@ def _dual(cause: Exception) -> TaskError:
                     continue
     error.__dict__.update(vars(cause))
     return error
-
-
-def _no_init(self: BaseException, *args: Any, **kwargs: Any) -> None:
-    pass
 
 
 # Exceptions are often not picklable; as causes they travel in the form that always works.

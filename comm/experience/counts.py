@@ -1,14 +1,4 @@
-"""Counts what was sent and what became of it, at both ends.
-
-Of one link, over all the processes that were its ends:
-
-    sent + lost = trained + stale + incomplete + missing + under way
-
-as soon as what was lost has been seen; a segment that was being sent when its agent was killed
-counts as lost. A trainer that is killed takes its counts since its last snapshot with it: what it
-had released as too old or not whole is then missing where a later segment of the same agent's
-process shows the gap, and else in no count.
-"""
+"""Counts what was sent and what became of it, at both ends (docs/experience.md: what adds up)."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ has taken a message (`TAKEN`), so that a sender knows how many are under way to 
 they are as many as the capacity. Nothing is ever dropped while both are open; a mailbox that closes
 says so (`CLOSED`) behind its last message.
 
-A GMI that was killed and restarted opens its next mailbox, at a path of its own. Who had exchanged
-anything with the one before is told once, by PeerRestarted, and has then forgotten it: what was
-under way in either direction is lost, and nothing of it reaches the new one.
+Who had exchanged anything with a mailbox whose GMI was restarted is told once, by PeerRestarted:
+what was under way in either direction is lost, and nothing of it reaches the new one (files.py).
 
 Only processes of this user can reach the folder, which is checked, so that unpickling is safe.
 """
@@ -104,8 +103,7 @@ class Mailbox:
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity {capacity}: a mailbox holds 1 message or more.")
-        self.gmi_id = gmi_id
-        self.capacity = capacity
+        self.gmi_id, self.capacity = gmi_id, capacity
         self._timeout_s = timeout.total_seconds()
         self._directory = directory
         check_private(directory)

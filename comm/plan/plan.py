@@ -18,13 +18,7 @@ from gmi_drl.comm.group.group import Wire
 from gmi_drl.gmi import backend_of
 from gmi_drl.placement.faults import counted
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.reduction import (
-    STRATEGIES,
-    Strategy,
-    algorithm_1,
-    reason_1,
-    reducing,
-)
+from gmi_drl.placement.reduction import STRATEGIES, Strategy, algorithm_1, reason_1, reducing
 from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime.cache_files import locked
 

@@ -1,17 +1,7 @@
 """Projects what each strategy takes, from its stages and this machine's links, and chooses one.
 
-    mpr   host(all)
-    mrr   ring(one GMI of every device), t such rings at once
-          ring(an endpoint of each of them)                       nothing more with t = 1
-          ring_bcast(from the endpoints), t at once
-    har   host(the GMIs of a device), g devices at once           nothing with one GMI a device
-          ring(the leaders), whose result the others read in place
-    ipc   ipc(all)
-    local nothing
-
-Inside a device har uses ipc in place of host where it can.
-Each begins when the one before it is over on all ranks; where a strategy overlaps them it is faster
-than projected. With devices of different sizes the largest one's time counts.
+Its stages (docs/reduction.md) begin when the one before is over on all ranks; where a strategy
+overlaps them it is faster than projected. Of devices of different sizes the largest one counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """HAR, hierarchical reduction, sums inside each device and then over a ring of leaders (GMI-DRL).
 
-Inside a device the sum is made in shared memory, by all of its GMIs, as MPR makes it; on a GPU in
-the GPU's memory where CUDA IPC can be used. The leaders' ring works on the device's result where it
-lies. All ranks read the same bits: sums inside a device go over ascending ranks, one rank a part,
-and a ring makes each number once and passes copies.
+The leaders' ring works on the device's result where it lies. All ranks read the same bits: sums
+inside a device go over ascending ranks, one rank a part, and a ring makes each number once.
 """
 
 from __future__ import annotations

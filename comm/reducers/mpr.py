@@ -1,9 +1,7 @@
 """MPR, multi-process reduction, combines vectors in memory that a host's processes share.
 
-To reduce, every rank combines its own part of all the slots, between two meetings; why no part is
-read while it is written stands in bucket.py. Nothing is copied: gradients live in the slots and
-the result is read in place. Sums go over the ranks in ascending order, one rank a part: all ranks
-read the same bits.
+Each rank sums its own part of all slots, in ascending order of ranks: all read the same bits. Why
+no part is read while it is written stands in bucket.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """MRR, multi-ring reduction, uses rings that have no two ranks on one device (GMI-DRL).
 
-Ring i joins the i-th GMI of every device. Each reduces its own, all at the same time; then the last
-ring, an endpoint of each on a device of its own, reduces over the rings; then each endpoint passes
-the result round its ring. No ring has two ranks on one device, which is what NCCL needs. All ranks
-read the same bits: a ring makes each number of a sum once, and passes copies.
+Ring i joins the i-th GMI of every device, the last ring an endpoint of each; NCCL needs one rank a
+device. All ranks read the same bits: a ring makes each number of a sum once, and passes copies.
 """
 
 from __future__ import annotations

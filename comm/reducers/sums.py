@@ -1,10 +1,8 @@
 """Sums vectors in shared memory, block by block, in float32 or over the bfloat16 wire format.
 
-With bfloat16 contributions travel in half the bytes, added in float32. A number is rounded
-to 8 significant bits when it leaves its rank, and a partial sum when it leaves its ring or device.
-A rounding is wrong by at most 2**-8 of the number (RELATIVE_ERROR), so after r of them a sum of x_i
-is wrong by at most r * 2**-8 * sum |x_i|, beside what float32 addition costs. Who rounds what
-does not depend on who reads it: all ranks read the same bits. float64 buckets travel as they are.
+With bfloat16 a number is rounded to 8 significant bits when it leaves its rank, and a partial sum
+when it leaves its ring or device (docs/reduction.md: the error). Who rounds what does not depend on
+who reads it: all ranks read the same bits. float64 buckets travel as they are.
 """
 
 from __future__ import annotations
@@ -71,9 +69,6 @@ def cache_blocks(start: int, stop: int, itemsize: int) -> list[tuple[int, int]]:
     """Cuts [start, stop) into pieces that fit into a cache."""
     step = _BLOCK_BYTES // itemsize
     return [(a, min(a + step, stop)) for a in range(start, stop, step)]
-
-
-RELATIVE_ERROR: Final = 2.0**-8
 
 
 class Bf16Sum:

@@ -19,19 +19,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from gmi_drl.comm.errors import CorruptPacket, LinkError, SchemaDiffers
 
-from .control_message import (
-    BYE,
-    END,
-    HELLO,
-    REFUSED,
-    REFUSED_SCHEMA,
-    RELEASED,
-    WELCOME,
-    ControlMessage,
-    pack_hello,
-    unpack,
-    unpack_hello,
-)
+from . import control_message as control
+from .control_message import HELLO, REFUSED, RELEASED, ControlMessage, pack_hello, unpack
 from .packet import HeaderCodec, Packet, PacketHeader, PacketSlot
 from .protocol import Receiver, Sender, StreamSpec, poll_sockets
 from .zeromq import ZmqSpec, count_incarnation
@@ -199,12 +188,12 @@ class ZmqSender(Sender):
                 mine = self._streams[note.stream]
                 if (one := mine.busy.pop(note.number, None)) is not None:
                     mine.free.append(one[0])
-            elif note.kind in (REFUSED, REFUSED_SCHEMA):
-                error = SchemaDiffers if note.kind == REFUSED_SCHEMA else LinkError
+            elif note.kind in (REFUSED, control.REFUSED_SCHEMA):
+                error = SchemaDiffers if note.kind == control.REFUSED_SCHEMA else LinkError
                 self._refused = error(f"{self._spec.name}: {note.body.decode(errors='replace')}")
-            elif note.kind == END:
+            elif note.kind == control.END:
                 self._ended = True
-            elif note.kind == BYE:
+            elif note.kind == control.BYE:
                 self._goodbye = True
             elif not self._welcome:
                 self._welcome = self._met = True
@@ -243,7 +232,7 @@ class ZmqSender(Sender):
             self._look()
             while not (self._ended or self._goodbye):
                 if self._welcome and told is not self._socket:  # again by a new connection
-                    self._tell(ControlMessage(BYE))
+                    self._tell(ControlMessage(control.BYE))
                     told = self._socket
                 seen = self._handshakes
                 # Who was let in once, or needs no key, is let in by whoever replaces that receiver:
@@ -366,7 +355,7 @@ class ZmqReceiver(Receiver):
             return
         self._closed = True
         if not self._ended:  # else its sender is gone, and there is nobody to write it to
-            self._tell(ControlMessage(END))
+            self._tell(ControlMessage(control.END))
         self._handshakes.close()
         self._socket.close(_LINGER_MS)
         if self._zap:
@@ -411,12 +400,12 @@ class ZmqReceiver(Receiver):
         sender = self._sender
         if note.kind == HELLO:
             self._greet(peer, note)
-        elif note.kind == BYE and sender is not None and peer == sender.peer:
+        elif note.kind == control.BYE and sender is not None and peer == sender.peer:
             self._ended = True
-            self._tell(ControlMessage(BYE))  # all that came before has been received
+            self._tell(ControlMessage(control.BYE))  # all that came before has been received
 
     def _greet(self, peer: bytes, note: ControlMessage) -> None:
-        schema, specs, firsts = unpack_hello(note.body, self._spec.name)
+        schema, specs, firsts = control.unpack_hello(note.body, self._spec.name)
         sender = self._sender
         if sender is not None and note[2:4] == (sender.incarnation, sender.session):
             sender.peer = peer  # the same one, by a new connection
@@ -426,13 +415,13 @@ class ZmqReceiver(Receiver):
         elif self._schema not in (None, schema) or self._specs not in ([], specs):
             text = "the sender before this one had another schema, or other streams. A replaced "
             text += "sender sends what its predecessor did; start a new run for another config."
-            return self._refuse(peer, note, REFUSED_SCHEMA, text)
+            return self._refuse(peer, note, control.REFUSED_SCHEMA, text)
         else:
             self._sender = _KnownSender(note, peer, firsts)
             self._schema, self._specs = schema, specs
             self._origin = HeaderCodec(self._spec.name, self._spec.link, zlib.crc32(schema))
             self._capacities = [spec.nbytes for spec in specs]
-        self._tell(ControlMessage(WELCOME))
+        self._tell(ControlMessage(control.WELCOME))
 
     def _refuse(self, peer: bytes, note: ControlMessage, kind: int, text: str) -> None:
         answer = note._replace(kind=kind, body=text.encode())

@@ -1,8 +1,5 @@
 """The backend green makes GMIs threads of one process, each on SMs of its own (green contexts).
 
-It needs no daemon and no rights. Its GMIs read each other's GPU memory as their own, share one
-limit on memory and one interpreter (GIL), and die together. It stays outside MPS.
-
 The whole device is split once, so that no two groups share an SM; a green context is over some of
 the groups, and work in a stream of it runs on those SMs and no others. CUDA driver API, "Green
 Contexts".

@@ -35,8 +35,7 @@ class RemoteClass(Generic[T]):
     """A class whose instances are actors: `.remote(...)` starts one in a process of its own."""
 
     def __init__(self, cls: type[T], chosen: ActorOptions) -> None:
-        self._cls = cls
-        self._options = chosen
+        self._cls, self._options = cls, chosen
         self._methods: dict[str, Method] | None = None  # known when it is first started
         self._parameters: signatures.Parameters = None
 
@@ -155,10 +154,7 @@ class ActorHandle:
         self, id: bytes, name: str, class_name: str, methods: Mapping[str, Method],
         actor: Actor | None,
     ) -> None:  # fmt: skip
-        self._id = id
-        self._name = name
-        self._class_name = class_name
-        self._methods = methods
+        self._id, self._name, self._class_name, self._methods = id, name, class_name, methods
         self._actor = actor  # in the driver, which can do more with it than call
 
     def __getattr__(self, name: str) -> ActorMethod:
@@ -201,9 +197,7 @@ class ActorMethod:
     def __init__(
         self, handle: ActorHandle, name: str, returns: int, chosen: Mapping[str, Any] | None = None
     ) -> None:
-        self._handle = handle
-        self._name = name
-        self._returns = returns
+        self._handle, self._name, self._returns = handle, name, returns
         self._options = chosen  # what differs from the class
 
     def options(self, **changes: Any) -> ActorMethod:

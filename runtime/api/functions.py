@@ -33,8 +33,7 @@ class RemoteFunction:
 
     def __init__(self, function: Callable[..., Any], chosen: TaskOptions) -> None:
         functools.update_wrapper(self, function)
-        self._function = function
-        self._options = chosen
+        self._function, self._options = function, chosen
         self._prepare()
 
     def _prepare(self) -> None:

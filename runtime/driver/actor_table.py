@@ -16,15 +16,9 @@ import collections
 import time
 from typing import TYPE_CHECKING, Any
 
-from gmi_drl.runtime import ids
+from gmi_drl.runtime import errors, ids
 from gmi_drl.runtime.api.refs import Slot
-from gmi_drl.runtime.errors import (
-    ActorDiedError,
-    ForkServerError,
-    NameTakenError,
-    OutOfResources,
-    TaskError,
-)
+from gmi_drl.runtime.errors import ActorDiedError, TaskError
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.scheduler.events import ActorGone, ActorSubmitted, Infeasible, StartActor
 from gmi_drl.runtime.wire import framing
@@ -58,7 +52,7 @@ class ActorTable:
             return
         if actor.registered:
             if actor.registered in self.names:
-                raise NameTakenError(
+                raise errors.NameTakenError(
                     f"name={actor.name!r}: an actor that lives has this name. Choose another one, "
                     "or get its handle by get_actor() or with get_if_exists=True."
                 )
@@ -120,7 +114,7 @@ class ActorTable:
         """No device has what an actor, or a task, wants."""
         actor = self.table.get(infeasible.subject)
         task = self._live.get(infeasible.subject)
-        error = OutOfResources(infeasible.reason)
+        error = errors.OutOfResources(infeasible.reason)
         if actor is not None:
             self.end_unstarted(actor, infeasible.reason, error)
         elif task is not None:
@@ -134,7 +128,7 @@ class ActorTable:
         try:
             keep_log = options.log is not None
             process = self._spawner.spawn(actor.request, keep_log, actor.device, actor)
-        except ForkServerError as error:
+        except errors.ForkServerError as error:
             self.end_unstarted(actor, str(error))
             return None
         actor.process = process

@@ -22,8 +22,7 @@ class FunctionTable:
     """Pickled functions by their ids. Used by any thread."""
 
     def __init__(self, loop: EventLoop, gcs: Gcs) -> None:
-        self._loop = loop
-        self._gcs = gcs
+        self._loop, self._gcs = loop, gcs
         self._lock = threading.Lock()
         self._used: dict[bytes, tuple[str, bytes]] = {}  # the least recently used first
         self._recorded: set[bytes] = set()

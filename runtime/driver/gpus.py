@@ -22,8 +22,7 @@ class Gpus:
         self, devices: Mapping[int, Mapping[str, float]], processes: Mapping[int, Process],
         actors: Mapping[bytes, Actor],
     ) -> None:  # fmt: skip
-        self._processes = processes
-        self._actors = actors
+        self._processes, self._actors = processes, actors
         self._shares: dict[int, dict[GpuId, float]] = {}  # by device: how much of which
         share = {index: has.get("GPU", 0.0) for index, has in devices.items()}
         names = _names(math.ceil(sum(share.values()) - 1e-6))

@@ -22,9 +22,7 @@ class Lineage:
     """Knows who made what, and makes it again. Used by the runtime's thread only."""
 
     def __init__(self, gcs: Gcs, objects: ObjectTable, tasks: TaskTable) -> None:
-        self._gcs = gcs
-        self._objects = objects
-        self._tasks = tasks
+        self._gcs, self._objects, self._tasks = gcs, objects, tasks
 
     def rebuild(self, slot: Slot, reason: str) -> None:
         """Makes a lost object again, by running again what is needed for it and no more."""

@@ -48,9 +48,7 @@ class Process:
         self, number: int, device: int, log: str, keep_log: bool,
         socks: tuple[socket.socket, socket.socket], *, actor: Actor | None,
     ) -> None:  # fmt: skip
-        self.number = number
-        self.device = device
-        self.log = log
+        self.number, self.device, self.log = number, device, log
         self.keep_log = keep_log  # else it goes with the process; its end is in the error
         self.channel, self.urgent = SocketChannel(socks[0]), SocketChannel(socks[1])
         self.actor = actor
@@ -102,11 +100,6 @@ class Process:
         else:
             self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))
 
-    def bury(self) -> None:
-        self.dead = True
-        self.channel.close()
-        self.urgent.close()
-
     def remove_log(self) -> None:
         """Removes its output, which is in the error by now, unless somebody wanted it kept."""
         if not self.keep_log:
@@ -121,12 +114,8 @@ class Actor:
         self, creation: TaskSpec, *, name: str, class_name: str, methods: Mapping[str, Method],
         options: ActorOptions, cls: bytes, setup: bytes, request: SpawnRequest,
     ) -> None:  # fmt: skip
-        self.id = creation.id
-        self.name = name
-        self.class_name = class_name
-        self.options = options
-        self.cls, self.setup = cls, setup
-        self.methods = methods
+        self.id, self.name, self.options = creation.id, name, options
+        self.class_name, self.cls, self.setup, self.methods = class_name, cls, setup, methods
         self.demand = demand(options)
         self.creation = creation
         self.request = request  # how its process is forked

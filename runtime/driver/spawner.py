@@ -267,7 +267,9 @@ class Spawner:
             self._loop.ignore(process.channel.sock.fileno())
         del self.processes[process.number]
         self.orphans.discard(process)
-        process.bury()
+        process.dead = True
+        process.channel.close()
+        process.urgent.close()
         self._driver.requests.process_gone(
             process, process.exited or Exited(None, None, time.monotonic())
         )

@@ -24,8 +24,7 @@ class UnretrievedErrors:
     """Prints each different error once. Used by the runtime's thread only."""
 
     def __init__(self, slots: Mapping[bytes, Slot], actors: Mapping[bytes, Actor]) -> None:
-        self._slots = slots
-        self._actors = actors
+        self._slots, self._actors = slots, actors
         self._printed: set[tuple[str, str]] = set()
 
     def dropped(self, task: TaskSpec) -> None:

@@ -18,18 +18,8 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from gmi_drl.errors import GmiDrlError
 
-from .tables import (
-    APPLICATION_ID,
-    SCHEMA_VERSION,
-    SEGMENT_BITS,
-    TABLE_OF,
-    TABLES,
-    GcsTable,
-    Row,
-    TaskRow,
-    is_final,
-    may_be_written,
-)
+from . import tables
+from .tables import TABLE_OF, TABLES, GcsTable, Row, TaskRow, is_final, may_be_written
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -141,18 +131,18 @@ class Database:
 
     def _prepare(self) -> None:
         execute = self._connection.execute
-        (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (count,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         application, version = _identity(self._connection)
-        if tables and (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
+        if count and (application, version) != (tables.APPLICATION_ID, tables.SCHEMA_VERSION):
             raise _not_a_store(self.path, application, version)
-        if tables:
+        if count:
             self._check()
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=NORMAL")
         execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         with self._transaction():
-            execute(f"PRAGMA application_id={APPLICATION_ID}")
-            execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            execute(f"PRAGMA application_id={tables.APPLICATION_ID}")
+            execute(f"PRAGMA user_version={tables.SCHEMA_VERSION}")
             for table in TABLES:
                 for statement in table.creation:
                     execute(statement)
@@ -251,7 +241,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
                 if option or os.access(path.parent, os.W_OK):
                     raise _cannot_open(path, error) from error
                 continue
-            if (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
+            if (application, version) != (tables.APPLICATION_ID, tables.SCHEMA_VERSION):
                 raise _not_a_store(path, application, version)
             if strange:
                 raise GcsError(
@@ -367,10 +357,10 @@ def _parts(path: Path) -> list[Path]:
 # The newest part first, and no further than to the row.
 _SEGMENTS: Final = (
     "WITH RECURSIVE segments (segment) AS "
-    f"(SELECT (SELECT max(number) >> {SEGMENT_BITS} FROM tasks) "
+    f"(SELECT (SELECT max(number) >> {tables.SEGMENT_BITS} FROM tasks) "
     "UNION ALL SELECT segment - 1 FROM segments WHERE segment > 0) SELECT segment FROM segments"
 )
-_IN_SEGMENT: Final = f"number >> {SEGMENT_BITS} = segment"
+_IN_SEGMENT: Final = f"number >> {tables.SEGMENT_BITS} = segment"
 _NUMBER_OF: Final = (
     f"SELECT number FROM ({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND id = ? LIMIT 1"
 )
@@ -408,9 +398,9 @@ def _damaged(path: Path, reason: str) -> DamagedStoreError:
 
 
 def _not_a_store(path: Path, application: int, version: int) -> GcsError:
-    if application == APPLICATION_ID:
+    if application == tables.APPLICATION_ID:
         return GcsError(
-            f"{path}: a control store of version {version}; this is version {SCHEMA_VERSION}. "
-            "Use the gmi-drl that wrote it."
+            f"{path}: a control store of version {version}; this is version "
+            f"{tables.SCHEMA_VERSION}. Use the gmi-drl that wrote it."
         )
     return DamagedStoreError(path, f"an SQLite file of application_id {application}")

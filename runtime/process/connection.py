@@ -57,8 +57,7 @@ class Connection:
         self.cancelled: set[int] = set()  # numbers of calls
         # Sees to a call that may be running.
         self.cancel: Callable[[int], object] = self._interrupt_main
-        self._sock = sock
-        self._urgent = urgent
+        self._sock, self._urgent = sock, urgent
         self._reader = framing.Reader()
         self._reading = threading.Lock()  # held by whoever reads `_sock`
         self._reader_ident = 0  # the thread that does; 0: not known yet

@@ -180,7 +180,11 @@ class ArrivedCall:
         """Returns its arguments, with values in place of references."""
         if not self._arguments and not self._inputs:
             return (), {}
-        connection, what = self._worker.connection, self._what_argument
+        connection = self._worker.connection
+
+        def what() -> str:
+            return f"an argument of {self.name}"
+
         # All of them at once, and each once: the view unpins its place in the end.
         views = {id: connection.view(id, place) for id, place in dict(self._inputs).items()}
         body = connection.view(ids.arguments(self.task), self._arguments)
@@ -203,13 +207,6 @@ class ArrivedCall:
             calls=calls,
         )  # fmt: skip
         call_context.enter(here)
-
-    def _what_argument(self) -> str:
-        return f"an argument of {self.name}"
-
-    def what_result(self) -> str:
-        """Names its result when that cannot be pickled."""
-        return f"the result of {self.name}"
 
 
 class Worker:
@@ -407,9 +404,14 @@ class Worker:
             try:
                 value = function(*args, **kwargs)
                 if call.returns == STREAMING and not inspect.isasyncgen(value):
-                    return self._stream(call, value)
+                    index = 0
+                    for index, item in enumerate(value, 1):
+                        self._send_item(call, index, item)
+                    return index
                 if call.returns > 1 and inspect.isgenerator(value):
-                    return self._collect(call, value)
+                    call.yielded = []
+                    call.yielded.extend(value)  # if it raises, what it has yielded is kept
+                    return call.yielded
                 return value
             except Exception as error:
                 if not call.should_retry(error):
@@ -435,19 +437,6 @@ class Worker:
                 if not call.should_retry(error):
                     raise
 
-    def _stream(self, call: ArrivedCall, items: Any) -> int:
-        index = 0
-        for index, item in enumerate(items, 1):
-            self._send_item(call, index, item)
-        return index
-
-    def _collect(self, call: ArrivedCall, items: Any) -> list[Any]:
-        """Returns all that a generator yields; if it raises, what it has yielded is kept."""
-        call.yielded = values = []
-        for item in items:
-            values.append(item)
-        return values
-
     def _send_item(self, call: ArrivedCall, index: int, item: Any) -> None:
         place, mentioned, memfds = self._place(call, index, item)
         data = pickle.dumps((index, place, mentioned), 5)
@@ -470,13 +459,14 @@ class Worker:
             if value is None:
                 sender.send(framing.frame(Kind.RESULT, call.number, stamp))
                 return
-            packed = packing.pack(value, call.what_result)
+            packed = packing.pack(value, lambda: f"the result of {call.name}")
             if packed.nbytes <= INLINE_BYTES and not packed.refs:
                 fds = [memfd.fd for memfd in packed.memfds]
                 body = stamp + packed.body
                 sender.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
                 return
-            place = place_value(self.connection, ids.result(call.task), packed, call.what_result())
+            what = f"the result of {call.name}"
+            place = place_value(self.connection, ids.result(call.task), packed, what)
             results = [(place, packed.refs)]
         else:
             values = value if isinstance(value, Iterable) else [] if value is None else [value]

@@ -67,17 +67,16 @@ class Finished:
 
 
 @dataclass(slots=True)
-class Blocked:
+class _OfWorker:
+    worker: Id
+
+
+class Blocked(_OfWorker):
     """The task of a worker, or an actor's method, waits in get(), and lends its CPUs meanwhile."""
 
-    worker: Id
 
-
-@dataclass(slots=True)
-class Unblocked:
+class Unblocked(_OfWorker):
     """The task goes on, at once: its CPUs count again, were they over-committed by that."""
-
-    worker: Id
 
 
 @dataclass(slots=True)
@@ -93,11 +92,8 @@ class WorkerStarted:
     device: int
 
 
-@dataclass(slots=True)
-class WorkerLost:
+class WorkerLost(_OfWorker):
     """A worker is gone. Its tasks are forgotten: the driver submits again what shall run again."""
-
-    worker: Id
 
 
 @dataclass(slots=True)
@@ -141,18 +137,12 @@ class StartWorker:
     device: int
 
 
-@dataclass(slots=True)
-class StopWorker:
+class StopWorker(_OfWorker):
     """An idle one too many. The scheduler has forgotten it already."""
 
-    worker: Id
 
-
-@dataclass(slots=True)
-class Recall:
+class Recall(_OfWorker):
     """Ask for the tasks this worker has not begun; `Returned` answers, with none if need be."""
-
-    worker: Id
 
 
 @dataclass(slots=True)

@@ -18,18 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from .events import (
-    ActorSubmitted,
-    Id,
-    Out,
-    Recall,
-    Run,
-    StartActor,
-    StartWorker,
-    StopWorker,
-    Submitted,
-    Waiting,
-)
+from . import events
+from .events import ActorSubmitted, Id, Out, Run, Submitted, Waiting
 from .resources import Demand, DeviceResources
 from .task_queue import Line, TaskQueue, head_order
 
@@ -167,7 +157,7 @@ class LocalScheduler:
                     assert isinstance(actor, ActorSubmitted)
                     resources.take_for_life(demand)
                     self.actors += 1
-                    out.append(StartActor(actor.actor, self.index))
+                    out.append(events.StartActor(actor.actor, self.index))
                     started = True
                 elif self.idle:
                     task = queue.pop(line)
@@ -193,7 +183,7 @@ class LocalScheduler:
             resources.give(demand)
         while self.starting < len(promised):
             self.starting += 1
-            out.append(StartWorker(self.index))
+            out.append(events.StartWorker(self.index))
 
     def _admits(self, demand: Demand, promised: list[Demand]) -> bool:
         resources = self.resources
@@ -365,7 +355,7 @@ class LocalScheduler:
         self.resources.lend(worker.demand)
         if worker.ahead and not worker.recalled:  # on their way to it when it blocked
             worker.recalled = True
-            out.append(Recall(worker.id))
+            out.append(events.Recall(worker.id))
 
     def unblock(self, worker: WorkerState) -> None:
         assert worker.demand is not None
@@ -382,7 +372,7 @@ class LocalScheduler:
             if lasted_s > (STUCK_S if free else STUCK_BUSY_S):
                 worker.recalled = True
                 worker.open_for = None
-                out.append(Recall(worker.id))
+                out.append(events.Recall(worker.id))
 
     def stop_surplus(self, now_s: float, out: Out) -> list[WorkerState]:
         """Lets go of idle workers beyond one for each CPU; those are returned."""
@@ -391,7 +381,7 @@ class LocalScheduler:
             worker = self.idle.pop(0)
             del self.workers[worker.id]
             stopped.append(worker)
-            out.append(StopWorker(worker.id))
+            out.append(events.StopWorker(worker.id))
         return stopped
 
     def surplus(self) -> bool:

@@ -11,25 +11,8 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .events import (
-    ActorGone,
-    ActorSubmitted,
-    Blocked,
-    Cancelled,
-    Event,
-    Finished,
-    Id,
-    Infeasible,
-    Instruction,
-    Out,
-    Returned,
-    Submitted,
-    Ticked,
-    Unblocked,
-    Waiting,
-    WorkerLost,
-    WorkerStarted,
-)
+from . import events
+from .events import ActorSubmitted, Id, Infeasible, Out, Submitted, Waiting
 from .global_scheduler import KEEP_S, GlobalScheduler, why_infeasible
 from .local_scheduler import LocalScheduler, WorkerState
 from .resources import Demand, to_amounts, to_units
@@ -53,20 +36,20 @@ class Scheduler:
         self._workers: dict[Id, WorkerState] = {}
         self._order = 0
         self._handlers: dict[type, Callable[[Any, float, Out], None]] = {
-            Submitted: self._submitted,
-            Finished: self._finished,
-            Blocked: self._blocked,
-            Unblocked: self._unblocked,
-            Cancelled: self._cancelled,
-            WorkerStarted: self._worker_started,
-            WorkerLost: self._worker_lost,
-            Returned: self._returned,
-            Ticked: self._ticked,
-            ActorSubmitted: self._actor_submitted,
-            ActorGone: self._actor_gone,
+            events.Submitted: self._submitted,
+            events.Finished: self._finished,
+            events.Blocked: self._blocked,
+            events.Unblocked: self._unblocked,
+            events.Cancelled: self._cancelled,
+            events.WorkerStarted: self._worker_started,
+            events.WorkerLost: self._worker_lost,
+            events.Returned: self._returned,
+            events.Ticked: self._ticked,
+            events.ActorSubmitted: self._actor_submitted,
+            events.ActorGone: self._actor_gone,
         }
 
-    def handle(self, event: Event, now_s: float) -> list[Instruction]:
+    def handle(self, event: events.Event, now_s: float) -> list[events.Instruction]:
         """Returns what to do now that this has happened, in that order."""
         out: Out = []
         self._handlers[event.__class__](event, now_s, out)
@@ -113,7 +96,7 @@ class Scheduler:
         else:
             out.append(Infeasible(event.task, why_infeasible("task", event, self._locals.values())))
 
-    def _finished(self, event: Finished, now_s: float, out: Out) -> None:
+    def _finished(self, event: events.Finished, now_s: float, out: Out) -> None:
         entry = self._tasks.get(event.task)
         worker = self._workers.get(event.worker)
         if entry is None or worker is None or entry.worker is not worker:
@@ -121,7 +104,7 @@ class Scheduler:
         del self._tasks[event.task]
         worker.local.finished(worker, entry, event.run_s, now_s, out)
 
-    def _cancelled(self, event: Cancelled, now_s: float, out: Out) -> None:
+    def _cancelled(self, event: events.Cancelled, now_s: float, out: Out) -> None:
         entry = self._tasks.get(event.task)
         if entry is None or entry.worker is not None:
             return  # the driver tells the worker
@@ -133,7 +116,7 @@ class Scheduler:
             entry.local.queue.take(entry)
             entry.local.dispatch(now_s, out)  # others may have waited for its turn
 
-    def _blocked(self, event: Blocked, now_s: float, out: Out) -> None:
+    def _blocked(self, event: events.Blocked, now_s: float, out: Out) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             actor = self._actors.get(event.worker)
@@ -146,7 +129,7 @@ class Scheduler:
             worker.local.block(worker, out)
         worker.local.dispatch(now_s, out)
 
-    def _unblocked(self, event: Unblocked, now_s: float, out: Out) -> None:
+    def _unblocked(self, event: events.Unblocked, now_s: float, out: Out) -> None:
         worker = self._workers.get(event.worker)
         if worker is not None:
             if worker.blocked:
@@ -157,7 +140,7 @@ class Scheduler:
             actor.blocked = False
             actor.local.resources.lend(actor.want, -1)
 
-    def _returned(self, event: Returned, now_s: float, out: Out) -> None:
+    def _returned(self, event: events.Returned, now_s: float, out: Out) -> None:
         """Tasks a worker gave back go before those that wait, or to a device that is free."""
         worker = self._workers.get(event.worker)
         if worker is None:
@@ -177,13 +160,13 @@ class Scheduler:
 
     # Workers and time
 
-    def _worker_started(self, event: WorkerStarted, now_s: float, out: Out) -> None:
+    def _worker_started(self, event: events.WorkerStarted, now_s: float, out: Out) -> None:
         local = self._locals[event.device]
         assert event.worker not in self._workers, f"worker {event.worker!r} started twice"
         self._workers[event.worker] = local.add_worker(event.worker, now_s)
         local.dispatch(now_s, out)
 
-    def _worker_lost(self, event: WorkerLost, now_s: float, out: Out) -> None:
+    def _worker_lost(self, event: events.WorkerLost, now_s: float, out: Out) -> None:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
@@ -191,7 +174,7 @@ class Scheduler:
             del self._tasks[entry.task]
         worker.local.dispatch(now_s, out)
 
-    def _ticked(self, event: Ticked, now_s: float, out: Out) -> None:
+    def _ticked(self, event: events.Ticked, now_s: float, out: Out) -> None:
         locals_ = self._locals.values()
         for local in locals_:
             others_fit = not self._single and any(
@@ -243,7 +226,7 @@ class Scheduler:
             reason = why_infeasible("actor", event, self._locals.values())
             out.append(Infeasible(event.actor, reason))
 
-    def _actor_gone(self, event: ActorGone, now_s: float, out: Out) -> None:
+    def _actor_gone(self, event: events.ActorGone, now_s: float, out: Out) -> None:
         entry = self._actors.pop(event.actor, None)
         if entry is None:
             return

@@ -62,8 +62,7 @@ class Arena:
     """`nbytes` shared bytes. `Arena(fd, nbytes)` attaches in a process that has the descriptor."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        self.fd = fd
-        self.nbytes = nbytes
+        self.fd, self.nbytes = fd, nbytes
         self._shared: FileMapping | None = None  # the one that is written to
         self._private: PrivateMapping | None = None  # the one that is looked at
         self._writes = bytearray(-(-nbytes // _CHUNK))  # per chunk: 0, 1, or more (2)

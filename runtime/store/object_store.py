@@ -131,7 +131,11 @@ class ObjectStore:
         if key in self._objects:
             raise ValueError(f"object {key.hex()} exists already. Delete it first.")
         if block_bytes(nbytes) > self._allocator.nbytes:
-            return [Refuse(key, _too_large_text(nbytes, self._allocator.nbytes))]
+            text = (
+                f"an object of {size_text(nbytes)} does not fit: the object store has "
+                f"{size_text(self._allocator.nbytes)}. Give init(object_store_bytes=...) more."
+            )
+            return [Refuse(key, text)]
         return self._ask(self._new(key, nbytes, label))
 
     def create_on_disk(self, key: bytes, nbytes: int, label: str = "") -> None:
@@ -265,7 +269,12 @@ class ObjectStore:
                 self._waiting.popleft()
                 self._put(first, offset, out)
             elif error:
-                self._refuse(first, _spill_failed_text(first.nbytes, error), out)
+                text = (
+                    f"an object of {size_text(first.nbytes)} does not fit: moving others to disk "
+                    f"failed: {error.rstrip('.')}. Make room on the disk, drop references to "
+                    "objects, or give init(object_store_bytes=...) more."
+                )
+                self._refuse(first, text, out)
                 error = ""
             elif any(map(self._will_be_free, self._busy.values())):
                 break
@@ -369,13 +378,6 @@ class ObjectStore:
             unwanted.offset = None
 
 
-def _too_large_text(nbytes: int, limit_bytes: int) -> str:
-    return (
-        f"an object of {size_text(nbytes)} does not fit: the object store has "
-        f"{size_text(limit_bytes)}. Give init(object_store_bytes=...) more."
-    )
-
-
 def _in_use_text(nbytes: int, limit_bytes: int, pinned: list[tuple[int, str]]) -> str:
     total = sum(size for size, _ in pinned)
     largest = sorted(pinned, key=lambda one: -one[0])[:_NAMED_OBJECTS]
@@ -386,14 +388,6 @@ def _in_use_text(nbytes: int, limit_bytes: int, pinned: list[tuple[int, str]]) -
         f"{size_text(limit_bytes)}, {size_text(total)} are in use by {len(pinned)} "
         f"object{'s' * (len(pinned) != 1)} (the largest: {named}){pieces}. "
         "Drop the references to them, or give init(object_store_bytes=...) more."
-    )
-
-
-def _spill_failed_text(nbytes: int, error: str) -> str:
-    return (
-        f"an object of {size_text(nbytes)} does not fit: moving others to disk failed: "
-        f"{error.rstrip('.')}. Make room on the disk, drop references to objects, "
-        "or give init(object_store_bytes=...) more."
     )
 
 
