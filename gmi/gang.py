@@ -282,7 +282,7 @@ class Gang:
 
         def order(gmi_id: int) -> tuple[bool, float]:
             when, error = failures[gmi_id]
-            origin = _origin(error if isinstance(error, TaskError) else error.cause)
+            origin = origin_of(error if isinstance(error, TaskError) else error.cause)
             return isinstance(origin, GmiDrlError) and origin.caused_by_peer, when
 
         first, *others = sorted(failures, key=order)
@@ -328,7 +328,7 @@ class Gang:
         return GmiState(gmi_id, role, pid, "died", str(death).splitlines()[0])
 
 
-def _origin(error: BaseException | None) -> BaseException | None:
+def origin_of(error: BaseException | None) -> BaseException | None:
     """Returns what was raised where calls inside calls have passed it on; None: it was not sent."""
     while isinstance(error, TaskError):
         error = error.cause
@@ -337,7 +337,7 @@ def _origin(error: BaseException | None) -> BaseException | None:
 
 def _first_line(error: TaskError) -> str:
     """Returns the class and text of what was raised, on one line: ValueError: on purpose."""
-    origin = _origin(error)
+    origin = origin_of(error)
     if origin is None:  # it could not be sent
         return (error.remote_traceback.strip().splitlines() or ["an error"])[-1][:_LONGEST]
     text = ""

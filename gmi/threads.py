@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
+from gmi_drl.runtime.process.worker import exit_code
 
 from .backends.backend import take_slice
 
@@ -86,8 +87,7 @@ def _ending(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     try:
         return function(*args, **kwargs)
     except SystemExit as leaving:
-        if not isinstance(leaving.code, int | None):
-            print(leaving.code, file=sys.stderr)
+        code = exit_code(leaving)
         sys.stderr.flush()
         sys.stdout.flush()
-        os._exit(leaving.code & 0xFF if isinstance(leaving.code, int) else int(bool(leaving.code)))
+        os._exit(code)

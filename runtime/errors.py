@@ -227,8 +227,9 @@ def _dual(cause: Exception) -> TaskError:
     origin = type(cause)
     try:
         # The original's __init__ is not run: its attributes are copied instead.
-        members = {"__init__": lambda *_, **__: None, "__module__": __name__}
-        members["__qualname__"] = "TaskError"
+        members = {
+            "__init__": lambda *_, **__: None, "__module__": __name__, "__qualname__": "TaskError",
+        }  # fmt: skip
         both = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
         error: TaskError = origin.__new__(both, *cause.args)
     except TypeError:  # a class that cannot be derived from, or whose __new__ wants more

@@ -50,7 +50,7 @@ def take_cores(spec: GmiSpec) -> None:
         except OSError as error:
             raise SliceError(
                 f"GmiSpec {spec.gmi_id}: cores={list(spec.cores)}; the system refuses them "
-                f"({error.strerror}). Use cores of {_cores_text(os.sched_getaffinity(0))}."
+                f"({error.strerror}). Use cores of {sorted(os.sched_getaffinity(0))}."
             ) from error
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(num_threads(spec))
@@ -62,7 +62,7 @@ def verify_cores(spec: GmiSpec) -> None:
     if spec.cores and affinity != set(spec.cores):
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: cores={list(spec.cores)}; the process runs on "
-            f"{_cores_text(affinity)}. Something else sets its affinity (a container, taskset): "
+            f"cores {sorted(affinity)}. Something else sets its affinity (a container, taskset): "
             "choose cores it allows."
         )
     if torch := sys.modules.get("torch"):
@@ -72,7 +72,3 @@ def verify_cores(spec: GmiSpec) -> None:
                 f"GmiSpec {spec.gmi_id}: {num_threads(spec)} threads for torch; it has {threads}. "
                 "Do not call torch.set_num_threads while modules are preloaded."
             )
-
-
-def _cores_text(cores: set[int]) -> str:
-    return f"cores {sorted(cores)}"

@@ -10,13 +10,13 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.gmi.errors import GmiDied, GmiError
-from gmi_drl.gmi.gang import Gang
+from gmi_drl.gmi.gang import Gang, origin_of
 from gmi_drl.placement import counted
 from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.layout import GmiSpec, Layout, LayoutError
 from gmi_drl.placement.slicing import sliced
 from gmi_drl.placement.topology import Topology
-from gmi_drl.runtime import ActorRuntimeError, TaskError
+from gmi_drl.runtime import ActorRuntimeError
 
 from .backend import backend_of, why_not_on
 
@@ -76,9 +76,7 @@ def _enter(layout: Layout, deadline: timedelta) -> None:
             if gang.wait(deadline):
                 return
         except GmiDied as died:
-            error = died.__cause__
-            while isinstance(error, TaskError):
-                error = error.cause
+            error = origin_of(died.__cause__)
             raise error if isinstance(error, GmiError) else died from None
         late = layout.gmis[next(iter(gang.at_work()), 0)]  # 0: it has answered just now
         raise GmiError(

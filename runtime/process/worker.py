@@ -87,7 +87,7 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
     try:
         code = _here.serve(prepare)
     except SystemExit as leaving:
-        code = _exit_code(leaving)
+        code = exit_code(leaving)
     refs.current = None
     connection.sender.close()
     threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
@@ -106,7 +106,8 @@ def _leave(connection: Connection, code: int) -> None:
     os._exit(code)
 
 
-def _exit_code(leaving: SystemExit) -> int:
+def exit_code(leaving: SystemExit) -> int:
+    """Returns the code that a process ends with by sys.exit; prints what is no number."""
     if leaving.code is None:
         return 0
     if isinstance(leaving.code, int):
@@ -286,7 +287,7 @@ class Worker:
             try:
                 self._answer(message)
             except SystemExit as leaving:  # the pool would keep it to itself
-                _leave(self.connection, _exit_code(leaving))
+                _leave(self.connection, exit_code(leaving))
 
         with contextlib.ExitStack() as stack:
             pools = {

@@ -42,18 +42,19 @@ def check(tmp_path, strategy, devices, lengths, wire="fp32"):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "devices"),
+    ("strategy", "devices", "wire"),
     [
-        ("mpr", (0, 0, 1)),
-        ("mrr", (0, 1)),
-        ("mrr", (0, 1, 0, 1)),
-        ("mrr", (0, 0, 1, 1, 2, 2)),
-        ("har", (0, 1)),
-        ("har", (0, 0, 0, 1)),
-        ("har", (0, 0, 1, 1, 1, 2, 3, 3)),
+        ("mpr", (0, 0, 1), "fp32"),
+        ("mpr", (0, 0, 1), "bf16"),
+        ("mrr", (0, 1), "fp32"),
+        ("mrr", (0, 1, 0, 1), "fp32"),
+        ("mrr", (0, 0, 1, 1, 2, 2), "fp32"),
+        ("mrr", (0, 0, 1, 1, 2, 2), "bf16"),
+        ("har", (0, 1), "fp32"),
+        ("har", (0, 0, 0, 1), "bf16"),
+        ("har", (0, 0, 1, 1, 1, 2, 3, 3), "fp32"),
     ],
 )
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_a_strategy_gives_the_sum_and_the_mean_and_all_ranks_the_same_bits(
     tmp_path, strategy, devices, wire
 ):
@@ -78,6 +79,7 @@ lengths_of = st.lists(st.integers(0, 5000), min_size=1, max_size=4)
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @settings(relaxed, max_examples=3)
 @given(layouts, lengths_of, st.sampled_from(["fp32", "bf16"]))
 def test_any_layout(tmp_path, devices, lengths, wire):

@@ -237,7 +237,8 @@ class MigSlices(Slices):
         self._refuse_if_noted(gmi, mig_gpu.uuid, instance.start)
         if pids := mig_gpu.pids(instance.uuid):
             raise GmiError(
-                f"{what} is in use by process {_pids_text(pids)}. End it, or use fewer GMIs."
+                f"{what} is in use by process {', '.join(map(str, pids))}. End it, or use fewer "
+                "GMIs."
             )
         self._give(gmi, instance)
 
@@ -256,7 +257,7 @@ class MigSlices(Slices):
             if pids := mig_gpu.pids():
                 raise GmiError(
                     f"GPU {device.index}: MIG mode is off, and cannot be switched on while process "
-                    f"{_pids_text(pids)} holds the GPU. End it, or use backend mps."
+                    f"{', '.join(map(str, pids))} holds the GPU. End it, or use backend mps."
                 )
             self._note(switched)
             mig_gpu.switch(True)
@@ -324,7 +325,3 @@ def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
 def _instance_text(gmi: GmiSpec) -> str:
     where = f"{gmi.mig.profile} at {gmi.mig.start}" if gmi.mig else "without a place"
     return f"GmiSpec {gmi.gmi_id}: MIG instance {where} of GPU {gmi.gpu_id}"
-
-
-def _pids_text(pids: Sequence[int]) -> str:
-    return ", ".join(map(str, pids))
