@@ -141,6 +141,7 @@ def _look(nvml: Any) -> Machine:
                 lost.append(f"links between GPUs: {error}")
                 break
             read = {number: read[number] for number in alive}
+    version = driver.query(nvml, nvml.nvmlSystemGetCudaDriverVersion)  # 13000 is CUDA 13.0
     return Machine(
         devices=tuple(
             dataclasses.replace(gpu, index=i) for i, (gpu, _) in enumerate(read.values())
@@ -151,7 +152,7 @@ def _look(nvml: Any) -> Machine:
         lost=tuple(lost),
         hidden=tuple(f"GPU {number} {why}" for number in gpus if number not in chosen),
         driver=str(driver.query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
-        cuda=_cuda(driver.query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
+        cuda=(version // 1000, version % 1000 // 10) if version else None,
     )
 
 
@@ -197,11 +198,6 @@ def _read(nvml: Any, gpu: _Gpu, uuids: Sequence[str] | None) -> tuple[Device, fr
         processes=driver.read_processes(nvml, [gpu.handle, *gpu.mig.values()]),
     )
     return device, driver.read_cores(nvml, gpu.handle, device.numa_node)
-
-
-def _cuda(version: int | None) -> tuple[int, int] | None:
-    """Reads 13000 as CUDA 13.0."""
-    return (version // 1000, version % 1000 // 10) if version else None
 
 
 def _cores(wanted: Sequence[int] | None) -> list[int]:

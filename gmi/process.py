@@ -117,7 +117,7 @@ def start_process(
     options: dict[str, Any] = {
         "name": name + "+".join(str(spec.gmi_id) for spec in specs),
         "env": _environment(specs, slices) | dict(env or {}),
-        "cores": tuple(sorted({core for spec in specs for core in spec.cores})),
+        "cores": _cores(specs),
         "log": None if logs is None else logs / f"{name}{first.gmi_id}.log",
         "max_restarts": max_restarts,
     }
@@ -133,6 +133,10 @@ def start_process(
     members = [(spec, tuple(arguments(spec))) for spec in specs]
     handle = actor.options(**options, max_concurrency=len(specs)).remote(body, members, device)
     return GmiProcess(specs, handle)
+
+
+def _cores(specs: Sequence[GmiSpec]) -> tuple[int, ...]:
+    return tuple(sorted({core for spec in specs for core in spec.cores}))
 
 
 def _environment(specs: Sequence[GmiSpec], slices: LayoutSlices) -> dict[str, str]:

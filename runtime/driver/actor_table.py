@@ -176,10 +176,13 @@ class ActorTable:
         if actor is not None and task is actor.creation:
             self._start_if_ready(actor)
             return
-        if actor is None or actor.dead:
-            if actor is not None:
-                actor.death_seen = True
-            self._tasks.fail(task, actor.death() if actor is not None else _gone(task.name))
+        if actor is None:
+            name, why = task.name.partition(".")[0], "it has ended, and nobody had its handle"
+            self._tasks.fail(task, ActorDiedError(name, reason=why))
+            return
+        if actor.dead:
+            actor.death_seen = True
+            self._tasks.fail(task, actor.death())
             return
         line = actor.line(task)
         queue = actor.waiting.get(line)
@@ -421,7 +424,3 @@ class ActorTable:
     def _record(self, actor: Actor, state: str, reason: str = "") -> None:
         actor.state = state
         self._gcs.put(actor.row(reason))
-
-
-def _gone(name: str) -> ActorDiedError:
-    return ActorDiedError(name.partition(".")[0], reason="it has ended, and nobody had its handle")

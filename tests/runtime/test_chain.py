@@ -224,11 +224,6 @@ def kill_at_random(chains, load, times):
     assert load.lost() == []
 
 
-def test_members_killed_at_random_under_load_lose_nothing():
-    with contextlib.closing(Chains(2, 3)) as chains:
-        kill_at_random(chains, Load(chains, 1), 12)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [0])

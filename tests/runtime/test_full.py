@@ -105,7 +105,7 @@ def test_replicas_killed_under_load_change_no_result_and_lose_no_row(stopped):
 
     with Killer(1, 0.2, members, kill) as killer:
         seed = 0
-        while killer.killed < 4:
+        while killer.killed < 2:
             run(bodies_chaos.program(seed, length=60))
             seed += 1
     until(lambda: not driver.tasks.live)  # what nobody waited for ends too

@@ -21,7 +21,7 @@ def test_a_chain_of_fifty_tasks_that_wait_for_each_other_ends_on_two_cpus():
 
 
 def test_a_tree_of_tasks_that_wait_for_each_other_ends_on_two_cpus():
-    assert runtime.get(fib.remote(10), LONG) == 55
+    assert runtime.get(fib.remote(8), LONG) == 21
 
 
 def test_tasks_that_want_all_cpus_may_call_others_that_do():
