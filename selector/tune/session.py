@@ -1,15 +1,17 @@
-"""Runs a session of tuning: alone on the machine, by the real launcher, everything on record."""
+"""Runs a session of tuning, alone on the machine, or answers from what is on record."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl import runtime
@@ -17,25 +19,101 @@ from gmi_drl.gmi import GmiError
 from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
+from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import preload_of
-from gmi_drl.launcher.view.screen import ViewName, opened
+from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import Config, Topology, counted, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
-from gmi_drl.selector.errors import TunerBusy
+from gmi_drl.selector.errors import RecordError, TunerBusy
 from gmi_drl.selector.record import identity
-from gmi_drl.selector.record.record import TuneJournal
+from gmi_drl.selector.record.record import TuneJournal, TuneRecord, read, record_path, records
 
 from . import race
 from .algorithms.default import default, most_profiles
 from .algorithms.paper import paper
-from .candidate import Candidate, Failed, Measured, Space, TuneSearch
+from .candidate import Candidate, Failed, Measured, Space, TuneSearch, shape_text
 from .profile.candidate_run import CandidateTimeout
-from .profile.profiler import Profiler
-from .profile.race_run import RaceTrainer
-from .request import TuneRequest, still_answers
+from .profile.profiler import Profiler, train_for
 from .search_driver import SearchOutcome, measured_of, run_search
-from .space import batch_sentence, layout_text, own_of, space_of
+from .space import batch_sentence, config_of, layout_text, own_of, space_of
 from .tune_view import TuneView
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """A config to tune, on the devices it may use; `beside` is the folder of its modules."""
+
+    config: Config
+    topology: Topology
+    beside: Path
+    identity: dict[str, Any]
+    path: Path  # of its record
+
+    @classmethod
+    def of(cls, config: Config, beside: Path | None) -> TuneRequest:
+        """DiscoveryError when the devices are not there."""
+        folder = (beside or Path.cwd()).resolve()
+        topology = find_devices(config)
+        facts = identity.identity(config, topology, folder)
+        return cls(config, topology, folder, facts, record_path(identity.digest_of(facts)))
+
+    def record(self) -> TuneRecord | None:
+        """Its record, if there is one that can be read."""
+        with contextlib.suppress(OSError, RecordError):
+            return read(self.path)
+        return None
+
+    def fresh(self) -> TuneRecord | None:
+        """Its record, if that has a choice, and no real run has refuted it."""
+        record = self.record()
+        return record if record is not None and record.fresh else None
+
+    def stale(self) -> Iterator[str]:
+        """Says why what is on record of this config does not answer, if anything is."""
+        record = self.record()
+        if record is not None and record.drifts:
+            yield f"{record.drifts[-1]['text']}: it is tuned anew"
+        elif record is None and (other := self.elsewhere()) is not None:
+            yield f"{other[0]}: tuned anew"
+
+    def elsewhere(self) -> tuple[str, Path] | None:
+        """Says that this was tuned on another machine or version, and the record; None if not."""
+        for other in records():
+            before = other.header.get("identity") or {}
+            if before.get("problem") == self.identity["problem"]:
+                what = identity.difference(before, self.identity)
+                return f"this config was tuned on another machine or version ({what})", other.path
+        return None
+
+    def resolved(self, candidate: Candidate, layout: str | None) -> Config:
+        """Returns the config with a candidate's values; writes its layout file, if there is one."""
+        if layout is None:
+            return config_of(self.config, candidate)
+        file = self.path.with_suffix(".layout.yaml")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, layout)
+        except OSError:
+            file = runtime.run_directory() / "tuned.layout.yaml"
+            replace_file(file, layout)
+        return config_of(self.config, candidate, file)
+
+
+def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
+    """Returns the resolved config that a fresh record means, and what to say of it."""
+    assert record.chosen is not None
+    winner = record.chosen.winner
+    assert winner is not None, record.path
+    line = f"{shape_text(winner)}: tuned {record.when}, {record.promised:,.0f} steps/s promised"
+    lines = filter(None, [line, batch_sentence(request.config, request.topology, winner)])
+    return request.resolved(winner, record.choice.get("layout")), list(lines)
+
+
+def still_answers(record: TuneRecord, budget_s: float) -> bool:
+    """Tells whether a search with this budget would find no more than the one on record."""
+    before_s = float(record.choice.get("budget_s", 0.0))
+    return record.fresh and (bool(record.choice["complete"]) or budget_s <= before_s)
+
 
 TUNER_TIMEOUT: Final = timedelta(minutes=10)  # for another tuner
 _LOOK_S: Final = 2.0  # of training, a first look at a candidate
@@ -167,7 +245,6 @@ def _raced(
     assert outcome.chosen.winner is not None
     budget_s = request.config.tune.budget_s
     finalists = race.finalists(journal.record, outcome.chosen.winner)
-    trains = RaceTrainer(request.config, request.topology, request.beside)
     # What the search has left is the race's too; of what was raced before, the record tells.
     left_s = budget_s - outcome.spent_s - (len(finalists) + 2) * journal.record.around_s
     end_s = time.monotonic() + budget_s - outcome.spent_s
@@ -179,7 +256,7 @@ def _raced(
         shown = f"race, round {number}: num_env {candidate.num_env:,}, {seconds:.0f} s"
         screen.racing(shown, end_s - time.monotonic())
         begun_s = time.monotonic()
-        curve = trains(candidate, seconds, number)
+        curve = train_for(seconds, candidate, request.config, request.topology, request.beside)
         cost_s = time.monotonic() - begun_s
         journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))
         return curve

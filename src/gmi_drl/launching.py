@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gmi_drl.launcher.watch.watch import Promise, Watch
 
     from .launcher.start.launcher import RunResult
-    from .launcher.view.screen import ViewName
+    from .launcher.view.view import ViewName
     from .placement import Config, Topology
     from .roles import DRL_role
 

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from gmi_drl.launcher.folder.curve import draw_curve
-from gmi_drl.launcher.view.screen import Screen, duration
-from gmi_drl.launcher.view.view import RunView, eta_s, is_for_view, open_view
+from gmi_drl.launcher.view.view import RunView, Screen, duration, eta_s, is_for_view, open_view
 from gmi_drl.placement import Topology, load_config, tcg_ex
 
 CONFIG = load_config(

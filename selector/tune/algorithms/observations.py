@@ -17,7 +17,6 @@ from gmi_drl.selector.tune.candidate import (
     Measured,
     Skipped,
     Space,
-    Spent,
     candidate_text,
 )
 
@@ -107,8 +106,8 @@ class Observations:
         self._best: dict[int | None, Candidate | None] = {}
 
     def add(self, ask: Ask, answer: Answer) -> None:
-        """Notes an answer. SearchEnded for Spent."""
-        if isinstance(answer, Spent):
+        """Notes an answer. SearchEnded where the budget is spent."""
+        if answer is None:
             raise SearchEnded(complete=False)
         self.asked += 1
         for cache in (self._places, self._points, self._top, self._best):

@@ -22,7 +22,7 @@ from gmi_drl.launcher.view.tables import printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.launcher.view.screen import ViewName
+    from gmi_drl.launcher.view.view import ViewName
 
 FAILED: Final = 1
 BAD_INPUT: Final = 2

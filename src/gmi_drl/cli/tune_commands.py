@@ -181,7 +181,7 @@ def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
 def _record_of(given: Path, overrides: list[str]) -> tuple[Path | None, str]:
     """Returns the record of this config, else the reason why there is none."""
     from gmi_drl.placement import load_config
-    from gmi_drl.selector.tune.request import TuneRequest
+    from gmi_drl.selector.tune.session import TuneRequest
 
     request = TuneRequest.of(load_config(given, overrides), given.resolve().parent)
     try:

@@ -29,8 +29,7 @@ from gmi_drl.launcher.folder.run_folder import (
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable
-from gmi_drl.launcher.view.screen import ViewName
-from gmi_drl.launcher.view.view import RunView, is_for_view, open_view
+from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, open_view
 from gmi_drl.launcher.watch.records import (
     SegmentCounts,
     ServingMetrics,
