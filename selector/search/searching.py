@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl import runtime
 from gmi_drl.gmi import lease
 from gmi_drl.launcher.colocated_runs import at_work
-from gmi_drl.launcher.folder.run_folder import METRICS
+from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable
@@ -49,7 +49,7 @@ from .hyperband import hyperband
 from .pbt import population_based
 from .ranges import Ranges, applied
 from .search_view import SearchProgress, SearchView
-from .trial import TrialError, TrialJob, last_line, train_task
+from .trial import TrialError, TrialJob, train_task
 from .trial_run import RunKey, TrialAlgorithm, TrialRun
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class TrialRunner:
         """Looks how far the running trials are; one that says nothing any more is ended."""
         now_s = time.monotonic()
         for ref, running in self._running.items():
-            line = last_line(self.folder.run_folder(running.run.key) / METRICS) or {}
+            line = last_metrics(self.folder.run_folder(running.run.key) / METRICS)
             steps = int(line.get("steps", 0))
             if steps not in (0, running.steps):
                 running.steps, running.since_s = steps, now_s

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +38,7 @@ from gmi_drl.launcher.watch.records import (
     segment_counts_of,
     traced_gmis,
 )
-from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch
+from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch, is_comparable
 from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
 from gmi_drl.placement import Config
 from gmi_drl.roles.role.host import GmiHost, Job
@@ -111,8 +112,7 @@ def launch(
                 overrides = paper_config.apply_to(overrides)
                 job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
             keep = not started if keep_gcs is None else keep_gcs
-            # A resumed run may be on another machine; a profiled one is slower on purpose.
-            if job.resume is not None or job.config.run.profile:
+            if job.resume is not None or not is_comparable(job.config):  # maybe another machine
                 promise_of = None
             with at_work(job.layout.topology):
                 # What could not be undone has been warned of.
@@ -167,9 +167,8 @@ def _run(
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
                 if watch is None and promise_of is not None:
-                    watch = PromiseWatch(
-                        job.config, job.layout.topology, job.role_folder, screen, promise_of
-                    )
+                    devices, modules = job.layout.topology, job.role_folder
+                    watch = PromiseWatch(screen, partial(promise_of, job.config, devices, modules))
                 records = _Records(gang, screen, serving, watch, last)
                 stopped = _watch(job, records, restarts)
                 gmis = list(gang.results().values())
