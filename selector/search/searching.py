@@ -77,13 +77,9 @@ class TrialRunner:
     """Trains what the algorithm asks for; writes what becomes of it to journal and `lines`."""
 
     def __init__(
-        self,
-        config: Config,
-        beside: Path,
-        folder: SearchFolder,
-        algorithm: TrialAlgorithm,
+        self, config: Config, beside: Path, folder: SearchFolder, algorithm: TrialAlgorithm,
         lines: list[dict[str, Any]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.folder, self.algorithm, self.lines = config, folder, algorithm, lines
         self._beside, self._earlier = beside, len(lines)
         self._running: dict[ObjectRef, _Running] = {}
@@ -332,12 +328,9 @@ def _algorithm_of(config: Config) -> TrialAlgorithm:
 
 
 def _result_of(
-    config: Config,
-    source: Path | None,
-    folder: SearchFolder,
-    lines: list[dict[str, Any]],
+    config: Config, source: Path | None, folder: SearchFolder, lines: list[dict[str, Any]],
     best: RunKey | None,
-) -> SearchResult:
+) -> SearchResult:  # fmt: skip
     """Writes the best config and the picture; SearchError when all trials failed."""
     if best is None:
         first = lines[0]
