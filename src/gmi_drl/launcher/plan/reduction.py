@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -70,6 +70,25 @@ def reduction_of(
     return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
+class _Caller:
+    """The actor of `ask_actor`."""
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+def ask_actor(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function that may import torch and the user's code, in a process of its own.
+
+    ActorRuntimeError says why there is no answer. Needs a running runtime.
+    """
+    actor: Any = runtime.remote(_Caller).options(name=name).remote()
+    try:
+        return runtime.get(actor.call.remote(function, *arguments), timeout=_DEADLINE)
+    finally:
+        runtime.kill(actor)
+
+
 def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = None) -> Fault | None:
     """Tells why the hardware cannot run the `comm.reduction` that is asked for, if it cannot."""
     wanted, mpl = config.comm.reduction, reducing(layout)
@@ -79,22 +98,19 @@ def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = No
     return None if reasons is None else Fault("comm.reduction", wanted, *reasons)
 
 
-class Sizer:
-    """The actor that builds what one GMI trains."""
+def numel_of(
+    config: Config, layout: Layout, trainer: type[DRL_role] | str, path: Sequence[str]
+) -> int | None:
+    """Builds what one GMI trains; returns the numbers that `trainer` reduces, with padding.
 
-    def numel(
-        self, config: Config, layout: Layout, trainer: type[DRL_role] | str, path: Sequence[str]
-    ) -> int | None:
-        """Returns the numbers that `trainer` reduces, with padding; None if it is not known.
+    None if it is not known. `path`: where modules are found, before those found here.
+    """
+    sys.path[:0] = [folder for folder in path if folder not in sys.path]
+    from gmi_drl.roles.role.acting import gradient_numel
+    from gmi_drl.roles.role.role import load_role
 
-        `path`: where modules are found, before those found here.
-        """
-        sys.path[:0] = [folder for folder in path if folder not in sys.path]
-        from gmi_drl.roles.role.acting import gradient_numel
-        from gmi_drl.roles.role.role import load_role
-
-        role = load_role(trainer) if isinstance(trainer, str) else trainer
-        return gradient_numel(role, config, layout)
+    role = load_role(trainer) if isinstance(trainer, str) else trainer
+    return gradient_numel(role, config, layout)
 
 
 def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tuple[int, str]:
@@ -102,15 +118,11 @@ def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tupl
 
     Needs a running runtime; starts one process.
     """
-    actor: Any = runtime.remote(Sizer).options(name="gradient size").remote()
     numel, why = None, f"role {trainer} says nothing of it"
     try:
-        asking = actor.numel.remote(config, layout, trainer, list(sys.path))
-        numel = runtime.get(asking, timeout=_DEADLINE)
+        numel = ask_actor("gradient size", numel_of, config, layout, trainer, list(sys.path))
     except runtime.ActorRuntimeError as error:
         why = str(error).strip().splitlines()[-1]
-    finally:
-        runtime.kill(actor)
     return (assumed(config), why) if numel is None else (numel, "")
 
 
