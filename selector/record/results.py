@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly
-from gmi_drl.selector.tune.algorithms.saturation import mem_bytes
+from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly, mem_bytes
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured
 
 if TYPE_CHECKING:

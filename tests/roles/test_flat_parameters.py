@@ -16,7 +16,7 @@ from batches import (
     learner_of_rows,
 )
 from gmi_drl.comm import create_group, solo_group
-from gmi_drl.launcher.plan.reduction import numel_of
+from gmi_drl.launcher.plan.planning import numel_of
 from gmi_drl.placement import Config, PPOConfig, Topology, tcg_ex
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import CheckpointError

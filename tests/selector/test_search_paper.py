@@ -4,8 +4,13 @@ import math
 
 import pytest
 
+from gmi_drl.selector.tune.algorithms.observations import (
+    Point,
+    project_memory,
+    sat,
+    throughput_bound,
+)
 from gmi_drl.selector.tune.algorithms.paper import paper
-from gmi_drl.selector.tune.algorithms.saturation import Point, project_memory, sat, throughput_bound
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured, Space
 
 

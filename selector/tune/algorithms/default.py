@@ -30,8 +30,7 @@ from gmi_drl.selector.tune.candidate import (
     TuneSearch,
 )
 
-from .observations import DOUBT, SAME, Observations, SearchEnded
-from .saturation import sat, throughput_bound
+from .observations import DOUBT, SAME, Observations, SearchEnded, sat, throughput_bound
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
 ALPHA: Final = 0.1  # Sat below: memory grows for nothing

@@ -17,7 +17,7 @@ from gmi_drl.selector.tune.candidate import (
     TuneSearch,
 )
 
-from .saturation import sat
+from .observations import sat
 
 ALPHA: Final = 0.1  # the paper: "typically below 0.1"
 

@@ -134,8 +134,7 @@ def plan(
     """
     import json
 
-    from gmi_drl.launcher.plan.planning import backend_reason, importable, planned
-    from gmi_drl.launcher.plan.reduction import reduction_of
+    from gmi_drl.launcher.plan.planning import backend_reason, importable, planned, reduction_of
     from gmi_drl.launcher.plan.wiring import classes_of
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml

@@ -13,8 +13,7 @@ from gmi_drl import runtime
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
-from gmi_drl.launcher.plan.planning import backend_reason, importable, planned
-from gmi_drl.launcher.plan.reduction import reduction_of
+from gmi_drl.launcher.plan.planning import backend_reason, importable, planned, reduction_of
 from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
 from gmi_drl.launcher.watch.records import PROFILED
 from gmi_drl.placement import (

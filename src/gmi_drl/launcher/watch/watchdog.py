@@ -21,7 +21,7 @@ from gmi_drl.comm.shm.heartbeat import COUNTER, SET_UP, Pulse, pulse
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolder
-from gmi_drl.launcher.plan.reduction import ask_actor
+from gmi_drl.launcher.plan.planning import ask_actor
 from gmi_drl.launcher.plan.wiring import OUR_CLASSES
 from gmi_drl.launcher.view.view import RunView
 from gmi_drl.runtime.errors import exit_text
