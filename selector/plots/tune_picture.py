@@ -321,11 +321,10 @@ def _draw_races(
     for race in sorted(races, key=lambda race: int(race["round"])):
         if race["points"]:
             curves[race["candidate"]] = [(float(s), float(r)) for s, r in race["points"]]
-    lines = ("-", "--", ":", "-.")
     for place, (candidate, points) in enumerate(curves.items()):
         pen = pens.get(candidate.row)
         axis.plot(
-            [s for s, _ in points], [r for _, r in points], lines[place % len(lines)],
+            [s for s, _ in points], [r for _, r in points], _LINES[place % len(_LINES)],
             color=pen.colour if pen else PALE, linewidth=1.8,
             label=candidate_text(candidate, results.rows),
         )  # fmt: skip

@@ -44,6 +44,9 @@ Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
 ]
+Again: TypeAlias = Annotated[
+    bool, typer.Option("--again", help="Begin anew, whatever is on record.")
+]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 Plain: TypeAlias = Annotated[bool, typer.Option("--plain", help="Print lines, in a terminal too.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from .app import BadPath, ConfigFile, Overrides, Plain, Quiet, command, console_for, view_for
+from .app import Again, BadPath, ConfigFile, Overrides, Plain, Quiet, command, console_for, view_for
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,9 +68,7 @@ def tune(
             show_default="tuned.yaml beside CONFIG",
         ),
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure anew, whatever is on record.")
-    ] = False,
+    again: Again = False,
     show: Annotated[
         bool, typer.Option("--show", help="Measure nothing; show and draw what is on record.")
     ] = False,
@@ -107,9 +105,7 @@ def tune(
 def search(
     config: ConfigFile,
     overrides: Overrides = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Begin anew, whatever an earlier search has found.")
-    ] = False,
+    again: Again = False,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> int:

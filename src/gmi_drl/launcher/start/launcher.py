@@ -30,7 +30,7 @@ from gmi_drl.launcher.folder.run_folder import (
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable
-from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, open_view
+from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
 from gmi_drl.launcher.watch.records import (
     SegmentCounts,
     ServingMetrics,
@@ -156,7 +156,7 @@ def _run(
         ):
             restarts = Restarts(gang, folder, budget)
             serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
-            with open_view(view, job.config, job.layout) as screen:
+            with opened(view, lambda on: RunView(on, job.config, job.layout)) as screen:
                 for line in notes:
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):

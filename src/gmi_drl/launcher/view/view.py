@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from rich.console import Console, Group
@@ -117,11 +117,6 @@ def is_for_view(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
     return any(record.get("kind") == kind and record.keys() >= _KEYS[kind] for kind in _KEYS)
-
-
-def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContextManager[RunView]:
-    """Opens the view of a run on the screen `name`."""
-    return opened(name, lambda screen: RunView(screen, config, layout))
 
 
 def eta_s(config: Config, record: dict[str, Any]) -> float:
