@@ -36,10 +36,9 @@ _MOST_REASONS: Final = 8
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """Holds what a search chose: `measured` is all that is known of the winner together."""
+    """Holds what a search chose, and how far its budget went."""
 
     chosen: Chosen
-    measured: Measured
     spent_s: float  # of the budget, by what was measured and what was recalled
     left_out: str = ""  # what the budget did not suffice for, in words
 
@@ -60,7 +59,7 @@ def run_search(
     if chosen.winner is None:
         raise NothingMeasured(*_reasons(journal, space))
     left_out = "" if chosen.complete else _left_out(space, journal, budget_s)
-    return SearchOutcome(chosen, measured_of(journal, chosen.winner), answerer.spent_s, left_out)
+    return SearchOutcome(chosen, answerer.spent_s, left_out)
 
 
 def measured_of(journal: TuneJournal, candidate: Candidate) -> Measured:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import time
@@ -59,7 +58,7 @@ class TuneRequest:
 
     def record(self) -> TuneRecord | None:
         """Its record, if there is one that can be read."""
-        with contextlib.suppress(OSError, RecordError):
+        with suppress(OSError, RecordError):
             return read(self.path)
         return None
 
@@ -205,14 +204,18 @@ def _chosen(
         _search(config, space, search_s), space, profiler, journal, search_s, listener=screen,
         waits_s=timeout.first_s,
     )  # fmt: skip
-    notes, facts = [outcome.left_out], dict[str, Any]()
+    chosen, notes, facts = outcome.chosen, [outcome.left_out], dict[str, Any]()
     if by_return:
-        outcome, raced = _raced(request, outcome, journal, screen)
+        raced = _raced(request, outcome, journal, screen)
         facts["judged"] = [asdict(score) for score in raced.scores]
+        if raced.winner is not None:
+            second = chosen.runner_up if raced.winner == chosen.winner else chosen.winner
+            chosen = replace(chosen, winner=raced.winner, runner_up=second, why=raced.why)
         by_steps = "" if raced.winner else "; the choice is by steps/s"
         notes.append(f"objective reward: {raced.why}{by_steps}")
-    winner, measured = outcome.chosen.winner, outcome.measured
+    winner = chosen.winner
     assert winner is not None
+    measured = measured_of(journal, winner)
     changes = batch_sentence(config, request.topology, winner)
     even = winner.row.percents is None
     layout = None if even else layout_text(config, winner, request.topology)
@@ -223,7 +226,7 @@ def _chosen(
     }  # fmt: skip
     resolved = request.resolved(winner, layout)
     facts["answer"] = identity.answer_key(resolved, request.topology, request.beside)
-    journal.chose(outcome.chosen, facts)
+    journal.chose(chosen, facts)
     return [note for note in (*notes, changes) if note]
 
 
@@ -240,8 +243,8 @@ def _search(config: Config, space: Space, budget_s: float) -> TuneSearch:
 
 def _raced(
     request: TuneRequest, outcome: SearchOutcome, journal: TuneJournal, screen: TuneView
-) -> tuple[SearchOutcome, race.RaceResult]:
-    """Returns the same with the winner by return, if returns decide, and how the race ended."""
+) -> race.RaceResult:
+    """Races the best of the search; what was raced before is recalled."""
     assert outcome.chosen.winner is not None
     budget_s = request.config.tune.budget_s
     finalists = race.finalists(journal.record, outcome.chosen.winner)
@@ -261,13 +264,7 @@ def _raced(
         journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))
         return curve
 
-    raced = race.race(finalists, train, max(left_s, budget_s * _RACE / 2))
-    if raced.winner is None:
-        return outcome, raced
-    chosen, measured = outcome.chosen, measured_of(journal, raced.winner)
-    if raced.winner != chosen.winner:
-        chosen = replace(chosen, winner=raced.winner, runner_up=chosen.winner)
-    return replace(outcome, chosen=replace(chosen, why=raced.why), measured=measured), raced
+    return race.race(finalists, train, max(left_s, budget_s * _RACE / 2))
 
 
 def _works(request: TuneRequest) -> list[str] | None:
