@@ -16,7 +16,7 @@ import private_leases  # noqa: F401
 from gmi_drl.cli import main as cli
 from gmi_drl.comm.plan import measure
 from gmi_drl.gmi import gang
-from gmi_drl.launcher.plan.reduction import reduction_of
+from gmi_drl.launcher.plan.planning import reduction_of
 from gmi_drl.launcher.start import jobs
 
 HELD = {"links": measure, "gang": gang}

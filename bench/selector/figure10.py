@@ -38,8 +38,8 @@ from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.selector.plots.tune_picture import INK, PALE, pens_of
 from gmi_drl.selector.record.results import CandidateResult, TuneResults, results_of
+from gmi_drl.selector.tune.algorithms.observations import sat
 from gmi_drl.selector.tune.algorithms.paper import ALPHA
-from gmi_drl.selector.tune.algorithms.saturation import sat
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
 from gmi_drl.selector.tune.profile.profiler import Profiler
 from gmi_drl.selector.tune.space import space_of

@@ -55,7 +55,6 @@ from gmi_drl.selector.tune.candidate import (
     Failed,
     Measured,
     Space,
-    Spent,
     candidate_text,
 )
 from gmi_drl.selector.tune.profile.profiler import Profiler
@@ -141,7 +140,7 @@ class Stage:
     def __call__(self, ask: Ask) -> Answer:
         if time.monotonic() > self._deadline:
             say(f"{self._task}: out of time")
-            return Spent()
+            return None
         answer = self._profiler(ask)
         told = f"failed ({answer.reason}): {answer.text}" if isinstance(answer, Failed) else ""
         if isinstance(answer, Measured):
@@ -156,7 +155,7 @@ def whole(space: Space, seconds: float, stage: Stage) -> dict[Candidate, Measure
     longest = max(map(len, space.rows))
     for candidate in (its[at] for at in range(longest) for its in space.rows if at < len(its)):
         answer = stage(Ask(candidate, seconds))
-        if isinstance(answer, Spent):
+        if answer is None:
             break
         found[candidate] = answer
     return found

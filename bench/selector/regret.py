@@ -99,14 +99,15 @@ def took_s(ask: Ask, answer: Answer) -> float:
 
 def play(machine: Made, search: TuneSearch) -> Played:
     """Answer all that a search asks."""
-    asks, seconds = 0, 0.0
-    while (ask := search.ask()) is not None:
+    took: list[float] = []
+
+    def measure(ask: Ask) -> Answer:
         answer = machine.answer(ask)
-        asks += 1
-        seconds += took_s(ask, answer)
-        search.tell(ask, answer)
-    assert search.choice is not None
-    return _played(machine, search.choice.winner, asks, seconds)
+        took.append(took_s(ask, answer))
+        return answer
+
+    winner = search(measure).winner
+    return _played(machine, winner, len(took), sum(took))
 
 
 def _played(machine: Made, winner: Candidate | None, asks: int, seconds: float) -> Played:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from gmi_drl.selector.record.report import headline, is_sure, sureness, why
 from gmi_drl.selector.record.results import CandidateResult, TuneResults, compared
-from gmi_drl.selector.record.summary import headline, is_sure, sureness, why
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, candidate_text, row_text
 from gmi_drl.selector.tune.race import curves_of
 
@@ -77,7 +77,7 @@ def ladder(axis: Any, results: TuneResults, most: int = 10) -> None:
     from matplotlib.ticker import NullLocator
 
     all_of = [f.candidate.num_env for f in results.all]
-    all_of += [f.candidate.num_env for f in results.failures]
+    all_of += [candidate.num_env for candidate in results.failures]
     all_of += [s.candidate.num_env for s in (results.chosen.skipped if results.chosen else ())]
     low, high = min(all_of), max(all_of)
     axis.set_xscale("log", base=2)
@@ -217,13 +217,13 @@ def _draw_tried(axis: Any, results: TuneResults, pens: Pens) -> None:
         ran = [f.candidate.num_env for f in along]
         axis.plot(out, [lane] * len(out), "o", markersize=3.2, color="#cbd2d9", zorder=2)
         axis.plot(ran, [lane] * len(ran), pen.marker, markersize=5.5, color=pen.colour, zorder=3)
-        for failure in results.failures:
-            if failure.candidate.row != row:
+        for candidate, failed in results.failures.items():
+            if candidate.row != row:
                 continue
-            num_env = failure.candidate.num_env
+            num_env = candidate.num_env
             axis.plot([num_env], [lane], "X", markersize=7.5, color=INK, zorder=4)
             axis.annotate(
-                failure.failed.reason, (num_env, lane), (7, 0), textcoords="offset points",
+                failed.reason, (num_env, lane), (7, 0), textcoords="offset points",
                 va="center", fontsize=8, color=INK, zorder=4,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
             )  # fmt: skip
@@ -321,11 +321,10 @@ def _draw_races(
     for race in sorted(races, key=lambda race: int(race["round"])):
         if race["points"]:
             curves[race["candidate"]] = [(float(s), float(r)) for s, r in race["points"]]
-    lines = ("-", "--", ":", "-.")
     for place, (candidate, points) in enumerate(curves.items()):
         pen = pens.get(candidate.row)
         axis.plot(
-            [s for s, _ in points], [r for _, r in points], lines[place % len(lines)],
+            [s for s, _ in points], [r for _, r in points], _LINES[place % len(_LINES)],
             color=pen.colour if pen else PALE, linewidth=1.8,
             label=candidate_text(candidate, results.rows),
         )  # fmt: skip

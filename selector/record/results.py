@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly
-from gmi_drl.selector.tune.algorithms.saturation import mem_bytes
+from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly, mem_bytes
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured
 
 if TYPE_CHECKING:
@@ -36,19 +35,11 @@ class CandidateResult:
 
 
 @dataclass(frozen=True)
-class CandidateFailure:
-    """A candidate that did not run, and why."""
-
-    candidate: Candidate
-    failed: Failed
-
-
-@dataclass(frozen=True)
 class TuneResults:
     """All that was measured. `rows` has every row of which anything ran or failed, in order."""
 
     rows: Mapping[DeviceSplit, Sequence[CandidateResult]]  # each by rising num_env
-    failures: Sequence[CandidateFailure]
+    failures: Mapping[Candidate, Failed]  # by row and num_env
     chosen: Chosen | None
     own: Candidate | None = None  # the config as it was given, if it left nothing open
 
@@ -111,8 +102,7 @@ class TuneResults:
     @cached_property
     def tried(self) -> int:
         """Returns candidates that were started, whatever became of them."""
-        failed = {failure.candidate for failure in self.failures}
-        return len(failed | {result.candidate for result in self.all})
+        return len(self.failures.keys() | {result.candidate for result in self.all})
 
     def _result(self, candidate: Candidate | None) -> CandidateResult | None:
         return next((one for one in self.all if one.candidate == candidate), None)
@@ -129,7 +119,7 @@ def results_of(
     left.
     """
     measured: dict[Candidate, list[Measured]] = {}
-    failures: dict[Candidate, CandidateFailure] = {}
+    failures: dict[Candidate, Failed] = {}
     seen: dict[DeviceSplit, None] = {}
     for ask, answer in profiles:
         candidate = ask.candidate
@@ -137,7 +127,7 @@ def results_of(
             measured.setdefault(candidate, []).append(answer)
             failures.pop(candidate, None)
         elif answer.reason != "slow" or candidate not in measured:  # or for too little time
-            failures[candidate] = CandidateFailure(candidate, answer)
+            failures[candidate] = answer
         seen[candidate.row] = None
     rows = {
         row: [
@@ -147,9 +137,8 @@ def results_of(
         ]
         for row in sorted(seen, key=row_order)
     }
-    failed = [failures[one] for one in sorted(failures, key=lambda c: c.num_env)]
-    failed.sort(key=lambda failure: row_order(failure.candidate.row))
-    return TuneResults(rows, failed, chosen, own)
+    failed = sorted(failures, key=lambda one: (row_order(one.row), one.num_env))
+    return TuneResults(rows, {one: failures[one] for one in failed}, chosen, own)
 
 
 def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:

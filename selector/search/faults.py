@@ -51,23 +51,22 @@ def section_faults(config: Config) -> list[Fault]:
         return []
     faults: list[Fault] = []
     for key, span in config.search.ranges.items():
-        faults += _key_faults(config, key, span) or _value_faults(config, key, span)
+        fault = _key_fault(config, key, span)
+        faults += [fault] if fault is not None else _value_faults(config, key, span)
     return [*(faults or _combinations(config)), *_lengths(config)]
 
 
 def search_faults(config: Config) -> list[Fault]:
     """Lists why `gmi-drl search` cannot run this config; `placement.check` has the rest."""
     if config.search is None:
-        return [
-            Fault("search", ABSENT, "missing; it says which hyper-parameters to look for",
-                  "Add for example search: {ranges: {algorithm.learning_rate: "
-                  "{log_uniform: [1e-4, 1e-2]}}}.")
-        ]  # fmt: skip
+        example = "search: {ranges: {algorithm.learning_rate: {log_uniform: [1e-4, 1e-2]}}}"
+        rule = "missing; it says which hyper-parameters to look for"
+        return [Fault("search", ABSENT, rule, f"Add for example {example}.")]
     return [*section_faults(config), *_surroundings(config)]
 
 
-def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
-    """Checks that the key is one that a search may change, by this kind of range."""
+def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:
+    """Says why the key is none that a search may change, or not by this kind of range."""
     assert config.search is not None
     where = f"search.ranges.{key}"
     # A key of another algorithm is told of by the schema.
@@ -76,29 +75,24 @@ def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
     known.append("env.num_env")
     if key not in known:
         near = closest(key, known) or closest(f"algorithm.{key}", known)
-        return [
-            Fault(where, ABSENT, "a search changes keys of algorithm, but span name, and "
-                  "env.num_env: what else there is changes what is learned, or where",
-                  f"Did you mean {near}?" if near else "Remove it.")
-        ]  # fmt: skip
+        rule = (
+            "a search changes keys of algorithm, but span name, and env.num_env: what else there "
+            "is changes what is learned, or where"
+        )
+        return Fault(where, ABSENT, rule, f"Did you mean {near}?" if near else "Remove it.")
     if key in _JOINT and span.choice is None:
-        return [
-            Fault(where, ABSENT, "minibatches must divide num_env x horizon, so not every number "
-                  "of a range fits",
-                  "List the values: choice: [...].")
-        ]  # fmt: skip
+        rule = "minibatches must divide num_env x horizon, so not every number of a range fits"
+        return Fault(where, ABSENT, rule, "List the values: choice: [...].")
     if span.choice is not None and key == "env.num_env" and "auto" in span.choice:
-        return [
-            Fault(f"{where}.choice", "auto", "a trial has a number of environments",
-                  "Give numbers alone.")
-        ]  # fmt: skip
+        rule = "a trial has a number of environments"
+        return Fault(f"{where}.choice", "auto", rule, "Give numbers alone.")
     if key in _FOR_LIFE and config.search.algorithm == "pbt":
-        return [
-            Fault(where, ABSENT, "it is fixed when a trial begins, and members of a population go "
-                  "on from each other's checkpoints",
-                  "Remove it, or use algorithm hyperband.")
-        ]  # fmt: skip
-    return []
+        rule = (
+            "it is fixed when a trial begins, and members of a population go on from each other's "
+            "checkpoints"
+        )
+        return Fault(where, ABSENT, rule, "Remove it, or use algorithm hyperband.")
+    return None
 
 
 def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
@@ -133,11 +127,9 @@ def _combinations(config: Config) -> Iterator[Fault]:
     joint = {key: ranges[key].choice or () for key in _JOINT if key in ranges}
     number = math.prod(map(len, joint.values()))
     if number > _MOST_COMBINATIONS:
-        yield Fault(
-            "search.ranges", ABSENT, f"{' x '.join(joint)}: {number:,} combinations, and at most "
-            f"{_MOST_COMBINATIONS:,} are looked at",
-            "List fewer values.",
-        )  # fmt: skip
+        most = f"{number:,} combinations, and at most {_MOST_COMBINATIONS:,} are looked at"
+        rule = f"{' x '.join(joint)}: {most}"
+        yield Fault("search.ranges", ABSENT, rule, "List fewer values.")
         return
     if not joint or (config.env.num_env == AUTO and "env.num_env" not in joint):
         return
@@ -146,9 +138,9 @@ def _combinations(config: Config) -> Iterator[Fault]:
     for values in itertools.product(*valid):
         for fault in learning_faults(_unchecked(config, joint, values), 1, 1):
             if fault.where == "algorithm.minibatches":
-                yield Fault("search.ranges", ABSENT, f"algorithm.minibatches={fault.value} can be "
-                            f"drawn; it {fault.rule}",
-                            "List values of which all combinations fit.")  # fmt: skip
+                rule = f"algorithm.minibatches={fault.value} can be drawn; it {fault.rule}"
+                remedy = "List values of which all combinations fit."
+                yield Fault("search.ranges", ABSENT, rule, remedy)
                 return
 
 
@@ -172,16 +164,12 @@ def _surroundings(config: Config) -> Iterator[Fault]:
     if config.mode != "sync":
         yield Fault("mode", config.mode, "a search trains in mode sync", "Use mode: sync.")
     elif config.layout.file is not None:
-        yield Fault(
-            "layout.file", config.layout.file, "in a search each trial is a GMI of its own",
-            "Leave it out.",
-        )  # fmt: skip
+        rule = "in a search each trial is a GMI of its own"
+        yield Fault("layout.file", config.layout.file, rule, "Leave it out.")
     elif template_of(config).is_split:
-        yield Fault(
-            "layout.template", config.layout.template, "in a search each trial is one GMI that "
-            "simulates, acts and trains",
-            "Use tcg_ex, or leave it out.",
-        )  # fmt: skip
+        rule = "in a search each trial is one GMI that simulates, acts and trains"
+        remedy = "Use tcg_ex, or leave it out."
+        yield Fault("layout.template", config.layout.template, rule, remedy)
     elif config.layout.gmi_per_gpu != 1:
         given = config.layout.gmi_per_gpu
         yield Fault(
@@ -191,11 +179,9 @@ def _surroundings(config: Config) -> Iterator[Fault]:
         )  # fmt: skip
     ranges = config.search.ranges if config.search is not None else {}
     if config.env.num_env == AUTO and "env.num_env" not in ranges:
-        yield Fault(
-            "env.num_env", "auto", "a search is about how a policy learns, and the batch is part "
-            "of it",
-            "Give a number, or a choice of numbers in search.ranges.",
-        )  # fmt: skip
+        rule = "a search is about how a policy learns, and the batch is part of it"
+        remedy = "Give a number, or a choice of numbers in search.ranges."
+        yield Fault("env.num_env", "auto", rule, remedy)
 
 
 def _lengths(config: Config) -> Iterator[Fault]:
@@ -204,17 +190,12 @@ def _lengths(config: Config) -> Iterator[Fault]:
     for name in ("min_steps", "interval_steps"):
         given = getattr(settings, name)
         if given is not None and given > total:
-            yield Fault(
-                f"search.{name}", given, f"must be at most run.total_steps, {total:,}",
-                "Lower it, or raise run.total_steps.",
-            )  # fmt: skip
+            rule = f"must be at most run.total_steps, {total:,}"
+            yield Fault(f"search.{name}", given, rule, "Lower it, or raise run.total_steps.")
             return
         if given is not None and given < (update := _least_update(config)):
-            yield Fault(
-                f"search.{name}", given, f"an update takes {update:,} steps, and no trial trains "
-                "less",
-                f"Use {update} or more.",
-            )  # fmt: skip
+            rule = f"an update takes {update:,} steps, and no trial trains less"
+            yield Fault(f"search.{name}", given, rule, f"Use {update} or more.")
             return
     if settings.algorithm == "hyperband" and settings.brackets is not None:
         there = len(brackets_of(total, settings.min_steps, settings.eta))
@@ -262,10 +243,8 @@ def placement_faults(config: Config) -> list[Fault | str]:
     faults += check_env(config.env.id, config.env.adapter, config.env.options)
     backend = config.hardware.backend
     if backend not in _BACKENDS:
-        faults.append(
-            Fault("hardware.backend", backend, "each trial of a search has a GPU to itself",
-                  f"Use {', '.join(_BACKENDS)}.")
-        )  # fmt: skip
+        rule = "each trial of a search has a GPU to itself"
+        faults.append(Fault("hardware.backend", backend, rule, f"Use {', '.join(_BACKENDS)}."))
     try:
         topology = find_devices(config)
     except DiscoveryError as error:
@@ -284,19 +263,15 @@ def _room(config: Config, topology: Topology) -> Iterator[Fault]:
     if cores is None:
         there, what = len(topology.devices), "GPUs"
     elif settings.cores > len(cores):
-        yield Fault(
-            "search.cores", settings.cores, f"the machine has {counted(len(cores), 'core')}",
-            f"Use {len(cores)} or fewer.",
-        )  # fmt: skip
+        rule = f"the machine has {counted(len(cores), 'core')}"
+        yield Fault("search.cores", settings.cores, rule, f"Use {len(cores)} or fewer.")
         return
     else:
         there, what = len(cores) // settings.cores, f"groups of {settings.cores} cores"
     if settings.trials_at_once is not None and settings.trials_at_once > there:
-        yield Fault(
-            "search.trials_at_once", settings.trials_at_once, f"there are {there} {what}, and "
-            "each trial has its own",
-            f"Use {there} or fewer, or leave it out for all.",
-        )  # fmt: skip
+        rule = f"there are {there} {what}, and each trial has its own"
+        remedy = f"Use {there} or fewer, or leave it out for all."
+        yield Fault("search.trials_at_once", settings.trials_at_once, rule, remedy)
 
 
 def _cores_of(topology: Topology) -> list[int] | None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console, Group
 from rich.text import Text
 
-from gmi_drl.launcher.view.screen import Screen, bar, duration
 from gmi_drl.launcher.view.tables import print_table, table_within
+from gmi_drl.launcher.view.view import Screen, bar, duration
 from gmi_drl.placement import Config, counted
 from gmi_drl.selector.record.search_folder import score_of
 

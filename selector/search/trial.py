@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import tempfile
 import time
@@ -89,13 +88,10 @@ def train(job: TrialJob) -> TrialResult:
         )  # fmt: skip
         outcome = GmiHost(0, told).run()
     return TrialResult(
-        return_mean=outcome["return_mean"],
-        steps=outcome["steps"],
-        iteration=outcome["iteration"],
-        seconds=time.monotonic() - began_s,
-        checkpoint=Path(outcome["checkpoint"]),
+        return_mean=outcome["return_mean"], steps=outcome["steps"], iteration=outcome["iteration"],
+        seconds=time.monotonic() - began_s, checkpoint=Path(outcome["checkpoint"]),
         points=_curve(job.folder),
-    )
+    )  # fmt: skip
 
 
 # Its cores are dealt by who calls it, so the scheduler has nothing to count but the call itself.
@@ -126,21 +122,6 @@ def _pausing(job: TrialJob) -> type[Trainer]:
 
     Pausing.__name__ = Pausing.__qualname__ = role.__name__
     return Pausing
-
-
-def last_line(metrics: Path) -> dict[str, Any] | None:
-    """Reads the last whole line of a file of metrics that may be being written, if any."""
-    try:
-        with open(metrics, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 14)))
-            lines = file.read().split(b"\n")[:-1]  # the last one has no end yet, or is empty
-    except OSError:
-        return None
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            metrics_line = json.loads(line)
-            return metrics_line if isinstance(metrics_line, dict) else None
-    return None
 
 
 def _curve(folder: Path) -> tuple[tuple[int, float], ...]:

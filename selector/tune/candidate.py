@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -83,12 +83,8 @@ class Failed:
     text: str  # which limit, and what it said: one line, for people
 
 
-@dataclass(frozen=True)
-class Spent:
-    """The budget is used up: the search returns what it knows."""
-
-
-Answer: TypeAlias = Measured | Failed | Spent
+# None: the budget is used up, and the search returns what it knows.
+Answer: TypeAlias = Measured | Failed | None
 
 
 @dataclass(frozen=True)
@@ -110,29 +106,9 @@ class Chosen:
     why: str = ""  # how the winner was told from the others, in a sentence
 
 
-class TuneSearch:
-    """A search, asked and told as those of trials are; written as a generator of asks."""
-
-    def __init__(self, steps: Generator[Ask, Answer, Chosen]) -> None:
-        self._steps = steps
-        self._open: Ask | None = None
-        self.choice: Chosen | None = None
-        self._advance(None)
-
-    def ask(self) -> Ask | None:
-        """Returns what to measure next; None when it is done."""
-        return self._open
-
-    def tell(self, ask: Ask, answer: Answer) -> None:
-        """Takes in the answer to what it asked for."""
-        assert ask == self._open, f"{ask} was not asked for"
-        self._advance(answer)
-
-    def _advance(self, answer: Answer | None) -> None:
-        try:
-            self._open = next(self._steps) if answer is None else self._steps.send(answer)
-        except StopIteration as end:
-            self._open, self.choice = None, end.value
+# A search: it has its asks answered, one after the other, and returns what it chose.
+Measure: TypeAlias = Callable[[Ask], Answer]
+TuneSearch: TypeAlias = Callable[[Measure], Chosen]
 
 
 def candidate_text(candidate: Candidate, rows: Collection[DeviceSplit]) -> str:

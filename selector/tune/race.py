@@ -57,7 +57,7 @@ def finalists(record: TuneRecord, winner: Candidate) -> list[Candidate]:
     """Picks whom to race: the winner by steps/s, the fastest of ever smaller batches, others."""
     results = results_of(record.profiles)
     measured = {result.candidate: result.measured for result in results.all}
-    fastest = usable(measured, {failure.candidate for failure in results.failures})
+    fastest = usable(measured, results.failures)
     fastest.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
     chosen = [winner]
     while len(chosen) < FINALISTS:

@@ -21,7 +21,6 @@ from .candidate import (
     Failed,
     Measured,
     Space,
-    Spent,
     TuneSearch,
     candidate_text,
 )
@@ -37,25 +36,17 @@ _MOST_REASONS: Final = 8
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """Holds what a search chose: `measured` is all that is known of the winner together."""
+    """Holds what a search chose, and how far its budget went."""
 
     chosen: Chosen
-    measured: Measured
     spent_s: float  # of the budget, by what was measured and what was recalled
     left_out: str = ""  # what the budget did not suffice for, in words
 
 
 def run_search(
-    search: TuneSearch,
-    space: Space,
-    profile: Profile,
-    journal: TuneJournal,
-    budget_s: float,
-    *,
-    listener: TuneView,
-    clock: Callable[[], float] = time.monotonic,
-    waits_s: float = 0.0,
-) -> SearchOutcome:
+    search: TuneSearch, space: Space, profile: Profile, journal: TuneJournal, budget_s: float, *,
+    listener: TuneView, clock: Callable[[], float] = time.monotonic, waits_s: float = 0.0,
+) -> SearchOutcome:  # fmt: skip
     """Returns what `search` chooses in `space` with `budget_s` seconds of the clock.
 
     What is recalled counts with the seconds it took. Blocks as long as `profile` does; nothing ends
@@ -64,14 +55,11 @@ def run_search(
     again. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
     answerer = _Answerer(profile, journal, budget_s, listener, clock, _waits_s=waits_s)
-    while (ask := search.ask()) is not None:
-        search.tell(ask, answerer.answer(ask))
-    chosen = search.choice
-    assert chosen is not None
+    chosen = search(answerer.answer)
     if chosen.winner is None:
         raise NothingMeasured(*_reasons(journal, space))
     left_out = "" if chosen.complete else _left_out(space, journal, budget_s)
-    return SearchOutcome(chosen, measured_of(journal, chosen.winner), answerer.spent_s, left_out)
+    return SearchOutcome(chosen, answerer.spent_s, left_out)
 
 
 def measured_of(journal: TuneJournal, candidate: Candidate) -> Measured:
@@ -103,13 +91,13 @@ class _Answerer:
             recorded.append((ask.seconds, answer, cost_s, waits_s))
 
     def answer(self, ask: Ask) -> Answer:
-        """Returns the answer, which is on record afterwards; Spent when there is no time for it."""
+        """Returns the answer, which is on record afterwards; None when there is no time for it."""
         if (known := self._recall(ask)) is not None:
             self._listener.answers(ask, known, recalled=True, left_s=self._left_s)
             return known
         given_s = self._time_for(ask)
         if given_s is None:
-            return Spent()
+            return None
         self._listener.asks(ask, self._left_s)
         begun_s = self._clock()
         answer = self._profile(Ask(ask.candidate, given_s))
@@ -123,7 +111,7 @@ class _Answerer:
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
         if len(self._journal.record.profiles) == 1 and cost_s > self._budget_s:
             raise BudgetTooShort(self._budget_s, cost_s, took=True)
-        return Spent() if unsure else answer
+        return None if unsure else answer
 
     @property
     def _left_s(self) -> float:

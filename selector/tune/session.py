@@ -1,4 +1,4 @@
-"""Runs a session of tuning: alone on the machine, by the real launcher, everything on record."""
+"""Runs a session of tuning, alone on the machine, or answers from what is on record."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl import runtime
@@ -17,25 +18,101 @@ from gmi_drl.gmi import GmiError
 from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
+from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import preload_of
-from gmi_drl.launcher.view.screen import ViewName, opened
+from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import Config, Topology, counted, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
-from gmi_drl.selector.errors import TunerBusy
+from gmi_drl.selector.errors import RecordError, TunerBusy
 from gmi_drl.selector.record import identity
-from gmi_drl.selector.record.record import TuneJournal
+from gmi_drl.selector.record.record import TuneJournal, TuneRecord, read, record_path, records
 
 from . import race
 from .algorithms.default import default, most_profiles
 from .algorithms.paper import paper
-from .candidate import Candidate, Failed, Measured, Space, TuneSearch
+from .candidate import Candidate, Failed, Measured, Space, TuneSearch, shape_text
 from .profile.candidate_run import CandidateTimeout
-from .profile.profiler import Profiler
-from .profile.race_run import RaceTrainer
-from .request import TuneRequest, still_answers
+from .profile.profiler import Profiler, train_for
 from .search_driver import SearchOutcome, measured_of, run_search
-from .space import batch_sentence, layout_text, own_of, space_of
+from .space import batch_sentence, config_of, layout_text, own_of, space_of
 from .tune_view import TuneView
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """A config to tune, on the devices it may use; `beside` is the folder of its modules."""
+
+    config: Config
+    topology: Topology
+    beside: Path
+    identity: dict[str, Any]
+    path: Path  # of its record
+
+    @classmethod
+    def of(cls, config: Config, beside: Path | None) -> TuneRequest:
+        """DiscoveryError when the devices are not there."""
+        folder = (beside or Path.cwd()).resolve()
+        topology = find_devices(config)
+        facts = identity.identity(config, topology, folder)
+        return cls(config, topology, folder, facts, record_path(identity.digest_of(facts)))
+
+    def record(self) -> TuneRecord | None:
+        """Its record, if there is one that can be read."""
+        with suppress(OSError, RecordError):
+            return read(self.path)
+        return None
+
+    def fresh(self) -> TuneRecord | None:
+        """Its record, if that has a choice, and no real run has refuted it."""
+        record = self.record()
+        return record if record is not None and record.fresh else None
+
+    def stale(self) -> Iterator[str]:
+        """Says why what is on record of this config does not answer, if anything is."""
+        record = self.record()
+        if record is not None and record.drifts:
+            yield f"{record.drifts[-1]['text']}: it is tuned anew"
+        elif record is None and (other := self.elsewhere()) is not None:
+            yield f"{other[0]}: tuned anew"
+
+    def elsewhere(self) -> tuple[str, Path] | None:
+        """Says that this was tuned on another machine or version, and the record; None if not."""
+        for other in records():
+            before = other.header.get("identity") or {}
+            if before.get("problem") == self.identity["problem"]:
+                what = identity.difference(before, self.identity)
+                return f"this config was tuned on another machine or version ({what})", other.path
+        return None
+
+    def resolved(self, candidate: Candidate, layout: str | None) -> Config:
+        """Returns the config with a candidate's values; writes its layout file, if there is one."""
+        if layout is None:
+            return config_of(self.config, candidate)
+        file = self.path.with_suffix(".layout.yaml")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, layout)
+        except OSError:
+            file = runtime.run_directory() / "tuned.layout.yaml"
+            replace_file(file, layout)
+        return config_of(self.config, candidate, file)
+
+
+def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
+    """Returns the resolved config that a fresh record means, and what to say of it."""
+    assert record.chosen is not None
+    winner = record.chosen.winner
+    assert winner is not None, record.path
+    line = f"{shape_text(winner)}: tuned {record.when}, {record.promised:,.0f} steps/s promised"
+    lines = filter(None, [line, batch_sentence(request.config, request.topology, winner)])
+    return request.resolved(winner, record.choice.get("layout")), list(lines)
+
+
+def still_answers(record: TuneRecord, budget_s: float) -> bool:
+    """Tells whether a search with this budget would find no more than the one on record."""
+    before_s = float(record.choice.get("budget_s", 0.0))
+    return record.fresh and (bool(record.choice["complete"]) or budget_s <= before_s)
+
 
 TUNER_TIMEOUT: Final = timedelta(minutes=10)  # for another tuner
 _LOOK_S: Final = 2.0  # of training, a first look at a candidate
@@ -127,14 +204,18 @@ def _chosen(
         _search(config, space, search_s), space, profiler, journal, search_s, listener=screen,
         waits_s=timeout.first_s,
     )  # fmt: skip
-    notes, facts = [outcome.left_out], dict[str, Any]()
+    chosen, notes, facts = outcome.chosen, [outcome.left_out], dict[str, Any]()
     if by_return:
-        outcome, raced = _raced(request, outcome, journal, screen)
+        raced = _raced(request, outcome, journal, screen)
         facts["judged"] = [asdict(score) for score in raced.scores]
+        if raced.winner is not None:
+            second = chosen.runner_up if raced.winner == chosen.winner else chosen.winner
+            chosen = replace(chosen, winner=raced.winner, runner_up=second, why=raced.why)
         by_steps = "" if raced.winner else "; the choice is by steps/s"
         notes.append(f"objective reward: {raced.why}{by_steps}")
-    winner, measured = outcome.chosen.winner, outcome.measured
+    winner = chosen.winner
     assert winner is not None
+    measured = measured_of(journal, winner)
     changes = batch_sentence(config, request.topology, winner)
     even = winner.row.percents is None
     layout = None if even else layout_text(config, winner, request.topology)
@@ -145,7 +226,7 @@ def _chosen(
     }  # fmt: skip
     resolved = request.resolved(winner, layout)
     facts["answer"] = identity.answer_key(resolved, request.topology, request.beside)
-    journal.chose(outcome.chosen, facts)
+    journal.chose(chosen, facts)
     return [note for note in (*notes, changes) if note]
 
 
@@ -162,12 +243,11 @@ def _search(config: Config, space: Space, budget_s: float) -> TuneSearch:
 
 def _raced(
     request: TuneRequest, outcome: SearchOutcome, journal: TuneJournal, screen: TuneView
-) -> tuple[SearchOutcome, race.RaceResult]:
-    """Returns the same with the winner by return, if returns decide, and how the race ended."""
+) -> race.RaceResult:
+    """Races the best of the search; what was raced before is recalled."""
     assert outcome.chosen.winner is not None
     budget_s = request.config.tune.budget_s
     finalists = race.finalists(journal.record, outcome.chosen.winner)
-    trains = RaceTrainer(request.config, request.topology, request.beside)
     # What the search has left is the race's too; of what was raced before, the record tells.
     left_s = budget_s - outcome.spent_s - (len(finalists) + 2) * journal.record.around_s
     end_s = time.monotonic() + budget_s - outcome.spent_s
@@ -179,18 +259,12 @@ def _raced(
         shown = f"race, round {number}: num_env {candidate.num_env:,}, {seconds:.0f} s"
         screen.racing(shown, end_s - time.monotonic())
         begun_s = time.monotonic()
-        curve = trains(candidate, seconds, number)
+        curve = train_for(seconds, candidate, request.config, request.topology, request.beside)
         cost_s = time.monotonic() - begun_s
         journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))
         return curve
 
-    raced = race.race(finalists, train, max(left_s, budget_s * _RACE / 2))
-    if raced.winner is None:
-        return outcome, raced
-    chosen, measured = outcome.chosen, measured_of(journal, raced.winner)
-    if raced.winner != chosen.winner:
-        chosen = replace(chosen, winner=raced.winner, runner_up=chosen.winner)
-    return replace(outcome, chosen=replace(chosen, why=raced.why), measured=measured), raced
+    return race.race(finalists, train, max(left_s, budget_s * _RACE / 2))
 
 
 def _works(request: TuneRequest) -> list[str] | None:

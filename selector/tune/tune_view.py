@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from gmi_drl.launcher.view.screen import Screen, bar, duration
+from gmi_drl.launcher.view.view import Screen, bar, duration
 from gmi_drl.placement import counted
 from gmi_drl.selector.record.results import results_of
 

@@ -13,16 +13,15 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import faults_anywhere, importable
 from gmi_drl.launcher.plan.user_code import class_faults
-from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.plots import tune_picture
 from gmi_drl.selector.record.record import TuneRecord
-from gmi_drl.selector.record.summary import sureness
+from gmi_drl.selector.record.report import sureness
 
 from .candidate import Chosen, shape_text
-from .request import TuneRequest, answered, still_answers
-from .session import measure
+from .session import TuneRequest, answered, measure, still_answers
 from .tuned_file import TunedFile
 
 
@@ -140,13 +139,9 @@ def _refuse(config: Config, beside: Path, source: str | None) -> None:
 
 
 def _written(
-    request: TuneRequest,
-    recorded: TuneRecord,
-    file: TunedFile,
-    notes: list[str],
-    text: str | None,
+    request: TuneRequest, recorded: TuneRecord, file: TunedFile, notes: list[str], text: str | None,
     command: str,
-) -> Tuned:
+) -> Tuned:  # fmt: skip
     """Writes everything that tuning leaves; `text` is the record's, None: what its file has."""
     chosen, promised = recorded.chosen, recorded.promised
     assert chosen is not None

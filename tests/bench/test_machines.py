@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gmi_drl.selector.tune.candidate import Ask, Chosen, Failed, Measured, TuneSearch
+from gmi_drl.selector.tune.candidate import Ask, Chosen, Failed, Measured
 
 
 @pytest.fixture
@@ -146,13 +146,13 @@ def test_regret_has_a_row_for_each_kind_and_three_players(regret, rows):
 
 
 def test_a_search_that_takes_the_first_it_sees_does_not_hold_the_claim(regret, rows, monkeypatch):
-    def steps(space, seconds):
-        one = space.rows[0][0]
-        yield Ask(one, seconds)
-        return Chosen(one, None, (), complete=True)
-
     def hasty(space, seconds):
-        return TuneSearch(steps(space, seconds))
+        def search(measure):
+            one = space.rows[0][0]
+            measure(Ask(one, seconds))
+            return Chosen(one, None, (), complete=True)
+
+        return search
 
     monkeypatch.setattr(regret, "default", hasty)
     assert regret.main(["--machines", "2", "--seed", "30100"]) == 1

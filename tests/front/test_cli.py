@@ -206,19 +206,11 @@ def test_check_of_an_empty_file_shows_the_smallest_config_to_copy(tmp_path, caps
     assert "\n    version: 1\n    env:\n      id: CartPole-v1" in capsys.readouterr().err
 
 
-def test_check_of_a_bad_config_lists_all_and_exits_1(config, capsys):
-    assert main.main(["check", str(config), "--set", "env.num_env=0", "--set", "a=1"]) == 1
-    assert "2 faults" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("body", "piece"),
     [
-        ("class T: pass", "is no DRL_role"),
-        ("raise KeyError('x')", "KeyError"),
         ("import os; os._exit(3)", "ended the process"),
         ("print('hello')\nfrom gmi_drl import DRL_role\nclass T(DRL_role): pass", "GMI_run"),
-        ("", "has no T"),
     ],
 )
 def test_check_imports_role_modules_elsewhere(config, capsys, body, piece):
@@ -408,14 +400,12 @@ def test_before_the_first_run_there_are_none(tmp_path, monkeypatch, capsys):
     assert "no runs" in capsys.readouterr().out
 
 
-def test_bad_configs_never_show_a_traceback(tmp_path):
+def test_bad_configs_never_show_a_traceback(tmp_path, capsys):
     for text in ("version: 1\nenv: {id: [1]}\nrun: 7", "\0", "version: 9", "{", "a: b: c"):
         path = tmp_path / "bad.yaml"
         path.write_text(text)
-        ended = run("plan", str(path))
-        assert ended.returncode == 2, ended
-        assert "Traceback" not in ended.stderr
-        assert "fault" in ended.stderr
+        assert main.main(["plan", str(path)]) == 2, text  # what it does not tell is raised
+        assert "fault" in capsys.readouterr().err
 
 
 def test_planning_and_checking_import_no_torch(config):

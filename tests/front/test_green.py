@@ -14,7 +14,7 @@ from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError
-from gmi_drl.selector.tune.profile.failures import classify
+from gmi_drl.selector.tune.profile.candidate_run import classify
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,8 +14,7 @@ from gmi_drl.comm.plan.capability import LinkFacts
 from gmi_drl.comm.plan.links import Link
 from gmi_drl.comm.plan.plan import ReductionPlan
 from gmi_drl.comm.plan.project import decide, key_of, project_all, stages_of
-from gmi_drl.launcher.plan.planning import backend_reason, faults_of
-from gmi_drl.launcher.plan.reduction import asked, assumed, reduction_of
+from gmi_drl.launcher.plan.planning import asked, assumed, backend_reason, faults_of, reduction_of
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import (
     ConfigError,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gmi_drl.launcher import colocated_runs
-from gmi_drl.launcher.watch.watch import PromiseWatch
+from gmi_drl.launcher.watch.watch import PromiseWatch, is_comparable
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
 from gmi_drl.selector.record.record import TuneJournal, promise_of, read, record_path
@@ -46,9 +46,13 @@ def screen():
     return Screen()
 
 
+def promised(config, topology, folder, screen):
+    return PromiseWatch(screen, lambda: promise_of(config, topology, folder))
+
+
 @pytest.fixture
 def watch(tmp_path, screen):
-    return PromiseWatch(CONFIG, MACHINE, tmp_path, screen, promise_of)
+    return promised(CONFIG, MACHINE, tmp_path, screen)
 
 
 def trains(watch, steps_per_s, iterations=100):
@@ -79,10 +83,10 @@ def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record, watch
 def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, screen):
     other = load_config(CONFIG.model_dump(), ["env.num_env=65"])
     longer = load_config(CONFIG.model_dump(), ["run.total_steps=7", "run.name=longer"])
-    trains(PromiseWatch(other, MACHINE, tmp_path, screen, promise_of), 600)
-    trains(PromiseWatch(CONFIG, Topology.from_cores([0]), tmp_path, screen, promise_of), 600)
+    trains(promised(other, MACHINE, tmp_path, screen), 600)
+    trains(promised(CONFIG, Topology.from_cores([0]), tmp_path, screen), 600)
     assert screen.shown == []
-    trains(PromiseWatch(longer, MACHINE, tmp_path, screen, promise_of), 600)
+    trains(promised(longer, MACHINE, tmp_path, screen), 600)
     assert screen.shown
 
 
@@ -175,13 +179,11 @@ def test_a_program_that_works_keeps_its_core_busy_unless_it_is_our_own(monkeypat
             process.kill()
 
 
-def test_of_a_run_that_writes_checkpoints_all_the_time_nothing_is_promised(
-    record, tmp_path, screen
-):
-    for every, told in ((1, False), (2, False), (3, True)):
-        config = load_config(CONFIG.model_dump(), [f"run.checkpoint_every={every}"])
-        trains(PromiseWatch(config, MACHINE, tmp_path, screen, promise_of), 600)
-        assert bool(screen.shown) == told
+def test_of_a_run_that_writes_checkpoints_all_the_time_nothing_is_promised():
+    for every, told in ((0, True), (1, False), (2, False), (3, True)):
+        overrides = [f"run.checkpoint_every={every}"]
+        assert is_comparable(load_config(CONFIG.model_dump(), overrides)) == told
+        assert not is_comparable(load_config(CONFIG.model_dump(), [*overrides, "run.profile=true"]))
 
 
 def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record, monkeypatch):
@@ -193,7 +195,7 @@ def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record,
     (warning,) = screen.shown
     assert "cannot be told (no home)" in warning["message"]
     monkeypatch.setattr("gmi_drl.selector.record.record.records", lambda: 1 / 0)
-    trains(PromiseWatch(CONFIG, MACHINE, None, screen, promise_of), 600)
+    trains(promised(CONFIG, MACHINE, None, screen), 600)
     assert "division" in screen.shown[1]["message"]
     assert len(screen.shown) == 2
 

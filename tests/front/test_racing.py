@@ -6,7 +6,7 @@ from gmi_drl.gmi.usage import processes
 from gmi_drl.placement import GmiSpec, Layout, Topology
 from gmi_drl.selector.tune.candidate import Failed
 from gmi_drl.selector.tune.profile import candidate_run
-from gmi_drl.selector.tune.profile import race_run as racing
+from gmi_drl.selector.tune.profile import profiler as racing
 from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout
 
 PATIENCE = CandidateTimeout(first_s=20.0, next_s=5.0, idle_s=8.0)

@@ -20,7 +20,7 @@ import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import faults_of, planned
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.launcher.view.screen import opened
+from gmi_drl.launcher.view.view import opened
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime.cache_files import locked

@@ -162,20 +162,15 @@ class Racing:
     """Returns rise faster with fewer environments, if any episode ends."""
 
     def __init__(self, ends=True):
-        self.ends, self.ran = ends, []
+        self.ends = ends
 
-    def __call__(self, config, topology, beside):
-        return self.train
-
-    def train(self, candidate, seconds, number):
-        self.ran.append((candidate.num_env, number))
+    def __call__(self, seconds, candidate, config, topology, beside):
         points = ((seconds, 1e3 / candidate.num_env),) if self.ends else ()
         return TrainingCurve(points, seconds)
 
 
 def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, monkeypatch):
-    racing = Racing()
-    monkeypatch.setattr(measuring, "RaceTrainer", racing)
+    monkeypatch.setattr(measuring, "train_for", Racing())
     found = tuned_by(config, overrides=["tune.objective=reward"])
     assert found.chosen.winner.num_env < 32
     assert found.chosen.runner_up.num_env == 32
@@ -186,7 +181,7 @@ def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, 
     judged = scores_of(read(found.record))
     best = max((its for its in judged if its.round == 2), key=lambda its: its.return_mean)
     assert best.candidate == found.chosen.winner
-    monkeypatch.setattr(measuring, "RaceTrainer", Racing(ends=False))
+    monkeypatch.setattr(measuring, "train_for", Racing(ends=False))
     other = tuned_by(config, overrides=["tune.objective=reward"], again=True)
     assert other.chosen.winner.num_env == 32
     assert any("no episode ended" in note for note in other.notes)

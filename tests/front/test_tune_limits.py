@@ -12,12 +12,12 @@ from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.placement import ConfigError, Topology, load_config
 from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
-from gmi_drl.selector.record import identity, report, summary
+from gmi_drl.selector.record import identity, report
 from gmi_drl.selector.record.record import expire, read, records
 from gmi_drl.selector.tune import session as measuring
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.candidate import Failed
-from gmi_drl.selector.tune.request import TuneRequest
+from gmi_drl.selector.tune.session import TuneRequest
 from tune_machine import CONFIG, Machine, fails, on_devices, tuned_by, written
 
 
@@ -219,11 +219,11 @@ def test_what_it_finds_is_held_against_the_config_as_given(config, machine):
     found = tuned_by(given(10))
     assert (1, 10) in [(one.row.gmi_per_gpu, one.num_env) for one in machine.asks[:2]]
     times = f"{found.steps_per_s / 1e4 / (10 / 26):.1f} times"
-    assert f"{times} the config as given (1 GMI, num_env 10)" in summary.why(found.recorded)
+    assert f"{times} the config as given (1 GMI, num_env 10)" in report.why(found.recorded)
     other = tuned_by(given(20))  # another question: it is measured
     assert not other.recalled
-    assert "the config as given (1 GMI, num_env 20)" in summary.why(other.recorded)
-    assert "as given" not in summary.why(tuned_by(written(config, CONFIG)).recorded)
+    assert "the config as given (1 GMI, num_env 20)" in report.why(other.recorded)
+    assert "as given" not in report.why(tuned_by(written(config, CONFIG)).recorded)
 
 
 def test_nothing_slower_than_the_config_as_given_is_chosen(config, machine, monkeypatch):
@@ -235,7 +235,7 @@ def test_nothing_slower_than_the_config_as_given_is_chosen(config, machine, monk
     env = {"id": "CartPole-v1", "num_env": 10}
     found = tuned_by(written(config, {**CONFIG, "env": env, "layout": {"gmi_per_gpu": 1}}))
     assert found.num_env == 10
-    assert "which is the config as given" in summary.why(found.recorded)
+    assert "which is the config as given" in report.why(found.recorded)
 
 
 def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monkeypatch):

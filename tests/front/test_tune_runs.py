@@ -17,7 +17,7 @@ from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, load_config
 from gmi_drl.selector.record.record import promise_of, read
 from gmi_drl.selector.tune import tuning
-from gmi_drl.selector.tune.profile.race_run import RaceTrainer
+from gmi_drl.selector.tune.profile.profiler import train_for
 from gmi_drl.selector.tune.space import space_of
 from tune_machine import CONFIG, tuned_by, written
 
@@ -58,17 +58,17 @@ def test_a_race_trains_for_its_seconds_and_a_dead_role_loses_it(tmp_path, warm):
     data = {**CONFIG, "algorithm": {"network": [8]}, "run": {"folder": str(tmp_path)}}
     config, topology = load_config(data), Topology.from_cores(sorted(os.sched_getaffinity(0)))
     one = space_of(config, topology)[0].rows[0][0]
-    trained = RaceTrainer(config, topology, tmp_path)(one, 0.5, 1)
+    trained = train_for(0.5, one, config, topology, tmp_path)
     assert trained.seconds >= 0.5
     assert trained.points
     assert all(value >= 1.0 for _, value in trained.points)  # what a step of CartPole pays
     short = load_config({**data, "run": {"folder": str(tmp_path), "total_steps": 640}})
-    done = RaceTrainer(short, topology, tmp_path)(one, 30.0, 1)
+    done = train_for(30.0, one, short, topology, tmp_path)
     assert done.seconds == 30.0  # its return stays what it is
     assert done.points[-1][0] < 30.0
     (tmp_path / "narrow.py").write_text(NARROW.replace("512", "1"))
     config = load_config({**data, "roles": {"trainer": "narrow:Narrow"}})
-    failed = RaceTrainer(config, topology, tmp_path)(one, 0.5, 1)
+    failed = train_for(0.5, one, config, topology, tmp_path)
     assert "no more than 511" in failed.text
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"narrow.py"}
 

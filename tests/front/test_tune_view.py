@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from gmi_drl.launcher.view.screen import Screen, opened
+from gmi_drl.launcher.view.view import Screen, opened
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured, Space
 from gmi_drl.selector.tune.tune_view import TuneView
 

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from gmi_drl.launcher.folder.curve import draw_curve
-from gmi_drl.launcher.view.screen import Screen, duration
-from gmi_drl.launcher.view.view import RunView, eta_s, is_for_view, open_view
+from gmi_drl.launcher.view.view import RunView, Screen, duration, eta_s, is_for_view, opened
 from gmi_drl.placement import Topology, load_config, tcg_ex
 
 CONFIG = load_config(
@@ -91,7 +90,7 @@ def test_the_live_view_before_an_episode_has_ended():
 
 
 def test_the_plain_view_prints_lines(capsys):
-    with open_view("plain", CONFIG, LAYOUT) as view:
+    with opened("plain", lambda on: RunView(on, CONFIG, LAYOUT)) as view:
         view.show(RECORD)
         view.show(RECORD | {"iteration": 4})  # within the same seconds: no second line
         view.show({"kind": "warning", "message": "careful"})
@@ -106,7 +105,7 @@ def test_a_reader_that_has_gone_does_not_end_the_run(monkeypatch):
         raise BrokenPipeError
 
     monkeypatch.setattr("builtins.print", broken)
-    with open_view("plain", CONFIG, LAYOUT) as view:
+    with opened("plain", lambda on: RunView(on, CONFIG, LAYOUT)) as view:
         view.show(RECORD)
 
 

@@ -11,7 +11,7 @@ from bodies_hardware import Greedy
 from gmi_drl.gmi import DeviceMemoryError, GmiDied, discover, lease
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.placement.slicing import memory_share
-from gmi_drl.selector.tune.profile.failures import classify
+from gmi_drl.selector.tune.profile.candidate_run import classify
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]  # kernels of warp may have to be compiled
 NUM_ENV, HORIZON, ITERATIONS = 256, 8, 2

@@ -16,7 +16,7 @@ from batches import (
     learner_of_rows,
 )
 from gmi_drl.comm import create_group, solo_group
-from gmi_drl.launcher.plan.reduction import Sizer
+from gmi_drl.launcher.plan.planning import numel_of
 from gmi_drl.placement import Config, PPOConfig, Topology, tcg_ex
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import CheckpointError
@@ -208,7 +208,7 @@ def test_the_plan_says_the_length_of_what_is_reduced():
         version=1, env={"id": "CartPole-v1"}, algorithm={"network": [16, 10]}, run={"name": "a"}
     )
     layout = tcg_ex(Topology.from_cores([0]), 1, 1)
-    numel = Sizer().numel(config, layout, "gmi_drl.roles:Trainer", [])
+    numel = numel_of(config, layout, "gmi_drl.roles:Trainer", [])
     policy = ActorCritic(4, Categorical(2), [16, 10])
     learner = learner_of(policy, settings())
     learner.connect(solo_group())

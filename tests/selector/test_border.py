@@ -3,7 +3,7 @@
 import pytest
 
 from gmi_drl.selector.record.results import CandidateResult
-from gmi_drl.selector.tune.candidate import Ask, Chosen, TuneSearch
+from gmi_drl.selector.tune.candidate import Ask, Chosen
 from recorded import candidate, measured
 
 pytestmark = pytest.mark.usefixtures("selector_scripts")
@@ -41,13 +41,13 @@ def test_it_packs_below_the_border_and_not_above():
 def test_a_search_that_never_packs_does_not_hold_the_claim(monkeypatch):
     import border
 
-    def steps(space, seconds):
-        one = space.rows[0][-1]
-        yield Ask(one, seconds)
-        return Chosen(one, None, (), complete=True)
-
     def alone(space, seconds):
-        return TuneSearch(steps(space, seconds))
+        def search(measure):
+            one = space.rows[0][-1]
+            measure(Ask(one, seconds))
+            return Chosen(one, None, (), complete=True)
+
+        return search
 
     rows = []
     monkeypatch.setattr(border, "emit", lambda bench, **row: rows.append(row))

@@ -9,7 +9,7 @@ from gmi_drl.placement import ConfigError, Device, Fault, GmiSpec, Layout, Layou
 from gmi_drl.placement.layout import MigSlice
 from gmi_drl.runtime import ForkServerError, ObjectStoreFullError
 from gmi_drl.runtime.errors import task_error
-from gmi_drl.selector.tune.profile.failures import classify
+from gmi_drl.selector.tune.profile.candidate_run import classify
 
 TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in run\n'
 CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."

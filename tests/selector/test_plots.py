@@ -35,13 +35,8 @@ def test_a_picture_is_drawn_of_any_record(record, tmp_path):
     for piece in ("Throughput", "What was tried", "Memory", "Where the time goes", "num_env"):
         assert piece in text
     assert ("Return at equal time" in text) == bool(record.races)
-
-
-def test_failures_and_their_reasons_are_in_the_picture(tmp_path):
-    _, svg = draw(on_gpus(), tmp_path)
-    text = svg.read_text()
-    for piece in (">memory<", ">hang<", ">winner<", ">runner-up<", "limit 130.0 GiB"):
-        assert piece in text
+    told = (">memory<", ">hang<", ">winner<", ">runner-up<", "limit 130.0 GiB")
+    assert record != on_gpus() or all(piece in text for piece in told)
 
 
 def test_the_same_record_gives_the_same_svg(tmp_path):

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gmi_drl.selector.record.report import show
+from gmi_drl.selector.record.report import headline, is_sure, show, sureness, why
 from gmi_drl.selector.record.results import results_of
-from gmi_drl.selector.record.summary import headline, is_sure, sureness, why
 from gmi_drl.selector.tune.algorithms.observations import combined
 from gmi_drl.selector.tune.candidate import DeviceSplit, Failed, row_text
 from recorded import candidate, measured, on_cores, on_gpus, recorded
@@ -254,7 +253,7 @@ def test_the_last_answer_says_whether_a_candidate_runs():
     answers = [(one, fine), (one, crash), (two, slow), (two, fine), (three, fine), (three, slow)]
     found = results_of(recorded(answers).profiles)
     assert [f.candidate for f in found.all] == [two, three]
-    assert [f.candidate for f in found.failures] == [one]
+    assert list(found.failures) == [one]
 
 
 def test_rows_are_told_apart_by_what_differs_alone():

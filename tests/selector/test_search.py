@@ -16,7 +16,6 @@ from gmi_drl.selector.tune.candidate import (
     Failed,
     Measured,
     Space,
-    Spent,
 )
 
 
@@ -43,10 +42,12 @@ def measured(steps_per_s, error=0.01, memory=0.1, seconds=5.0):
 def play(search, answer):
     """All that was asked and answered, and what was chosen. `answer` takes an ask."""
     said = []
-    while ask := search.ask():
+
+    def measure(ask):
         said.append((ask, answer(ask)))
-        search.tell(*said[-1])
-    return said, search.choice
+        return said[-1][1]
+
+    return said, search(measure)
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -64,7 +65,7 @@ def test_the_config_as_given_is_asked_for_early_and_wins_if_nothing_is_better(ro
     assert chosen.complete
     assert own not in [one.candidate for one in chosen.skipped]
     spent = iter([measured(1e3), measured(900.0)])
-    _, chosen = play(default(its, 1.0, own=own), lambda ask: next(spent, Spent()))
+    _, chosen = play(default(its, 1.0, own=own), lambda ask: next(spent, None))
     assert {chosen.winner, chosen.runner_up} == {asked[0], own}
 
 
@@ -139,11 +140,11 @@ def test_on_any_answers_it_ends_and_chooses_what_was_measured(answers, rows, cou
         assert ask.candidate in every
         assert 5.0 <= ask.seconds <= 5.0 * LONGEST
         played.append(ask)
-        return Spent() if len(played) > spent else answers[len(played) % len(answers)]
+        return None if len(played) > spent else answers[len(played) % len(answers)]
 
     played = []
     said, chosen = play(default(its, 5.0), answer)
-    asked = [it for it in said if not isinstance(it[1], Spent)]
+    asked = [it for it in said if it[1] is not None]
     assert len(asked) <= max(its.size // 4, 8)
     assert chosen.complete == (len(asked) == len(said))
     last = {ask.candidate: it for ask, it in asked}  # one that was slow is asked for once more
@@ -242,14 +243,14 @@ def test_nothing_that_runs_is_no_winner_and_soon_known():
 
 
 def test_a_budget_too_short_for_one_profile():
-    said, chosen = play(default(space(), 5.0), lambda ask: Spent())
+    said, chosen = play(default(space(), 5.0), lambda ask: None)
     assert len(said) == 1
     assert chosen.winner is None
     assert not chosen.complete
 
 
 def test_what_the_budget_left_out_is_not_told_as_worse():
-    answers = iter([measured(1e4), Spent()])
+    answers = iter([measured(1e4), None])
     _, chosen = play(default(space(), 5.0), lambda ask: next(answers))
     assert not chosen.complete
     assert {one.why for one in chosen.skipped} == {"the budget was spent"}

@@ -4,9 +4,14 @@ import math
 
 import pytest
 
+from gmi_drl.selector.tune.algorithms.observations import (
+    Point,
+    project_memory,
+    sat,
+    throughput_bound,
+)
 from gmi_drl.selector.tune.algorithms.paper import paper
-from gmi_drl.selector.tune.algorithms.saturation import Point, project_memory, sat, throughput_bound
-from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured, Space, Spent
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured, Space
 
 
 def row(gmis, counts=(128, 256, 512, 1024)):
@@ -20,10 +25,12 @@ def measured(steps_per_s, mem_bytes):
 def play(search, answers):
     """What was asked, as (GMIs, num_env), and what was chosen; `answers` is by the same."""
     asked = []
-    while ask := search.ask():
+
+    def measure(ask):
         asked.append((ask.candidate.row.gmi_per_gpu, ask.candidate.num_env))
-        search.tell(ask, answers[asked[-1]])
-    return asked, search.choice
+        return answers[asked[-1]]
+
+    return asked, search(measure)
 
 
 def test_a_row_ends_where_sat_falls_below_alpha_and_the_saturated_point_does_not_count():
@@ -50,7 +57,7 @@ def test_the_runner_up_is_the_best_of_the_others():
     space = Space((row(1, (128, 256, 512)), row(2, (128,))))
     chosen = play(paper(space, 5.0), answers)[1]
     assert (chosen.winner.num_env, chosen.runner_up) == (512, space.rows[1][0])
-    spent = play(paper(space, 5.0), answers | {(2, 128): Spent()})[1]
+    spent = play(paper(space, 5.0), answers | {(2, 128): None})[1]
     assert spent.runner_up == space.rows[0][1]
 
 
@@ -90,7 +97,7 @@ def test_a_refused_candidate_says_nothing_of_the_next():
 
 
 def test_a_spent_budget_returns_what_is_known():
-    answers = {(1, 128): measured(100, 100), (1, 256): Spent()}
+    answers = {(1, 128): measured(100, 100), (1, 256): None}
     _, chosen = play(paper(Space((row(1), row(2))), 5.0), answers)
     assert chosen.winner.num_env == 128
     assert not chosen.complete

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from gmi_drl import runtime
+from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, layout_of, load_config
 from gmi_drl.selector.search import trial as trial_device
-from gmi_drl.selector.search.trial import METRICS, TrialJob, last_line, train_task
+from gmi_drl.selector.search.trial import TrialJob, train_task
 
 TESTS = Path(__file__).resolve().parents[1]
 UNTIMED = {"trained_s"}
@@ -85,7 +86,7 @@ def test_a_trial_in_parts_is_the_one_in_one_go_to_the_last_bit(tmp_path, schedul
         assert part.steps == -(-steps // 256) * 256
     assert_same(state(whole.checkpoint), state(part.checkpoint))
     assert (part.return_mean, points) == (whole.return_mean, whole.points)
-    assert last_line(tmp_path / "2048" / METRICS)["steps"] == 2048
+    assert last_metrics(tmp_path / "2048" / METRICS)["steps"] == 2048
 
 
 @pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.slow), 1])

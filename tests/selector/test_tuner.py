@@ -1,5 +1,7 @@
 """The tuner on a made-up machine and clock: budget, record, resume, and what goes wrong."""
 
+from functools import partial
+
 import pytest
 
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
@@ -14,8 +16,6 @@ from gmi_drl.selector.tune.candidate import (
     Failed,
     Measured,
     Space,
-    Spent,
-    TuneSearch,
 )
 from gmi_drl.selector.tune.search_driver import run_search
 
@@ -92,8 +92,8 @@ class Shrinking(Machine):
 
 
 def as_search(steps):
-    """A search of a generator of asks."""
-    return lambda space, seconds: TuneSearch(steps(space, seconds))
+    """A search of a function that has its asks answered."""
+    return lambda space, seconds: partial(steps, space, seconds)
 
 
 def tuned(path, machine, budget_s=1e3, search=default, listener=None):
@@ -193,11 +193,11 @@ def test_when_all_fail_the_reasons_are_listed(path):
 
 def test_the_last_ask_gets_what_is_left_and_stays_the_ask_that_it_was(path):
     @as_search
-    def two(space, seconds):
+    def two(space, seconds, measure):
         first, second = space.rows[0][:2]
-        yield Ask(first, seconds)
-        answer = yield Ask(second, 4 * seconds)
-        assert not isinstance(answer, Spent)
+        measure(Ask(first, seconds))
+        answer = measure(Ask(second, 4 * seconds))
+        assert answer is not None
         return Chosen(first, None, (), True)
 
     machine = Machine()
@@ -221,9 +221,9 @@ class Slow(Machine):
 
 def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_little(path):
     @as_search
-    def two(space, seconds):
-        yield Ask(space.rows[0][0], seconds)
-        answer = yield Ask(space.rows[0][4], 16 * seconds)
+    def two(space, seconds, measure):
+        measure(Ask(space.rows[0][0], seconds))
+        answer = measure(Ask(space.rows[0][4], 16 * seconds))
         assert not isinstance(answer, Failed)  # of 16 s nothing is known
         return Chosen(space.rows[0][0], None, (), isinstance(answer, Measured))
 
@@ -242,8 +242,8 @@ def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_lit
 
 def test_who_waits_longer_asks_again_for_what_was_too_slow(path):
     @as_search
-    def one(space, seconds):
-        answer = yield Ask(space.rows[0][4], seconds)
+    def one(space, seconds, measure):
+        answer = measure(Ask(space.rows[0][4], seconds))
         return Chosen(space.rows[0][0], None, (), isinstance(answer, Measured))
 
     def found(machine, waits_s):
@@ -329,11 +329,11 @@ def test_what_is_refused_at_once_does_not_make_starts_free(path):
 
 def test_a_longer_look_is_not_answered_by_a_shorter_one(path):
     @as_search
-    def twice(space, seconds):
+    def twice(space, seconds, measure):
         first = space.rows[0][0]
-        yield Ask(first, seconds)
-        answer = yield Ask(first, 8 * seconds)
-        assert not isinstance(answer, Spent)
+        measure(Ask(first, seconds))
+        answer = measure(Ask(first, 8 * seconds))
+        assert answer is not None
         return Chosen(first, None, (), True)
 
     machine = Machine(dies_at=1)

@@ -11,10 +11,9 @@ from typing import Any
 
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import TuneError
-from gmi_drl.selector.record.summary import why
+from gmi_drl.selector.record.report import why
 from gmi_drl.selector.tune.candidate import Candidate
-from gmi_drl.selector.tune.request import TuneRequest
-from gmi_drl.selector.tune.session import measure
+from gmi_drl.selector.tune.session import TuneRequest, measure
 
 from .config import tune_config_of
 from .store import slug
@@ -62,8 +61,8 @@ def tune(cell: What, stage: What, kept: Path) -> Found:
         "spent_s": round(recorded.spent_s, 1),
         "candidates": measured,
         "refused": [
-            {**_setting(one.candidate), "reason": one.failed.reason, "why": one.failed.text}
-            for one in findings.failures
+            {**_setting(one), "reason": failed.reason, "why": failed.text}
+            for one, failed in findings.failures.items()
         ],
     }
 

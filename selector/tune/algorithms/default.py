@@ -14,24 +14,23 @@ batches learn better, unless the config as given is within the noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final
 
 from gmi_drl.selector.tune.candidate import (
-    Answer,
     Ask,
     Candidate,
     Chosen,
     DeviceSplit,
     Failed,
+    Measure,
     Skipped,
     Space,
     TuneSearch,
 )
 
-from .observations import DOUBT, SAME, Observations, SearchEnded
-from .saturation import sat, throughput_bound
+from .observations import DOUBT, SAME, Observations, SearchEnded, sat, throughput_bound
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
 ALPHA: Final = 0.1  # Sat below: memory grows for nothing
@@ -50,7 +49,6 @@ _MARGIN: Final = 0.5  # standard errors that are added to a bound where answers 
 _STEP: Final = 2  # half steps beyond the ends of what a row has measured
 _RIDGE: Final = 0.9  # of a row's best: what another peak of it must reach to count
 
-_Steps = Generator[Ask, Answer, None]
 Place = tuple[float, Candidate]  # its bound, and where it is
 
 
@@ -63,7 +61,7 @@ def default(
     asks take up to 16 x as long where answers are noisy.
     """
     limit = most_profiles(space) if profiles is None else profiles
-    return TuneSearch(_Default(space, seconds, limit, own).run())
+    return _Default(space, seconds, limit, own).run
 
 
 def most_profiles(space: Space) -> int:
@@ -77,9 +75,10 @@ class _Default:
         self.seconds, self.limit = seconds, limit
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
-    def run(self) -> Generator[Ask, Answer, Chosen]:
+    def run(self, measure: Measure) -> Chosen:
+        self.measure = measure
         try:
-            yield from self._search()
+            self._search()
             complete, ended_by = True, ""
         except SearchEnded as ended:
             # Fewer were asked for than it may need.
@@ -88,24 +87,24 @@ class _Default:
             ended_by = used_up if ended.complete else "the budget was spent"
         return self.known.chosen(complete, skipped(self.known, ended_by))
 
-    def _search(self) -> _Steps:
-        yield from self._climb(0)
-        yield from self._refine(lambda: in_row(self.known, 0, gap=2))
-        yield from self._survey()
-        yield from self._refine(lambda: everywhere(self.known))
+    def _search(self) -> None:
+        self._climb(0)
+        self._refine(lambda: in_row(self.known, 0, gap=2))
+        self._survey()
+        self._refine(lambda: everywhere(self.known))
         self.kept = 0
         before = -1
         while before < self.known.asked:
             before = self.known.asked
-            yield from self._economise()
-            yield from self._compare()
-            yield from self._refine(lambda: everywhere(self.known, reach=2))
+            self._economise()
+            self._compare()
+            self._refine(lambda: everywhere(self.known, reach=2))
 
-    def _climb(self, row: int) -> _Steps:
+    def _climb(self, row: int) -> None:
         known, candidates = self.known, self.known.rows[row]
-        yield from self._land(row)
+        self._land(row)
         if known.own and not known.is_done(known.own) and known.barred(known.own) is None:
-            yield from self._ask(known.own)
+            self._ask(known.own)
         while done := known.measured_in(row):
             to = above(known, row, _STRIDE)
             left, worth = math.inf, WORTH
@@ -115,9 +114,9 @@ class _Default:
                     worth = WORTH_FULL
             if to <= done[-1] or left <= self._best() * (1 + worth):
                 return
-            yield from self._ask(candidates[to])
+            self._ask(candidates[to])
 
-    def _survey(self) -> _Steps:
+    def _survey(self) -> None:
         """Looks at each number of GMIs, until two in succession are worse."""
         splits = self.space.splits
         counts = sorted({split.gmi_per_gpu for split in splits})
@@ -128,23 +127,23 @@ class _Default:
             rows = [row for row in rows if kind in (None, _kind(splits[row]))] or rows
             before = self._best()
             for row in rows:
-                yield from self._land(row)
+                self._land(row)
             first = max(rows, key=self._best)
             kind = kind or _kind(splits[first])
             worse = worse + 1 if self._best(first) <= before * WORSE else 0
             if worse == 2:
                 return
 
-    def _land(self, row: int) -> _Steps:
+    def _land(self, row: int) -> None:
         """Takes a first look at a row; at fewer environments when it fails."""
         candidates = self.known.rows[row]
         at = landing(self.known, row, self.known.best())
-        yield from self._ask(candidates[at])
+        self._ask(candidates[at])
         while at > 0 and not self.known.measured_in(row):
             at = max(at - _STRIDE, 0)
-            yield from self._ask(candidates[at])
+            self._ask(candidates[at])
 
-    def _refine(self, places: Callable[[], list[Place]]) -> _Steps:
+    def _refine(self, places: Callable[[], list[Place]]) -> None:
         """Asks for what can reach more than the best, or may by noise while asks are left."""
         while open_places := places():
             highest, one = max(open_places, key=lambda place: (place[0], place[1].samples))
@@ -154,9 +153,9 @@ class _Default:
                 noisy = kept and self.known.error(best) > QUIET
                 if highest <= max(self._best() * (1 + WORTH), self._hope(best) if noisy else 0.0):
                     return
-            yield from self._ask(one)
+            self._ask(one)
 
-    def _compare(self) -> _Steps:
+    def _compare(self) -> None:
         """Measures the less certain of the best and its strongest rival, while there is one."""
         known = self.known
         while (best := known.best()) is not None:
@@ -166,9 +165,9 @@ class _Default:
             alone = rival == best or known.steps_per_s(rival) * doubt <= self._best() * (1 + WORTH)
             if alone or known.error(one) <= _SURE:
                 return
-            yield from self._ask(one, self.seconds * LONGEST)
+            self._ask(one, self.seconds * LONGEST)
 
-    def _economise(self) -> _Steps:
+    def _economise(self) -> None:
         """Looks for as many steps/s with fewer environments, in the winner's row."""
         known = self.known
         while (winner := known.winner()) not in (None, known.own):
@@ -180,7 +179,7 @@ class _Default:
             enough = bound(known, row, to) >= self._best() * (1 - SAME)
             if to <= below or not enough or known.is_done(known.rows[row][to]):
                 return
-            yield from self._ask(known.rows[row][to])
+            self._ask(known.rows[row][to])
 
     def _hope(self, one: Candidate) -> float:
         """Returns what it may truly be, as far as noise can hide it."""
@@ -190,7 +189,7 @@ class _Default:
         best = self.known.best(row)
         return self.known.steps_per_s(best) if best else 0.0
 
-    def _ask(self, candidate: Candidate, seconds: float | None = None) -> _Steps:
+    def _ask(self, candidate: Candidate, seconds: float | None = None) -> None:
         """Asks for `seconds`, or as long as the noise seen and its iterations make necessary."""
         known, longest = self.known, self.seconds * LONGEST
         if known.asked >= self.limit:
@@ -200,12 +199,12 @@ class _Default:
             # The rates of rows that were not looked at are guesses: half as long again.
             seconds = min(max(self.seconds, certain_s, 1.5 * known.needs_s(candidate)), longest)
         ask = Ask(candidate, seconds)
-        answer = yield ask
+        answer = self.measure(ask)
         slow = isinstance(answer, Failed) and answer.reason == "slow"
         if slow and seconds < longest and known.asked + 1 < self.limit:
             known.asked += 1
             ask = Ask(candidate, longest)
-            answer = yield ask
+            answer = self.measure(ask)
         known.add(ask, answer)
 
 

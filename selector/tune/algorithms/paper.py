@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from functools import partial
 from typing import Final
 
 from gmi_drl.selector.tune.candidate import (
-    Answer,
     Ask,
     Candidate,
     Chosen,
     Failed,
+    Measure,
     Measured,
     Skipped,
     Space,
-    Spent,
     TuneSearch,
 )
 
-from .saturation import sat
+from .observations import sat
 
 ALPHA: Final = 0.1  # the paper: "typically below 0.1"
 
 
 def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
     """Climbs each row from its fewest environments, until Sat is below `alpha`; the best of all."""
-    return TuneSearch(_paper(space, seconds, alpha))
+    return partial(_paper, space, seconds, alpha)
 
 
-def _paper(space: Space, seconds: float, alpha: float) -> Generator[Ask, Answer, Chosen]:
+def _paper(space: Space, seconds: float, alpha: float, measure: Measure) -> Chosen:
     best_perf, best = 0.0, None  # line 1
     considered: dict[Candidate, float] = {}
     skipped: list[Skipped] = []
     for number, row in enumerate(space.rows):  # line 2
         last: Measured | None = None  # lines 3 and 4
         for at, candidate in enumerate(row):  # line 5
-            curr = yield Ask(candidate, seconds)  # line 9: of all GMIs together
-            if isinstance(curr, Spent):
+            curr = measure(Ask(candidate, seconds))  # line 9: of all GMIs together
+            if curr is None:
                 left = [one for later in space.rows[number + 1 :] for one in later]
                 skipped += [Skipped(one, "the budget was spent") for one in [*row[at:], *left]]
                 return _chosen(considered, best, skipped, complete=False)

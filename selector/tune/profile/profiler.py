@@ -1,4 +1,4 @@
-"""Measures one candidate: all its GMIs together, by the real launcher and the real roles."""
+"""Measures a candidate, or trains with one for its return, by the real launcher and roles."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Final
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
 from gmi_drl.gmi.usage.meter import Meter
-from gmi_drl.placement import Config, counted
-from gmi_drl.selector.tune.candidate import Ask, Failed, Measured
+from gmi_drl.placement import Config, Topology, counted
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured
+from gmi_drl.selector.tune.race import TrainingCurve
 
 from .candidate_run import CandidateTimeout, StopRun, candidate_config, run_watched
 from .estimate import Estimate, Reading, estimate
@@ -177,3 +178,85 @@ class ProfileWatch:
             gang.layout, self._meter, since_s=since_s, limit_s=limit_s, heard_s=heard_s,
             is_first=is_first,
         )  # fmt: skip
+
+
+_SLACK: Final = 2.0  # times the seconds of training: what its clock leaves out
+_POINTS: Final = 200  # of a curve
+
+
+def train_for(
+    seconds: float, candidate: Candidate, config: Config, topology: Topology, beside: Path
+) -> TrainingCurve | Failed:
+    """Trains a candidate from its beginning, with the config's seed and schedule.
+
+    Blocks for that long, and for start and end. One that hangs, is too slow to end its seconds, or
+    takes the last memory is Failed, and no other finalist is judged by it. Needs the runtime.
+    """
+    with Meter() as meter:
+        watch = _RaceWatch(seconds, CandidateTimeout.of(config.tune.budget_s), meter)
+        ended = run_watched(
+            lambda folder: candidate_config(config, candidate, folder, topology), watch, beside
+        )
+    if isinstance(ended, Failed):
+        return ended
+    return watch.failed or watch.trained()  # if it ended by itself, all its steps are done
+
+
+class _RaceWatch:
+    """Follows one run and ends it; `failed` says why it was given up, if it was."""
+
+    def __init__(self, seconds: float, timeout: CandidateTimeout, meter: Meter) -> None:
+        self.gang: Gang | None = None
+        self.failed: Failed | None = None
+        self._seconds, self._timeout, self._meter = seconds, timeout, meter
+        self._points: list[tuple[float, float]] = []
+        self._trained_s, self._longest_s = 0.0, 0.0
+        self._heard_s = time.monotonic()  # or the start
+        self._first_s: float | None = None  # when the first iteration had ended
+
+    def show(self, record: dict[str, Any]) -> None:
+        """See `Watch`."""
+        at_s, value = record.get("time_s"), record.get("return_mean")
+        if record.get("kind") != "iteration" or not isinstance(at_s, (int, float)):
+            return
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+        self._longest_s = max(self._longest_s, float(at_s) - self._trained_s)
+        self._trained_s, self._heard_s = float(at_s), now_s
+        if isinstance(value, (int, float)):
+            self._points.append((float(at_s), float(value)))
+
+    def tick(self, gang: Gang) -> None:
+        """See `Watch`."""
+        self.gang = gang
+        if gang.asked_to_stop:
+            raise KeyboardInterrupt  # there is nothing to wait for
+        self._meter.look(gang)
+        if self._trained_s < self._seconds:
+            self.failed = self._failure(gang)
+        if self._trained_s >= self._seconds or self.failed is not None:
+            gang.kill()
+            raise StopRun
+
+    def _failure(self, gang: Gang) -> Failed | None:
+        """Says why nothing more is to be waited for."""
+        timeout, first_s = self._timeout, self._first_s
+        limit_s, heard_s = timeout.first_s, 0.0
+        if first_s is not None:
+            limit_s, heard_s = max(timeout.next_s, _OVERDUE * self._longest_s), self._heard_s
+        failed = timeout.failure(
+            gang.layout, self._meter, since_s=self._heard_s, limit_s=limit_s, heard_s=heard_s,
+            is_first=first_s is None,
+        )  # fmt: skip
+        took_s = 0.0 if first_s is None else time.monotonic() - first_s
+        if failed or took_s <= _SLACK * self._seconds + timeout.next_s:
+            return failed
+        text = f"{self._trained_s:.1f} of {self._seconds:.1f} s of training after {took_s:.0f} s"
+        return Failed("slow", text)
+
+    def trained(self) -> TrainingCurve:
+        """Returns what was seen. One that has done all its steps keeps its return until the end."""
+        every = -(-len(self._points) // _POINTS) or 1
+        points = tuple(self._points[::-1][::every][::-1])  # the last one is always there
+        return TrainingCurve(points, max(self._trained_s, self._seconds))

@@ -22,10 +22,9 @@ from gmi_drl.launcher.view.tables import printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.launcher.view.screen import ViewName
+    from gmi_drl.launcher.view.view import ViewName
 
 FAILED: Final = 1
-BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -44,6 +43,9 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for
 Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
+]
+Again: TypeAlias = Annotated[
+    bool, typer.Option("--again", help="Begin anew, whatever is on record.")
 ]
 Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
 Plain: TypeAlias = Annotated[bool, typer.Option("--plain", help="Print lines, in a terminal too.")]
@@ -64,26 +66,26 @@ def front(
 ) -> None: ...
 
 
-def is_for_a_file(option: str, file: Path) -> bool:
-    """Says whether a file can be there, before there is anything to write; tells why not."""
-    why = ""
+class BadPath(GmiDrlError):
+    """A path on the command line cannot be used."""
+
+    command_exit_code = 2
+
+
+def refuse_no_file(option: str, file: Path) -> None:
+    """Raises BadPath where no file can be, before there is anything to write."""
     if not file.absolute().parent.is_dir():
-        why = "its folder is not there. Make it, or give another"
-    elif file.is_dir():
-        why = "it is a folder. Give the path of a file"
-    if why:
-        print(f"{option} {file}: {why}.", file=sys.stderr)
-    return not why
+        raise BadPath(f"{option} {file}: its folder is not there. Make it, or give another.")
+    if file.is_dir():
+        raise BadPath(f"{option} {file}: it is a folder. Give the path of a file.")
 
 
-def write_file(option: str, file: Path, text: str) -> bool:
-    """Writes what `option` asked for, and says whether that went well; tells why not."""
+def write_file(option: str, file: Path, text: str) -> None:
+    """Writes what `option` asked for; BadPath if it cannot."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        print(f"{option} {file}: {error.strerror}. Give another path.", file=sys.stderr)
-        return False
-    return True
+        raise BadPath(f"{option} {file}: {error.strerror}. Give another path.") from None
 
 
 def console_for(plain: bool = False) -> Console:

@@ -12,17 +12,17 @@ import typer
 from gmi_drl.launcher.view.tables import printable_lines
 
 from .app import (
-    BAD_INPUT,
     FAILED,
     INTERRUPTED,
     AsJson,
+    BadPath,
     ConfigFile,
     Overrides,
     Plain,
     Quiet,
     command,
     console_for,
-    is_for_a_file,
+    refuse_no_file,
     view_for,
     write_file,
 )
@@ -134,8 +134,7 @@ def plan(
     """
     import json
 
-    from gmi_drl.launcher.plan.planning import backend_reason, importable, planned
-    from gmi_drl.launcher.plan.reduction import reduction_of
+    from gmi_drl.launcher.plan.planning import backend_reason, importable, planned, reduction_of
     from gmi_drl.launcher.plan.wiring import classes_of
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
@@ -144,12 +143,10 @@ def plan(
     from gmi_drl.selector.tune.space import auto_faults
 
     outputs = [(option, file) for option, file in (("--layout", layout), ("--svg", svg)) if file]
-    if not all(is_for_a_file(option, file) for option, file in outputs):
-        return BAD_INPUT
     for option, file in outputs:
+        refuse_no_file(option, file)
         if file.resolve() == config.resolve():
-            print(f"{option} {file}: the plan is made from it. Give another.", file=sys.stderr)
-            return BAD_INPUT
+            raise BadPath(f"{option} {file}: the plan is made from it. Give another.")
     folder = config.resolve().parent
     resolved, notes = _resolved(load_config(config, overrides or []), folder)
     with importable(folder):
@@ -164,10 +161,10 @@ def plan(
         asked = {"trainer": classes[trainers[0].roles[-1]]} if trainers else {}
         reduction = reduction_of(resolved, gmis, _links(measure), ask_size=True, **asked)
     rows = plan_tables.compare_templates(resolved, gmis)
-    if layout is not None and not write_file("--layout", layout, to_yaml(gmis)):
-        return BAD_INPUT
-    if svg is not None and not write_file("--svg", svg, draw_layout(gmis, reduction)):
-        return BAD_INPUT
+    if layout is not None:
+        write_file("--layout", layout, to_yaml(gmis))
+    if svg is not None:
+        write_file("--svg", svg, draw_layout(gmis, reduction))
     if as_json:
         answer = {
             "layout": json.loads(gmis.to_json()),
@@ -230,8 +227,7 @@ def runs(
     from gmi_drl.report.run_list import list_runs, print_runs
 
     if not folder.is_dir() and folder != Path("runs"):  # which is there from the first run on
-        print(f"{folder}: no such folder. Give the one that holds runs.", file=sys.stderr)
-        return BAD_INPUT
+        raise BadPath(f"{folder}: no such folder. Give the one that holds runs.")
     if summaries := list_runs(folder):
         print_runs(console_for(), summaries)
     else:
@@ -267,8 +263,7 @@ def timeline(
     from gmi_drl.report.run_state import store_of
     from gmi_drl.report.timeline import Timeline
 
-    if not is_for_a_file("-o", output):
-        return BAD_INPUT
+    refuse_no_file("-o", output)
     trace = Timeline.read(store_of(run), last)
     trace.write(output)
     cut = f"; {trace.cut:,} earlier ones are left out (--last)" if trace.cut else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from .app import BAD_INPUT, ConfigFile, Overrides, Plain, Quiet, command, console_for, view_for
+from .app import Again, BadPath, ConfigFile, Overrides, Plain, Quiet, command, console_for, view_for
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,14 +19,8 @@ if TYPE_CHECKING:
 _RECORD: Final = ".jsonl"
 
 
-class _Objective(StrEnum):
-    STEPS = "steps"
-    REWARD = "reward"
-
-
-class _Algorithm(StrEnum):
-    DEFAULT = "default"
-    PAPER = "paper"
+_Objective = StrEnum("_Objective", "STEPS REWARD")
+_Algorithm = StrEnum("_Algorithm", "DEFAULT PAPER")
 
 
 def budget_of(text: str) -> float:
@@ -75,9 +68,7 @@ def tune(
             show_default="tuned.yaml beside CONFIG",
         ),
     ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure anew, whatever is on record.")
-    ] = False,
+    again: Again = False,
     show: Annotated[
         bool, typer.Option("--show", help="Measure nothing; show and draw what is on record.")
     ] = False,
@@ -99,13 +90,9 @@ def tune(
     from gmi_drl.selector.tune.tuning import tune as tune_config
 
     tuned = tune_config(
-        config,
-        overrides=words,
-        budget=budget,
-        output=output,
-        again=again,
+        config, overrides=words, budget=budget, output=output, again=again,
         view=view_for(quiet, plain),
-    )
+    )  # fmt: skip
     if not quiet:
         console = console_for(plain)
         report.show(console, tuned.recorded)
@@ -118,9 +105,7 @@ def tune(
 def search(
     config: ConfigFile,
     overrides: Overrides = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Begin anew, whatever an earlier search has found.")
-    ] = False,
+    again: Again = False,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> int:
@@ -143,8 +128,6 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
     from gmi_drl.selector.record import report
 
     recorded = _recorded(given, overrides)
-    if recorded is None:
-        return BAD_INPUT
     console = console_for(plain)
     report.show(console, recorded)
     folder, problem = _folder_of(given, output), ", it has another tune's"
@@ -154,49 +137,32 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
             return 0
         except OSError as error:
             problem = f" ({error.strerror})"
-    print(f"{folder}: no pictures{problem}. Give another place: -o FILE.", file=sys.stderr)
-    return BAD_INPUT
+    raise BadPath(f"{folder}: no pictures{problem}. Give another place: -o FILE.")
 
 
-def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
-    """Finds the record that is meant; None, which is told with the reason, where there is none."""
-    from gmi_drl.selector.record import record
-
-    path, why = given, ""
-    if given is None:
-        if (newest := next(record.records(), None)) is not None:
-            return newest
-        why = "nothing is on record. Tune first: gmi-drl tune CONFIG."
-    elif given.suffix != _RECORD:
-        path, why = _record_of(given, overrides)
-    if path is not None:
-        try:
-            return record.read(path)
-        except OSError as error:
-            why = f"{path}: {error.strerror}. Give a config, or a record."
-    print(why, file=sys.stderr)
-    return None
-
-
-def _record_of(given: Path, overrides: list[str]) -> tuple[Path | None, str]:
-    """Returns the record of this config, else the reason why there is none."""
+def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord:
+    """Finds the record that is meant; BadPath with the reason where there is none."""
     from gmi_drl.placement import load_config
-    from gmi_drl.selector.tune.request import TuneRequest
+    from gmi_drl.selector.record import record
+    from gmi_drl.selector.tune.session import TuneRequest
 
-    request = TuneRequest.of(load_config(given, overrides), given.resolve().parent)
+    if given is None:
+        if (newest := next(record.records(), None)) is None:
+            raise BadPath("nothing is on record. Tune first: gmi-drl tune CONFIG.")
+        return newest
+    request, path = None, given
+    if given.suffix != _RECORD:
+        request = TuneRequest.of(load_config(given, overrides), given.resolve().parent)
+        path = request.path
     try:
-        request.path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError:  # whoever reads it says why it cannot be
-        return request.path, ""
-    else:
-        return request.path, ""
-    why, remedy = "", f"Tune first: gmi-drl tune {given}."
+        return record.read(path)
+    except OSError as error:
+        if request is None or not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise BadPath(f"{path}: {error.strerror}. Give a config, or a record.") from None
+    why, remedy = "", f"Tune first: gmi-drl tune {given}"
     if (other := request.elsewhere()) is not None:
-        why = f": {other[0]}"
-        remedy = f"{remedy[:-1]}; or see that one: gmi-drl tune --show {other[1]}."
-    return None, f"{given}: nothing is on record of it here{why}. {remedy}"
+        why, remedy = f": {other[0]}", f"{remedy}; or see that one: gmi-drl tune --show {other[1]}"
+    raise BadPath(f"{given}: nothing is on record of it here{why}. {remedy}.")
 
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:

@@ -23,7 +23,6 @@ from gmi_drl.runtime.gcs.tables import (
     TaskRow,
 )
 
-DEPTH: Final = 8
 _MOST_CANDIDATES: Final = 8
 _MOST_TEXT: Final = 200  # characters of a name
 
@@ -93,7 +92,7 @@ class LineageReader:
             )
         return next(iter(tasks))
 
-    def tree(self, task_id: bytes, depth: int = DEPTH) -> Node:
+    def tree(self, task_id: bytes, depth: int = 8) -> Node:
         """Finds what the task was computed from, so many steps back. A task is opened once."""
         root = Node(task_id, self._find(task_id), "")
         level, seen = [root], {task_id}
@@ -173,9 +172,6 @@ def describe(task: TaskRow | None) -> str:
     return printable(cut(", ".join(words), 4 * _MOST_TEXT))
 
 
-_EDGES: Final = {"": "", "input": "", "state": "after "}
-
-
 def as_text(root: Node) -> list[str]:
     """Draws the tree in lines; what a line takes as input or comes after is below it."""
     lines = []
@@ -183,7 +179,8 @@ def as_text(root: Node) -> list[str]:
     num_cut = 0
     while stack:
         node, first, rest = stack.pop()
-        text = f"{_EDGES[node.edge]}{node.id.hex()[:12]} {describe(node.task)}"
+        after = "after " if node.edge == "state" else ""
+        text = f"{after}{node.id.hex()[:12]} {describe(node.task)}"
         lines.append(first + text + (" (see its other line)" if node.again else ""))
         if node.cut:
             num_cut += node.cut

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.launcher.folder.run_folder import METRICS, is_trained, metrics_in, resume_command
+from gmi_drl.launcher.folder.run_folder import METRICS, is_trained, last_metrics, resume_command
 from gmi_drl.launcher.view.tables import print_table, printable
 from gmi_drl.placement import counted
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gmi_drl.launcher.start.launcher import RunResult
 
 _MARKS: Final = ("run.json", "config.yaml", METRICS)  # any of them makes a run's folder
-_TAIL_BYTES: Final = 64 * 1024
 _MOST_BYTES: Final = 4 * 2**20  # of a run.json
 
 
@@ -77,7 +76,7 @@ def _folders(path: Path) -> list[Path]:
 def _summary(path: Path) -> RunSummary:
     written = _read_object(path / "run.json")
     state, damaged = _sound(written)
-    last, _ = _sound(_last_line(path / METRICS))
+    last, _ = _sound(last_metrics(path / METRICS))
     known, how = {**last, **state}, written.get("state") or "damaged"
     if how == "running":
         known.update(last)  # run.json is behind while it runs
@@ -124,19 +123,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def _last_line(path: Path) -> dict[str, Any]:
-    """Returns the last whole line of a file of metrics, without reading all of it."""
-    try:
-        if not os.path.isfile(path):
-            return {}
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return next(reversed(metrics_in(file.read())), {})
-    except OSError:
-        return {}
 
 
 def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:

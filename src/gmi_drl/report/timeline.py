@@ -18,7 +18,6 @@ from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, TaskRow
 
 from .run_state import opened
 
-MOST_TASKS: Final = 200_000
 _MOST_NAME: Final = 200  # characters
 _MOST_ERROR: Final = 4_000
 
@@ -39,7 +38,7 @@ class Timeline:
         self._zero_s = 0.0
 
     @classmethod
-    def read(cls, path: Path, most_tasks: int = MOST_TASKS) -> Timeline:
+    def read(cls, path: Path, most_tasks: int = 200_000) -> Timeline:
         """Reads the last so many tasks of a store, with its events."""
         with opened(path) as store:
             (started,) = store.execute("SELECT count(*) FROM tasks WHERE started_s > 0").fetchone()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
 import time
 import warnings
@@ -30,6 +31,7 @@ from gmi_drl.runtime.gcs.database import set_aside
 METRICS: Final = "metrics.jsonl"
 _LAYOUT: Final = "layout.yaml"
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_TAIL_BYTES: Final = 64 * 1024
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
 
 
@@ -184,6 +186,16 @@ def metrics_in(text: bytes) -> list[dict[str, Any]]:
             if isinstance(metrics := json.loads(line), dict):
                 found.append(metrics)
     return found
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """Reads the last whole line of a file of metrics, and not all of it; empty if there is none."""
+    with suppress(OSError):
+        if path.is_file():  # a pipe would never end
+            with open(path, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return next(reversed(metrics_in(file.read())), {})
+    return {}
 
 
 def lock_of(folder: Path) -> Path:

@@ -1,16 +1,22 @@
-"""Makes the Layout that a config means on this machine, or lists every reason why there is none.
+"""Makes the Layout and the reduction that a config means on this machine, or lists what is against.
 
 `check`, `plan` and `launch` all come through here.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from gmi_drl import runtime
+from gmi_drl.comm.plan.capability import LinkFacts, fault
+from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.placement import (
@@ -21,18 +27,28 @@ from gmi_drl.placement import (
     Layout,
     Topology,
     check,
+    hidden_sizes,
     layout_of,
     simplest,
 )
 from gmi_drl.placement.checks.memory import Sizes, memory_faults
+from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
+from gmi_drl.roles.policies.alignment import PARAMETER, aligned
 
-from .reduction import reduction_fault
 from .wiring import wires_fault
 
 if TYPE_CHECKING:
+    from gmi_drl.roles import DRL_role
+
     from .user_code import UserCodeReport
+
+_DEADLINE: Final = timedelta(seconds=60)
+_TAIL: Final = 6  # means of the loss parts, which travel with the gradient
+# Where the environment cannot be asked: observations and actions of the paper's Ant.
+_OBS_DIM, _ACT_DIM = 60, 8
+PRELOAD: Final = ("torch", "gymnasium", "gmi_drl.comm.reducers.mrr", "gmi_drl.roles.role.acting")
 
 
 @contextmanager
@@ -144,3 +160,110 @@ def backend_reason(config: Config, layout: Layout) -> str | None:
     if any(gmi.backend != chosen for gmi in layout.gmis):
         return None  # a layout file says so
     return f"backend {chosen}: {why}"
+
+
+def reduction_of(
+    config: Config,
+    layout: Layout,
+    measure: Measure = "needed",
+    *,
+    ask_size: bool = False,
+    trainer: type[DRL_role] | str = "gmi_drl.roles:Trainer",
+) -> ReductionPlan:
+    """Returns the plan, and in its notes what was measured and assumed.
+
+    May start processes, for seconds. The gradient's size is asked of `trainer`, the class that
+    trains, where the choice depends on it, or with `ask_size`. ConfigError when `comm.reduction`
+    cannot run here.
+    """
+    facts = facts_of(layout)
+    if refusal := reduction_fault(config, layout, facts):
+        raise ConfigError([refusal])
+    wanted, repeatable = config.comm.reduction, config.run.deterministic
+    several = sum(map(len, reducing(layout))) > 1
+    open_choice = is_open(wanted, layout, facts, repeatable)
+    measures = several and (measure in ("missing", "anew") or (measure == "needed" and open_choice))
+    asks = several and (ask_size or open_choice)
+    numel, guess = assumed(config), ""
+    with ExitStack() as stack:  # what is asked of other processes takes a runtime
+        if (measures or asks) and not runtime.is_initialized():
+            runtime.init(PRELOAD)
+            stack.callback(runtime.shutdown)
+        if asks:
+            numel, guess = asked(config, layout, trainer)
+        plan = plan_reduction(
+            wanted, layout, numel, wire=config.comm.wire, measure=measure,
+            repeatable=repeatable, facts=facts,
+        )  # fmt: skip
+    if not guess:
+        return plan
+    note = (
+        f"the gradient's size is assumed ({numel:,} numbers, for the observations of the paper's "
+        f"Ant): {guess}"
+    )
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
+
+
+class _Caller:
+    """The actor of `ask_actor`."""
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+
+def ask_actor(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function that may import torch and the user's code, in a process of its own.
+
+    ActorRuntimeError says why there is no answer. Needs a running runtime.
+    """
+    actor: Any = runtime.remote(_Caller).options(name=name).remote()
+    try:
+        return runtime.get(actor.call.remote(function, *arguments), timeout=_DEADLINE)
+    finally:
+        runtime.kill(actor)
+
+
+def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = None) -> Fault | None:
+    """Tells why the hardware cannot run the `comm.reduction` that is asked for, if it cannot."""
+    wanted, mpl = config.comm.reduction, reducing(layout)
+    if wanted == "auto" or sum(map(len, mpl)) < 2:
+        return None
+    reasons = fault(wanted, mpl, facts or facts_of(layout))
+    return None if reasons is None else Fault("comm.reduction", wanted, *reasons)
+
+
+def numel_of(
+    config: Config, layout: Layout, trainer: type[DRL_role] | str, path: Sequence[str]
+) -> int | None:
+    """Builds what one GMI trains; returns the numbers that `trainer` reduces, with padding.
+
+    None if it is not known. `path`: where modules are found, before those found here.
+    """
+    sys.path[:0] = [folder for folder in path if folder not in sys.path]
+    from gmi_drl.roles.role.acting import gradient_numel
+    from gmi_drl.roles.role.role import load_role
+
+    role = load_role(trainer) if isinstance(trainer, str) else trainer
+    return gradient_numel(role, config, layout)
+
+
+def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tuple[int, str]:
+    """Asks the class that trains for its size; where it does not say, `assumed`, and why.
+
+    Needs a running runtime; starts one process.
+    """
+    numel, why = None, f"role {trainer} says nothing of it"
+    try:
+        numel = ask_actor("gradient size", numel_of, config, layout, trainer, list(sys.path))
+    except runtime.ActorRuntimeError as error:
+        why = str(error).strip().splitlines()[-1]
+    return (assumed(config), why) if numel is None else (numel, "")
+
+
+def assumed(config: Config) -> int:
+    """Returns the size with the observations and actions of the paper's Ant."""
+    sizes = [_OBS_DIM, *hidden_sizes(config.algorithm.network), _ACT_DIM + 1]
+    parameters = [_ACT_DIM]  # deviations, then weights and biases of each layer
+    for a, b in itertools.pairwise(sizes):
+        parameters += [a * b, b]
+    return sum(aligned(count, PARAMETER) for count in parameters) + _TAIL

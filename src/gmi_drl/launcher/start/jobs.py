@@ -13,8 +13,7 @@ from gmi_drl import runtime
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
-from gmi_drl.launcher.plan.planning import backend_reason, importable, planned
-from gmi_drl.launcher.plan.reduction import reduction_of
+from gmi_drl.launcher.plan.planning import backend_reason, importable, planned, reduction_of
 from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
 from gmi_drl.launcher.watch.records import PROFILED
 from gmi_drl.placement import (
@@ -37,14 +36,10 @@ Resolve: TypeAlias = Callable[[Config, Path], tuple[Config, list[str]]]
 
 
 def new_job(
-    config: Config | Path | str | Mapping[str, Any],
-    overrides: list[str],
-    roles: Mapping[str, type[DRL_role]] | None,
-    import_path: Path | None,
-    locks: ExitStack,
-    *,
+    config: Config | Path | str | Mapping[str, Any], overrides: list[str],
+    roles: Mapping[str, type[DRL_role]] | None, import_path: Path | None, locks: ExitStack, *,
     resolve: Resolve | None,
-) -> tuple[Job, list[str]]:
+) -> tuple[Job, list[str]]:  # fmt: skip
     """Returns the job of a new run, and what to say of it and of what `auto` has become.
 
     `resolve` may measure first. `locks` keeps the lock of the run's folder.
@@ -135,14 +130,9 @@ def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _job(
-    layout: Layout,
-    config: Config,
-    folder: RunFolder,
-    classes: Classes,
-    import_path: Path,
-    resume: Path | None = None,
-    notes: Sequence[str] = (),
-) -> tuple[Job, list[str]]:
+    layout: Layout, config: Config, folder: RunFolder, classes: Classes, import_path: Path,
+    resume: Path | None = None, notes: Sequence[str] = (),
+) -> tuple[Job, list[str]]:  # fmt: skip
     """Returns the job, and what is said before its first iteration; writes plan.json."""
     names, sockets, trainers = names_of(layout), runtime.run_directory(), layout.holding("trainer")
     plan = group = None
@@ -150,26 +140,15 @@ def _job(
         plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
         folder.write_atomic("plan.json", json.dumps(plan.as_json(), indent=1))
         group = create_group(
-            [names[gmi.gmi_id] for gmi in trainers],
-            [gmi.gpu_id for gmi in trainers],
-            strategy=plan.strategy,
-            wire=config.comm.wire,
-            directory=sockets,
-        )
+            [names[gmi.gmi_id] for gmi in trainers], [gmi.gpu_id for gmi in trainers],
+            strategy=plan.strategy, wire=config.comm.wire, directory=sockets,
+        )  # fmt: skip
     job = Job(
-        layout=layout,
-        config=config,
-        group=group,
-        sockets=sockets,
-        folder=folder.path,
-        resume=resume,
-        classes=classes,
-        role_folder=import_path,
-        session=uuid.uuid4().hex,
-        tally=create_tally(len(layout.gmis), COUNTERS),
-        wires=wires_of(layout, sockets),
+        layout=layout, config=config, group=group, sockets=sockets, folder=folder.path,
+        resume=resume, classes=classes, role_folder=import_path, session=uuid.uuid4().hex,
+        tally=create_tally(len(layout.gmis), COUNTERS), wires=wires_of(layout, sockets),
         lock=lock_of(folder.path),
-    )
+    )  # fmt: skip
     return job, [*notes, *startup_notes(config, layout, plan)]
 
 

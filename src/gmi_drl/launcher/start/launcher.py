@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,8 +30,7 @@ from gmi_drl.launcher.folder.run_folder import (
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable
-from gmi_drl.launcher.view.screen import ViewName
-from gmi_drl.launcher.view.view import RunView, is_for_view, open_view
+from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
 from gmi_drl.launcher.watch.records import (
     SegmentCounts,
     ServingMetrics,
@@ -38,7 +38,7 @@ from gmi_drl.launcher.watch.records import (
     segment_counts_of,
     traced_gmis,
 )
-from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch
+from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch, is_comparable
 from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
 from gmi_drl.placement import Config
 from gmi_drl.roles.role.host import GmiHost, Job
@@ -112,8 +112,7 @@ def launch(
                 overrides = paper_config.apply_to(overrides)
                 job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
             keep = not started if keep_gcs is None else keep_gcs
-            # A resumed run may be on another machine; a profiled one is slower on purpose.
-            if job.resume is not None or job.config.run.profile:
+            if job.resume is not None or not is_comparable(job.config):  # maybe another machine
                 promise_of = None
             with at_work(job.layout.topology):
                 # What could not be undone has been warned of.
@@ -126,14 +125,9 @@ def launch(
 
 
 def _run(
-    job: Job,
-    view: ViewName,
-    keep_gcs: bool,
-    *,
-    notes: Sequence[str],
-    watch: Watch | None,
+    job: Job, view: ViewName, keep_gcs: bool, *, notes: Sequence[str], watch: Watch | None,
     promise_of: PromiseOf | None,
-) -> RunResult:
+) -> RunResult:  # fmt: skip
     """Starts the gang, shows what it reports, and writes down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
@@ -162,15 +156,14 @@ def _run(
         ):
             restarts = Restarts(gang, folder, budget)
             serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
-            with open_view(view, job.config, job.layout) as screen:
+            with opened(view, lambda on: RunView(on, job.config, job.layout)) as screen:
                 for line in notes:
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
                 if watch is None and promise_of is not None:
-                    watch = PromiseWatch(
-                        job.config, job.layout.topology, job.role_folder, screen, promise_of
-                    )
+                    devices, modules = job.layout.topology, job.role_folder
+                    watch = PromiseWatch(screen, partial(promise_of, job.config, devices, modules))
                 records = _Records(gang, screen, serving, watch, last)
                 stopped = _watch(job, records, restarts)
                 gmis = list(gang.results().values())
@@ -298,15 +291,9 @@ def memory_held(job: Job) -> dict[str, list[int]]:
 
 
 def _result(
-    job: Job,
-    folder: RunFolder,
-    state: str,
-    gmis: list[Any],
-    last: dict[str, Any],
-    *,
-    restarts: int,
-    traces: tuple[Path, ...],
-) -> RunResult:
+    job: Job, folder: RunFolder, state: str, gmis: list[Any], last: dict[str, Any], *,
+    restarts: int, traces: tuple[Path, ...],
+) -> RunResult:  # fmt: skip
     """Returns how a run that is done ended, which it also writes down in its folder."""
     batch = job.config.experience.batch_segments
     segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
@@ -329,23 +316,14 @@ def _result(
     speed = steps / seconds if seconds else 0.0
     note_end(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
-        folder=folder.path,
-        state=state,
-        iteration=int(number_in(known, "iteration")),
-        steps=steps,
-        seconds=seconds,
-        steps_per_s=speed,
+        folder=folder.path, state=state, iteration=int(number_in(known, "iteration")), steps=steps,
+        seconds=seconds, steps_per_s=speed,
         return_mean=None if known.get("return_mean") is None else number_in(known, "return_mean"),
-        eval_return=evaluation.get("eval_return"),
-        eval_std=evaluation.get("eval_std"),
-        eval_episodes=evaluation.get("eval_episodes"),
-        curve=_curve(folder, job.config),
-        gmis=gmis,
-        restarts=restarts,
-        experience=segments,
-        traces=traces,
+        eval_return=evaluation.get("eval_return"), eval_std=evaluation.get("eval_std"),
+        eval_episodes=evaluation.get("eval_episodes"), curve=_curve(folder, job.config), gmis=gmis,
+        restarts=restarts, experience=segments, traces=traces,
         mem_peak_bytes=tuple(memory["mem_peak_bytes"]),
-    )
+    )  # fmt: skip
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:

@@ -26,11 +26,7 @@ class SegmentCounts:
         begun = unsent + trained + stale + incomplete + missing + left + unheard
 
     Agents count what they begin to send, in memory that outlives them; trainers count what they
-    were sent. `unheard` is the rest: a segment of which an agent that was killed had sent nothing
-    yet, one at most a death. A trainer without peers that is killed forgets what it had settled
-    since its last checkpoint; that is counted in such memory too (`undone`), and is found as
-    missing, but for what a killed agent had sent in its life before: that is unheard of as well.
-    Anything else is an error of this program, and said.
+    were sent (docs/async.md). What does not add up is an error of this program, and said.
     """
 
     begun: int  # agents began to send them
@@ -44,7 +40,7 @@ class SegmentCounts:
     undone: int  # trained on by a trainer without peers, and lost with it
     repeated: int  # given twice to a trainer that was restarted, and not trained on again
     left: int  # came too late for the last update
-    unheard: int  # see above
+    unheard: int  # begun by an agent that was killed before it sent any, one a death
     agent_deaths: int
     at_hand: int  # at most so many were given back and not counted yet when trainers were killed
 
@@ -82,14 +78,11 @@ def segment_counts_of(
     left = sum(one["experience"]["under_way"] for one in trained)
     known = sum(statuses.values()) - statuses["repeated"] + left + sent["unsent"]
     return SegmentCounts(
-        **sent,
-        **statuses,
-        left=left,
-        unheard=sent["begun"] - known,
+        **sent, **statuses, left=left, unheard=sent["begun"] - known,
         undone=sum(row["undone"] for row in trainers),
         agent_deaths=sum(row["lives"] - 1 for row in agents),
         at_hand=batch_segments * sum(row["lives"] - 1 for row in trainers),
-    )
+    )  # fmt: skip
 
 
 _WINDOW: Final = 100  # episodes a reported return is the mean of

@@ -124,26 +124,23 @@ class Drift:
         return 0 if abs(off) <= _TOLERANCE else (1 if off > 0 else -1)
 
 
-class PromiseWatch:
-    """Warns on `screen`, and makes the record stale, when a run of `config` has drifted.
+def is_comparable(config: Config) -> bool:
+    """Says whether a run can be as fast as tuning measured, without checkpoints and traces."""
+    often = 0 < config.run.checkpoint_every <= _OFTEN
+    return not often and not config.run.profile
 
-    The record stays when another launch, tune or search of this user was at work meanwhile. A
-    config that writes checkpoints so often that they make its speed is not watched: what is
-    promised has none. Promises are looked up when the first iteration has ended, so that a run
-    is not kept waiting for them. Whatever goes wrong here, the run goes on.
+
+class PromiseWatch:
+    """Warns on `screen`, and makes the record stale, when a run has drifted.
+
+    The record stays when another launch, tune or search of this user was at work meanwhile. The
+    promise is looked up when the first iteration has ended, so that a run is not kept waiting for
+    it. Whatever goes wrong here, the run goes on.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        topology: Topology,
-        import_path: Path | None,
-        screen: RunView,
-        promise_of: PromiseOf,
-    ) -> None:
-        self._run, self._screen = (config, topology, import_path), screen
-        often = 0 < config.run.checkpoint_every <= _OFTEN
-        self._promise_of = None if often else promise_of  # None: nothing is left to look up
+    def __init__(self, screen: RunView, look_up: Callable[[], Promise | None]) -> None:
+        self._screen = screen
+        self._look_up: Callable[[], Promise | None] | None = look_up  # None: it was looked up
         self._promise: tuple[Promise, Drift] | None = None
         self._look_s, self._other = 0.0, ""  # when we looked last, and who was at work
 
@@ -170,9 +167,9 @@ class PromiseWatch:
             return ""
         if not (isinstance(steps, int) and isinstance(time_s, float)):
             return ""  # a role of the user's may report anything
-        if self._promise_of is not None:
-            look_up, self._promise_of = self._promise_of, None
-            if (promise := look_up(*self._run)) is not None:
+        if self._look_up is not None:
+            look_up, self._look_up = self._look_up, None
+            if (promise := look_up()) is not None:
                 self._promise = promise, Drift(promise.steps_per_s)
         if self._promise is None:
             return ""

@@ -21,6 +21,7 @@ from gmi_drl.comm.shm.heartbeat import COUNTER, SET_UP, Pulse, pulse
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.plan.planning import ask_actor
 from gmi_drl.launcher.plan.wiring import OUR_CLASSES
 from gmi_drl.launcher.view.view import RunView
 from gmi_drl.runtime.errors import exit_text
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 # For making environments, and for all before: longer than GMIs wait there for one another.
 _SET_UP_S: Final = 1200.0
 _MOST_S: Final = 1.0  # of silence between two looks
-_IMPORT: Final = timedelta(seconds=60)
 _CLOSING_S: Final = 60.0
 _POLL: Final = timedelta(milliseconds=100)
 _STATES: Final = {
@@ -156,23 +156,15 @@ def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
         return role.recoverable
     if role in OUR_CLASSES or role == "gmi_drl:Holistic":
         return True
-    reader = runtime.remote(_RoleReader).options(name="role", max_restarts=1).remote()
-    try:
-        found: bool = runtime.get(reader.recoverable.remote(role, folder), _IMPORT)
-        return found
-    except runtime.ActorRuntimeError:
-        return False
-    finally:
-        runtime.kill(reader)
+    with suppress(runtime.ActorRuntimeError):
+        return bool(ask_actor("role", _loads_recoverable, role, folder))
+    return False
 
 
-class _RoleReader:
-    """Imports a role in a process of its own: a launcher imports neither torch nor user code."""
+def _loads_recoverable(reference: str, folder: Path | None) -> bool:
+    from gmi_drl.roles import load_role
 
-    def recoverable(self, reference: str, folder: Path | None) -> bool:
-        from gmi_drl.roles import load_role
-
-        return load_role(reference, folder).recoverable
+    return load_role(reference, folder).recoverable
 
 
 def close_all(gang: Gang, screen: RunView) -> None:
