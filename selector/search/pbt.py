@@ -15,10 +15,16 @@ _SOURCES = 2  # the stream of random numbers that decides whom to go on from; se
 
 
 def population_based(
-    ranges: Ranges, total_steps: int, *, seed: int, population: int = 8,
-    interval_steps: int | None = None, truncation: float = 0.2, perturb: float = 0.2,
+    ranges: Ranges,
+    total_steps: int,
+    *,
+    seed: int,
+    population: int = 8,
+    interval_steps: int | None = None,
+    truncation: float = 0.2,
+    perturb: float = 0.2,
     resample: float = 0.25,
-) -> TrialAlgorithm:  # fmt: skip
+) -> TrialAlgorithm:
     """Returns the search.
 
     The paper's members compare themselves whenever they are ready. Here all of a generation are

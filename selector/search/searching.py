@@ -77,9 +77,13 @@ class TrialRunner:
     """Trains what the algorithm asks for; writes what becomes of it to journal and `lines`."""
 
     def __init__(
-        self, config: Config, beside: Path, folder: SearchFolder, algorithm: TrialAlgorithm,
+        self,
+        config: Config,
+        beside: Path,
+        folder: SearchFolder,
+        algorithm: TrialAlgorithm,
         lines: list[dict[str, Any]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.folder, self.algorithm, self.lines = config, folder, algorithm, lines
         self._beside, self._earlier = beside, len(lines)
         self._running: dict[ObjectRef, _Running] = {}
@@ -328,9 +332,12 @@ def _algorithm_of(config: Config) -> TrialAlgorithm:
 
 
 def _result_of(
-    config: Config, source: Path | None, folder: SearchFolder, lines: list[dict[str, Any]],
+    config: Config,
+    source: Path | None,
+    folder: SearchFolder,
+    lines: list[dict[str, Any]],
     best: RunKey | None,
-) -> SearchResult:  # fmt: skip
+) -> SearchResult:
     """Writes the best config and the picture; SearchError when all trials failed."""
     if best is None:
         first = lines[0]

@@ -88,10 +88,13 @@ def train(job: TrialJob) -> TrialResult:
         )  # fmt: skip
         outcome = GmiHost(0, told).run()
     return TrialResult(
-        return_mean=outcome["return_mean"], steps=outcome["steps"], iteration=outcome["iteration"],
-        seconds=time.monotonic() - began_s, checkpoint=Path(outcome["checkpoint"]),
+        return_mean=outcome["return_mean"],
+        steps=outcome["steps"],
+        iteration=outcome["iteration"],
+        seconds=time.monotonic() - began_s,
+        checkpoint=Path(outcome["checkpoint"]),
         points=_curve(job.folder),
-    )  # fmt: skip
+    )
 
 
 # Its cores are dealt by who calls it, so the scheduler has nothing to count but the call itself.

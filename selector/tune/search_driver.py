@@ -44,9 +44,16 @@ class SearchOutcome:
 
 
 def run_search(
-    search: TuneSearch, space: Space, profile: Profile, journal: TuneJournal, budget_s: float, *,
-    listener: TuneView, clock: Callable[[], float] = time.monotonic, waits_s: float = 0.0,
-) -> SearchOutcome:  # fmt: skip
+    search: TuneSearch,
+    space: Space,
+    profile: Profile,
+    journal: TuneJournal,
+    budget_s: float,
+    *,
+    listener: TuneView,
+    clock: Callable[[], float] = time.monotonic,
+    waits_s: float = 0.0,
+) -> SearchOutcome:
     """Returns what `search` chooses in `space` with `budget_s` seconds of the clock.
 
     What is recalled counts with the seconds it took. Blocks as long as `profile` does; nothing ends

@@ -139,9 +139,13 @@ def _refuse(config: Config, beside: Path, source: str | None) -> None:
 
 
 def _written(
-    request: TuneRequest, recorded: TuneRecord, file: TunedFile, notes: list[str], text: str | None,
+    request: TuneRequest,
+    recorded: TuneRecord,
+    file: TunedFile,
+    notes: list[str],
+    text: str | None,
     command: str,
-) -> Tuned:  # fmt: skip
+) -> Tuned:
     """Writes everything that tuning leaves; `text` is the record's, None: what its file has."""
     chosen, promised = recorded.chosen, recorded.promised
     assert chosen is not None

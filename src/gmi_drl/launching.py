@@ -48,10 +48,17 @@ def launch(
     it as Ctrl-C does (KeyboardInterrupt); while the run trains, the first lets the iteration end.
     """
     return launcher.launch(
-        config, overrides=overrides, roles=roles, resume=resume, view=view, keep_gcs=keep_gcs,
-        watch=watch, import_path=import_path, resolve=partial(_resolve, view),
+        config,
+        overrides=overrides,
+        roles=roles,
+        resume=resume,
+        view=view,
+        keep_gcs=keep_gcs,
+        watch=watch,
+        import_path=import_path,
+        resolve=partial(_resolve, view),
         promise_of=_promise_of,
-    )  # fmt: skip
+    )
 
 
 def _resolve(view: ViewName, config: Config, import_path: Path) -> tuple[Config, list[str]]:

@@ -188,9 +188,12 @@ def _let_go(watch: GangWatch) -> None:
 
 
 def candidate_config(
-    config: Config, candidate: Candidate, folder: Path, topology: Topology | None = None,
+    config: Config,
+    candidate: Candidate,
+    folder: Path,
+    topology: Topology | None = None,
     total_steps: int | None = None,
-) -> Config:  # fmt: skip
+) -> Config:
     """`config` with what a candidate has, run in `folder`, where its layout file goes too."""
     layout_file = None
     if candidate.row.percents is not None:
@@ -221,9 +224,15 @@ class CandidateTimeout:
         return cls(first_s=min(first_s, max(_LEAST_S, budget_s)))
 
     def failure(
-        self, layout: Layout, meter: Meter, *, since_s: float, limit_s: float, heard_s: float,
+        self,
+        layout: Layout,
+        meter: Meter,
+        *,
+        since_s: float,
+        limit_s: float,
+        heard_s: float,
         is_first: bool = False,
-    ) -> Failed | None:  # fmt: skip
+    ) -> Failed | None:
         """Says why an iteration is waited for no longer; times are those of the monotonic clock.
 
         It may take `limit_s` from `since_s`, the last one's end or the start; at `heard_s` any GMI

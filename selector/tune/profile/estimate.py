@@ -82,11 +82,12 @@ def estimate(
     value = sum(rate.value for rate in rates)
     error = math.sqrt(sum(rate.error**2 for rate in rates)) / value if value else _ALONE
     return Estimate(
-        steps_per_s=value, error=max(error, _FINEST),
+        steps_per_s=value,
+        error=max(error, _FINEST),
         iterations=min(rate.iterations for rate in rates),
         seconds=max(rate.seconds for rate in rates),
         phases=_phases([gmi for readings in (*streams, *others) for gmi in _by_gmi(readings)]),
-    )  # fmt: skip
+    )
 
 
 def _rate_of(readings: Sequence[Reading]) -> _Rate:

@@ -90,9 +90,13 @@ def tune(
     from gmi_drl.selector.tune.tuning import tune as tune_config
 
     tuned = tune_config(
-        config, overrides=words, budget=budget, output=output, again=again,
+        config,
+        overrides=words,
+        budget=budget,
+        output=output,
+        again=again,
         view=view_for(quiet, plain),
-    )  # fmt: skip
+    )
     if not quiet:
         console = console_for(plain)
         report.show(console, tuned.recorded)

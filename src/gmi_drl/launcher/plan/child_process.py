@@ -50,10 +50,13 @@ def ask(module: str, function: str, words: list[str], deadline: timedelta) -> An
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", __name__, str(answer.fileno()), str(limit_s)]
         process = subprocess.Popen(
-            [*command, module, function, *words], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=log, pass_fds=[answer.fileno()],
+            [*command, module, function, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=[answer.fileno()],
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             status = process.wait((deadline + _MARGIN).total_seconds())
         except subprocess.TimeoutExpired:  # what it kills does not go

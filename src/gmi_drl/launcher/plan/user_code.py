@@ -111,9 +111,10 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     sizes = {
         "observation": observation_width(envs.observation_space),
         "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
-        "action": distribution.action_columns, "parameters": distribution.parameters,
+        "action": distribution.action_columns,
+        "parameters": distribution.parameters,
         "has_own_network": own_network,
-    }  # fmt: skip
+    }
     closing = Closing()
     closing.later(envs.close)
     closing.all_within()  # one that raises or hangs is no fault: it does not fail a run

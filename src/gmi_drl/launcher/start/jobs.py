@@ -36,10 +36,14 @@ Resolve: TypeAlias = Callable[[Config, Path], tuple[Config, list[str]]]
 
 
 def new_job(
-    config: Config | Path | str | Mapping[str, Any], overrides: list[str],
-    roles: Mapping[str, type[DRL_role]] | None, import_path: Path | None, locks: ExitStack, *,
+    config: Config | Path | str | Mapping[str, Any],
+    overrides: list[str],
+    roles: Mapping[str, type[DRL_role]] | None,
+    import_path: Path | None,
+    locks: ExitStack,
+    *,
     resolve: Resolve | None,
-) -> tuple[Job, list[str]]:  # fmt: skip
+) -> tuple[Job, list[str]]:
     """Returns the job of a new run, and what to say of it and of what `auto` has become.
 
     `resolve` may measure first. `locks` keeps the lock of the run's folder.
@@ -130,9 +134,14 @@ def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _job(
-    layout: Layout, config: Config, folder: RunFolder, classes: Classes, import_path: Path,
-    resume: Path | None = None, notes: Sequence[str] = (),
-) -> tuple[Job, list[str]]:  # fmt: skip
+    layout: Layout,
+    config: Config,
+    folder: RunFolder,
+    classes: Classes,
+    import_path: Path,
+    resume: Path | None = None,
+    notes: Sequence[str] = (),
+) -> tuple[Job, list[str]]:
     """Returns the job, and what is said before its first iteration; writes plan.json."""
     names, sockets, trainers = names_of(layout), runtime.run_directory(), layout.holding("trainer")
     plan = group = None
@@ -140,15 +149,26 @@ def _job(
         plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
         folder.write_atomic("plan.json", json.dumps(plan.as_json(), indent=1))
         group = create_group(
-            [names[gmi.gmi_id] for gmi in trainers], [gmi.gpu_id for gmi in trainers],
-            strategy=plan.strategy, wire=config.comm.wire, directory=sockets,
-        )  # fmt: skip
+            [names[gmi.gmi_id] for gmi in trainers],
+            [gmi.gpu_id for gmi in trainers],
+            strategy=plan.strategy,
+            wire=config.comm.wire,
+            directory=sockets,
+        )
     job = Job(
-        layout=layout, config=config, group=group, sockets=sockets, folder=folder.path,
-        resume=resume, classes=classes, role_folder=import_path, session=uuid.uuid4().hex,
-        tally=create_tally(len(layout.gmis), COUNTERS), wires=wires_of(layout, sockets),
+        layout=layout,
+        config=config,
+        group=group,
+        sockets=sockets,
+        folder=folder.path,
+        resume=resume,
+        classes=classes,
+        role_folder=import_path,
+        session=uuid.uuid4().hex,
+        tally=create_tally(len(layout.gmis), COUNTERS),
+        wires=wires_of(layout, sockets),
         lock=lock_of(folder.path),
-    )  # fmt: skip
+    )
     return job, [*notes, *startup_notes(config, layout, plan)]
 
 

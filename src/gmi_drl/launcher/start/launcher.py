@@ -125,9 +125,14 @@ def launch(
 
 
 def _run(
-    job: Job, view: ViewName, keep_gcs: bool, *, notes: Sequence[str], watch: Watch | None,
+    job: Job,
+    view: ViewName,
+    keep_gcs: bool,
+    *,
+    notes: Sequence[str],
+    watch: Watch | None,
     promise_of: PromiseOf | None,
-) -> RunResult:  # fmt: skip
+) -> RunResult:
     """Starts the gang, shows what it reports, and writes down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
@@ -291,9 +296,15 @@ def memory_held(job: Job) -> dict[str, list[int]]:
 
 
 def _result(
-    job: Job, folder: RunFolder, state: str, gmis: list[Any], last: dict[str, Any], *,
-    restarts: int, traces: tuple[Path, ...],
-) -> RunResult:  # fmt: skip
+    job: Job,
+    folder: RunFolder,
+    state: str,
+    gmis: list[Any],
+    last: dict[str, Any],
+    *,
+    restarts: int,
+    traces: tuple[Path, ...],
+) -> RunResult:
     """Returns how a run that is done ended, which it also writes down in its folder."""
     batch = job.config.experience.batch_segments
     segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
@@ -316,14 +327,23 @@ def _result(
     speed = steps / seconds if seconds else 0.0
     note_end(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
-        folder=folder.path, state=state, iteration=int(number_in(known, "iteration")), steps=steps,
-        seconds=seconds, steps_per_s=speed,
+        folder=folder.path,
+        state=state,
+        iteration=int(number_in(known, "iteration")),
+        steps=steps,
+        seconds=seconds,
+        steps_per_s=speed,
         return_mean=None if known.get("return_mean") is None else number_in(known, "return_mean"),
-        eval_return=evaluation.get("eval_return"), eval_std=evaluation.get("eval_std"),
-        eval_episodes=evaluation.get("eval_episodes"), curve=_curve(folder, job.config), gmis=gmis,
-        restarts=restarts, experience=segments, traces=traces,
+        eval_return=evaluation.get("eval_return"),
+        eval_std=evaluation.get("eval_std"),
+        eval_episodes=evaluation.get("eval_episodes"),
+        curve=_curve(folder, job.config),
+        gmis=gmis,
+        restarts=restarts,
+        experience=segments,
+        traces=traces,
         mem_peak_bytes=tuple(memory["mem_peak_bytes"]),
-    )  # fmt: skip
+    )
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:

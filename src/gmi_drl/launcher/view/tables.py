@@ -66,10 +66,15 @@ _AROUND: Final = 3  # of a column's width in a terminal: its line and the blanks
 
 
 def print_table(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]],
-    drop: Sequence[str] = (), *, numbers: bool = False,
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    drop: Sequence[str] = (),
+    *,
+    numbers: bool = False,
     style_of: Callable[[str], str] = lambda cell: "",
-) -> None:  # fmt: skip
+) -> None:
     """Prints a table with a title; without a terminal, columns two spaces apart.
 
     Cells may be a stranger's text. In a terminal that is too narrow the columns `drop` are left
@@ -113,10 +118,15 @@ def print_folded(
 
 
 def table_within(
-    width: int, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]],
-    drop: Sequence[str] = (), *, numbers: bool = False,
+    width: int,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    drop: Sequence[str] = (),
+    *,
+    numbers: bool = False,
     style_of: Callable[[str], str] = lambda cell: "",
-) -> Table:  # fmt: skip
+) -> Table:
     """Makes a table that is at most so wide, if it can be: see `print_table`."""
     from rich.cells import cell_len
     from rich.table import Table

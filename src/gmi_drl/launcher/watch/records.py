@@ -78,11 +78,14 @@ def segment_counts_of(
     left = sum(one["experience"]["under_way"] for one in trained)
     known = sum(statuses.values()) - statuses["repeated"] + left + sent["unsent"]
     return SegmentCounts(
-        **sent, **statuses, left=left, unheard=sent["begun"] - known,
+        **sent,
+        **statuses,
+        left=left,
+        unheard=sent["begun"] - known,
         undone=sum(row["undone"] for row in trainers),
         agent_deaths=sum(row["lives"] - 1 for row in agents),
         at_hand=batch_segments * sum(row["lives"] - 1 for row in trainers),
-    )  # fmt: skip
+    )
 
 
 _WINDOW: Final = 100  # episodes a reported return is the mean of
