@@ -18,13 +18,7 @@ from gmi_drl.comm.group.group import Wire
 from gmi_drl.gmi import backend_of
 from gmi_drl.placement.faults import counted
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.reduction import (
-    STRATEGIES,
-    Strategy,
-    algorithm_1,
-    reason_1,
-    reducing,
-)
+from gmi_drl.placement.reduction import STRATEGIES, Strategy, chosen_1, reducing
 from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime.cache_files import locked
 
@@ -115,9 +109,9 @@ def plan_reduction(
     wants = measure if measure != "needed" or decides else "no"
     links, notes = _links(stages, layout, facts, wants)
     rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire=wire)
-    strategy, why = decide(wanted, mpl, rows, repeatable)
+    (strategy, why), (paper, paper_why) = decide(wanted, mpl, rows, repeatable), chosen_1(mpl)
     return ReductionPlan(
-        wanted, strategy, why, paper=algorithm_1(mpl), paper_why=reason_1(mpl),
+        wanted, strategy, why, paper=paper, paper_why=paper_why,
         numel=numel, wire=wire, rows=rows, links=links, notes=notes,
     )  # fmt: skip
 
