@@ -108,7 +108,7 @@ def _unknown_id(env_id: str, adapter: str) -> str:
 
 
 def _closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
-    """Returns up to three ids that are most like `env_id`, or whose names without the version are."""
+    """Returns up to three ids most like `env_id`, or whose names without the version are."""
     ids = sorted(known, reverse=True)  # the newest version first
     by_name: dict[str, list[str]] = {}
     for known_id in ids:

@@ -33,11 +33,10 @@ def observation_fault(space: Space[Any]) -> str:
     if _is_vector(space):
         return ""
     flat = _flattened(space)
-    remedy = (
-        f"gymnasium.wrappers.FlattenObservation, which makes it a Box of {counted(flat.shape[0], 'number')}."
-        if flat is not None
-        else "gymnasium.wrappers.TransformObservation, by a function to a one-dimensional Box."
-    )
+    remedy = "gymnasium.wrappers.TransformObservation, by a function to a one-dimensional Box."
+    if flat is not None:
+        numbers = counted(flat.shape[0], "number")
+        remedy = f"gymnasium.wrappers.FlattenObservation, which makes it a Box of {numbers}."
     return (
         f"observation space {_shown(space)}; must be a one-dimensional Box of one number or more. "
         f"Register the environment wrapped in {remedy}"

@@ -99,8 +99,6 @@ class AsyncSamples:
         """The policy's number on the board: higher with each update, also after a step back."""
         return self._version + self._ahead
 
-    # State ----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict() | {
             "episodes": self.progress.state_dict(),
@@ -129,8 +127,6 @@ class AsyncSamples:
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         return True, ""  # agents have none
-
-    # Rounds ---------------------------------------------------------------------------------
 
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
@@ -241,8 +237,6 @@ class AsyncSamples:
             self._published.write(self._vector)
             self._writer.publish(self._board_version, self._vector)
 
-    # What became of segments ----------------------------------------------------------------
-
     def _count_undone(self, marks: Marks) -> None:
         """Count what a process before this one had settled, and the state that goes on has not."""
         mgr, known = self._mgr, sum(sum(mark[2:]) for mark in marks.values())
@@ -278,8 +272,6 @@ class AsyncSamples:
                 self._mgr.warn(
                     f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}"
                 )
-
-    # The end --------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Tell the agents, and count what they had sent until they heard of it."""

@@ -68,8 +68,6 @@ class ActingRole(DRL_role):
         losses: Losses = algorithm_class(self.mgr.config.algorithm).loss(*args)
         return losses
 
-    # What a role builds from them -----------------------------------------------------------
-
     def build(self, env: VecEnv) -> None:
         """Make the policy, its normalisers and the algorithm as all GMIs begin with them."""
         config, device = self.mgr.config, self.mgr.context.device

@@ -44,22 +44,18 @@ class World(Protocol):
 
     def step(self, frame_skip: int, rne_post: bool) -> None:
         """Takes `frame_skip` physics steps; `rne_post` computes cfrc_ext after them."""
-        ...
 
     def forward(self) -> None:
         """Computes derived fields and qacc of the present qpos, qvel and ctrl, of all worlds."""
-        ...
 
     def dropped(self) -> Tensor:
         """Returns the worlds [N] whose contacts or rows did not all fit since last asked."""
-        ...
 
     def on_torch_stream(self) -> AbstractContextManager[Any]:
         """Surrounds `step` and `forward`; nothing of torch runs within.
 
         They run behind what torch has launched so far, and before what it launches next.
         """
-        ...
 
 
 def prepare(

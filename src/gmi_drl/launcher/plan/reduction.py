@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl import runtime
 from gmi_drl.comm.plan.capability import LinkFacts, fault
 from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement import Config, ConfigError, Fault, Layout, hidden_sizes
 from gmi_drl.placement.reduction import reducing
-from gmi_drl.roles.policies.alignment import PARAMETER, aligned
+from gmi_drl.roles.policies import PARAMETER_MULTIPLE
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
@@ -98,7 +99,7 @@ class Sizer:
         from gmi_drl.roles.role.acting import gradient_numel
         from gmi_drl.roles.role.role import load_role
 
-        role = load_role(trainer) if isinstance(trainer, str) else trainer
+        role = load_role(trainer)
         return gradient_numel(role, config, layout)
 
 
@@ -125,4 +126,4 @@ def assumed(config: Config) -> int:
     parameters = [_ACT_DIM]  # deviations, then weights and biases of each layer
     for a, b in itertools.pairwise(sizes):
         parameters += [a * b, b]
-    return sum(aligned(count, PARAMETER) for count in parameters) + _TAIL
+    return sum(round_up(count, PARAMETER_MULTIPLE) for count in parameters) + _TAIL
