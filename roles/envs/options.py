@@ -77,11 +77,7 @@ def _fit(hint: Any, value: Any) -> tuple[Any, bool]:
 
 def _words(hint: Any) -> str:
     words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        tuple[float, float]: "two numbers, [low, high]",
-        type(None): "null",
-    }
+        bool: "true or false", int: "a whole number", float: "a number", str: "a text",
+        tuple[float, float]: "two numbers, [low, high]", type(None): "null",
+    }  # fmt: skip
     return words.get(hint) or " or ".join(_words(arm) for arm in get_args(hint))

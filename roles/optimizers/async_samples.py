@@ -199,16 +199,15 @@ class AsyncSamples:
         episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
         agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
         sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
-        at = 2 + len(_COUNTED)
+        at, seconds_of = 2 + len(_COUNTED), dict(zip(self._places, agreed.gmi_seconds, strict=True))
         self._marks = {trainer: Marks() for trainer in self._trainers}
         for place, agent in enumerate(self._agents):
             begin = at + place * (1 + _MARK)
-            spent = sum(agreed.gmi_seconds[self._places.index(agent)].values())
-            if spent:
+            if spent := sum(seconds_of[agent].values()):
                 self._rates[agent] = sums[begin] * self._samples / spent
             for trainer, row in zip(self._trainers, agreed.extra, strict=True):
                 self._marks[trainer][agent] = tuple(map(int, row[begin + 1 : begin + 1 + _MARK]))
-        wall_s = max(sum(seconds.values()) for seconds in agreed.trainer_seconds)
+        wall_s = max(sum(seconds_of[trainer].values()) for trainer in self._trainers)
         segments = len(batch.segments) * self._group.size
         speed = segments * self._samples / wall_s
         metrics = {
@@ -295,8 +294,5 @@ class AsyncSamples:
         return {"experience": {fate: tally[gmi_id, fate] for fate in FATES}}
 
     def close(self) -> None:
-        """Leaves the links to end with the process.
-
-        A process that is killed before it has answered is replaced by one that opens them again.
-        """
+        """Leaves the links to end with the process, whose successor may open them again."""
         self.learner.close()

@@ -189,9 +189,7 @@ class Learner:
             self._observations.update(merge_moments(moments.everyone[:, own:]))
 
     def stats(self) -> dict[str, float | None]:
-        """Means of what losses report over the steps of the last update and all trainers, and the
-        last learning rate; means are None where it had no step. Waits for the device. They may not
-        be finite; see `check_finite`."""
+        """Returns the `GradientStep.means` of the last update; they may not be finite."""
         return self._step.means()
 
     def _checked(self, minibatch: Batch) -> Losses:

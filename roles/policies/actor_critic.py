@@ -143,11 +143,8 @@ def actor_critic_of(
 ) -> ActorCritic:
     """The network of a config for the spaces of `env`, where no role makes another."""
     return ActorCritic(
-        observation_width(env.observation_space),
-        distribution_for(env.action_space),
-        hidden_sizes(settings.network),
-        activation=settings.activation,
-        init_log_std=getattr(settings, "init_log_std", 0.0),
-        generator=generator,
+        observation_width(env.observation_space), distribution_for(env.action_space),
+        hidden_sizes(settings.network), activation=settings.activation,
+        init_log_std=getattr(settings, "init_log_std", 0.0), generator=generator,
         precision=settings.precision,
-    )
+    )  # fmt: skip

@@ -100,16 +100,11 @@ class ActingRole(DRL_role):
 
     def batch(self, num_env: int) -> Batch:
         """The buffers of a horizon of `num_env` environments, for this algorithm and policy."""
+        algorithm, horizon = self.algorithm, self.mgr.config.algorithm.horizon
         return Batch.allocate(
-            self.mgr.config.algorithm.horizon,
-            num_env,
-            self.observation_width,
-            self.policy,
-            self.mgr.context.device,
-            filled=self.algorithm.filled,
-            recorded=self.algorithm.recorded,
-            ends=self.algorithm.ends,
-        )
+            horizon, num_env, self.observation_width, self.policy, self.mgr.context.device,
+            filled=algorithm.filled, recorded=algorithm.recorded, ends=algorithm.ends,
+        )  # fmt: skip
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:
         """Returns the collector of horizons in `env`, with random numbers of this GMI alone."""

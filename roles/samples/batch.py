@@ -22,10 +22,7 @@ from gmi_drl.roles.policies.policy import Policy
 
 
 class Columns:
-    """The places of the parts of a packed row.
-
-    `columns.observation` is a slice, `columns.value` an index.
-    """
+    """The places of the parts of a packed row: an index for a single number, else a slice."""
 
     def __init__(self, widths: Mapping[str, int], spans: Mapping[str, tuple[str, str]]) -> None:
         self.places: dict[str, slice | int] = {}

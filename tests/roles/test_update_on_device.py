@@ -77,6 +77,10 @@ class Two:
 
 
 GROUPS = {"alone": solo_group, "with another": Two}
+PAIRS = pytest.mark.parametrize(
+    ("distribution", "group"), [(Normal(3), Two), (Categorical(4), solo_group)],
+    ids=["normal with another", "categorical alone"],
+)  # fmt: skip
 
 
 def a_learner(policy, batch, changes=(), group=None, device=CPU, **how):
@@ -116,8 +120,7 @@ def assert_same(mine, its, **tolerance):
         assert a == (pytest.approx(b, rel=1e-4, abs=1e-6) if tolerance else b)
 
 
-@pytest.mark.parametrize("distribution", [Normal(3), Categorical(4)], ids=["normal", "categorical"])
-@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+@PAIRS
 def test_an_update_waits_for_nothing(distribution, group):
     policy = a_policy(distribution)
     batch = experience(policy)
@@ -145,8 +148,7 @@ def test_numbers_that_stay_on_the_device_train_as_those_of_the_host():
     assert_same(trained(4, static=True), trained(4), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
-@pytest.mark.parametrize("distribution", [Normal(3), Categorical(4)], ids=["normal", "categorical"])
+@PAIRS
 def test_what_is_captured_equals_what_is_done_anew(distribution, group):
     pool = RecordedPool()
     captured = trained(3, distribution, group(), static=True, pool=pool)

@@ -266,13 +266,9 @@ class DeviceVecEnv:
     def _state(self) -> dict[str, Tensor]:
         """Returns what is saved beside physics."""
         return {
-            "before": self._before,
-            "memory": self._memory,
-            "elapsed": self._elapsed,
-            "key": self._key,
-            "count": self._count,
-            "observation": self._step.observation,
-        }
+            "before": self._before, "memory": self._memory, "elapsed": self._elapsed,
+            "key": self._key, "count": self._count, "observation": self._step.observation,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = state.get("physics")
