@@ -85,7 +85,7 @@ class RemoteEvaluators:
         """Leaves the links to end with the process, whose successor may open them again."""
 
     def _all(self, there: bool) -> bool:
-        """Tells whether the workers of all trainers are there; who is late is their trainer's to find."""
+        """Tells whether the workers of all trainers are there: who is late is theirs to find."""
         while _WAITS in (told := self._meet(there)):
             pass
         return all(told)
