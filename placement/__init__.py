@@ -39,7 +39,7 @@ from .config.load import load_config
 from .config.search import RangeConfig, SearchConfig
 from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
-from .layout_yaml import to_yaml
+from .layout_yaml import from_yaml, to_yaml
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
 from .resolve import choose_backend, layout_of, resolved, simplest, template_of
 from .slicing import sliced
@@ -54,7 +54,7 @@ __all__ = [
     "MigInstance", "MigSlice", "PPOConfig", "RangeConfig", "RoleConfig", "RunConfig",
     "SearchConfig", "Strategy", "Template", "Topology", "TuneConfig", "algorithm_1",
     "algorithm_config", "check", "choose_backend", "counted", "decoupled", "format_cores",
-    "hidden_sizes", "layout_faults_of", "layout_of", "load_config", "reducing",
+    "from_yaml", "hidden_sizes", "layout_faults_of", "layout_of", "load_config", "reducing",
     "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
     "template_of", "to_yaml",
 ]  # fmt: skip

@@ -189,6 +189,21 @@ def read_layout(path: Path | str) -> LayoutFile:
     return parse_layout(text, str(path))
 
 
+def from_yaml(
+    text: str,
+    topology: Topology,
+    num_env: int,
+    backend: str = "cpu",
+    hardware: HardwareConfig | None = None,
+) -> Layout:
+    """Returns the Layout in a text, on these devices, with every share filled in.
+
+    ConfigError for a text that is none, LayoutError where cores or instances are too few.
+    """
+    layout = parse_layout(text).on(topology, num_env, backend)
+    return sliced(layout, hardware or HardwareConfig())
+
+
 def to_yaml(layout: Layout) -> str:
     """Returns the layout as text to edit. Environments are written where GMIs differ in them."""
     numbers = {gmi.num_env for gmi in layout.holding("simulator")}

@@ -17,7 +17,7 @@ from gmi_drl.placement import (
     tdg_ex,
 )
 from gmi_drl.placement.config.config import HardwareConfig
-from gmi_drl.placement.layout_yaml import parse_layout, to_yaml
+from gmi_drl.placement.layout_yaml import from_yaml, parse_layout, to_yaml
 from gmi_drl.placement.slicing import sliced
 
 GIB = 1 << 30
@@ -40,10 +40,6 @@ def gpus(count, cores=8):
             for i in range(count)
         )
     )  # fmt: skip
-
-
-def from_yaml(text, topology, num_env, backend="cpu"):
-    return sliced(parse_layout(text).on(topology, num_env, backend), HardwareConfig())
 
 
 @settings(deadline=None)

@@ -7,6 +7,7 @@ from gmi_drl.placement import (
     Device,
     Topology,
     check,
+    from_yaml,
     layout_of,
     load_config,
 )
@@ -184,7 +185,7 @@ def test_unequal_shares_run_by_a_layout_file(tmp_path):
     resolved = config_of(config, uneven, file)
     assert not check(resolved, machine)
     assert [gmi.sm_percent for gmi in layout_of(resolved, machine).gmis] == [16, 16, 67]
-    assert layout_of(resolved, machine).template == "tdg_ex"
+    assert from_yaml(file.read_text(), machine, uneven.num_env).template == "tdg_ex"
 
 
 @pytest.mark.parametrize(
