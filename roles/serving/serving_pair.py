@@ -175,8 +175,8 @@ class ServingAgent(Server):
                 if packet.header.stream == 0:  # of the halves of a step the first
                     self._turn()
                 with phase("infer"):
-                    asked, action = packet.header, actor.act(_read(packet, rows, width, device))
-                    _send(sender, asked.stream, action, asked.sequence, asked.incarnation)
+                    seen = _read(packet, rows, width, device)
+                    self._send(sender, packet, actor.act(seen))
                     receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
                 return
@@ -184,6 +184,11 @@ class ServingAgent(Server):
             self._seconds["infer"] += heard_s - start
             self._count(rows)
             self._report()
+
+    def _send(self, sender: Sender, packet: Packet, action: Tensor) -> None:
+        """Answer a question, which the packet is."""
+        header = packet.header
+        _send(sender, header.stream, action, header.sequence, header.incarnation)
 
 
 def _links(role: Server) -> tuple[LinkSpec, LinkSpec]:

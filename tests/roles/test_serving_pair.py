@@ -28,7 +28,7 @@ class Played:
 
 
 def packet(stream):
-    header = SimpleNamespace(stream=stream, sequence=0, policy_version=0, incarnation=0)
+    header = SimpleNamespace(stream=stream, sequence=0, policy_version=0)
     return SimpleNamespace(header=header, memory=torch.zeros(8, dtype=torch.uint8))
 
 
@@ -41,7 +41,7 @@ class BusyAgent(ServingAgent):
     def _nothing(self, *_):
         pass
 
-    _count = _report = _turn = _nothing
+    _send = _count = _report = _turn = _nothing
 
 
 def test_an_agent_that_was_busy_gives_its_simulator_all_the_time_from_then_on(monkeypatch):
@@ -58,7 +58,6 @@ def test_an_agent_that_was_busy_gives_its_simulator_all_the_time_from_then_on(mo
 
     monkeypatch.setattr(serving_pair, "perf_counter", lambda: now_s[0])
     monkeypatch.setattr(serving_pair, "wait_any", silence)
-    monkeypatch.setattr(serving_pair, "_send", lambda *_: None)
     receiver = Played(packet(0) for _ in range(10))
     with pytest.raises(LinkTimeout, match="after 5 s: gmi 0, device 0 has not asked"):
         BusyAgent()._act(SimpleNamespace(act=act), receiver, None, [[1, 2]])
