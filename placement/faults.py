@@ -69,8 +69,7 @@ class ConfigError(GmiDrlError, ValueError):
         super().__init__(self.faults, source, partial)
 
     def __str__(self) -> str:
-        count = len(self.faults)
-        head = f"{self.source or 'the config'}: {count} {'fault' if count == 1 else 'faults'}"
+        head = f"{self.source or 'the config'}: {counted(len(self.faults), 'fault')}"
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
 
@@ -86,9 +85,14 @@ def device_name(device: Device) -> str:
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """Returns the known name that `name` is a slip of, if any is."""
+    return next(iter(close_names(name, known)), None)
+
+
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """Returns up to three names of `known` most like `name`, best first, ignoring case."""
     by_lower = {one.lower(): one for one in known}
-    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_CUTOFF)
-    return by_lower[matches[0]] if matches else None
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=_CUTOFF)
+    return [by_lower[match] for match in matches]
 
 
 def _short(value: Any, limit: int = 80) -> str:

@@ -126,28 +126,23 @@ class LayoutFile(Section):
         """
         if faults := list(self._faults(topology)):
             raise ConfigError(faults)
-        devices = topology.devices
-        return Layout(
-            self.template,
-            topology,
-            tuple(
-                GmiSpec(
-                    gmi_id=number,
-                    gpu_id=gmi.gpu,
-                    roles=tuple(sorted(set(gmi.roles), key=_ROLES.index)),
-                    backend=gmi.backend or backend,
-                    cores=gmi.cores or (),
-                    num_env=(num_env if "simulator" in gmi.roles else 0)
-                    if gmi.num_env is None
-                    else gmi.num_env,
-                    sm_percent=gmi.sm_percent,
-                    mem_bytes=gmi.memory,
-                    device_uuid=devices[gmi.gpu].uuid,
-                    mig=None if gmi.mig is None else MigSlice(gmi.mig.profile, gmi.mig.start),
-                )
-                for number, gmi in enumerate(self.gmis)
-            ),
-        )
+        specs = []
+        for number, gmi in enumerate(self.gmis):
+            simulated = num_env if "simulator" in gmi.roles else 0
+            spec = GmiSpec(
+                gmi_id=number,
+                gpu_id=gmi.gpu,
+                roles=tuple(sorted(set(gmi.roles), key=_ROLES.index)),
+                backend=gmi.backend or backend,
+                cores=gmi.cores or (),
+                num_env=simulated if gmi.num_env is None else gmi.num_env,
+                sm_percent=gmi.sm_percent,
+                mem_bytes=gmi.memory,
+                device_uuid=topology.devices[gmi.gpu].uuid,
+                mig=None if gmi.mig is None else MigSlice(gmi.mig.profile, gmi.mig.start),
+            )
+            specs.append(spec)
+        return Layout(self.template, topology, tuple(specs))
 
     def _faults(self, topology: Topology) -> Iterator[Fault]:
         count = len(topology.devices)
@@ -178,11 +173,9 @@ def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
     try:
         return LayoutFile.model_validate(data)
     except ValidationError as error:
-        faults = explain(error, lines, schema=ConfigSchema(LayoutFile))
-        name = Path(source).name
-        raise ConfigError(
-            [replace(f, where=f"{name}: {f.where}") for f in faults], source
-        ) from None
+        name, found = Path(source).name, explain(error, lines, schema=ConfigSchema(LayoutFile))
+        faults = [replace(fault, where=f"{name}: {fault.where}") for fault in found]
+        raise ConfigError(faults, source) from None
 
 
 def read_layout(path: Path | str) -> LayoutFile:
@@ -214,15 +207,8 @@ def from_yaml(
 def to_yaml(layout: Layout) -> str:
     """Returns the layout as text to edit. Environments are written where GMIs differ in them."""
     numbers = {gmi.num_env for gmi in layout.holding("simulator")}
-    even = sliced(
-        replace(
-            layout,
-            gmis=tuple(
-                gmi if gmi.backend == "cpu" else replace(gmi, cores=()) for gmi in layout.gmis
-            ),
-        ),
-        HardwareConfig(),
-    )
+    bare = [gmi if gmi.backend == "cpu" else replace(gmi, cores=()) for gmi in layout.gmis]
+    even = sliced(replace(layout, gmis=tuple(bare)), HardwareConfig())
     lines = [_HEAD + f"version: {_VERSION}", f"template: {layout.template}", "gmis:"]
     for gmi, default in zip(layout.gmis, even.gmis, strict=True):
         lines.append(f"  - gmi: {gmi.gmi_id}")

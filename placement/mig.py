@@ -67,36 +67,21 @@ _SMS_H100: Final = (16, 26, 32, 60, 64, 132)
 _NAMES_80: Final = "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"
 
 A30: Final = _profiles("1g.6gb 2g.12gb 4g.24gb", (5.81, 11.69, 23.44), (14, 28, 56))
-A100_40: Final = _profiles(
-    "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb",
-    (4.75, 9.62, 9.62, 19.62, 19.62, 39.38),
-    _SMS_A100,
-)
+_NAMES_40: Final = "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"
+A100_40: Final = _profiles(_NAMES_40, (4.75, 9.62, 9.62, 19.62, 19.62, 39.38), _SMS_A100)
 A100_80: Final = _profiles(_NAMES_80, (9.5, 19.5, 19.5, 39.25, 39.25, 78.75), _SMS_A100)
 H100_80: Final = _profiles(_NAMES_80, (9.75, 19.62, 19.62, 39.5, 39.5, 79.25), _SMS_H100)
 H100_80_PCIE: Final = _profiles(
     _NAMES_80, (9.75, 19.62, 19.62, 39.5, 39.5, 79.25), (14, 14, 30, 46, 62, 114)
 )
-H100_94: Final = _profiles(
-    "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb",
-    (10.57, 21.5, 21.5, 46.12, 46.12, 92.62),
-    _SMS_H100,
-)
-H100_96: Final = _profiles(
-    "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb",
-    (10.8, 21.6, 23.0, 46.5, 46.5, 93.0),
-    _SMS_H100,
-)
-H200: Final = _profiles(
-    "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb",
-    (16.0, 32.5, 32.5, 63.1, 63.1, 140.0),
-    _SMS_H100,
-)
-B200: Final = _profiles(
-    "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb",
-    (20.1, 40.2, 40.2, 80.5, 80.5, 161.1),
-    (None,) * 6,
-)
+_NAMES_94: Final = "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"
+H100_94: Final = _profiles(_NAMES_94, (10.57, 21.5, 21.5, 46.12, 46.12, 92.62), _SMS_H100)
+_NAMES_96: Final = "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"
+H100_96: Final = _profiles(_NAMES_96, (10.8, 21.6, 23.0, 46.5, 46.5, 93.0), _SMS_H100)
+_NAMES_141: Final = "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"
+H200: Final = _profiles(_NAMES_141, (16.0, 32.5, 32.5, 63.1, 63.1, 140.0), _SMS_H100)
+_NAMES_180: Final = "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"
+B200: Final = _profiles(_NAMES_180, (20.1, 40.2, 40.2, 80.5, 80.5, 161.1), (None,) * 6)
 
 # A word of the device's name, its least memory in GiB, its SMs (None: any), and its profiles. The
 # first that fits is it.
@@ -173,9 +158,13 @@ def mig_slices(
         raise LayoutError(
             f"{where}: backend mig; instance kind has no MIG. Use backend mps, or direct."
         )
-    existing, profiles = whole_instances(device), profiles_of(device)
+    profiles = profiles_of(device)
     enough = sorted(
-        (instance for instance in existing if instance.mem_bytes >= (mem_bytes or 0)),
+        (
+            instance
+            for instance in whole_instances(device)
+            if instance.mem_bytes >= (mem_bytes or 0)
+        ),
         key=lambda instance: (instance.mem_bytes, instance.sm_count or 0),
         reverse=mem_bytes is None,
     )
@@ -186,9 +175,11 @@ def mig_slices(
             f"{where}: {count} MIG instances{_of(mem_bytes)}; it has {_listed(enough)}, and the "
             "profiles of this kind are not known. Make them with nvidia-smi mig, or use fewer GMIs."
         )
-    taken = [(instance.start, instance.size) for instance in device.mig]
     try:
-        planned = _planned(profiles, existing, taken, count, mem_bytes)
+        if mem_bytes is None:
+            planned = _largest(device, count)
+        else:
+            planned = _by_start(pack([mem_bytes] * count, profiles, device.mig))
     except LayoutError as error:
         raise LayoutError(f"{where}: {error}") from None
     if not allow_create:
@@ -226,19 +217,10 @@ def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
     return commands
 
 
-def _planned(
-    profiles: Sequence[Profile],
-    existing: Sequence[MigInstance],
-    taken: Sequence[Interval],
-    count: int,
-    mem_bytes: int | None,
-) -> tuple[MigSlice, ...]:
+def _largest(device: Device, count: int) -> tuple[MigSlice, ...]:
     """Returns existing instances and new ones; LayoutError if there is no room for `count`."""
-    if mem_bytes is not None:
-        used = _matched([mem_bytes] * count, existing)
-        missing = [mem_bytes] * (count - len(used))
-        new = _created(missing, profiles, taken, list(used.values()))
-        return _by_start([*(MigSlice(i.profile, i.start) for i in used.values()), *new])
+    profiles, existing = profiles_of(device), whole_instances(device)
+    taken = [(instance.start, instance.size) for instance in device.mig]
     for least in sorted(profiles, key=lambda profile: (-profile.size, -_sms(profile))):
         good = [i for i in existing if i.mem_bytes >= least.mem_bytes and _sms_reach(i, least)]
         kept = [MigSlice(i.profile, i.start) for i in good[:count]]
@@ -314,9 +296,9 @@ def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None
         return []
     # The highest place first: 3g before 4g keeps place 0 free for what can lie nowhere else.
     for start in reversed(wanted[0].starts):
-        cover = _covered(start, wanted[0].size)
-        if not taken & cover:
-            rest = _place(wanted[1:], taken | cover)
+        cover = covered(start, wanted[0].size)
+        if taken.isdisjoint(cover):
+            rest = _place(wanted[1:], taken.union(cover))
             if rest is not None:
                 return [start, *rest]
     return None
@@ -357,12 +339,13 @@ def _whole(instances: Iterable[MigInstance]) -> list[MigInstance]:
     return [instance for instance in instances if not re.match(r"\d+c\.", instance.profile)]
 
 
-def _covered(start: int, size: int) -> frozenset[int]:
-    return frozenset(range(start, start + size))
+def covered(start: int, size: int) -> range:
+    """Returns the memory slices of an instance."""
+    return range(start, start + size)
 
 
 def _slices(taken: Iterable[Interval]) -> frozenset[int]:
-    return frozenset(itertools.chain.from_iterable(_covered(*interval) for interval in taken))
+    return frozenset(itertools.chain.from_iterable(covered(*interval) for interval in taken))
 
 
 def _sms(profile: Profile) -> int:

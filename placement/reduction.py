@@ -21,26 +21,20 @@ def algorithm_1(mpl: MPL) -> Literal["mpr", "mrr", "har"]:
     It knows neither the hardware nor the size of a gradient. `mpl` has the devices that hold GMIs
     of the group and no others.
     """
-    if len(mpl) <= 1:
-        return "mpr"
-    gmi_per_gpu = {len(gmis) for gmis in mpl}
-    if len(gmi_per_gpu) > 1:
-        return "har"
-    if gmi_per_gpu.pop() > len(mpl):
-        return "har"
-    return "mrr"
+    return algorithm_1_with_reason(mpl)[0]
 
 
-def reason_1(mpl: MPL) -> str:
-    """Returns the line of Algorithm 1 that decides, in words."""
+def algorithm_1_with_reason(mpl: MPL) -> tuple[Literal["mpr", "mrr", "har"], str]:
+    """Returns the choice of Algorithm 1, and in words the line that decides."""
     sizes = [len(gmis) for gmis in mpl]
     if len(mpl) <= 1:
-        return "all GMIs are on one device"
+        return "mpr", "all GMIs are on one device"
     if len(set(sizes)) > 1:
-        return f"devices have different numbers of GMIs ({', '.join(map(str, sizes))})"
-    relation = "more" if sizes[0] > len(mpl) else "no more"
-    each = counted(sizes[0], "GMI")
-    return f"{each} on each of {len(mpl)} devices, {relation} than there are devices"
+        return "har", f"devices have different numbers of GMIs ({', '.join(map(str, sizes))})"
+    each = f"{counted(sizes[0], 'GMI')} on each of {len(mpl)} devices"
+    if sizes[0] > len(mpl):
+        return "har", f"{each}, more than there are devices"
+    return "mrr", f"{each}, no more than there are devices"
 
 
 def reducing(layout: Layout) -> list[list[int]]:

@@ -25,25 +25,17 @@ if TYPE_CHECKING:
     from .serving.serving_pair import ServingAgent as ServingAgent
     from .serving.serving_pair import ServingSimulator as ServingSimulator
 
-_HOME = {
-    "Agent": "role.trainer",
-    "CheckpointError": "errors",
-    "ContextError": "errors",
-    "DRL_role": "role.role",
-    "GMI_manager": "role.manager",
-    "GmiContext": "role.manager",
-    "Holistic": "role.trainer",
-    "NotFiniteError": "errors",
-    "RoleError": "errors",
-    "RoleLoadError": "errors",
-    "Serving": "serving.serving",
-    "ServingAgent": "serving.serving_pair",
-    "ServingSimulator": "serving.serving_pair",
-    "Trainer": "role.trainer",
-    "load_role": "role.role",
+_NAMES = {
+    "errors": ("CheckpointError", "ContextError", "NotFiniteError", "RoleError", "RoleLoadError"),
+    "role.manager": ("GMI_manager", "GmiContext"),
+    "role.role": ("DRL_role", "load_role"),
+    "role.trainer": ("Agent", "Holistic", "Trainer"),
+    "serving.serving": ("Serving",),
+    "serving.serving_pair": ("ServingAgent", "ServingSimulator"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = list(_HOME)
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -31,10 +31,7 @@ def graphs_on(device: torch.device, wanted: bool) -> bool:
 
 
 def static_on(device: torch.device, wanted: bool | None = None) -> bool:
-    """Tells whether work on `device` goes the way of a GPU: the same launches each time.
-
-    As `wanted`; None: on all devices but the CPU.
-    """
+    """Tells whether work goes the way of a GPU, the same launches each time; None: by `device`."""
     return device.type != "cpu" if wanted is None else wanted
 
 
@@ -151,10 +148,6 @@ class Graph:
 
 
 def capture_steps(env: VecEnv, pool: Pool) -> None:
-    """Have `env` capture its steps, if they are torch's work alone: then it has `capture`.
-
-    From then on every step is the replay of a CUDA graph of `pool`. Others capture by themselves,
-    or cannot.
-    """
+    """Have `env` capture its steps as graphs of `pool`, if they are torch's: it has `capture`."""
     if (capture := getattr(env, "capture", None)) is not None:
         capture(pool)

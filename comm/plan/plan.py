@@ -18,7 +18,7 @@ from gmi_drl.comm.group.group import Wire
 from gmi_drl.gmi import backend_of
 from gmi_drl.placement.faults import counted
 from gmi_drl.placement.layout import Layout
-from gmi_drl.placement.reduction import STRATEGIES, Strategy, algorithm_1, reason_1, reducing
+from gmi_drl.placement.reduction import STRATEGIES, Strategy, algorithm_1_with_reason, reducing
 from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime.cache_files import locked
 
@@ -104,8 +104,9 @@ def plan_reduction(
     links, notes = _links(stages, layout, facts, wants)
     rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire=wire)
     strategy, why = decide(wanted, mpl, rows, repeatable)
+    paper, paper_why = algorithm_1_with_reason(mpl)
     return ReductionPlan(
-        wanted, strategy, why, paper=algorithm_1(mpl), paper_why=reason_1(mpl),
+        wanted, strategy, why, paper=paper, paper_why=paper_why,
         numel=numel, wire=wire, rows=rows, links=links, notes=notes,
     )  # fmt: skip
 

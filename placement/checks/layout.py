@@ -8,7 +8,7 @@ from typing import Final
 from gmi_drl.placement.config.config import MAX_OVERCOMMIT, HardwareConfig
 from gmi_drl.placement.faults import ABSENT, Fault, device_name, spec_fault
 from gmi_drl.placement.layout import GmiSpec, Layout, MigSlice
-from gmi_drl.placement.mig import commands_for, profiles_of, whole_instances
+from gmi_drl.placement.mig import commands_for, covered, profiles_of, whole_instances
 from gmi_drl.placement.slicing import RESERVE_BYTES, group_sms, groups_of, num_groups
 from gmi_drl.placement.templates import TEMPLATES, Template
 from gmi_drl.placement.topology import Device, format_cores
@@ -171,29 +171,24 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
 
 def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Iterator[Fault]:
     """Yields what the GPU's compute mode and MPS say about the number of processes."""
-    backend = gmis[0].backend
+    backend, where = gmis[0].backend, f"{device_name(device)}: compute mode"
+    others = (process for process in device.processes if process.kind != "graphics")
     if backend == "cpu":
         return
     if device.compute_mode == "prohibited":
         yield Fault(
-            f"{device_name(device)}: compute mode", "prohibited", "no process may use CUDA on it",
+            where, "prohibited", "no process may use CUDA on it",
             f"Have it set: nvidia-smi -i {device.index} -c DEFAULT, or leave the GPU out.",
         )  # fmt: skip
-    elif device.compute_mode == "exclusive" and (
-        holder := next(
-            (process for process in device.processes if process.kind != "graphics"), None
-        )
-    ):
+    elif device.compute_mode == "exclusive" and (holder := next(others, None)):
         yield Fault(
-            f"{device_name(device)}: compute mode", "exclusive",
-            f"process {holder.pid} holds it, and no other may use CUDA on it",
+            where, "exclusive", f"process {holder.pid} holds it, and no other may use CUDA on it",
             "Wait for it to end, leave the GPU out, or have it set: "
             f"nvidia-smi -i {device.index} -c DEFAULT.",
         )  # fmt: skip
     elif device.compute_mode == "exclusive" and backend == "direct" and len(gmis) > 1:
         yield Fault(
-            f"{device_name(device)}: compute mode", "exclusive",
-            f"one process may use it at a time, and there are {len(gmis)} GMIs",
+            where, "exclusive", f"one process may use it at a time, and there are {len(gmis)} GMIs",
             "Use backend mps, or one GMI on it.",
         )  # fmt: skip
     most = _CLIENTS_13_1 if cuda is not None and cuda >= (13, 1) else _CLIENTS
@@ -245,11 +240,9 @@ def _no_mig(gmi: GmiSpec) -> Iterator[Fault]:
 def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> Iterator[Fault]:
     """Yields instances that do not exist and cannot be made, that overlap, or are too small."""
     profiles = {profile.name: profile for profile in profiles_of(device)}
-    existing = {
-        MigSlice(instance.profile, instance.start): instance for instance in whole_instances(device)
-    }
+    existing = {MigSlice(i.profile, i.start): i for i in whole_instances(device)}
     # Memory slices that are taken, and by what.
-    taken = {n: f"{i.profile} at {i.start}" for i in device.mig for n in _span(i.start, i.size)}
+    taken = {n: f"{i.profile} at {i.start}" for i in device.mig for n in covered(i.start, i.size)}
     users: dict[MigSlice, int] = {}
     missing = []
     if device.mig_mode is None:
@@ -288,7 +281,7 @@ def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> I
             )
             continue
         else:
-            mem_bytes, span = profile.mem_bytes, _span(wanted.start, profile.size)
+            mem_bytes, span = profile.mem_bytes, covered(wanted.start, profile.size)
             if other := next((taken[n] for n in span if n in taken), None):
                 yield spec_fault(
                     gmi, "mig", shown, f"it overlaps {other} on GPU {device.index}",
@@ -309,10 +302,6 @@ def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> I
             "these instances do not exist, and none are made without hardware.allow_create",
             f"Set it (needs root and an idle GPU), or run: {commands}",
         )  # fmt: skip
-
-
-def _span(start: int, size: int) -> range:
-    return range(start, start + size)
 
 
 _SHARES: Final[dict[str, Callable[[Device, Specs, HardwareConfig], Iterator[Fault]]]] = {

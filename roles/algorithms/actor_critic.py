@@ -73,18 +73,13 @@ def actor_critic_loss(
     if settings.bounds_coef and network.log_std.numel():
         bounds_loss = beyond_bounds(now.params)
         total = total + settings.bounds_coef * bounds_loss
-    return Losses(
-        total,
-        {
-            "kl": -now.log_rho.mean(),  # estimate of KL(behaviour || policy): how old it is
-            "rho": now.log_rho.clamp(max=0.0).exp().mean(),  # 1 is on-policy
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "bounds_loss": bounds_loss,
-        },
-        {"targets": targets},
-    )
+    stats = {
+        "kl": -now.log_rho.mean(),  # estimate of KL(behaviour || policy): how old it is
+        "rho": now.log_rho.clamp(max=0.0).exp().mean(),  # 1 is on-policy
+        "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+        "bounds_loss": bounds_loss,
+    }  # fmt: skip
+    return Losses(total, stats, {"targets": targets})
 
 
 class SegmentActorCritic(Algorithm):
@@ -101,9 +96,8 @@ class SegmentActorCritic(Algorithm):
         self.update_moments = 0 if normalizers.values is None else 3  # of the value targets
 
     def losses(self, batch: Batch) -> Losses:
-        return self.loss_function(
-            self.policy.network, batch, self.normalizers.values, self.settings
-        )
+        values = self.normalizers.values
+        return self.loss_function(self.policy.network, batch, values, self.settings)
 
     def measure_update(self, first_epoch: Sequence[Losses], out: Tensor) -> None:
         targets = torch.cat([losses.aside["targets"] for losses in first_epoch], 1)

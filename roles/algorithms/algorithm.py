@@ -65,8 +65,6 @@ class Algorithm(ABC):
         self.settings, self.policy, self.normalizers = settings, policy, normalizers
         self.loss_function: Callable[..., Losses] = loss or type(self).loss or self.losses
 
-    # What it learns with --------------------------------------------------------------------
-
     @classmethod
     def make_network(
         cls, settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
@@ -83,8 +81,6 @@ class Algorithm(ABC):
     def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
         """Raises PolicyError with all that a network of `maker` lacks to be trained by this."""
         check_policy(network, maker, width, env.action_space)
-
-    # The mathematics ------------------------------------------------------------------------
 
     @abstractmethod
     def losses(self, batch: Batch) -> Losses:
@@ -105,8 +101,6 @@ class Algorithm(ABC):
 
     def learn_moments(self, moments: Tensor) -> None:
         """Takes in everyone's `moments` [k, update_moments] when an update is over."""
-
-    # Hooks ----------------------------------------------------------------------------------
 
     def before_sampling(self, steps: int) -> None:
         """Experience is collected next, where this is called; `steps` were, by all GMIs."""

@@ -17,20 +17,12 @@ def impala_loss(
     network: Any, batch: Batch, values: RunningNormalizer | None, settings: IMPALAConfig
 ) -> Losses:
     """V-trace actor-critic (Espeholt et al., 2018, section 4.2); means instead of their sums."""
-    now = evaluate(network, batch, values)
+    now, discounts = evaluate(network, batch, values), settings.gamma * (1.0 - batch["done"])
     targets, advantage = vtrace(
-        now.log_rho,
-        settings.gamma * (1.0 - batch["done"]),
-        batch["reward"],
-        now.worth[:-1],
-        now.worth[-1],
-        rho_clip=settings.rho_clip,
-        c_clip=settings.c_clip,
-        lam=settings.lam,
-    )
-    return actor_critic_loss(
-        network, now, advantage=advantage, targets=targets, values=values, settings=settings
-    )
+        now.log_rho, discounts, batch["reward"], now.worth[:-1], now.worth[-1],
+        rho_clip=settings.rho_clip, c_clip=settings.c_clip, lam=settings.lam,
+    )  # fmt: skip
+    return actor_critic_loss(network, now, advantage, targets, values, settings=settings)
 
 
 class IMPALA(SegmentActorCritic):

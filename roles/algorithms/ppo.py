@@ -56,17 +56,11 @@ def ppo_loss(
     with torch.no_grad():
         kl = dist.kl(rows[:, columns.parameters], old_log_std, params, network.log_std)
         clip_fraction = ((ratio - 1.0).abs() > clip).float().mean()
-    return Losses(
-        total,
-        {
-            "kl": kl,
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "bounds_loss": bounds_loss,
-            "clip_fraction": clip_fraction,
-        },
-    )
+    stats = {
+        "kl": kl, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+        "bounds_loss": bounds_loss, "clip_fraction": clip_fraction,
+    }  # fmt: skip
+    return Losses(total, stats)
 
 
 class PPO(Algorithm):

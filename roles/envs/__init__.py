@@ -70,15 +70,10 @@ def make_env(
     if faults:
         raise EnvSpecError(faults)
     spec = VecEnvSpec(
-        env_id=id,
-        num_env=num_env,
-        options=dict(options or {}),
-        max_episode_steps=max_episode_steps,
-        device=torch.device(device),
-        seed=seed,
-        threads=threads,
-        dtype=dtype or torch.float32,
-    )
+        env_id=id, num_env=num_env, options=dict(options or {}),
+        max_episode_steps=max_episode_steps, device=torch.device(device), seed=seed,
+        threads=threads, dtype=dtype or torch.float32,
+    )  # fmt: skip
     env: VecEnv = load(ADAPTERS[choose_adapter(id, adapter)].make)(spec)
     return env
 

@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 
-from gmi_drl.placement.faults import install
+from gmi_drl.placement.faults import close_names, install
 
-from .options import closest, parse_options, unknown_option
+from .options import parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 
 MUJOCO_IDS = (
@@ -107,14 +107,14 @@ def _unknown_id(env_id: str, adapter: str) -> str:
     )
 
 
-def _closest_ids(env_id: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Returns the ids that are most like `env_id`, or whose names without the version are."""
+def _closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
+    """Returns up to three ids most like `env_id`, or whose names without the version are."""
     ids = sorted(known, reverse=True)  # the newest version first
     by_name: dict[str, list[str]] = {}
     for known_id in ids:
         by_name.setdefault(_name(known_id), []).append(known_id)
-    alike = [one for name in closest(_name(env_id), by_name) for one in by_name[name][:2]]
-    return list(dict.fromkeys([*alike, *closest(env_id, ids)]))[:limit]
+    alike = [one for name in close_names(_name(env_id), by_name) for one in by_name[name][:2]]
+    return list(dict.fromkeys([*alike, *close_names(env_id, ids)]))[:3]
 
 
 def _name(env_id: str) -> str:

@@ -1,12 +1,9 @@
 """Has one GMI compile the kernels of environments when they are first used; others wait.
 
 Adapter warp compiles when a batch is made, mjx at its first `reset`, both for half a minute and
-more, into caches that all processes of a user share.
-GMIs that start together would all do the same work, and those that are done first would wait for
-the last at their first meeting, which has a deadline (`comm.timeout_s`). So the first to come
-compiles alone, and the others when it has: from the cache, at the same time. That is so for each
-task and number of environments, as kernels may be compiled for them. GMIs without environments, and
-those that are done, wait for the others by `await_set_up`.
+more, into caches that all processes of a user share. GMIs that start together would all do the same
+work. So the first to come compiles alone, and the others when it has: from the cache, at the same
+time. That is so for each task and number of environments, as kernels may be compiled for them.
 """
 
 from __future__ import annotations
@@ -53,8 +50,6 @@ def compiling(
     folder: Path | None, what: str, on_gpu: bool, on_first: Callable[[], object]
 ) -> Iterator[None]:
     """Surrounds what compiles `what`, among GMIs that have the same `folder`; None: it is alone.
-
-    `on_first` is called when this one is the first.
 
     Environments on a GPU wait for all of it meanwhile, which would break off what another GMI that
     is a thread of this process captures.

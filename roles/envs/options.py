@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from gmi_drl.placement.faults import closest
 
 from .errors import EnvSpecError
 
 T = TypeVar("T")
-_CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
-
-
-def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Returns the names of `known` most like `name`, best first, ignoring case."""
-    by_lower = {k.lower(): k for k in known}
-    return [
-        by_lower[m]
-        for m in difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=_CUTOFF)
-    ]
 
 
 def unknown_option(where: str, name: str, known: Iterable[str]) -> str:
     """Returns the fault "there is no such option", with the closest name and all known ones."""
     known = sorted(known)
-    near = closest(name, known, 1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = f" Did you mean {near}?" if (near := closest(name, known)) else ""
     listed = ", ".join(known) if known else "none"
     return f"{where}: unknown option {name!r}.{hint} Known: {listed}."
 
@@ -87,11 +77,7 @@ def _fit(hint: Any, value: Any) -> tuple[Any, bool]:
 
 def _words(hint: Any) -> str:
     words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        tuple[float, float]: "two numbers, [low, high]",
-        type(None): "null",
-    }
+        bool: "true or false", int: "a whole number", float: "a number", str: "a text",
+        tuple[float, float]: "two numbers, [low, high]", type(None): "null",
+    }  # fmt: skip
     return words.get(hint) or " or ".join(_words(arm) for arm in get_args(hint))

@@ -70,23 +70,18 @@ class VecEnv(Protocol):
         Environment i draws from seed + i, or goes on drawing from where it was when `seed` is None.
         GMIs of one run want seeds num_env apart.
         """
-        ...
 
     def step(self, action: Tensor) -> Step:
         """Acts in every environment; `action` is [N, *act], of any device and fitting type."""
-        ...
 
     def state_dict(self) -> dict[str, Any] | None:
         """Returns all that is needed to go on bit for bit; None: this adapter cannot.
 
         The last `observation` is included; loads with `torch.load(weights_only=True)`.
         """
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from `state`; act next on `state["observation"]`."""
-        ...
 
     def close(self) -> None:
         """Releases threads and processes; may be repeated."""
-        ...

@@ -11,6 +11,8 @@ from typing import Any, Final
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, flatten_space
 
+from gmi_drl.placement.faults import counted
+
 _MOST_CHOICES: Final = 10_000  # of one Discrete that stands for several choices
 _SHOWN: Final = 120  # characters of a space
 
@@ -31,11 +33,10 @@ def observation_fault(space: Space[Any]) -> str:
     if _is_vector(space):
         return ""
     flat = _flattened(space)
-    remedy = (
-        f"gymnasium.wrappers.FlattenObservation, which makes it a Box of {_numbers(flat.shape[0])}."
-        if flat is not None
-        else "gymnasium.wrappers.TransformObservation, by a function to a one-dimensional Box."
-    )
+    remedy = "gymnasium.wrappers.TransformObservation, by a function to a one-dimensional Box."
+    if flat is not None:
+        numbers = counted(flat.shape[0], "number")
+        remedy = f"gymnasium.wrappers.FlattenObservation, which makes it a Box of {numbers}."
     return (
         f"observation space {_shown(space)}; must be a one-dimensional Box of one number or more. "
         f"Register the environment wrapped in {remedy}"
@@ -55,7 +56,7 @@ def action_fault(space: Space[Any]) -> str:
         if flat_choices <= _MOST_CHOICES:
             origin = f"Discrete({flat_choices})"
     elif isinstance(space, Box) and 0 not in space.shape:
-        origin = f"a Box of {_numbers(math.prod(space.shape))}"
+        origin = f"a Box of {counted(math.prod(space.shape), 'number')}"
     return (
         f"action space {_shown(space)}; must be Discrete, or a one-dimensional Box of one number "
         "or more. Register the environment wrapped in gymnasium.wrappers.TransformAction, by a "
@@ -74,10 +75,6 @@ def _flattened(space: Space[Any]) -> Box | None:
     except (NotImplementedError, TypeError, ValueError):  # a kind of one's own; an empty Dict
         return None
     return flat if isinstance(flat, Box) and _is_vector(flat) else None
-
-
-def _numbers(count: int) -> str:
-    return f"{count:,} number{'' if count == 1 else 's'}"
 
 
 def _shown(space: Space[Any]) -> str:

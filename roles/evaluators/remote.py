@@ -41,15 +41,10 @@ class RemoteEvaluators:
         # Each worker's first environment in the batch.
         self._first = dict(zip(workers, accumulate(workers.values(), initial=0), strict=False))
         self._coordinator = RolloutCoordinator(
-            wires.out_of(self._mgr.GMI_id),
-            wires.into(self._mgr.GMI_id),
-            self._published.numel,
-            self._codecs,
-            self._mgr.timeout,
-            heartbeats=heartbeats_in(self._mgr.tally),
-            still=lambda: self._meet(_WAITS),
-            device=context.device,
-        )
+            wires.out_of(self._mgr.GMI_id), wires.into(self._mgr.GMI_id), self._published.numel,
+            self._codecs, self._mgr.timeout, heartbeats=heartbeats_in(self._mgr.tally),
+            still=lambda: self._meet(_WAITS), device=context.device,
+        )  # fmt: skip
 
     def sample(self, iteration: int) -> bool:
         start = perf_counter()
@@ -87,17 +82,10 @@ class RemoteEvaluators:
         self._group.barrier()  # one that dies before it gets here is waited for: it has workers too
 
     def close(self) -> None:
-        """Leaves the links to end with the process.
-
-        A process that is killed before it has answered is replaced by one that opens them again.
-        """
+        """Leaves the links to end with the process, whose successor may open them again."""
 
     def _all(self, there: bool) -> bool:
-        """Tells whether the workers of all trainers are there.
-
-        Trainers whose workers are not done say so again and again, and the others wait as long as
-        they do: who is late is theirs to find.
-        """
+        """Tells whether the workers of all trainers are there: who is late is theirs to find."""
         while _WAITS in (told := self._meet(there)):
             pass
         return all(told)

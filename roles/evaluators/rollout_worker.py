@@ -313,14 +313,9 @@ class RolloutLoop:
     def _follow(self) -> None:
         mgr, gmi_id = self._mgr, self._mgr.GMI_id
         ((trainer, answers),) = mgr.context.wires.out_of(gmi_id).items()
+        orders, heartbeats = mgr.context.wires.into(gmi_id)[trainer], heartbeats_in(mgr.tally)
         worker = RolloutWorker(
-            mgr.context.wires.into(gmi_id)[trainer],
-            answers,
-            self._codec,
-            mgr.timeout,
-            trainer,
-            heartbeats=heartbeats_in(mgr.tally),
-            device=mgr.context.device,
+            orders, answers, self._codec, mgr.timeout, trainer, heartbeats, mgr.context.device
         )
         while True:
             start = perf_counter()
@@ -362,11 +357,9 @@ class RolloutLoop:
         beat("checkpoint")
         folder = self._mgr.context.folder
         assert folder is not None
-        part = f"gmi{self._mgr.GMI_id}"
+        part, state = f"gmi{self._mgr.GMI_id}", self._collector.state_dict()
         try:
-            checkpoint.write_part(
-                saving.folder_of(folder), iteration, part, self._collector.state_dict()
-            )
+            checkpoint.write_part(saving.folder_of(folder), iteration, part, state)
         except OSError as error:
             return f"{type(error).__name__}: {error}"
         return ""

@@ -112,8 +112,6 @@ class SampleSender:
     def _count(self, name: str, more: int) -> None:
         self._tally[self._gmi_id, name] += more
 
-    # Sending -------------------------------------------------------------------------------
-
     def _send(self, dispatcher: Dispatcher, seen: Seen, seconds: tuple[float, ...]) -> float:
         """Send what was collected; the seconds that took, waiting for room included."""
         beat("sending")

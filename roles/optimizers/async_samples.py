@@ -99,8 +99,6 @@ class AsyncSamples:
         """The policy's number on the board: higher with each update, also after a step back."""
         return self._version + self._ahead
 
-    # State ----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict() | {
             "episodes": self.progress.state_dict(),
@@ -129,8 +127,6 @@ class AsyncSamples:
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         return True, ""  # agents have none
-
-    # Rounds ---------------------------------------------------------------------------------
 
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
@@ -203,16 +199,15 @@ class AsyncSamples:
         episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
         agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
         sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
-        at = 2 + len(_COUNTED)
+        at, seconds_of = 2 + len(_COUNTED), dict(zip(self._places, agreed.gmi_seconds, strict=True))
         self._marks = {trainer: Marks() for trainer in self._trainers}
         for place, agent in enumerate(self._agents):
             begin = at + place * (1 + _MARK)
-            spent = sum(agreed.gmi_seconds[self._places.index(agent)].values())
-            if spent:
+            if spent := sum(seconds_of[agent].values()):
                 self._rates[agent] = sums[begin] * self._samples / spent
             for trainer, row in zip(self._trainers, agreed.extra, strict=True):
                 self._marks[trainer][agent] = tuple(map(int, row[begin + 1 : begin + 1 + _MARK]))
-        wall_s = max(sum(seconds.values()) for seconds in agreed.trainer_seconds)
+        wall_s = max(sum(seconds_of[trainer].values()) for trainer in self._trainers)
         segments = len(batch.segments) * self._group.size
         speed = segments * self._samples / wall_s
         metrics = {
@@ -240,8 +235,6 @@ class AsyncSamples:
         if self._writer is not None:
             self._published.write(self._vector)
             self._writer.publish(self._board_version, self._vector)
-
-    # What became of segments ----------------------------------------------------------------
 
     def _count_undone(self, marks: Marks) -> None:
         """Count what a process before this one had settled, and the state that goes on has not."""
@@ -279,8 +272,6 @@ class AsyncSamples:
                     f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}"
                 )
 
-    # The end --------------------------------------------------------------------------------
-
     def finish(self) -> None:
         """Tell the agents, and count what they had sent until they heard of it."""
         mgr = self._mgr
@@ -303,8 +294,5 @@ class AsyncSamples:
         return {"experience": {fate: tally[gmi_id, fate] for fate in FATES}}
 
     def close(self) -> None:
-        """Leaves the links to end with the process.
-
-        A process that is killed before it has answered is replaced by one that opens them again.
-        """
+        """Leaves the links to end with the process, whose successor may open them again."""
         self.learner.close()

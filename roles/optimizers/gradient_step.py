@@ -80,15 +80,10 @@ class GradientStep:
         """
         if self._together is None:
             self._together = Together(
-                lambda: self._differentiate(loss()),
-                self._reduce,
-                self._descend,
-                alone=self._reducer.size == 1,
-                keep=[*self.descent.changed, self._totals],
-                clock=self._clock,
-                pool=self._pool,
-                name="a minibatch's loss",
-            )
+                lambda: self._differentiate(loss()), self._reduce, self._descend,
+                alone=self._reducer.size == 1, keep=[*self.descent.changed, self._totals],
+                clock=self._clock, pool=self._pool, name="a minibatch's loss",
+            )  # fmt: skip
         self._together()
         self._steps += 1
 

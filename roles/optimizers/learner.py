@@ -17,7 +17,6 @@ from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses, checked
 from gmi_drl.roles.graphs import Pool, static_on
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.clock import Clock
@@ -57,6 +56,7 @@ class Learner:
         self.clock = Clock(device)  # the seconds of reductions as "reduce", of the rest as "train"
         capture = pool if capture_loss and algorithm.capturable else None
         self._step = GradientStep(algorithm, self.clock, static=static, pool=capture)
+        self.parameters, self.descent = self._step.parameters, self._step.descent
         self._fill: Together | None = None
         self._width = 0 if self._observations is None else self._observations.width
         self._by_rows = batch is not None and not algorithm.whole_segments
@@ -93,15 +93,11 @@ class Learner:
             batch = self._batch
             assert batch is not None
             self._fill = Together(
-                self._measure,
-                self._gather,
-                self._postprocess,
-                alone=group.size == 1 or self._moments is None,
-                keep=algorithm.changed(batch),
-                clock=self.clock,
-                pool=self._pool if algorithm.capturable else None,
+                self._measure, self._gather, self._postprocess,
+                alone=group.size == 1 or self._moments is None, keep=algorithm.changed(batch),
+                clock=self.clock, pool=self._pool if algorithm.capturable else None,
                 name="what a batch is trained towards",
-            )
+            )  # fmt: skip
 
     def close(self) -> None:
         """Let captured work go; it waits for what is queued."""
@@ -109,25 +105,10 @@ class Learner:
             self._fill.close()
         self._step.close()
 
-    @property
-    def parameters(self) -> FlatParameters:
-        return self._step.parameters
-
-    @property
-    def learning_rate(self) -> float:
-        """The rate of the next step. On a GPU reading it waits for the device; setting does not."""
-        return self._step.descent.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._step.descent.learning_rate = value
-
     def anneal(self, progress: float) -> None:
         """Set the learning rate for `progress`, the share of all steps that is done: 0 to 1."""
         if self._settings.anneals:
-            self.learning_rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
-
-    # An update ------------------------------------------------------------------------------
+            self.descent.learning_rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
 
     def update(self, batch: Batch) -> None:
         """Train on a batch for all epochs; collective. On a GPU the work is queued."""
@@ -208,9 +189,7 @@ class Learner:
             self._observations.update(merge_moments(moments.everyone[:, own:]))
 
     def stats(self) -> dict[str, float | None]:
-        """Means of what losses report over the steps of the last update and all trainers, and the
-        last learning rate; means are None where it had no step. Waits for the device. They may not
-        be finite; see `check_finite`."""
+        """Returns the `GradientStep.means` of the last update; they may not be finite."""
         return self._step.means()
 
     def _checked(self, minibatch: Batch) -> Losses:
@@ -243,8 +222,6 @@ class Learner:
         if self._observations is not None:
             self._seen.copy_(merge_moments(everyone[:, own:]))
 
-    # What all trainers hold alike -----------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that all trainers share (their generators are their own).
 
@@ -253,7 +230,7 @@ class Learner:
         own = self.algorithm.state_dict()
         return {
             "parameters": self.parameters.packed(self.parameters.data.detach()),
-            "optimizer": self._step.descent.state_dict(),
+            "optimizer": self.descent.state_dict(),
             "observation_normalizer": self._observations and self._observations.state_dict(),
             "value_normalizer": self._values and self._values.state_dict(),
             "updates": self.updates,
@@ -267,7 +244,7 @@ class Learner:
         """
         with torch.no_grad():
             self.parameters.unpack(state["parameters"], self.parameters.data)
-        self._step.descent.load_state_dict(state["optimizer"])
+        self.descent.load_state_dict(state["optimizer"])
         if self._observations is not None:
             self._observations.load_state_dict(state["observation_normalizer"])
         if self._values is not None:

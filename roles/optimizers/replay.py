@@ -24,21 +24,13 @@ def make(role: ActingRole) -> SyncRounds:
     learner = Learner(role.algorithm, sampling.generator)
     fields = role.algorithm.replayed
     observed = [name for name in ("raw_observation", "next_observation") if name in fields]
+    limiter = Limiter(settings.replay_start, settings.updates_per_row)
     replay = UniformReplay(
-        settings.replay_capacity,
-        settings.batch_size,
-        Limiter(settings.replay_start, settings.updates_per_row),
-        sampling.generator,
-        fields,
+        settings.replay_capacity, settings.batch_size, limiter, sampling.generator, fields,
         as_bytes=observed if role.of_bytes else (),
-    )
-    return SyncRounds(
-        role.mgr,
-        sampling.evaluators(learner),
-        learner,
-        sampling.generator,
-        OnReplay(learner, replay),
-    )
+    )  # fmt: skip
+    evaluators, kept = sampling.evaluators(learner), OnReplay(learner, replay)
+    return SyncRounds(role.mgr, evaluators, learner, sampling.generator, kept)
 
 
 class OnReplay:

@@ -60,9 +60,8 @@ class Sampling:
             role.build(env)
         batch = role.batch(sum(workers.values()) if env is None else env.num_env)
         # By rank, not by GMI: what is learned does not depend on where agents are.
-        generator = torch.Generator(context.device).manual_seed(
-            mgr.seed(_DRAWS, context.group.rank)
-        )
+        seed = mgr.seed(_DRAWS, context.group.rank)
+        generator = torch.Generator(context.device).manual_seed(seed)
         return cls(role, env, workers, batch, generator)
 
     def evaluators(self, learner: Learner) -> Evaluators:

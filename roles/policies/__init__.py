@@ -1,12 +1,20 @@
-"""Policies: networks that act, the statistics they normalise by, and how they are described."""
+"""Policies: networks that act, the statistics they normalise by, and how they are described.
+
+Torch is not imported here: a launcher computes sizes by the multiples below.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .actor_critic import ActorCritic, distribution_for, observation_width
+
+# float32 numbers: what each parameter begins at a multiple of, and what a rollout's row is one of.
+# cuBLAS takes slow kernels for a matrix whose address or rows are not multiples of 16 bytes.
+PARAMETER_MULTIPLE: Final = 64
+ROW_MULTIPLE: Final = 8
 
 __all__ = ["ActorCritic", "distribution_for", "observation_width"]
 

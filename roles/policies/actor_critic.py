@@ -39,19 +39,13 @@ def observation_width(space: spaces.Space[Any]) -> int:
     return space.shape[0]
 
 
-def action_columns(space: spaces.Space[Any]) -> int:
-    """The numbers of a policy's action row in this space."""
-    return distribution_for(space).action_columns
-
-
 class ActorCritic(nn.Module):
     """The network of a policy and its value function: a shared trunk, and one head for both.
 
     `forward` takes normalised observations [B, obs_dim] and returns the head's raw output
     [B, P + 1]: P distribution parameters (means, or logits), then the normalised value. One
-    head for both costs one matrix product instead of two. With precision bf16 the trunk runs in
-    bfloat16, and the head in float32: it is small, and what it gives is compared with what it gave
-    before.
+    head for both costs one matrix product instead of two. With precision bf16 the head stays in
+    float32: what it gives is compared with what it gave before. tf32 is fp32 here; see `Trunk`.
     """
 
     def __init__(
@@ -64,7 +58,6 @@ class ActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         precision: Precision = "fp32",
     ) -> None:
-        """`precision`: tf32 is the same as fp32 here; see `policies.trunk`."""
         super().__init__()
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation
@@ -132,12 +125,9 @@ class ActorCriticPolicy:
         return self.distribution.sample(step["parameters"], step["noise"], step["action"])
 
     def finish(self, batch: Batch) -> None:
-        flat = batch.flat()
-        flat["log_prob"].copy_(
-            self.distribution.log_prob(
-                flat["parameters"], batch.constants["log_std"], flat["action"]
-            )
-        )
+        flat, log_std = batch.flat(), batch.constants["log_std"]
+        log_prob = self.distribution.log_prob(flat["parameters"], log_std, flat["action"])
+        flat["log_prob"].copy_(log_prob)
 
     def value(self, observation: Tensor) -> Tensor:
         """The value of normalised observations [N, D], in the value normaliser's units: [N]."""
@@ -153,11 +143,8 @@ def actor_critic_of(
 ) -> ActorCritic:
     """The network of a config for the spaces of `env`, where no role makes another."""
     return ActorCritic(
-        observation_width(env.observation_space),
-        distribution_for(env.action_space),
-        hidden_sizes(settings.network),
-        activation=settings.activation,
-        init_log_std=getattr(settings, "init_log_std", 0.0),
-        generator=generator,
+        observation_width(env.observation_space), distribution_for(env.action_space),
+        hidden_sizes(settings.network), activation=settings.activation,
+        init_log_std=getattr(settings, "init_log_std", 0.0), generator=generator,
         precision=settings.precision,
-    )
+    )  # fmt: skip

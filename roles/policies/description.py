@@ -17,11 +17,12 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.state.checkpoint import Checkpoint, find
 
+from .flat_parameters import FlatParameters
 from .normalize import Normalizers
 
 _MOST_NUMBERS: Final = 32  # of bounds that are written out
 _MOST_NAMED: Final = 12  # differences that an error names
-_LEARNERS: Final = {"normalize_value"}  # of a description: what acting does not need
+_LEARNERS: Final = {"normalize_value"}  # of a description: nobody who acts asks for a value
 
 
 def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, Any]:
@@ -82,27 +83,18 @@ def load_policy(
     """
     found = find(path)
     recorded = found.manifest.get("policy") or {}
-    # Nobody asks for a value.
-    warning = compare(
-        found,
-        {**description, **{key: recorded[key] for key in _LEARNERS & recorded.keys()}},
-        (
-            f"Serve it with the env and algorithm sections of its run: gmi-drl launch {path} --set "
-            "mode=serving takes them."
-        ),
+    needless = {key: recorded[key] for key in _LEARNERS & recorded.keys()}
+    remedy = (
+        f"Serve it with the env and algorithm sections of its run: gmi-drl launch {path} --set "
+        "mode=serving takes them."
     )
-    shared = found.load("shared")
-    parameters = [p for _, p in sorted(network.named_parameters())]
-    stored, mine = shared["parameters"], sum(p.numel() for p in parameters)
-    if stored.numel() != mine:
-        raise CheckpointError(
-            f"run.policy: {found.folder} holds a policy of {stored.numel():,} parameters; this "
-            f"config's has {mine:,}. Use the env and algorithm sections of the run that wrote it."
-        )
-    with torch.no_grad():
-        parts = stored.split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
+    warning = compare(found, {**description, **needless}, remedy)
+    shared, flat = found.load("shared"), FlatParameters(network)
+    try:
+        with torch.no_grad():
+            flat.unpack(shared["parameters"], flat.data)
+    except CheckpointError as error:
+        raise CheckpointError(f"run.policy: {found.folder} holds {error}") from None
     statistics, observations = shared.get("observation_normalizer"), normalizers.observations
     if (observations is None) != (statistics is None):
         raise CheckpointError(

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.roles.errors import CheckpointError
 
-from .alignment import PARAMETER, aligned
+from . import PARAMETER_MULTIPLE
 from .normalize import Normalizers
 
 
@@ -34,7 +35,7 @@ class FlatParameters:
         total = 0
         for parameter in self._parameters:
             self.offsets.append(total)
-            total += aligned(parameter.numel(), PARAMETER)
+            total += round_up(parameter.numel(), PARAMETER_MULTIPLE)
         first = self._parameters[0]
         self.data = nn.Parameter(torch.zeros(total, dtype=first.dtype, device=first.device))
         flat = self.data.detach()

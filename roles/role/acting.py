@@ -68,8 +68,6 @@ class ActingRole(DRL_role):
         losses: Losses = algorithm_class(self.mgr.config.algorithm).loss(*args)
         return losses
 
-    # What a role builds from them -----------------------------------------------------------
-
     def build(self, env: VecEnv) -> None:
         """Make the policy, its normalisers and the algorithm as all GMIs begin with them."""
         config, device = self.mgr.config, self.mgr.context.device
@@ -102,16 +100,11 @@ class ActingRole(DRL_role):
 
     def batch(self, num_env: int) -> Batch:
         """The buffers of a horizon of `num_env` environments, for this algorithm and policy."""
+        algorithm, horizon = self.algorithm, self.mgr.config.algorithm.horizon
         return Batch.allocate(
-            self.mgr.config.algorithm.horizon,
-            num_env,
-            self.observation_width,
-            self.policy,
-            self.mgr.context.device,
-            filled=self.algorithm.filled,
-            recorded=self.algorithm.recorded,
-            ends=self.algorithm.ends,
-        )
+            horizon, num_env, self.observation_width, self.policy, self.mgr.context.device,
+            filled=algorithm.filled, recorded=algorithm.recorded, ends=algorithm.ends,
+        )  # fmt: skip
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:
         """Returns the collector of horizons in `env`, with random numbers of this GMI alone."""

@@ -108,7 +108,7 @@ class GmiHost:
     """The body of one GMI: the actor of its process, or one of several that are threads in one."""
 
     def __init__(self, gmi_id: int, job: Job) -> None:
-        from .role import check_role, load_role
+        from .role import load_role
 
         self._gmi_id, self._job = gmi_id, job
         if job.lock is not None:  # as long as this process lives
@@ -119,12 +119,7 @@ class GmiHost:
         beside = job.role_folder
         if beside is not None and str(beside) not in sys.path:  # also of an environment's module
             sys.path.insert(0, str(beside))
-        role = job.class_of(gmi_id)
-        self._role = (
-            load_role(role, job.role_folder)
-            if isinstance(role, str)
-            else check_role(role, role.__qualname__)
-        )
+        self._role = load_role(job.class_of(gmi_id), beside)
         if threading.current_thread() is threading.main_thread():  # else one of several here
             runtime.set_title(f"gmi {gmi_id} {self._role.__name__}")
 
@@ -161,24 +156,11 @@ class GmiHost:
             group = job.group.join(rank, timeout)
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
         context = GmiContext(
-            self._gmi_id,
-            job.layout,
-            config,
-            group,
-            mailbox,
-            job.folder,
-            job.resume,
-            device,
-            job.session,
-            job.wires,
-            tally,
-            lives if rank is None else 0,
-            trace=self._trace(on_gpu),
-            memory=memory,
-            private=job.sockets,
-            closing=self._closing,
+            self._gmi_id, job.layout, config, group, mailbox, job.folder, job.resume, device,
+            job.session, job.wires, tally, lives if rank is None else 0,
+            trace=self._trace(on_gpu), memory=memory, private=job.sockets, closing=self._closing,
             heartbeat=pulse,
-        )
+        )  # fmt: skip
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(config.run.deterministic)
         set_matmul_precision(config.algorithm.precision, context.device)
@@ -230,11 +212,7 @@ class GmiHost:
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         named = self._job.config.roles
-        params: dict[str, Any] = {}
-        for role in roles:
-            if role in named:
-                params |= named[role].params
-        return params
+        return dict(item for role in roles if role in named for item in named[role].params.items())
 
 
 class _Teller(logging.StreamHandler[TextIO]):

@@ -241,15 +241,10 @@ class GMI_manager:
         round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu, told)
         with nullcontext() if adapter in AT_RESET else round_it():
             made = make_env(
-                env.id,
-                number,
-                adapter=env.adapter,
-                options=env.options,
-                max_episode_steps=env.max_episode_steps,
-                device=context.device,
-                seed=self.seed(seed),
-                threads=max(1, len(context.spec.cores)),
-            )
+                env.id, number, adapter=env.adapter, options=env.options,
+                max_episode_steps=env.max_episode_steps, device=context.device,
+                seed=self.seed(seed), threads=max(1, len(context.spec.cores)),
+            )  # fmt: skip
         if adapter in AT_RESET:
             made.compiling = round_it  # type: ignore[attr-defined]
         return made

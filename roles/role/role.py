@@ -53,9 +53,11 @@ class DRL_role(ABC):
         return self.mgr.recv(src_GMI_id)
 
 
-def load_role(reference: str, folder: Path | None = None) -> type[DRL_role]:
-    """Returns the role behind `module:Class`; see `load_class`."""
-    return check_role(load_class(reference, folder), reference)
+def load_role(role: type[DRL_role] | str, folder: Path | None = None) -> type[DRL_role]:
+    """Returns a role, or the one behind `module:Class` (see `load_class`), if it can be run."""
+    if isinstance(role, str):
+        return check_role(load_class(role, folder), role)
+    return check_role(role, role.__qualname__)
 
 
 def load_class(reference: str, folder: Path | None = None, kind: str = "role") -> Any:

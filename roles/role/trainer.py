@@ -16,10 +16,7 @@ from .acting import ActingRole
 
 
 class Trainer(ActingRole):
-    """Trains by the algorithm and the optimizer of the config.
-
-    Override `make_policy` or `loss` to change it.
-    """
+    """Trains by the config's algorithm and optimizer. Override `make_policy` or `loss`."""
 
     recoverable = says_set_up = True
 
@@ -39,17 +36,11 @@ class Trainer(ActingRole):
 
 
 class Holistic(Trainer):
-    """Simulator, agent and trainer in one GMI (TCG_EX).
-
-    Override `make_env`, `make_policy` or `loss` to change it.
-    """
+    """Simulator, agent and trainer in one GMI (TCG_EX). Override `make_env` besides."""
 
 
 class Agent(ActingRole):
-    """Simulator and agent of templates tdg_ex and decoupled.
-
-    Override `make_env` or `make_policy` to change it.
-    """
+    """Simulator and agent of tdg_ex and decoupled. Override `make_env` or `make_policy`."""
 
     recoverable = says_set_up = True
 

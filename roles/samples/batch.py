@@ -2,7 +2,7 @@
 
 T = steps, N = environments, B = rows of a minibatch, D = width of an observation, A = numbers of an
 action row. A packed row holds everything that a minibatch of rows needs, so that drawing one is one
-gather, and is padded to a multiple of 8 numbers (see alignment.py).
+gather, and is padded to a multiple of 8 numbers (`ROW_MULTIPLE`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from gmi_drl.roles.policies.alignment import ROW, aligned
+from gmi_drl.comm.shm.alignment import round_up
+from gmi_drl.roles.policies import ROW_MULTIPLE
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
 
 class Columns:
-    """The places of the parts of a packed row.
-
-    `columns.observation` is a slice, `columns.value` an index.
-    """
+    """The places of the parts of a packed row: an index for a single number, else a slice."""
 
     def __init__(self, widths: Mapping[str, int], spans: Mapping[str, tuple[str, str]]) -> None:
         self.places: dict[str, slice | int] = {}
@@ -34,7 +32,7 @@ class Columns:
             begins[name], at = at, at + (width or 1)
         for name, (first, last) in spans.items():
             self.places[name] = slice(begins[first], begins[last] + (widths[last] or 1))
-        self.width = aligned(at, ROW)
+        self.width = round_up(at, ROW_MULTIPLE)
 
     def __getattr__(self, name: str) -> slice | int:
         places = self.__dict__.get("places", {})  # none yet in a copy that is being made

@@ -45,9 +45,8 @@ class BatchCodec:
     ) -> None:
         # The widest numbers come first, so that all of them lie where they may.
         self._fields: dict[str, tuple[str, tuple[int, ...]]] = {"stats": ("float64", (stats,))}
-        self._columns = [name for name in sent if name != "raw_observation"]
-        self._ends = list(batch.ends)
-        for name in [*self._columns, "raw_observation"]:
+        self._columns, self._ends = list(sent), list(batch.ends)
+        for name in self._columns:
             column = batch[name]
             self._fields[name] = (dtype_name(column), (len(column), num_env, *column.shape[2:]))
         for name in self._ends:
@@ -75,7 +74,7 @@ class BatchCodec:
         """
         parts, pinned = self._parts(memory), is_pinned(memory)
         parts["stats"].copy_(torch.tensor(stats, dtype=torch.float64))
-        for name in (*self._columns, "raw_observation"):
+        for name in self._columns:
             parts[name].copy_(batch[name], non_blocking=pinned)
         for name in self._ends:
             parts[f"last {name}"].copy_(batch.ends[name], non_blocking=pinned)
@@ -87,7 +86,7 @@ class BatchCodec:
         """
         parts, pinned = self._parts(memory), is_pinned(memory)
         mine = slice(first, first + self.num_env)
-        for name in (*self._columns, "raw_observation"):
+        for name in self._columns:
             batch[name][:, mine].copy_(parts[name], non_blocking=pinned)
         for name in self._ends:
             batch.ends[name][mine].copy_(parts[f"last {name}"], non_blocking=pinned)

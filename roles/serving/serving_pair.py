@@ -25,7 +25,7 @@ from gmi_drl.comm.errors import LinkClosed, LinkEnded
 from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
 from gmi_drl.roles.evaluators.rollout_worker import late_one
-from gmi_drl.roles.policies.actor_critic import action_columns, observation_width
+from gmi_drl.roles.policies.actor_critic import distribution_for, observation_width
 from gmi_drl.roles.policies.policy import GreedyActor
 from gmi_drl.roles.telemetry.phases import phase
 
@@ -50,7 +50,7 @@ class ServingSimulator(Server):
             self.mgr.close_later(envs[-1].close)
         pool = self.pool(envs[0].device)
         simulations = [Simulation(env, pool) for env in envs]
-        self._width = action_columns(envs[0].action_space)
+        self._width = distribution_for(envs[0].action_space).action_columns
         timeout = self.mgr.timeout
         shapes = [list(one.observation.shape) for one in simulations]
         streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, width in shapes]
@@ -132,7 +132,8 @@ class ServingAgent(Server):
         self.check_no_params(params)
         with self.mgr.closed_after(self.make_env(1, seed=3)) as env:
             pool = self.pool(self.mgr.context.device)
-            actor, width = self._actor(env, pool), action_columns(env.action_space)
+            actor = self._actor(env, pool)
+            width = distribution_for(env.action_space).action_columns
             observations = observation_width(env.observation_space)
         timeout = self.mgr.timeout
         out, back = _links(self)

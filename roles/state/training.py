@@ -170,8 +170,6 @@ class Training:
         """Seconds of training so far, those before a resume included."""
         return self._trained_s + perf_counter() - self._began
 
-    # Where the group stands -----------------------------------------------------------------
-
     def _assemble(self) -> None:
         """Come to one state with the other GMIs, at the beginning and when one was restarted."""
         self._group.reform()
@@ -242,9 +240,7 @@ class Training:
         if self._pause is not None and newest is None:
             self._saved = -1
             if self._pause.learning_rate is not None:
-                self._optimizer.learner.learning_rate = self._pause.learning_rate
-
-    # Checkpoints and evaluation -------------------------------------------------------------
+                self._optimizer.learner.descent.learning_rate = self._pause.learning_rate
 
     def _save(self, final: bool = False) -> None:
         """Write a checkpoint, or the policy alone; fatal only at the end, if neither can be."""

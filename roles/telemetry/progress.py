@@ -34,7 +34,6 @@ class Agreement:
     stop: bool  # somebody was asked to
     metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
     gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
-    trainer_seconds: list[dict[str, float]]  # of each GMI that trains, by rank
     extra: list[list[float]]  # what each has told besides, by rank
 
 
@@ -109,13 +108,8 @@ class Progress:
         }
         of = dict(zip(self._agents, agent_seconds, strict=True))
         of |= dict(zip(self._trainers, trainer_seconds, strict=True))
-        return Agreement(
-            stop=bool(sums[0]),
-            metrics=metrics,
-            gmi_seconds=[of[gmi_id] for gmi_id in sorted(of)],
-            trainer_seconds=trainer_seconds,
-            extra=[row[end:] for row in rows],
-        )
+        gmi_seconds, extras = [of[gmi_id] for gmi_id in sorted(of)], [row[end:] for row in rows]
+        return Agreement(bool(sums[0]), metrics, gmi_seconds, extras)
 
     def state_dict(self) -> list[list[float]]:
         return [list(seen) for seen in self._recent]

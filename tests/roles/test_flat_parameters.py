@@ -156,8 +156,8 @@ def test_training_is_that_of_parameters_end_to_end_but_for_rounding(monkeypatch,
     """The norm of a gradient is summed in another order, and the last numbers of a vector, which
     Adam's kernel takes one by one on the CPU, are others."""
     found = []
-    for alignment in (flat_module.PARAMETER, 1):
-        monkeypatch.setattr(flat_module, "PARAMETER", alignment)
+    for alignment in (flat_module.PARAMETER_MULTIPLE, 1):
+        monkeypatch.setattr(flat_module, "PARAMETER_MULTIPLE", alignment)
         learner, batch = a_learner(a_policy(), max_grad_norm=max_grad_norm)
         for _ in range(3):
             learner.update(batch)
@@ -224,7 +224,7 @@ def test_rows_are_whole_words_and_observations_begin_with_them(obs_dim):
 
 
 def test_the_end_of_a_row_stays_zero_and_is_not_learned_from(monkeypatch):
-    monkeypatch.setattr(batch_module, "ROW", 16)  # these rows are 8 numbers
+    monkeypatch.setattr(batch_module, "ROW_MULTIPLE", 16)  # these rows are 8 numbers
     policy = ActorCritic(2, Normal(1), [16, 10], generator=torch.Generator().manual_seed(0))
     normalizers = Normalizers(RunningNormalizer(2, clip=10.0), RunningNormalizer(1, clip=1e9))
     collector = collector_of(

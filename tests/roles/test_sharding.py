@@ -18,11 +18,9 @@ def alone():
     return bodies_roles.one_iteration(solo_group())
 
 
-@pytest.mark.parametrize(
-    ("size", "as_on_a_gpu"), [(2, False), (4, False), (2, True)], ids=["2", "4", "2, as on a GPU"]
-)
-def test_sharded_updates_equal_the_update_on_the_joined_batch(alone, size, as_on_a_gpu):
-    gmis = run_ranks(bodies_roles.one_iteration, size, False, as_on_a_gpu)
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+def test_sharded_updates_equal_the_update_on_the_joined_batch(alone, as_on_a_gpu):
+    gmis = run_ranks(bodies_roles.one_iteration, 2, False, as_on_a_gpu)
     for name in SHARED:
         for gmi in gmis:
             assert np.allclose(gmi[name], alone[name], rtol=1e-5, atol=1e-6), name

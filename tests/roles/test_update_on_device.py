@@ -77,6 +77,10 @@ class Two:
 
 
 GROUPS = {"alone": solo_group, "with another": Two}
+PAIRS = pytest.mark.parametrize(
+    ("distribution", "group"), [(Normal(3), Two), (Categorical(4), solo_group)],
+    ids=["normal with another", "categorical alone"],
+)  # fmt: skip
 
 
 def a_learner(policy, batch, changes=(), group=None, device=CPU, **how):
@@ -116,14 +120,13 @@ def assert_same(mine, its, **tolerance):
         assert a == (pytest.approx(b, rel=1e-4, abs=1e-6) if tolerance else b)
 
 
-@pytest.mark.parametrize("distribution", [Normal(3), Categorical(4)], ids=["normal", "categorical"])
-@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+@PAIRS
 def test_an_update_waits_for_nothing(distribution, group):
     policy = a_policy(distribution)
     batch = experience(policy)
     learner = a_learner(policy, batch, group=group(), static=True)
     with DeviceOnly():
-        learner.learning_rate = 1e-3
+        learner.descent.learning_rate = 1e-3
         learner.update(batch)
     with pytest.raises(AssertionError), DeviceOnly():
         learner.stats()  # this is where the device is waited for
@@ -145,8 +148,7 @@ def test_numbers_that_stay_on_the_device_train_as_those_of_the_host():
     assert_same(trained(4, static=True), trained(4), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
-@pytest.mark.parametrize("distribution", [Normal(3), Categorical(4)], ids=["normal", "categorical"])
+@PAIRS
 def test_what_is_captured_equals_what_is_done_anew(distribution, group):
     pool = RecordedPool()
     captured = trained(3, distribution, group(), static=True, pool=pool)
@@ -165,7 +167,7 @@ def test_a_loaded_state_and_new_buckets_reach_what_is_captured():
         learner.update(batch_of(learner))  # given up, as when a group is re-formed
         learner.connect(solo_group())
         learner.load_state_dict(kept)
-        learner.learning_rate = 2e-4
+        learner.descent.learning_rate = 2e-4
 
     def batch_of(learner):
         return learner._batch
@@ -238,7 +240,7 @@ def test_a_checkpoint_goes_from_device_to_host_and_back(before, after):
     second = a_learner(a_policy(Normal(3)), batch, static=after)
     state = saved(first.state_dict())
     second.load_state_dict(state)
-    assert second.learning_rate == pytest.approx(first.learning_rate, rel=1e-6)
+    assert second.descent.learning_rate == pytest.approx(first.descent.learning_rate, rel=1e-6)
     mine, its = first.state_dict(), second.state_dict()
     assert torch.equal(mine["parameters"], its["parameters"])
     for name, moment in mine["optimizer"]["state"][0].items():
@@ -258,7 +260,7 @@ def test_checkpoints_of_torchs_own_adam_are_read(static):
     learner.load_state_dict(saved(state))  # of before the first step
     found = learner.state_dict()["optimizer"]["state"][0]
     assert not any(moment.any() for moment in found.values())
-    assert learner.learning_rate == pytest.approx(0.02)
+    assert learner.descent.learning_rate == pytest.approx(0.02)
     flat.grad = torch.ones_like(flat)
     adam.step()
     learner.load_state_dict(

@@ -1,4 +1,1 @@
-"""Implements adapter `mjx`: the physics of MJX (MuJoCo in JAX) under the batch of `on_device`.
-
-Needs the `mjx` extra.
-"""
+"""Implements adapter `mjx`: the physics of MJX (MuJoCo in JAX) under the batch of `on_device`."""

@@ -99,11 +99,7 @@ class MjxWorld:
 
     def on_torch_stream(self) -> AbstractContextManager[Any]:
         # dlpack's export takes the current stream of torch's current device.
-        on_gpu = self.device.type == "cuda"
-        current: AbstractContextManager[Any] = (
-            torch.cuda.device(self.device) if on_gpu else nullcontext()
-        )
-        return current
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _run(self, frame_skip: int, rne_post: bool, skipped: tuple[str, ...]) -> None:
         read = {name: self._fields[name] for name in _READ}

@@ -22,9 +22,8 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import NUMPY, Arrays
+from .arrays import NUMPY, Arrays, conjugate, rotate, up_in
 from .robots import MODELS, RobotOptions, remove_visual_geoms, scale_servo, solve_to_convergence
-from .rotations import conjugate, rotate, up_in
 from .task import Array, Fields, Task
 
 LEGS = ("front_right", "front_left", "hind_right", "hind_left")
@@ -88,13 +87,8 @@ class Barkour(Task[BarkourOptions]):
         self._scale = xp.constant(np.array([LINEAR, LINEAR, ANGULAR]))
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
-        return {
-            "qpos": data.qpos,
-            "qvel": data.qvel,
-            "ctrl": data.ctrl,
-            "xpos": data.xpos,
-            "torque": data.actuator_force,
-        }
+        views = {"ctrl": data.ctrl, "xpos": data.xpos, "torque": data.actuator_force}
+        return super().views(data) | views
 
     def _velocity(self, f: Fields) -> Array:
         """Returns the linear one [N, 3] in the trunk's frame; qvel has the angular one in it."""

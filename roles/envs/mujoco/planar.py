@@ -65,9 +65,6 @@ class HalfCheetah(Task[HalfCheetahOptions]):
         self.skipped = self.planar_positions if excluded else 0
         self.observation_size = model.nq + model.nv - self.skipped
 
-    def views(self, data: mujoco.MjData) -> dict[str, Array]:
-        return {"qpos": data.qpos, "qvel": data.qvel}
-
     def position(self, f: Fields) -> Array:
         x: Array = self.xp.copy(f["qpos"][:, :1])
         return x
@@ -78,10 +75,8 @@ class HalfCheetah(Task[HalfCheetahOptions]):
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         x_velocity = (f["qpos"][:, 0] - before[:, 0]) / self.dt
-        reward = o.forward_reward_weight * x_velocity - o.ctrl_cost_weight * self.xp.square_sum(
-            action
-        )
-        return reward, self.xp.none(f["qpos"])
+        cost = o.ctrl_cost_weight * self.xp.square_sum(action)
+        return o.forward_reward_weight * x_velocity - cost, self.xp.none(f["qpos"])
 
 
 class Swimmer(HalfCheetah):

@@ -31,9 +31,8 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .arrays import NUMPY, Arrays
+from .arrays import NUMPY, Arrays, about_y_then_x, conjugate, multiply, rotate
 from .robots import MODELS, RobotOptions, remove_visual_geoms, scale_servo, solve_to_convergence
-from .rotations import about_y_then_x, conjugate, multiply, rotate
 from .task import Array, Fields, Task
 
 HAND_JOINTS = 24

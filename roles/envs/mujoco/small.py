@@ -28,9 +28,6 @@ class InvertedPendulum(Task[InvertedPendulumOptions]):
         super().__init__(model, options)
         self.observation_size = model.nq + model.nv
 
-    def views(self, data: mujoco.MjData) -> dict[str, Array]:
-        return {"qpos": data.qpos, "qvel": data.qvel}
-
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         self.xp.write_columns(out, [f["qpos"], f["qvel"]])
 
@@ -59,12 +56,7 @@ class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
         self.observation_size = 2 * model.nq + model.nv  # x, sin and cos of angles, force on cart
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
-        return {
-            "qpos": data.qpos,
-            "qvel": data.qvel,
-            "tip": data.site_xpos[0],
-            "force": data.qfrc_constraint[:1],
-        }
+        return super().views(data) | {"tip": data.site_xpos[0], "force": data.qfrc_constraint[:1]}
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         x, angles = f["qpos"][:, :1], f["qpos"][:, 1:]
@@ -99,7 +91,7 @@ class Reacher(Task[ReacherOptions]):
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
         fingertip, target = data.body("fingertip").xpos, data.body("target").xpos
-        return {"qpos": data.qpos, "qvel": data.qvel, "fingertip": fingertip, "target": target}
+        return super().views(data) | {"fingertip": fingertip, "target": target}
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         theta = f["qpos"][:, :2]
@@ -110,10 +102,8 @@ class Reacher(Task[ReacherOptions]):
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         distance = np.sqrt(self.xp.square_sum(f["fingertip"] - f["target"]))
-        reward = (
-            -distance * o.reward_dist_weight - self.xp.square_sum(action) * o.reward_control_weight
-        )
-        return reward, self.xp.none(f["qpos"])
+        cost = self.xp.square_sum(action) * o.reward_control_weight
+        return -distance * o.reward_dist_weight - cost, self.xp.none(f["qpos"])
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         qpos = rng.uniform(low=-0.1, high=0.1, size=self.model.nq) + self.init_qpos
@@ -143,13 +133,11 @@ class Pusher(Task[PusherOptions]):
     _BODIES = ("tips_arm", "object", "goal")
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
-        bodies = {name: data.body(name).xpos for name in self._BODIES}
-        return {"qpos": data.qpos, "qvel": data.qvel} | bodies
+        return super().views(data) | {name: data.body(name).xpos for name in self._BODIES}
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
-        self.xp.write_columns(
-            out, [f["qpos"][:, :7], f["qvel"][:, :7], *(f[name] for name in self._BODIES)]
-        )
+        bodies = (f[name] for name in self._BODIES)
+        self.xp.write_columns(out, [f["qpos"][:, :7], f["qvel"][:, :7], *bodies])
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options

@@ -139,10 +139,8 @@ class _HumanoidTask(Task[Any]):
         return views | {name: getattr(data, name) for name in self.observed}
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
-        parts = [f["qpos"][:, self.skipped :], f["qvel"]]
-        self.xp.write_columns(
-            out, parts + [f[name][:, skip:] for name, skip in self.observed.items()]
-        )
+        observed = (f[name][:, skip:] for name, skip in self.observed.items())
+        self.xp.write_columns(out, [f["qpos"][:, self.skipped :], f["qvel"], *observed])
 
 
 class Humanoid(_HumanoidTask):
@@ -172,9 +170,8 @@ class Humanoid(_HumanoidTask):
         healthy = (o.healthy_z_range[0] < z) & (z < o.healthy_z_range[1])
         x_velocity = (self.position(f)[:, 0] - before[:, 0]) / self.dt
         contact = o.contact_cost_weight * self.xp.square_sum(f["cfrc_ext"])
-        cost = o.ctrl_cost_weight * self.xp.square_sum(action) + self.xp.clip(
-            contact, *o.contact_cost_range
-        )
+        contact = self.xp.clip(contact, *o.contact_cost_range)
+        cost = o.ctrl_cost_weight * self.xp.square_sum(action) + contact
         reward = o.forward_reward_weight * x_velocity + healthy * o.healthy_reward - cost
         return reward, ~healthy if o.terminate_when_unhealthy else self.xp.none(f["qpos"])
 
@@ -187,8 +184,7 @@ class HumanoidStandup(_HumanoidTask):
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         up = f["qpos"][:, 2] / self.model.opt.timestep
-        impact = self.xp.clip(
-            o.impact_cost_weight * self.xp.square_sum(f["cfrc_ext"]), *o.impact_cost_range
-        )
+        impact = o.impact_cost_weight * self.xp.square_sum(f["cfrc_ext"])
+        impact = self.xp.clip(impact, *o.impact_cost_range)
         reward = up - o.ctrl_cost_weight * self.xp.square_sum(action) - impact + 1
         return reward, self.xp.none(f["qpos"])

@@ -85,9 +85,9 @@ class Task(abc.ABC, Generic[O]):
         self.init_qpos: Array = xp.constant(data.qpos.copy())
         self.init_qvel: Array = xp.constant(data.qvel.copy())
 
-    @abc.abstractmethod
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
         """Returns views of what the task reads of `data`; gathered flat into [N, size] fields."""
+        return {"qpos": data.qpos, "qvel": data.qvel}
 
     @abc.abstractmethod
     def observe(self, f: Fields, out: NDArray[Any]) -> None:

@@ -168,7 +168,8 @@ class MujocoVecEnv:
         """Returns the environments that MuJoCo reset in this step."""
         if self._warnings[:, _BAD_CTRL].any():
             raise EnvActionError.not_finite(self.env_id, self._action)
-        unstable = np.flatnonzero(self._warnings[:, list(_WARNINGS)].any(1)).tolist()
+        bad = self._warnings[:, list(_WARNINGS)].any(1)
+        unstable: list[int] = np.flatnonzero(bad).tolist()
         for i in unstable:
             name = next(name for k, name in _WARNINGS.items() if self._warnings[i, k])
             error = UnstableSimulation(self.env_id, i, int(self._elapsed[i]) + 1, name)
@@ -177,8 +178,7 @@ class MujocoVecEnv:
             self.unstable_steps += 1
             if self.unstable_steps & (self.unstable_steps - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
                 _log.warning("%s Episode ended (%d so far).", error, self.unstable_steps)
-        unstable_rows: list[int] = unstable
-        return unstable_rows
+        return unstable
 
     def state_dict(self) -> dict[str, Any]:
         size = mujoco.mj_stateSize(self._model, _INTEGRATION)

@@ -1,4 +1,1 @@
-"""Steps MuJoCo tasks wholly on one device: everything but physics is in torch.
-
-Adapters `warp` and `mjx` bring the physics, as a `World`. `tasks` imports no torch.
-"""
+"""Steps MuJoCo tasks on one device: a `World` of warp or mjx is its physics, torch the rest."""

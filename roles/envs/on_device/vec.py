@@ -44,22 +44,18 @@ class World(Protocol):
 
     def step(self, frame_skip: int, rne_post: bool) -> None:
         """Takes `frame_skip` physics steps; `rne_post` computes cfrc_ext after them."""
-        ...
 
     def forward(self) -> None:
         """Computes derived fields and qacc of the present qpos, qvel and ctrl, of all worlds."""
-        ...
 
     def dropped(self) -> Tensor:
         """Returns the worlds [N] whose contacts or rows did not all fit since last asked."""
-        ...
 
     def on_torch_stream(self) -> AbstractContextManager[Any]:
         """Surrounds `step` and `forward`; nothing of torch runs within.
 
         They run behind what torch has launched so far, and before what it launches next.
         """
-        ...
 
 
 def prepare(
@@ -270,13 +266,9 @@ class DeviceVecEnv:
     def _state(self) -> dict[str, Tensor]:
         """Returns what is saved beside physics."""
         return {
-            "before": self._before,
-            "memory": self._memory,
-            "elapsed": self._elapsed,
-            "key": self._key,
-            "count": self._count,
-            "observation": self._step.observation,
-        }
+            "before": self._before, "memory": self._memory, "elapsed": self._elapsed,
+            "key": self._key, "count": self._count, "observation": self._step.observation,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = state.get("physics")

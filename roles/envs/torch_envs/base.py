@@ -111,13 +111,9 @@ class TorchVecEnv(abc.ABC):
         if self._out is None:
             self._action = torch.empty_like(action)
             reward = torch.zeros(self.num_env, dtype=self.dtype, device=self.device)
-            self._out = Step(
-                self._observation,
-                reward,
-                torch.zeros_like(self._never),
-                torch.zeros_like(self._never),
-                torch.empty_like(self._observation),
-            )
+            ends = torch.zeros_like(self._never), torch.zeros_like(self._never)
+            final = torch.empty_like(self._observation)
+            self._out = Step(self._observation, reward, *ends, final)
         return self._out
 
     def _step_all(self) -> None:

@@ -1,4 +1,1 @@
-"""Implements adapter `warp`: mujoco_warp's physics under the batch of `on_device`.
-
-Needs the `warp` extra.
-"""
+"""Implements adapter `warp`: mujoco_warp's physics under the batch of `on_device`."""

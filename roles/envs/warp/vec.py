@@ -69,7 +69,8 @@ class Replay:
         with pool.at_work(), world.solver_unrolled() if self.unrolled else nullcontext():
             for _ in range(_WARM_UP):
                 for stage in stages:
-                    _run(stage, world)
+                    with world.on_torch_stream() if stage.kind == "warp" else nullcontext():
+                        stage.run()
             pool.wait()
             for stage in stages:
                 if stage.kind == "torch":
@@ -90,14 +91,6 @@ class Replay:
 
     def _launch(self, graph: Any) -> None:
         wp.capture_launch(graph, stream=stream_of_torch(self._device))
-
-
-def _run(stage: CaptureStage, world: WarpWorld) -> None:
-    if stage.kind == "torch":
-        stage.run()
-        return
-    with world.on_torch_stream():
-        stage.run()
 
 
 class WarpVecEnv(DeviceVecEnv):
@@ -142,11 +135,6 @@ class WarpVecEnv(DeviceVecEnv):
         self._count.zero_()  # capturing ran some steps
         self._counters.load([0, 0])
         return replay
-
-    @property
-    def captured(self) -> bool:
-        """Tells whether a step is a replay of CUDA graphs."""
-        return self._replay is not None
 
     def close(self) -> None:
         """Lets the graphs go, and with them the memory they hold; the rest goes with the object."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from gmi_drl import runtime
 from gmi_drl.comm.plan.capability import LinkFacts, fault
 from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.placement import (
@@ -35,7 +36,7 @@ from gmi_drl.placement.checks.memory import Sizes, memory_faults
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
-from gmi_drl.roles.policies.alignment import PARAMETER, aligned
+from gmi_drl.roles.policies import PARAMETER_MULTIPLE
 
 from .wiring import wires_fault
 
@@ -243,7 +244,7 @@ def numel_of(
     from gmi_drl.roles.role.acting import gradient_numel
     from gmi_drl.roles.role.role import load_role
 
-    role = load_role(trainer) if isinstance(trainer, str) else trainer
+    role = load_role(trainer)
     return gradient_numel(role, config, layout)
 
 
@@ -266,4 +267,4 @@ def assumed(config: Config) -> int:
     parameters = [_ACT_DIM]  # deviations, then weights and biases of each layer
     for a, b in itertools.pairwise(sizes):
         parameters += [a * b, b]
-    return sum(aligned(count, PARAMETER) for count in parameters) + _TAIL
+    return sum(round_up(count, PARAMETER_MULTIPLE) for count in parameters) + _TAIL
