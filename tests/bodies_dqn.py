@@ -4,7 +4,7 @@ import torch
 
 from batches import algorithm_of
 from gmi_drl.placement.config.algorithms import DQNConfig
-from gmi_drl.roles.algorithms.dqn import QNetwork
+from gmi_drl.roles.algorithms.dqn import DQN, QNetwork
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
@@ -13,7 +13,6 @@ from gmi_drl.roles.samples.replay import Limiter, UniformReplay
 
 WIDTH, ACTIONS = 4, 3
 SETTINGS = DQNConfig(network=[16], target_every=3, learning_rate=1e-2)
-FIELDS = ("raw_observation", "action", "reward", "done", "next_observation", "terminated")
 
 
 def network():
@@ -31,6 +30,7 @@ def experience(generator, steps=4, num_env=5):
             "next_observation": torch.randn(*shape, WIDTH, generator=generator),
             "action": action.float(),
             "reward": torch.randn(shape, generator=generator),
+            "discount": torch.zeros(shape),
             "done": done.float(),
             "terminated": done & (torch.rand(shape, generator=generator) < 0.5),
         }
@@ -41,7 +41,7 @@ def trains_of(seed, capacity=50, normalizers=None, **limits):
     """What an optimizer does with its batches, not connected yet."""
     generator = torch.Generator().manual_seed(seed)
     limiter = Limiter(limits.get("start", 20), limits.get("updates_per_row", 0.2))
-    replay = UniformReplay(capacity, 8, limiter, generator, FIELDS)
+    replay = UniformReplay(capacity, 8, limiter, generator, DQN.replayed)
     algorithm = algorithm_of(network(), SETTINGS, normalizers)
     return OnReplay(Learner(algorithm, generator), replay)
 

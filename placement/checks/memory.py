@@ -93,7 +93,7 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     of_each = _FLOAT if "agent" in gmi.roles else 0
     if learns:
         of_each = _TRAINED + algorithm.target_networks * _FLOAT
-    kept_row = 2 * d * sizes.observation_bytes + _FLOAT * (a + 3)  # observed before and after
+    kept_row = 2 * d * sizes.observation_bytes + _FLOAT * (a + 2)  # observed before and after
     return {
         "experience": samples * step + 2 * _FLOAT * num_env * d,
         "replay": algorithm.kept_steps * kept_row if learns else 0,

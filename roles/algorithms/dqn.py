@@ -89,22 +89,20 @@ class QPolicy:
         return action.float()
 
 
-def dqn_loss(network: Any, target: Any, batch: Batch, settings: Any) -> Losses:
-    """The Huber loss of the error of temporal differences, of rows [B]."""
+def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> Losses:
+    """The Huber loss of the temporal-difference error, of rows [B]."""
     with torch.no_grad():
-        following = batch["next_observation"]
-        values = target(following)
-        chooser = network(following) if settings.double else values
-        after = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-        # What was cut by a time limit could have gone on.
-        over = batch["terminated"] if settings.bootstrap_time_limit else batch["done"]
+        next_observation, discount = batch["next_observation"], batch["discount"]
+        values = target_network(next_observation)
+        chooser = network(next_observation) if settings.double else values
+        next_value = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
         # Where an episode is over, what was seen last counts for nothing, were it NaN.
-        goal = batch["reward"] + settings.gamma * after.masked_fill(over.bool(), 0.0)
+        target = batch["reward"] + discount * next_value.masked_fill(discount == 0.0, 0.0)
     value = network(batch["observation"]).gather(-1, batch["action"].long()).squeeze(-1)
-    loss = huber_loss(value, goal)
-    error = (value - goal).detach().abs()
+    loss = huber_loss(value, target)
+    error = (value - target).detach().abs()
     stats = {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()}
-    return Losses(loss, stats, {"priorities": error})
+    return Losses(loss, stats, aside={"priorities": error})
 
 
 class DQN(Algorithm):
@@ -113,7 +111,8 @@ class DQN(Algorithm):
     stats = ("q_loss", "q_mean", "td_error")
     ends = ()
     recorded = ("next_observation", "terminated")
-    replayed = ("raw_observation", "action", "reward", "done", *recorded)
+    filled = ("discount",)
+    replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
     loss = staticmethod(dqn_loss)
 
     @cached_property
@@ -138,6 +137,32 @@ class DQN(Algorithm):
         if faults := list(_faults(network, width, _choices(env))):
             base = "gmi_drl.roles.algorithms.dqn.QNetwork"
             raise PolicyError(maker, type(network).__name__, faults, base)
+
+    def postprocess(self, batch: Batch, moments: Tensor) -> None:
+        """Makes each row a transition of `n_step` steps, of fewer where the batch ends.
+
+        `reward` becomes the discounted sum of theirs, `next_observation` what followed the last of
+        them, and `discount` the weight of its value: 0 where the episode was over. What happened
+        after the first action is not corrected for the policy of now, as in Rainbow (Hessel et al.,
+        2018, section 3).
+        """
+        gamma, rewards = self.settings.gamma, batch["reward"].clone()
+        next_observations, done = batch["next_observation"].clone(), batch["done"].bool()
+        # What was cut by a time limit could have gone on.
+        over = batch["terminated"] if self.settings.bootstrap_time_limit else done
+        discount = batch["discount"]
+        discount.copy_((~over).float() * gamma)
+        goes_on = ~done
+        for k in range(1, min(self.settings.n_step, len(done))):
+            # Rows t that have a step t + k, and whether it is of the same episode.
+            rows, goes_on = slice(0, len(done) - k), goes_on[: len(done) - k]
+            batch["reward"][rows] += torch.where(goes_on, gamma**k * rewards[k:], 0.0)
+            further = torch.where(over[k:], 0.0, gamma ** (k + 1))
+            discount[rows] = torch.where(goes_on, further, discount[rows])
+            batch["next_observation"][rows] = torch.where(
+                goes_on.unsqueeze(-1), next_observations[k:], batch["next_observation"][rows]
+            )
+            goes_on = goes_on & ~done[k:]
 
     def losses(self, batch: Batch) -> Losses:
         return self.loss_function(self.policy.network, self.target, batch, self.settings)

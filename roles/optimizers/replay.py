@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import Limiter, UniformReplay
 
@@ -39,11 +41,13 @@ class OnReplay:
     def __init__(self, learner: Learner, replay: UniformReplay) -> None:
         self.learner, self._replay = learner, replay
         self._normalizer = learner.algorithm.normalizers.observations
+        self._no_moments = torch.zeros(1, 0, dtype=torch.float64)
 
     def update(self, batch: Batch) -> None:
         learner, replay = self.learner, self._replay
         learner.clock.begin("train")
         learner.observe(batch)
+        learner.algorithm.postprocess(batch, self._no_moments)
         replay.put(batch)
         while replay.ready():
             minibatch, keys = replay.next()

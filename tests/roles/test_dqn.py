@@ -31,8 +31,9 @@ def dqn(**settings):
     return algorithm
 
 
-def minibatch():
+def minibatch(algorithm):
     whole = bodies.experience(torch.Generator().manual_seed(2), 6, 7)
+    algorithm.postprocess(whole, torch.zeros(1, 0))
     flat = Batch({name: column.flatten(0, 1) for name, column in whole.columns.items()})
     return flat.transitions(None)
 
@@ -44,7 +45,7 @@ def minibatch():
 @pytest.mark.parametrize("bootstrap", [True, False])
 def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
     algorithm = dqn(double=double, bootstrap_time_limit=bootstrap, gamma=0.9)
-    batch = minibatch()
+    batch = minibatch(algorithm)
     given = algorithm.losses(batch)
     network, target = algorithm.policy.network, algorithm.target
     wanted, errors = 0.0, []
@@ -71,13 +72,37 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
 
 
 def test_what_was_cut_goes_on_and_what_has_ended_does_not():
-    algorithm, batch = dqn(), minibatch()
+    algorithm = dqn()
+    batch = minibatch(algorithm)
     before = algorithm.losses(batch).aside["priorities"]
     with torch.no_grad():
         algorithm.target.head.bias.add_(100.0)
     moved = (algorithm.losses(batch).aside["priorities"] - before).abs() > 1
     assert torch.equal(moved, ~batch["terminated"])
     assert (batch["done"].bool() & ~batch["terminated"]).any()
+
+
+@pytest.mark.parametrize("bootstrap", [True, False])
+@pytest.mark.parametrize("n_step", [1, 2, 4, 9])
+def test_a_row_sums_the_rewards_of_its_steps_and_ends_with_episode_or_batch(n_step, bootstrap):
+    algorithm = dqn(n_step=n_step, bootstrap_time_limit=bootstrap, gamma=0.9)
+    given = bodies.experience(torch.Generator().manual_seed(2), 6, 7)
+    before = {name: column.clone() for name, column in given.columns.items()}
+    algorithm.postprocess(given, torch.zeros(1, 0))
+    for t in range(6):
+        for env in range(7):
+            reward, last = 0.0, t
+            for last in range(t, min(t + n_step, 6)):
+                reward += 0.9 ** (last - t) * float(before["reward"][last, env])
+                if before["done"][last, env]:
+                    break
+            over = before["terminated" if bootstrap else "done"][last, env]
+            discount = 0.0 if over else 0.9 ** (last - t + 1)
+            assert float(given["reward"][t, env]) == pytest.approx(reward, rel=1e-5, abs=1e-6)
+            assert float(given["discount"][t, env]) == pytest.approx(discount)
+            wanted = before["next_observation"][last, env]
+            assert torch.equal(given["next_observation"][t, env], wanted)
+    assert before["done"][:-1].any()
 
 
 # Acting -------------------------------------------------------------------------------------------
@@ -141,7 +166,8 @@ def test_nan_that_an_episode_was_cut_at_is_not_kept(static):
 
 
 def test_what_was_seen_where_an_episode_ended_counts_for_nothing():
-    algorithm, batch = dqn(), minibatch()
+    algorithm = dqn()
+    batch = minibatch(algorithm)
     wanted = float(algorithm.losses(batch).total.detach())
     batch["next_observation"][batch["terminated"]] = torch.nan
     assert batch["terminated"].any()
@@ -360,13 +386,14 @@ def test_what_it_cannot_be_told_is_said(algorithm, message):
         load_config(section)
 
 
-def test_a_replay_that_never_starts_is_a_fault():
-    config = load_config(
-        {
-            "version": 1,
-            "env": {"id": "CartPole-v1"},
-            "algorithm": {"name": "dqn", "replay_start": 500, "replay_capacity": 100},
-        }
-    )
-    (fault,) = check(config, Topology.from_cores(range(2)))
-    assert "must be below replay_capacity=100" in str(fault)
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"replay_start": 500, "replay_capacity": 100}, "must be below replay_capacity=100"),
+        ({"n_step": 33, "horizon": 32}, "algorithm.n_step=33; must be at most horizon=32"),
+    ],
+)
+def test_what_could_never_be_is_a_fault(settings, rule):
+    section = {"version": 1, "env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"} | settings}
+    (fault,) = check(load_config(section), Topology.from_cores(range(2)))
+    assert rule in str(fault)
