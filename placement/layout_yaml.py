@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.config.config import BackendName, HardwareConfig
 from gmi_drl.placement.config.schema import ConfigSchema, explain
 from gmi_drl.placement.config.section import Int, Section, as_tuple, broken
 
@@ -95,7 +95,7 @@ class _Gmi(Section):
     roles: Annotated[
         tuple[Literal["simulator", "agent", "trainer"], ...], BeforeValidator(as_tuple)
     ]
-    backend: Literal["cpu", "direct", "mps", "mig", "green"] | None = None
+    backend: BackendName | None = None
     sm_percent: Int | None = Field(default=None, ge=1)
     memory: Annotated[Int, BeforeValidator(_memory), Field(ge=1)] | None = None
     mig: _Mig | None = None

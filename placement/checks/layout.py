@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from gmi_drl.placement.config.config import MAX_OVERCOMMIT, HardwareConfig
 from gmi_drl.placement.faults import ABSENT, Fault, device_name, spec_fault
@@ -49,7 +49,7 @@ def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
     unusable = dict(layout.topology.unusable)
     another = (
         "No other can be used either: mend that, or set hardware.backend: cpu."
-        if unusable.keys() >= _SHARES.keys() - {"cpu"}
+        if unusable.keys() >= _ON_GPUS.keys()
         else "Use another, or auto; gmi-drl doctor says what this machine has."
     )
     for backend in dict.fromkeys(gmi.backend for gmi in layout.gmis):
@@ -60,7 +60,7 @@ def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
         if gmi.backend not in _SHARES:
             known = f"Use one of {', '.join(_SHARES)}."
             yield Fault(where, gmi.backend, "there is no such backend", known)
-        elif (gmi.backend == "cpu") != (device.kind == "cpu"):
+        elif gmi.backend not in (_ON_CORES if device.kind == "cpu" else _ON_GPUS):
             yield Fault(
                 where, gmi.backend,
                 f"{device_name(device)} is {'no GPU' if device.kind == 'cpu' else 'a GPU'}",
@@ -173,7 +173,7 @@ def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Ite
     """Yields what the GPU's compute mode and MPS say about the number of processes."""
     backend, where = gmis[0].backend, f"{device_name(device)}: compute mode"
     others = (process for process in device.processes if process.kind != "graphics")
-    if backend == "cpu":
+    if device.kind == "cpu":
         return
     if device.compute_mode == "prohibited":
         yield Fault(
@@ -304,13 +304,15 @@ def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> I
         )  # fmt: skip
 
 
-_SHARES: Final[dict[str, Callable[[Device, Specs, HardwareConfig], Iterator[Fault]]]] = {
-    "cpu": _unlimited,
+_Shares: TypeAlias = dict[str, Callable[[Device, Specs, HardwareConfig], Iterator[Fault]]]
+_ON_CORES: Final[_Shares] = {"cpu": _unlimited}
+_ON_GPUS: Final[_Shares] = {
     "direct": _unlimited,
     "mps": _mps,
     "green": _green,
     "mig": _mig,
 }
+_SHARES: Final = _ON_CORES | _ON_GPUS
 
 
 def gmi_faults(layout: Layout, num_env: int) -> list[Fault]:

@@ -5,7 +5,7 @@ Every field is described by the text below it; docs/configuration.md is generate
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
     BeforeValidator,
@@ -36,6 +36,7 @@ from .section import (
 )
 
 CONFIG_VERSION = 1
+BackendName: TypeAlias = Literal["cpu", "direct", "mps", "mig", "green"]
 
 
 class RunConfig(Section):
@@ -113,7 +114,7 @@ MAX_OVERCOMMIT: Final = 60  # as many as MPS takes clients of a device, from CUD
 class HardwareConfig(Section):
     """The devices to use, and how GMIs share them."""
 
-    backend: Literal["auto", "cpu", "direct", "mps", "mig", "green"] = "auto"
+    backend: Literal["auto", BackendName] = "auto"
     """`cpu`: a device is a group of cores, a GMI a share of them; `direct`: processes share a GPU
     without limits; `mps`: with limits on its SMs and memory, by NVIDIA's multi-process service;
     `mig`: each GMI in a MIG instance; `green`: the GMIs of a GPU are threads of one process, each

@@ -7,10 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from gmi_drl.gmi.backends.backend import BACKENDS, CORE_BACKENDS
+from gmi_drl.launcher import paper_config
 from gmi_drl.placement import Topology, check, layout_of, load_config, simplest
+from gmi_drl.placement.checks import layout as layout_checks
+from gmi_drl.placement.config.config import BackendName
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -125,3 +130,10 @@ def test_imports_point_left_only(package):
                 home = rest.partition(".")[0]
                 if top == "gmi_drl" and home not in ("", "errors"):
                     assert home in allowed, f"{path}:{node.lineno} imports {name}"
+
+
+def test_every_backend_is_in_every_table_of_them():
+    known = get_args(BackendName)
+    assert set(known) == set(BACKENDS) == set(layout_checks._SHARES)
+    assert set(layout_checks._ON_CORES) == set(CORE_BACKENDS)
+    assert set(paper_config._BACKENDS) == {"auto", *known}

@@ -7,7 +7,7 @@ import pytest
 
 from gmi_drl.placement import STRATEGIES, Topology, algorithm_1, decoupled, reducing, tcg, tcg_ex
 from gmi_drl.placement import costs as cost
-from gmi_drl.placement.reduction import chosen_1, shape_fault
+from gmi_drl.placement.reduction import algorithm_1_with_reason, shape_fault
 
 
 def mpl_of(sizes):
@@ -37,7 +37,7 @@ def test_algorithm_1_on_every_layout_up_to_8x8():
         mpl = mpl_of(sizes)
         strategy = algorithm_1(mpl)
         assert strategy == stated(sizes) == algorithm_1(mpl[::-1])
-        assert chosen_1(mpl)[1]
+        assert algorithm_1_with_reason(mpl)[1]
         chosen[strategy] = chosen.get(strategy, 0) + 1
         if sum(sizes) > 1:
             assert shape_fault(strategy, mpl) is None  # what it chooses can be done
