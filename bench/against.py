@@ -51,6 +51,44 @@ if __name__ == "__main__":
     runtime.shutdown()
     print(statistics.median(seconds[1:]))
 """
+# Tasks, and calls of an actor that wait for each other, a second; the best of five, as the first
+# ones start processes.
+_TASKS: Final = """
+import time
+from gmi_drl import runtime
+
+@runtime.remote
+def nothing():
+    pass
+
+class Counter:
+    def add(self, n):
+        return n + 1
+
+def rate(count, work):
+    best_s = float("inf")
+    for _ in range(5):
+        began_s = time.perf_counter()
+        work(count)
+        best_s = min(best_s, time.perf_counter() - began_s)
+    return count / best_s
+
+def calls(count):
+    n = 0
+    for _ in range(count):
+        n = runtime.get(counter.add.remote(n))
+    assert n == count
+
+if __name__ == "__main__":
+    runtime.init(num_cpus=2)
+    if KIND == "tasks":
+        found = rate(3000, lambda count: runtime.get([nothing.remote() for _ in range(count)]))
+    else:
+        counter = runtime.remote(Counter).remote()
+        found = rate(2000, calls)
+    runtime.shutdown()
+    print(found)
+"""
 
 
 @dataclass(frozen=True)
@@ -130,6 +168,13 @@ def cases(dry: bool) -> dict[str, Case]:
             lambda tree: output_of(tree, _MODULES, first), "modules", smaller_is_better=True
         ),
         "gmi": Case(lambda tree: output_of(tree, _GMIS), "s", **times),
+        **{
+            kind: Case(
+                lambda tree, kind=kind: output_of(tree, f"KIND = {kind!r}\n{_TASKS}"),
+                f"{kind}/s",
+            )
+            for kind in ("tasks", "calls")
+        },
     }
 
 

@@ -17,7 +17,8 @@ are of a two-core machine; on others read "all cores" and "one GMI a core").
 
 Or this tree against another commit, whole jobs in pairs that take turns, with rows
 `against/<case>`: training on Ant, Humanoid and CartPole (64 and 1,024 environments), async
-CartPole, serving, the start of a launch and of a GMI, and the modules that a launch imports.
+CartPole, serving, the start of a launch and of a GMI, the modules that a launch imports, and the
+runtime's tasks and calls of an actor.
 
     bench/train_throughput.py --against COMMIT [--cases ant serving ...] --rounds 5
 """
