@@ -67,14 +67,14 @@ TASKS = {
         env="CartPole-v1",
         steps=100_000,
         ours=_ours(
-            "CartPole-v1", n_envs=8, horizon=32, net="64:64", activation="relu", gamma=0.99,
+            "CartPole-v1", n_envs=8, horizon=32, net="128:128", activation="relu", gamma=0.99,
             learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
             normalize_observation=False,
         ),
         algorithm={
             "name": "dqn", "reward_scale": 0.1, "batch_size": 64, "replay_capacity": 100_000,
             "replay_start": 1_000, "updates_per_row": 0.5, "target_every": 128,
-            "epsilon_steps": 16_000,
+            "n_step": 5, "epsilon_steps": 16_000,
         },
         sb3=None,
         reference="500 (SB3 zoo, 50 k, one run)",
