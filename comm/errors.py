@@ -32,7 +32,6 @@ RuntimeError
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gmi_drl.errors import GmiDrlError
 
@@ -46,7 +45,9 @@ class ReduceTimeout(CommError, TimeoutError):
 
     def __init__(self, what: str, timeout_s: float, late: Sequence[tuple[int, str]]) -> None:
         super().__init__(what, timeout_s, late)
-        self.what, self.timeout_s, self.late = what, timeout_s, tuple(late)
+        self.what = what
+        self.timeout_s = timeout_s
+        self.late = tuple(late)
 
     def __str__(self) -> str:
         who = [f"rank {rank} ({member})" for rank, member in self.late]
@@ -54,12 +55,13 @@ class ReduceTimeout(CommError, TimeoutError):
         return f"{self.what} timed out after {self.timeout_s:g} s: {listed(who)} {have} not arrived"
 
 
-@dataclass(eq=False, repr=False)
 class GroupMismatch(CommError):
     """The ranks of a group did not make the same call. `calls` says what each did, by rank."""
 
-    calls: Sequence[str]
-    members: Sequence[str]
+    def __init__(self, calls: Sequence[str], members: Sequence[str]) -> None:
+        super().__init__(calls, members)
+        self.calls = tuple(calls)
+        self.members = tuple(members)
 
     def __str__(self) -> str:
         lines = [
@@ -70,17 +72,18 @@ class GroupMismatch(CommError):
         return "\n".join([f"the ranks of a reducer group do different things; {rule}", *lines])
 
 
-@dataclass(eq=False, repr=False)
 class RingBroken(CommError):
     """A ring could not move its numbers, though every rank is there; `reason` is the first cause.
 
     `rank` is the one that found it.
     """
 
-    what: str
-    rank: int
-    member: str
-    reason: str
+    def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
+        super().__init__(what, rank, member, reason)
+        self.what = what
+        self.rank = rank
+        self.member = member
+        self.reason = reason
 
     def __str__(self) -> str:
         return (
@@ -90,30 +93,32 @@ class RingBroken(CommError):
         )
 
 
-@dataclass(eq=False, repr=False)
 class PeerLeft(CommError):
     """A rank of the group will not arrive: it gave up, or closed its group; `reason` says why."""
 
     caused_by_peer = True
 
-    what: str
-    rank: int
-    member: str
-    reason: str
+    def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
+        super().__init__(what, rank, member, reason)
+        self.what = what
+        self.rank = rank
+        self.member = member
+        self.reason = reason
 
     def __str__(self) -> str:
         return f"{self.what}: rank {self.rank} ({self.member}) has left the group: {self.reason}"
 
 
-@dataclass(eq=False, repr=False)
 class GroupReformed(CommError):
     """A rank's process was replaced by a new one, which opened `generation` of the group.
 
     The call that was going on is void, on every rank. The group goes on after `reform`.
     """
 
-    what: str
-    generation: int
+    def __init__(self, what: str, generation: int) -> None:
+        super().__init__(what, generation)
+        self.what = what
+        self.generation = generation
 
     def __str__(self) -> str:
         return (
@@ -123,13 +128,14 @@ class GroupReformed(CommError):
         )
 
 
-@dataclass(eq=False, repr=False)
 class GroupFinished(CommError):
     """A rank that is waited for has left with its work done; `outcome` is what came of it."""
 
-    rank: int
-    member: str
-    outcome: str
+    def __init__(self, rank: int, member: str, outcome: str) -> None:
+        super().__init__(rank, member, outcome)
+        self.rank = rank
+        self.member = member
+        self.outcome = outcome
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.member}) has finished and left the group: {self.outcome}"
@@ -139,7 +145,6 @@ class GroupClosed(CommError):
     """This rank has left its group; the text says why. Join a new group to go on."""
 
 
-@dataclass(eq=False, repr=False)
 class ParametersDiffer(CommError):
     """The ranks do not hold the same parameters any more.
 
@@ -147,10 +152,14 @@ class ParametersDiffer(CommError):
     `parameter` is the first parameter, in the order of the flat vector, that is not the same.
     """
 
-    iteration: int
-    ranks: Sequence[int]
-    members: Sequence[str]
-    parameter: str
+    def __init__(
+        self, iteration: int, ranks: Sequence[int], members: Sequence[str], parameter: str
+    ) -> None:
+        super().__init__(iteration, ranks, members, parameter)
+        self.iteration = iteration
+        self.ranks = tuple(ranks)
+        self.members = tuple(members)
+        self.parameter = parameter
 
     def __str__(self) -> str:
         who = listed([f"rank {r} ({m})" for r, m in zip(self.ranks, self.members, strict=True)])
@@ -239,7 +248,10 @@ class CorruptPacket(LinkError):
 
     def __init__(self, where: str, field: str, value: str, expected: str) -> None:
         super().__init__(where, field, value, expected)
-        self.where, self.field, self.value, self.expected = where, field, value, expected
+        self.where = where
+        self.field = field
+        self.value = value
+        self.expected = expected
 
     def __str__(self) -> str:
         return (

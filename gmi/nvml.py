@@ -256,9 +256,11 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]
                 continue
             direct = ports[i][1].get(addresses[j] or "", 0)
             count = direct + min(ports[i][0], ports[j][0])
-            # Over PCIe: by what is the nearest thing that both hang on.
-            level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
-            row.append(f"NVLink x{count}" if count else _ROUTES.get(level, "unknown"))
+            if count:
+                row.append(f"NVLink x{count}")
+            else:  # over PCIe: by what is the nearest thing that both hang on
+                level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+                row.append(_ROUTES.get(level, "unknown"))
             status = query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
             reached.append(status == nvml.NVML_P2P_STATUS_OK)
         links.append(tuple(row))

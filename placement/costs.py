@@ -19,6 +19,11 @@ from typing import Final
 
 def ring(members: int, nbytes: float, bandwidth: float) -> float:
     """Returns the seconds of a reduction over one ring: 2 (n - 1) bytes / (n bandwidth)."""
+    if members < 1 or nbytes < 0 or not bandwidth > 0:
+        raise ValueError(
+            f"members={members}, nbytes={nbytes}, bandwidth={bandwidth}: a ring has one member or "
+            "more, no fewer than 0 bytes, and a bandwidth above 0."
+        )
     return 2 * (members - 1) * nbytes / (members * bandwidth)
 
 
@@ -68,6 +73,8 @@ class Workload:
 
     def reduced_bytes(self, n: int) -> float:
         """Returns the bytes that each of `n` trainers sends to reduce a gradient."""
+        if n < 1:
+            raise ValueError(f"n={n}: one GMI or more holds a trainer.")
         return 2 * (n - 1) * self.policy_bytes / n
 
 

@@ -82,7 +82,7 @@ _LINGER_MS: Final = 2000  # for what is still to be written to a mailbox that is
 _GLANCE_S: Final = 0.02  # between looks at whether the other one's socket is there
 
 
-@dataclass
+@dataclass(eq=False)
 class _Peer:
     """The connections to one other GMI."""
 

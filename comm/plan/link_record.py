@@ -138,6 +138,7 @@ def processor() -> str:
 
 
 def version_of(package: str) -> str:
+    """Returns the version of a package that is installed, or "unknown"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

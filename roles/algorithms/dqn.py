@@ -146,23 +146,22 @@ class DQN(Algorithm):
         after the first action is not corrected for the policy of now, as in Rainbow (Hessel et al.,
         2018, section 3).
         """
-        gamma, rewards = self.settings.gamma, batch["reward"].clone()
-        next_observations, done = batch["next_observation"].clone(), batch["done"].bool()
+        gamma, reward, done = self.settings.gamma, batch["reward"], batch["done"].bool()
         # What was cut by a time limit could have gone on.
         over = batch["terminated"] if self.settings.bootstrap_time_limit else done
-        discount = batch["discount"]
-        discount.copy_((~over).float() * gamma)
-        goes_on = ~done
+        first = torch.arange(len(done), device=done.device).unsqueeze(-1)
+        last, goes_on, each = first.repeat(1, done.shape[1]), ~done, reward.clone()
         for k in range(1, min(self.settings.n_step, len(done))):
             # Rows t that have a step t + k, and whether it is of the same episode.
-            rows, goes_on = slice(0, len(done) - k), goes_on[: len(done) - k]
-            batch["reward"][rows] += torch.where(goes_on, gamma**k * rewards[k:], 0.0)
-            further = torch.where(over[k:], 0.0, gamma ** (k + 1))
-            discount[rows] = torch.where(goes_on, further, discount[rows])
-            batch["next_observation"][rows] = torch.where(
-                goes_on.unsqueeze(-1), next_observations[k:], batch["next_observation"][rows]
-            )
+            goes_on = goes_on[: len(done) - k]
+            reward[:-k] += torch.where(goes_on, gamma**k * each[k:], 0.0)
+            last[:-k] += goes_on
             goes_on = goes_on & ~done[k:]
+        after = (gamma ** (last - first + 1)).to(reward.dtype)
+        batch["discount"].copy_(after.masked_fill(over.gather(0, last), 0.0))
+        if self.settings.n_step > 1:
+            following = batch["next_observation"]
+            following.copy_(following.gather(0, last.unsqueeze(-1).expand_as(following)))
 
     def losses(self, batch: Batch) -> Losses:
         return self.loss_function(self.policy.network, self.target, batch, self.settings)

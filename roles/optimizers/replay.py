@@ -36,12 +36,12 @@ def make(role: ActingRole) -> SyncRounds:
 
 
 class OnReplay:
-    """Puts each batch into a replay, and trains on what is drawn from it."""
+    """Puts each batch, postprocessed, into a replay, and trains on what is drawn from it."""
 
     def __init__(self, learner: Learner, replay: UniformReplay) -> None:
         self.learner, self._replay = learner, replay
         self._normalizer = learner.algorithm.normalizers.observations
-        self._no_moments = torch.zeros(1, 0, dtype=torch.float64)
+        self._no_moments = torch.zeros(1, 0, dtype=torch.float64)  # nothing is measured of a batch
 
     def update(self, batch: Batch) -> None:
         learner, replay = self.learner, self._replay

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gmi_drl.roles.errors import CheckpointError
+
 from .batch import Batch
 
 
@@ -115,6 +117,11 @@ class UniformReplay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave it; of another capacity, with the newest rows that fit."""
         columns = state["columns"]
+        if columns and columns.keys() != set(self._fields):
+            raise CheckpointError(
+                f"the replay of this checkpoint keeps {', '.join(columns)}; the algorithm keeps "
+                f"{', '.join(self._fields)}. Begin anew, or go on by the version that wrote it."
+            )
         alike = all(len(rows) == self._capacity for rows in columns.values())
         # In the same places as there, so that the same keys draw the same rows.
         self._written = state["place"] if alike else 0

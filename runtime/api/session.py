@@ -41,9 +41,7 @@ def init(
     names are looked for in `namespace` by default. `shutdown` ends it, at the latest with the
     interpreter.
     """
-    # Not at the top: workers, who import this too, never need them.
-    from psutil import virtual_memory
-
+    # Not at the top: workers, who import this too, never need it.
     from gmi_drl.runtime.driver.driver import Driver
 
     with _changing:
@@ -65,10 +63,18 @@ def init(
         refs.current = Driver(
             preload, {index: dict(share) for index in range(devices)},
             groups if 1 < devices <= len(cores) else {},
-            object_store_bytes or max(1 << 26, int(virtual_memory().available * _STORE_SHARE)),
+            object_store_bytes or _store_bytes(),
             None if gcs is None else Path(gcs), gcs_replicas=gcs_replicas, namespace=namespace,
         )  # fmt: skip
         call_context.set_default(None)
+
+
+def _store_bytes() -> int:
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return max(1 << 26, int(int(line.split()[1]) * 1024 * _STORE_SHARE))
+    return 1 << 30
 
 
 def is_initialized() -> bool:

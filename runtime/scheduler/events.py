@@ -67,16 +67,17 @@ class Finished:
 
 
 @dataclass(slots=True)
-class _OfWorker:
+class Blocked:
+    """The task of a worker, or an actor's method, waits in get(), and lends its CPUs meanwhile."""
+
     worker: Id
 
 
-class Blocked(_OfWorker):
-    """The task of a worker, or an actor's method, waits in get(), and lends its CPUs meanwhile."""
-
-
-class Unblocked(_OfWorker):
+@dataclass(slots=True)
+class Unblocked:
     """The task goes on, at once: its CPUs count again, were they over-committed by that."""
+
+    worker: Id
 
 
 @dataclass(slots=True)
@@ -92,8 +93,11 @@ class WorkerStarted:
     device: int
 
 
-class WorkerLost(_OfWorker):
+@dataclass(slots=True)
+class WorkerLost:
     """A worker is gone. Its tasks are forgotten: the driver submits again what shall run again."""
+
+    worker: Id
 
 
 @dataclass(slots=True)
@@ -137,12 +141,18 @@ class StartWorker:
     device: int
 
 
-class StopWorker(_OfWorker):
+@dataclass(slots=True)
+class StopWorker:
     """An idle one too many. The scheduler has forgotten it already."""
 
+    worker: Id
 
-class Recall(_OfWorker):
+
+@dataclass(slots=True)
+class Recall:
     """Ask for the tasks this worker has not begun; `Returned` answers, with none if need be."""
+
+    worker: Id
 
 
 @dataclass(slots=True)

@@ -254,7 +254,7 @@ def unpack_exception(data: bytes) -> BaseException | None:
     return value if isinstance(value, BaseException) else None
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Input:
     """Stands for a reference among the arguments of a call: the callee sees its value there."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gmi_drl.selector.tune.candidate import Failed, Space, Spent
+from gmi_drl.selector.tune.candidate import Failed, Space
 from recorded import candidate, measured
 
 SPACE = Space(tuple(tuple(candidate(g, n) for n in (32, 48, 64)) for g in (1, 2)))
@@ -20,7 +20,7 @@ class Stage:
 
     def __call__(self, ask):
         self.asked.append(ask.candidate)
-        return self.answers.pop(0) if self.answers else Spent()
+        return self.answers.pop(0) if self.answers else None
 
     def text(self, one):
         return f"{one.row.gmi_per_gpu}x{one.num_env}"

@@ -12,7 +12,7 @@ from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.placement.config.algorithms import DQNConfig
 from gmi_drl.roles.algorithms.dqn import DQN, QPolicy
 from gmi_drl.roles.envs import EnvSpecError
-from gmi_drl.roles.errors import NotFiniteError, PolicyError
+from gmi_drl.roles.errors import CheckpointError, NotFiniteError, PolicyError
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
@@ -314,6 +314,14 @@ def test_a_replay_of_another_size_takes_the_newest_rows():
         replay.load_state_dict(saved.state_dict())
         kept = replay.state_dict()["columns"]["number"].tolist()
         assert kept == list(range(33 - min(capacity, 20), 33))
+
+
+def test_a_replay_of_other_columns_is_refused():
+    saved = UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
+    saved.put(numbered(0, 3))
+    replay = UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator(), ["number", "discount"])
+    with pytest.raises(CheckpointError, match="keeps number; the algorithm keeps number, discount"):
+        replay.load_state_dict(saved.state_dict())
 
 
 @pytest.mark.parametrize("capacity", [7, 20, 64])

@@ -25,7 +25,8 @@ class DQNConfig(ReplayConfig):
     target_every: int = Field(default=128, ge=1)
     """Updates between two copies into the target network."""
     n_step: int = Field(default=1, ge=1)
-    """Rewards that are summed before the value of what follows; at the end of a horizon fewer."""
+    """Rewards that are summed before the value of what follows; at the end of a horizon fewer. They
+    are summed with the `gamma` of when they are put into the replay."""
     double: bool = True
     """Choose the next action by the network, and value it by the target network."""
     epsilon: float = Field(default=0.04, ge=0, le=1)

@@ -136,6 +136,11 @@ class WarpVecEnv(DeviceVecEnv):
         self._counters.load([0, 0])
         return replay
 
+    @property
+    def captured(self) -> bool:
+        """Tells whether a step is a replay of CUDA graphs."""
+        return self._replay is not None
+
     def close(self) -> None:
         """Lets the graphs go, and with them the memory they hold; the rest goes with the object."""
         self._replay = None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from gmi_drl import runtime
 from gmi_drl.gmi import DeviceMemoryError, Gang, GmiDied, GmiError, GmiTimeout
@@ -25,9 +25,6 @@ from gmi_drl.runtime import ObjectStoreFullError, TaskError
 from gmi_drl.runtime.errors import exit_text
 from gmi_drl.selector.tune.candidate import Candidate, Failed, Reason
 from gmi_drl.selector.tune.space import config_of, layout_text
-
-if TYPE_CHECKING:
-    from gmi_drl.placement import Layout
 
 # What says that memory ran out, in tracebacks and logs, and whose memory it was.
 _DEVICE: Final = re.compile(

@@ -10,10 +10,10 @@ import importlib.util
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.errors import CommError
-from gmi_drl.comm.plan.link_record import version_of
 from gmi_drl.comm.plan.links import Link, LinkKey
 from gmi_drl.comm.plan.plan import Measure, plan_reduction
 from gmi_drl.comm.plan.project import duration_text
@@ -172,7 +172,7 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[HealthFin
     """torch with its CUDA, NCCL, and cupy: of interest where there is a GPU."""
     count = sum(device.kind == "gpu" for device in topology.devices)
     if not count:
-        yield HealthFinding("torch", "ok", version_of("torch"))
+        yield HealthFinding("torch", "ok", installed("torch") or "of unknown version")
         yield HealthFinding("NCCL", "not here", "-", "there is no GPU that can be used")
         return
     say("asking torch")
@@ -209,16 +209,24 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[HealthFin
 def simulator_findings() -> Iterator[HealthFinding]:
     """Lists the adapters whose packages are no part of a plain installation."""
     for adapter, details in ADAPTERS.items():
-        versions = {package: version_of(package) for package in details.packages.values()}
+        versions = {package: installed(package) for package in details.packages.values()}
         if not versions or not details.ids:  # of those without ids NVIDIA's site has the packages
             continue
-        missing = [package for package, number in versions.items() if number == "unknown"]
+        missing = [package for package, number in versions.items() if number is None]
         present = ", ".join(f"{p} {versions[p]}" for p in versions if p not in missing)
         name, why = f"adapter {adapter}", f"not installed: {', '.join(missing)}"
         if missing:
             yield HealthFinding(name, "not here", present or "-", why, install(adapter))
         else:
             yield HealthFinding(name, "ok", present)
+
+
+def installed(package: str) -> str | None:
+    """Returns a package's version; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:

@@ -194,7 +194,8 @@ def last_metrics(path: Path) -> dict[str, Any]:
         if path.is_file():  # a pipe would never end
             with open(path, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return next(reversed(metrics_in(file.read())), {})
+                lines = reversed(file.read().splitlines())
+            return next((found[0] for line in lines if (found := metrics_in(line))), {})
     return {}
 
 

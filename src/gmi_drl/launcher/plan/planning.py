@@ -215,9 +215,10 @@ class _Caller:
 def ask_actor(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function that may import torch and the user's code, in a process of its own.
 
-    ActorRuntimeError says why there is no answer. Needs a running runtime.
+    It is asked once more when that process dies; ActorRuntimeError says why there is no answer.
+    Needs a running runtime.
     """
-    actor: Any = runtime.remote(_Caller).options(name=name).remote()
+    actor: Any = runtime.remote(_Caller).options(name=name, max_restarts=1).remote()
     try:
         return runtime.get(actor.call.remote(function, *arguments), timeout=_DEADLINE)
     finally:

@@ -112,7 +112,8 @@ def launch(
                 overrides = paper_config.apply_to(overrides)
                 job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
             keep = not started if keep_gcs is None else keep_gcs
-            if job.resume is not None or not is_comparable(job.config):  # maybe another machine
+            # A run that is gone on with may have begun on another machine.
+            if job.resume is not None or not is_comparable(job.config):
                 promise_of = None
             with at_work(job.layout.topology):
                 # What could not be undone has been warned of.
