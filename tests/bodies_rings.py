@@ -44,7 +44,7 @@ def hang_in_ring(group, victim):
     """`victim` stops inside a ring; the others reduce."""
     bucket = group.bucket("gradient", 1000)
     bucket.reduce()
-    group.timeout_s = group._barrier.timeout_s = 1.0  # only now: processes may take long to start
+    group._barrier.timeout_s = 1.0  # only now: processes may take long to start
     if group.rank == victim:
         _strike(group, 1, lambda *_: threading.Event().wait())
     bucket.reduce()
@@ -70,7 +70,7 @@ def pause_in_ring(group, victim):
     """`victim` stops inside a ring, and goes on when the others have given up."""
     bucket = group.bucket("gradient", 1000)
     bucket.reduce()
-    group.timeout_s = group._barrier.timeout_s = 1.0  # only now: processes may take long to start
+    group._barrier.timeout_s = 1.0  # only now: processes may take long to start
     words = group._memfd.map().cast("Q")
 
     def pause(ring, start):

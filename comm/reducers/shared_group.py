@@ -48,7 +48,6 @@ class SharedGroup(Group):
         self._memfd = spec.memfd
         self._end = header_bytes(self.size)
         self._barrier = Barrier(spec.memfd.map(0, self._end), rank, spec.members, timeout)
-        self.is_disturbed, self.timeout_s = self._barrier.is_disturbed, self._barrier.timeout_s
         self.generation = self.joined = self._barrier.generation
         self._calls = 0
         self._rings: dict[str, Rings] = {}  # by kind of memory
@@ -151,6 +150,14 @@ class SharedGroup(Group):
         """Leaves the group in the middle of a call, so that nobody waits for this rank."""
         what = f"a reduction was given up: {type(error).__name__} {error}"
         self._barrier.leave(GroupClosed(what))
+
+    def is_disturbed(self) -> bool:
+        """Tells whether a rank has left or was replaced: a call under way cannot complete."""
+        return self._barrier.is_disturbed()
+
+    @property
+    def timeout_s(self) -> float:
+        return self._barrier.timeout_s
 
     def rings(self, kind: str, ranks_of: Mapping[str, Sequence[int]]) -> Rings:
         """Returns this rank's rings for `kind`, "cpu" or "cuda". Collective when called first.

@@ -244,7 +244,7 @@ class ZmqSender(Sender):
                 left_s = begin_s + (_GOODBYE_S if known else _GLANCE_S) - time.monotonic()
                 if left_s <= 0:
                     break
-                self._wait_for_room(0, left_s)
+                poll_sockets([self._socket, self._handshakes.socket], left_s)
                 self._look()
         self._closed = True
         heard = self._welcome and not (self._ended or self._goodbye)

@@ -212,7 +212,11 @@ class GmiHost:
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         named = self._job.config.roles
-        return dict(item for role in roles if role in named for item in named[role].params.items())
+        params: dict[str, Any] = {}
+        for role in roles:
+            if role in named:
+                params |= named[role].params
+        return params
 
 
 class _Teller(logging.StreamHandler[TextIO]):

@@ -106,7 +106,7 @@ class Chosen:
     why: str = ""  # how the winner was told from the others, in a sentence
 
 
-# A search: it has its asks answered, one after the other, and returns what it chose.
+# A search: it has its asks answered, one after the other, and returns what it chose; called once.
 Measure: TypeAlias = Callable[[Ask], Answer]
 TuneSearch: TypeAlias = Callable[[Measure], Chosen]
 

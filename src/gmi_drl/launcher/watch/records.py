@@ -40,7 +40,7 @@ class SegmentCounts:
     undone: int  # trained on by a trainer without peers, and lost with it
     repeated: int  # given twice to a trainer that was restarted, and not trained on again
     left: int  # came too late for the last update
-    unheard: int  # begun by an agent that was killed before it sent any, one a death
+    unheard: int  # the rest: begun by agents that were killed, or undone (docs/async.md)
     agent_deaths: int
     at_hand: int  # at most so many were given back and not counted yet when trainers were killed
 
