@@ -57,8 +57,8 @@ class QPolicy:
     action_columns = 1
     noise_columns = 2  # whether to explore, and which action to take then
     columns: Mapping[str, int] = {}
-    spans: Mapping[str, tuple[str, str]] = {}
-    constants: Mapping[str, Tensor] = {}
+    column_groups: Mapping[str, tuple[str, str]] = {}
+    row_constants: Mapping[str, Tensor] = {}
 
     def __init__(self, network: Any) -> None:
         self.network = network
@@ -111,7 +111,7 @@ class DQN(Algorithm):
     """Q-learning on kept transitions, towards a target network."""
 
     stats = ("q_loss", "q_mean", "td_error")
-    ends = ()
+    bootstrap = ()
     recorded = ("next_observation", "terminated")
     replayed = ("raw_observation", "action", "reward", "done", *recorded)
     loss = staticmethod(dqn_loss)

@@ -103,7 +103,7 @@ class ActingRole(DRL_role):
         algorithm, horizon = self.algorithm, self.mgr.config.algorithm.horizon
         return Batch.allocate(
             horizon, num_env, self.observation_width, self.policy, self.mgr.context.device,
-            filled=algorithm.filled, recorded=algorithm.recorded, ends=algorithm.ends,
+            filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
         )  # fmt: skip
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:
