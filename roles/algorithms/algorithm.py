@@ -40,7 +40,9 @@ class Algorithm(ABC):
     GMIs, and combine them in the same order.
     """
 
-    stats: ClassVar[tuple[str, ...]] = ()  # of `Losses.stats`; the learning rate may follow "kl"
+    # Names of `Losses.stats` that are reported; the learning rate may follow "kl". A role adds its
+    # own: ActingRole.loss_stats.
+    stats: tuple[str, ...] = ()
     whole_segments: ClassVar[bool] = False  # minibatches are environments with all their steps
     filled: ClassVar[tuple[str, ...]] = ()  # packed columns that `postprocess` fills
     recorded: ClassVar[tuple[str, ...]] = ()  # "next_observation", "terminated": see Batch

@@ -38,6 +38,7 @@ class ActingRole(DRL_role):
     # each time, with no Python value that changes, and reads no tensor's value in Python. Then it
     # is captured as a CUDA graph (`run.capture`).
     capturable_loss: ClassVar[bool] = False
+    loss_stats: ClassVar[tuple[str, ...]] = ()  # what its `stats` have besides the algorithm's
 
     policy: Policy
     normalizers: Normalizers
@@ -90,6 +91,7 @@ class ActingRole(DRL_role):
                 "replace. Derive from it and write `losses` instead."
             )
         self.algorithm = kind(settings, self.policy, self.normalizers, loss)
+        self.algorithm.stats += self.loss_stats
         self.description = described(network, env, self.normalizers)
         self.observation_width = width
         self.of_bytes = env.observation_space.dtype == np.uint8
