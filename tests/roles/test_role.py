@@ -107,7 +107,10 @@ def test_a_role_class_is_found_beside_the_config(folder):
         ("roles_of_a_user", "write it as module:Class"),
         ("no_such_module:Trainer", "importing no_such_module failed"),
         ("broken_roles:Trainer", "nothing_of_this_name"),
-        ("roles_of_a_user:Trainr", "has no Trainr; its classes: Trainer, NoRun, NotARole, Unsure, Comma"),
+        (
+            "roles_of_a_user:Trainr",
+            "has no Trainr; its classes: Trainer, NoRun, NotARole, Unsure",
+        ),
         ("roles_of_a_user:NotARole", "is no DRL_role"),
         ("roles_of_a_user:NoRun", "lacks GMI_run"),
         ("roles_of_a_user:Unsure", "capturable_loss='yes'; must be True or False"),
