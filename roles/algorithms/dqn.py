@@ -166,7 +166,10 @@ def _choices(env: VecEnv) -> int:
     space = env.action_space
     if not isinstance(space, spaces.Discrete):
         raise EnvSpecError(
-            [f"action space {space}; dqn takes Discrete. Use ppo, or wrap it in TransformAction."]
+            [
+                f"env.id: action space {space}; dqn takes Discrete. Use algorithm.name: ppo, or "
+                "wrap it in TransformAction."
+            ]
         )
     return int(space.n)
 

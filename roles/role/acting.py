@@ -51,7 +51,7 @@ class ActingRole(DRL_role):
         return self.mgr.make_env(num_env, seed)
 
     def make_policy(self, env: VecEnv, generator: torch.Generator) -> Any:
-        """The network to act with; every GMI must build the same one from `generator`.
+        """The network to act with: in every GMI the same, its weights drawn from `generator`.
 
         For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters whose
         `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters, then the value;
