@@ -91,7 +91,7 @@ class ActingRole(DRL_role):
                 "replace. Derive from it and write `losses` instead."
             )
         self.algorithm = kind(settings, self.policy, self.normalizers, loss)
-        self.algorithm.stats += self.loss_stats
+        self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
         self.description = described(network, env, self.normalizers)
         self.observation_width = width
         self.of_bytes = env.observation_space.dtype == np.uint8
