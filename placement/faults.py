@@ -91,8 +91,9 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 def close_names(name: str, known: Iterable[str]) -> list[str]:
     """Returns up to three names of `known` most like `name`, best first, ignoring case."""
     by_lower = {one.lower(): one for one in known}
+    swapped = [one for one in by_lower if sorted(one) == sorted(name.lower())]
     matches = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=_CUTOFF)
-    return [by_lower[match] for match in matches]
+    return [by_lower[match] for match in dict.fromkeys([*swapped, *matches])][:3]
 
 
 def _short(value: Any, limit: int = 80) -> str:

@@ -8,7 +8,7 @@ from gmi_drl.roles.algorithms.ppo import PPO
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.actor_critic import ActorCriticPolicy
 from gmi_drl.roles.policies.normalize import Normalizers
-from gmi_drl.roles.samples.batch import Batch, Columns
+from gmi_drl.roles.samples.batch import Batch, RowLayout
 from gmi_drl.roles.samples.collector import Collector
 
 
@@ -31,7 +31,7 @@ def batch_for(network, settings, steps, num_env, obs_dim, device="cpu"):
     policy = cls.make_policy(network, settings)
     return Batch.allocate(
         steps, num_env, obs_dim, policy, torch.device(device),
-        filled=cls.filled, recorded=cls.recorded, ends=("value", "observation"),
+        filled=cls.filled, recorded=cls.recorded, bootstrap=("value", "observation"),
     )  # fmt: skip
 
 
@@ -45,11 +45,11 @@ def collector_of(env, network, settings, normalizers=None, *, horizon, **changes
     return Collector(env, algorithm, batch, **changes)
 
 
-def columns_of(obs_dim, distribution):
+def row_layout_of(obs_dim, distribution):
     """Where the parts of PPO's rows stand."""
     policy = ActorCriticPolicy(_Bare(distribution))
     widths = {"observation": obs_dim, "action": policy.action_columns, **policy.columns}
-    return Columns(widths | {"advantage": 0, "ret": 0}, policy.spans)
+    return RowLayout(widths | {"advantage": 0, "ret": 0}, policy.column_groups)
 
 
 class _Bare:
@@ -62,15 +62,15 @@ class _Bare:
 class _Plain(PPO):
     """PPO on rows that are taken as they are: advantages and returns are in them."""
 
-    batch_moments = 0
+    num_batch_moments = 0
     postprocess = Algorithm.postprocess
 
 
-def learner_of_rows(network, rows, columns, settings, loss=None, **how):
+def learner_of_rows(network, rows, row_layout, settings, loss=None, **how):
     """A learner of PPO's minibatches from `rows` [B, width], and the batch to `update` it with."""
     old_log_std = how.pop("old_log_std", None)
     log_std = network.log_std.detach().clone() if old_log_std is None else old_log_std
-    batch = Batch(columns.views(rows[None]), {}, {"log_std": log_std}, rows[None], columns)
+    batch = Batch(row_layout.views(rows[None]), {}, {"log_std": log_std}, rows[None], row_layout)
     algorithm = _Plain(settings, ActorCriticPolicy(network), Normalizers(None, None), loss)
     generator = how.pop("generator", None) or torch.Generator().manual_seed(0)
     return Learner(algorithm, generator, batch, **how), batch

@@ -1,5 +1,7 @@
 """A role whose work goes the way of a GPU on the CPU, launched anew or recorded and replayed."""
 
+import dataclasses
+
 import gmi_drl
 from device_only import RecordedPool
 from gmi_drl.roles.optimizers import descent, learner
@@ -8,6 +10,14 @@ from gmi_drl.roles.samples import collector
 
 class Launched(gmi_drl.Holistic):
     """Everything stays on the device; nothing is captured."""
+
+    capturable_loss = True
+    loss_stats = ("mean_value",)
+
+    def loss(self, policy, rows, row_layout, *rest):
+        parts = super().loss(policy, rows, row_layout, *rest)
+        stats = {**parts.stats, "mean_value": rows[:, row_layout.value].mean()}
+        return dataclasses.replace(parts, stats=stats)
 
     def make_env(self, num_env=None, seed=0):
         env = super().make_env(num_env, seed)

@@ -27,14 +27,14 @@ def experience():
     batch["raw_observation"].normal_(3.0, 2.0, generator=generator)
     batch["reward"].normal_(generator=generator)
     batch["done"].copy_((torch.rand(HORIZON, ENVS, generator=generator) < 0.1).float())
-    batch.ends["value"].normal_(generator=generator)
+    batch.bootstrap["value"].normal_(generator=generator)
     flat = batch.flat()
     with torch.no_grad():
         means = policy(flat["observation"])[:, :-1]
         flat["parameters"].copy_(means + 0.1 * flat["parameters"])
         flat["log_prob"].copy_(
             policy.distribution.log_prob(
-                flat["parameters"], batch.constants["log_std"], flat["action"]
+                flat["parameters"], batch.row_constants["log_std"], flat["action"]
             )
         )
     return batch
@@ -52,7 +52,7 @@ def shard(whole, rank, size):
     part.rows.copy_(whole.rows[:, mine])
     for name in ("raw_observation", "reward", "done"):
         part[name].copy_(whole[name][:, mine])
-    part.ends["value"].copy_(whole.ends["value"][mine])
+    part.bootstrap["value"].copy_(whole.bootstrap["value"][mine])
     return part
 
 
@@ -123,7 +123,7 @@ def segments_of(rank, size):
         "raw_observation": whole["raw_observation"], "action": whole["action"],
         "log_prob": log_prob, "reward": whole["reward"], "done": whole["done"],
     }  # fmt: skip
-    last = 3.0 + whole.ends["value"][mine, None].expand(-1, OBS)
+    last = 3.0 + whole.bootstrap["value"][mine, None].expand(-1, OBS)
     return Batch({name: c[:, mine] for name, c in columns.items()}, {"observation": last})
 
 

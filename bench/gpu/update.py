@@ -98,7 +98,7 @@ def _compare(options: argparse.Namespace) -> int:
 class RowsPPO(PPO):
     """PPO on rows that are taken as they are: nothing is made of rewards."""
 
-    batch_moments = 0
+    num_batch_moments = 0
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
         """Leaves the rows as they are."""

@@ -100,7 +100,7 @@ def _agent(
         # By value, as a queue does with numpy arrays: torch would send handles of shared files.
         arrays = {name: batch[name].numpy().copy() for name in names}
         arrays["observation"] = batch["raw_observation"].numpy().copy()
-        arrays["last_observation"] = batch.ends["observation"].numpy()[None].copy()
+        arrays["last_observation"] = batch.bootstrap["observation"].numpy()[None].copy()
         segments.put((version, arrays))
         counted.value += samples
 
@@ -165,7 +165,7 @@ def _collector(config: dict[str, Any], threads: int, job: _Job) -> Any:
     env = _env(config, config["env"]["num_env"], threads)
     batch = Batch.allocate(
         settings.horizon, env.num_env, env.observation_space.shape[0], algorithm.policy,
-        torch.device("cpu"), filled=algorithm.filled, ends=algorithm.ends,
+        torch.device("cpu"), filled=algorithm.filled, bootstrap=algorithm.bootstrap,
     )  # fmt: skip
     return Collector(env, algorithm, batch, torch.Generator().manual_seed(0))
 

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from gmi_drl.placement.reduction import Strategy
 from gmi_drl.placement.templates import TEMPLATES
 
 from .algorithms import AlgorithmConfig, PPOConfig, algorithm_config, algorithms_of
@@ -188,7 +189,7 @@ class LayoutConfig(Section):
 class CommConfig(Section):
     """How GMIs reduce gradients and talk to each other."""
 
-    reduction: Literal["auto", "local", "mpr", "mrr", "har", "ipc"] = "auto"
+    reduction: Literal["auto", Strategy] = "auto"
     """How gradients are reduced. `mpr`: through shared memory of the host; `mrr`: rings across the
     devices; `har`: inside each device first, then a ring of one GMI of each; `ipc`: in the memory
     of one GPU; `local`: not at all, for a single GMI. `auto`: what is fastest by what was measured

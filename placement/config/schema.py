@@ -127,6 +127,7 @@ _RULES: Final = {
     "invalid_key": "its keys must be text",
 }
 _SCHEMA: Final = ConfigSchema()
+_NAME: Final = ("algorithm", "name")
 
 
 def explain(
@@ -142,7 +143,11 @@ def explain(
     what the file is read by, and `prefix` the keys of the section in it that was read.
     """
     faults = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    if any(d["loc"] == _NAME and d["type"] == "literal_error" for d in details):
+        # Which other keys it has, nobody knows.
+        details = [d for d in details if d["loc"] == _NAME or d["loc"][0] != _NAME[0]]
+    for detail in details:
         keys = (*prefix, *(str(key) for key in detail["loc"] if key != "[key]"))
         rule, remedy = _rule(keys, detail, schema)
         unseen = detail["type"] == "missing" or rule.startswith("unknown key")
@@ -170,7 +175,7 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
         return "missing", f"Add it{with_keys}: {_described(field)}"
     if kind == "literal_error":
         known, value = choices(field.annotation if field else None), str(detail["input"])
-        if keys == ("algorithm", "name"):
+        if keys == _NAME:
             known = list(ALGORITHMS)
             if value.lower() in LACKING:
                 has = (f"mode {m} has {' and '.join(algorithms_of(m))}" for m in ("sync", "async"))
@@ -199,13 +204,14 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
             remedy = f"Leave it out, or use {' or '.join(users)}."
             return f"is a setting of {names}, and the algorithm is {own}", remedy
     where = ".".join(keys[:-1])
-    rule = f"unknown key; {f'{where} has' if where else 'there are'} {', '.join(known)}"
-    for name in schema.root.model_fields:  # perhaps it is in the wrong section
-        other = schema.section_at((name,))
-        if other is not None and last in keys_of(other):
-            return rule, f"Did you mean {name}.{last}?"
-    near = closest(last, known)
-    return rule, f"Did you mean {'.'.join((*keys[:-1], near))}?" if near else "Remove it."
+    known_keys = f"{where or 'the top level'} has {', '.join(known)}"
+    close = closest(last, known)
+    near = [".".join((*keys[:-1], close))] if close else []
+    sections = ((name, schema.section_at((name,))) for name in schema.root.model_fields)
+    elsewhere = [f"{name}.{last}" for name, other in sections if other and last in keys_of(other)]
+    if suggested := elsewhere + near:
+        return "unknown key", f"Did you mean {suggested[0]}? {known_keys}."
+    return f"unknown key; {known_keys}", "Remove it."
 
 
 def _described(field: FieldInfo | None) -> str:

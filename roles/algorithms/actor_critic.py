@@ -17,6 +17,7 @@ from torch import Tensor
 from gmi_drl.placement import ActorCriticConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
 from gmi_drl.roles.policies.normalize import (
+    SCALAR_MOMENTS,
     Normalizers,
     RunningNormalizer,
     batch_moments,
@@ -79,7 +80,7 @@ def actor_critic_loss(
         "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
         "bounds_loss": bounds_loss,
     }  # fmt: skip
-    return Losses(total, stats, {"targets": targets})
+    return Losses(total, stats, extras={"targets": targets})
 
 
 class SegmentActorCritic(Algorithm):
@@ -93,14 +94,15 @@ class SegmentActorCritic(Algorithm):
         self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
     ) -> None:
         super().__init__(settings, policy, normalizers, loss)
-        self.update_moments = 0 if normalizers.values is None else 3  # of the value targets
+        # Of the value targets.
+        self.num_update_moments = 0 if normalizers.values is None else SCALAR_MOMENTS
 
     def losses(self, batch: Batch) -> Losses:
         values = self.normalizers.values
         return self.loss_function(self.policy.network, batch, values, self.settings)
 
     def measure_update(self, first_epoch: Sequence[Losses], out: Tensor) -> None:
-        targets = torch.cat([losses.aside["targets"] for losses in first_epoch], 1)
+        targets = torch.cat([losses.extras["targets"] for losses in first_epoch], 1)
         batch_moments(targets.reshape(-1, 1), out)
 
     def learn_moments(self, moments: Tensor) -> None:

@@ -29,7 +29,7 @@ class Losses:
     total: Tensor
     stats: Mapping[str, Tensor] = field(default_factory=dict)
     # What the loss has taught about other things than the parameters: see `measure_update`.
-    aside: Mapping[str, Tensor] = field(default_factory=dict)
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Algorithm(ABC):
@@ -40,17 +40,20 @@ class Algorithm(ABC):
     GMIs, and combine them in the same order.
     """
 
-    stats: ClassVar[tuple[str, ...]] = ()  # of `Losses.stats`; the learning rate may follow "kl"
+    # Names of `Losses.stats` that are reported; the learning rate may follow "kl". A role adds its
+    # own: ActingRole.loss_stats.
+    stats: tuple[str, ...] = ()
     whole_segments: ClassVar[bool] = False  # minibatches are environments with all their steps
     filled: ClassVar[tuple[str, ...]] = ()  # packed columns that `postprocess` fills
     recorded: ClassVar[tuple[str, ...]] = ()  # "next_observation", "terminated": see Batch
-    ends: ClassVar[tuple[str, ...]] = ("observation",)  # or "value": what to know of the end
+    # What is known after the last step, to bootstrap from: "observation" or "value".
+    bootstrap: ClassVar[tuple[str, ...]] = ("observation",)
     segment_fields: ClassVar[tuple[str, ...]] = ("action", "log_prob", "reward", "done")
     # What a replay keeps of each step; a minibatch drawn from it has `observation`, normalised, in
     # place of the raw one: see Batch.transitions.
     replayed: ClassVar[tuple[str, ...]] = ("raw_observation", "action", "reward", "done")
-    batch_moments: ClassVar[int] = 0  # numbers shared of a batch before it is trained on
-    update_moments: int = 0  # and of an update, after it
+    num_batch_moments: ClassVar[int] = 0  # numbers shared of a batch before it is trained on
+    num_update_moments: int = 0  # and of an update, after it
     # The loss as a function, which a role may replace: `losses` calls `loss_function` with what is
     # the algorithm's own. None: `losses` is all there is.
     loss: ClassVar[Any] = None
@@ -87,20 +90,23 @@ class Algorithm(ABC):
         """The loss of a minibatch: packed rows, or whole segments (see Batch.segments)."""
 
     def measure(self, batch: Batch, out: Tensor) -> None:
-        """Write this GMI's moments of a batch into `out` [batch_moments]."""
+        """Write this GMI's moments of a batch into `out` [num_batch_moments]."""
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        """Fill the batch's columns `filled`; `moments` [k, batch_moments] are everyone's."""
+        """Fill the batch's columns `filled`; `moments` [k, num_batch_moments] are everyone's."""
 
     def changed(self, batch: Batch) -> list[Tensor]:
-        """Returns what `postprocess` changes in place and no update makes anew."""
+        """Returns the tensors that `postprocess` changes in place and no update makes anew.
+
+        They are put back after the trial runs that precede its capture as a CUDA graph.
+        """
         return []
 
     def measure_update(self, first_epoch: Sequence[Losses], out: Tensor) -> None:
-        """Write the moments of an update into `out` [update_moments]."""
+        """Write the moments of an update into `out` [num_update_moments]."""
 
     def learn_moments(self, moments: Tensor) -> None:
-        """Takes in everyone's `moments` [k, update_moments] when an update is over."""
+        """Takes in everyone's `moments` [k, num_update_moments] when an update is over."""
 
     def before_sampling(self, steps: int) -> None:
         """Experience is collected next, where this is called; `steps` were, by all GMIs."""

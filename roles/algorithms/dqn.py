@@ -57,8 +57,8 @@ class QPolicy:
     action_columns = 1
     noise_columns = 2  # whether to explore, and which action to take then
     columns: Mapping[str, int] = {}
-    spans: Mapping[str, tuple[str, str]] = {}
-    constants: Mapping[str, Tensor] = {}
+    column_groups: Mapping[str, tuple[str, str]] = {}
+    row_constants: Mapping[str, Tensor] = {}
 
     def __init__(self, network: Any) -> None:
         self.network = network
@@ -102,14 +102,14 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
     loss = huber_loss(value, target)
     error = (value - target).detach().abs()
     stats = {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()}
-    return Losses(loss, stats, aside={"priorities": error})
+    return Losses(loss, stats, extras={"priorities": error})
 
 
 class DQN(Algorithm):
     """Q-learning on kept transitions, towards a target network."""
 
     stats = ("q_loss", "q_mean", "td_error")
-    ends = ()
+    bootstrap = ()
     recorded = ("next_observation", "terminated")
     filled = ("discount",)
     replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
@@ -190,7 +190,10 @@ def _choices(env: VecEnv) -> int:
     space = env.action_space
     if not isinstance(space, spaces.Discrete):
         raise EnvSpecError(
-            [f"action space {space}; dqn takes Discrete. Use ppo, or wrap it in TransformAction."]
+            [
+                f"env.id: action space {space}; dqn takes Discrete. Use algorithm.name: ppo, or "
+                "wrap it in TransformAction."
+            ]
         )
     return int(space.n)
 

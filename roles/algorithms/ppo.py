@@ -13,32 +13,37 @@ from torch import Tensor
 
 from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
-from gmi_drl.roles.policies.normalize import Normalizers, batch_moments, merge_moments
+from gmi_drl.roles.policies.normalize import (
+    SCALAR_MOMENTS,
+    Normalizers,
+    batch_moments,
+    merge_moments,
+)
 from gmi_drl.roles.returns import gae
-from gmi_drl.roles.samples.batch import Batch, Columns
+from gmi_drl.roles.samples.batch import Batch, RowLayout
 
 from .algorithm import Algorithm, Losses
 
 
 def ppo_loss(
-    network: Any, rows: Tensor, columns: Columns, old_log_std: Tensor, settings: PPOConfig
+    network: Any, rows: Tensor, row_layout: RowLayout, old_log_std: Tensor, settings: PPOConfig
 ) -> Losses:
     """Clipped surrogate, clipped value loss, entropy and bounds loss of rows [B, width].
 
     Values and returns in the rows are in the value normaliser's units, advantages normalised.
     """
     dist, clip = network.distribution, settings.clip
-    head = network(rows[:, columns.observation])
+    head = network(rows[:, row_layout.observation])
     params, value = head[:, :-1], head[:, -1]
 
-    log_ratio = dist.log_prob(params, network.log_std, rows[:, columns.action])
-    log_ratio = log_ratio - rows[:, columns.log_prob]
+    log_ratio = dist.log_prob(params, network.log_std, rows[:, row_layout.action])
+    log_ratio = log_ratio - rows[:, row_layout.log_prob]
     ratio = log_ratio.exp()
-    advantage = rows[:, columns.advantage]
+    advantage = rows[:, row_layout.advantage]
     surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
     policy_loss = -surrogate.mean()
 
-    ret, old_value = rows[:, columns.ret], rows[:, columns.value]
+    ret, old_value = rows[:, row_layout.ret], rows[:, row_layout.value]
     error = (value - ret).square()
     if settings.clip_value_loss:
         near = old_value + (value - old_value).clamp(-clip, clip)
@@ -54,7 +59,7 @@ def ppo_loss(
         bounds_loss = beyond_bounds(params)
         total = total + settings.bounds_coef * bounds_loss
     with torch.no_grad():
-        kl = dist.kl(rows[:, columns.parameters], old_log_std, params, network.log_std)
+        kl = dist.kl(rows[:, row_layout.parameters], old_log_std, params, network.log_std)
         clip_fraction = ((ratio - 1.0).abs() > clip).float().mean()
     stats = {
         "kl": kl, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
@@ -68,8 +73,8 @@ class PPO(Algorithm):
 
     stats = ("kl", "policy_loss", "value_loss", "entropy", "bounds_loss", "clip_fraction")
     filled = ("advantage", "ret")
-    ends = ("value",)
-    batch_moments = 3 + 3  # of the advantages, and of the returns
+    bootstrap = ("value",)
+    num_batch_moments = 2 * SCALAR_MOMENTS  # of the advantages, then of the returns
     loss = staticmethod(ppo_loss)
 
     def __init__(
@@ -82,28 +87,29 @@ class PPO(Algorithm):
         reward, value = batch["reward"], batch["value"]
         if self._advantage.shape != reward.shape:
             self._advantage = torch.zeros_like(reward)
-        gamma, lam, last = self.settings.gamma, self.settings.lam, batch.ends["value"]
+        gamma, lam, last = self.settings.gamma, self.settings.lam, batch.bootstrap["value"]
         advantage = gae(reward, value, batch["done"], last, gamma, lam=lam, out=self._advantage)
-        batch_moments(advantage.view(-1, 1), out[:3])
-        batch_moments((advantage + value).view(-1, 1), out[3:])
+        batch_moments(advantage.view(-1, 1), out[:SCALAR_MOMENTS])
+        batch_moments((advantage + value).view(-1, 1), out[SCALAR_MOMENTS:])
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
         value, advantage, normalizer = batch["value"], self._advantage, self.normalizers.values
         returns = advantage + value
         if normalizer is not None:
-            normalizer.update(merge_moments(moments[:, 3:]))
+            normalizer.update(merge_moments(moments[:, SCALAR_MOMENTS:]))
             value.copy_(normalizer.normalize(value))
             returns = normalizer.normalize(returns)
         batch["ret"].copy_(returns)
         if self.settings.normalize_advantage:
-            count, mean, squares = merge_moments(moments[:, :3]).unbind()
+            count, mean, squares = merge_moments(moments[:, :SCALAR_MOMENTS]).unbind()
             advantage = (advantage - mean) / ((squares / count).sqrt() + 1e-8)
         batch["advantage"].copy_(advantage)
 
     def changed(self, batch: Batch) -> list[Tensor]:
+        """Returns the values and the value normaliser, which `postprocess` renews in place."""
         normalizer = self.normalizers.values
         return [batch["value"], *([] if normalizer is None else normalizer.tensors)]
 
     def losses(self, batch: Batch) -> Losses:
-        network, log_std = self.policy.network, batch.constants["log_std"]
-        return self.loss_function(network, batch.rows, batch.places, log_std, self.settings)
+        network, log_std = self.policy.network, batch.row_constants["log_std"]
+        return self.loss_function(network, batch.rows, batch.row_layout, log_std, self.settings)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gmi_drl.placement.config.algorithms.common import MODE_OF_OPTIMIZER
+
 if TYPE_CHECKING:
     from gmi_drl.placement import Config, Layout
     from gmi_drl.roles.role.acting import ActingRole
@@ -30,4 +32,4 @@ def round_steps(config: Config, layout: Layout) -> int:
 
 def samples_in_turn(config: Config) -> bool:
     """Tells whether agents sample when they are told to, and not all the time."""
-    return config.algorithm.resolved_optimizer != "async_samples"
+    return MODE_OF_OPTIMIZER[config.algorithm.resolved_optimizer] == "sync"

@@ -81,7 +81,7 @@ class Learner:
         self.clock.clear()
         self._step.connect(group)
         algorithm, seen = self.algorithm, (1 + 2 * self._width if self._width else 0)
-        numel = algorithm.batch_moments if self._by_rows else algorithm.update_moments
+        numel = algorithm.num_batch_moments if self._by_rows else algorithm.num_update_moments
         self._moments: SharedMoments | None = None
         if numel + seen:
             by_sum = self._static and self._by_rows
@@ -175,7 +175,7 @@ class Learner:
 
         With the losses of an update's first epoch: also what the algorithm measures of it.
         """
-        moments, own = self._moments, self.algorithm.update_moments
+        moments, own = self._moments, self.algorithm.num_update_moments
         if moments is None:
             return
         if own and first_epoch:
@@ -201,7 +201,7 @@ class Learner:
         self.algorithm.after_step(self.updates)
 
     def _measure(self) -> None:
-        batch, moments, own = self._batch, self._moments, self.algorithm.batch_moments
+        batch, moments, own = self._batch, self._moments, self.algorithm.num_batch_moments
         assert batch is not None
         if moments is None:
             return
@@ -215,7 +215,7 @@ class Learner:
             self._moments.gather()
 
     def _postprocess(self) -> None:
-        own = self.algorithm.batch_moments
+        own = self.algorithm.num_batch_moments
         everyone = self._none if self._moments is None else self._moments.everyone
         assert self._batch is not None
         self.algorithm.postprocess(self._batch, everyone[:, :own])

@@ -52,7 +52,7 @@ class OnReplay:
         while replay.ready():
             minibatch, keys = replay.next()
             losses = learner.step(minibatch.transitions(self._normalizer))
-            replay.feedback(keys, losses.aside.get("priorities"))
+            replay.feedback(keys, losses.extras.get("priorities"))
         learner.clock.stop()
 
     def metrics(self) -> dict[str, Any]:

@@ -110,14 +110,14 @@ class ActorCriticPolicy:
         self.noise_columns = self.distribution.noise_columns
         # What acting writes down for each step: numbers a row, 0 for a single one.
         self.columns = {"parameters": self.distribution.parameters, "value": 0, "log_prob": 0}
-        self.spans = {"head": ("parameters", "value")}  # columns that are written at once
+        self.column_groups = {"head": ("parameters", "value")}  # columns that are written at once
 
     @property
-    def constants(self) -> dict[str, Tensor]:
+    def row_constants(self) -> dict[str, Tensor]:
         return {"log_std": self.network.log_std.detach()}
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        shape, log_std = batch["noise"].shape[:2], batch.constants["log_std"]
+        shape, log_std = batch["noise"].shape[:2], batch.row_constants["log_std"]
         self.distribution.noise(shape, log_std, generator, batch["noise"])
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
@@ -125,7 +125,7 @@ class ActorCriticPolicy:
         return self.distribution.sample(step["parameters"], step["noise"], step["action"])
 
     def finish(self, batch: Batch) -> None:
-        flat, log_std = batch.flat(), batch.constants["log_std"]
+        flat, log_std = batch.flat(), batch.row_constants["log_std"]
         log_prob = self.distribution.log_prob(flat["parameters"], log_std, flat["action"])
         flat["log_prob"].copy_(log_prob)
 

@@ -8,11 +8,14 @@ GMI would have on the whole (up to float64 rounding).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
+
+SCALAR_MOMENTS: Final = 3  # of single numbers: count, mean, sum of squared deviations
 
 
 def batch_moments(batch: Tensor, out: Tensor) -> Tensor:

@@ -31,11 +31,11 @@ class Policy(Protocol):
         """The columns that `act` and `finish` write: widths by name, 0 for a single number."""
 
     @property
-    def spans(self) -> Mapping[str, tuple[str, str]]:
+    def column_groups(self) -> Mapping[str, tuple[str, str]]:
         """Neighbouring columns, first and last, that `act` writes at once by one name."""
 
     @property
-    def constants(self) -> Mapping[str, Tensor]:
+    def row_constants(self) -> Mapping[str, Tensor]:
         """The tensors that acting depends on, alike in all rows; copied before each horizon."""
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
@@ -45,7 +45,7 @@ class Policy(Protocol):
         """Write `step["action"]` [N, A] and what else is to be recorded; return the actions.
 
         `step` has the parts of a batch at one time: the normalised `observation` [N, D], `noise`,
-        and this policy's columns and spans. The same work on the same memory each time.
+        and this policy's columns and groups. The same work on the same memory each time.
         """
 
     def finish(self, batch: Batch) -> None:

@@ -38,6 +38,7 @@ class ActingRole(DRL_role):
     # each time, with no Python value that changes, and reads no tensor's value in Python. Then it
     # is captured as a CUDA graph (`run.capture`).
     capturable_loss: ClassVar[bool] = False
+    loss_stats: ClassVar[tuple[str, ...]] = ()  # what its `stats` have besides the algorithm's
 
     policy: Policy
     normalizers: Normalizers
@@ -50,7 +51,7 @@ class ActingRole(DRL_role):
         return self.mgr.make_env(num_env, seed)
 
     def make_policy(self, env: VecEnv, generator: torch.Generator) -> Any:
-        """The network to act with; every GMI must build the same one from `generator`.
+        """The network to act with: in every GMI the same, its weights drawn from `generator`.
 
         For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters whose
         `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters, then the value;
@@ -90,6 +91,7 @@ class ActingRole(DRL_role):
                 "replace. Derive from it and write `losses` instead."
             )
         self.algorithm = kind(settings, self.policy, self.normalizers, loss)
+        self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
         self.description = described(network, env, self.normalizers)
         self.observation_width = width
         self.of_bytes = env.observation_space.dtype == np.uint8
@@ -103,7 +105,7 @@ class ActingRole(DRL_role):
         algorithm, horizon = self.algorithm, self.mgr.config.algorithm.horizon
         return Batch.allocate(
             horizon, num_env, self.observation_width, self.policy, self.mgr.context.device,
-            filled=algorithm.filled, recorded=algorithm.recorded, ends=algorithm.ends,
+            filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
         )  # fmt: skip
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:

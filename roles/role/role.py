@@ -99,4 +99,10 @@ def check_role(role: Any, reference: str) -> type[DRL_role]:
             f"role {reference!r}: capturable_loss={capturable!r}; must be True or False, whether "
             "its loss may be captured as a CUDA graph. Leave it out for False."
         )
+    stats = getattr(role, "loss_stats", ())
+    if not isinstance(stats, tuple):
+        raise RoleLoadError(
+            f"role {reference!r}: loss_stats={stats!r}; must be a tuple of names, such as "
+            "('penalty',). Correct it."
+        )
     return role

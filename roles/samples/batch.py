@@ -21,29 +21,29 @@ from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
 
-class Columns:
-    """The places of the parts of a packed row: an index for a single number, else a slice."""
+class RowLayout:
+    """Where the parts of a packed row are: an index for a single number, else a slice."""
 
-    def __init__(self, widths: Mapping[str, int], spans: Mapping[str, tuple[str, str]]) -> None:
-        self.places: dict[str, slice | int] = {}
+    def __init__(self, widths: Mapping[str, int], groups: Mapping[str, tuple[str, str]]) -> None:
+        self.indices: dict[str, slice | int] = {}
         begins, at = {}, 0
         for name, width in widths.items():
-            self.places[name] = slice(at, at + width) if width else at
+            self.indices[name] = slice(at, at + width) if width else at
             begins[name], at = at, at + (width or 1)
-        for name, (first, last) in spans.items():
-            self.places[name] = slice(begins[first], begins[last] + (widths[last] or 1))
+        for name, (first, last) in groups.items():
+            self.indices[name] = slice(begins[first], begins[last] + (widths[last] or 1))
         self.width = round_up(at, ROW_MULTIPLE)
 
     def __getattr__(self, name: str) -> slice | int:
-        places = self.__dict__.get("places", {})  # none yet in a copy that is being made
-        if name not in places:
-            raise AttributeError(f"rows have no {name!r}; they have {', '.join(places)}")
-        place: slice | int = places[name]
-        return place
+        indices = self.__dict__.get("indices", {})  # none yet in a copy that is being made
+        if name not in indices:
+            raise AttributeError(f"rows have no {name!r}; they have {', '.join(indices)}")
+        index: slice | int = indices[name]
+        return index
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Returns the parts of `rows` [..., width] by name: [..., w], or [...] for a number."""
-        return {name: rows[..., place] for name, place in self.places.items()}
+        return {name: rows[..., index] for name, index in self.indices.items()}
 
 
 @dataclass
@@ -62,10 +62,10 @@ class Batch:
     """
 
     columns: dict[str, Tensor]
-    ends: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] after the last step
-    constants: dict[str, Tensor] = field(default_factory=dict)  # of the policy that sampled
+    bootstrap: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] after the last step
+    row_constants: dict[str, Tensor] = field(default_factory=dict)  # of the policy that sampled
     rows: Tensor | None = None  # [T, N, W] or [B, W], what packed columns are views of
-    places: Columns | None = None
+    row_layout: RowLayout | None = None
 
     @classmethod
     def allocate(
@@ -78,14 +78,14 @@ class Batch:
         *,
         filled: Iterable[str] = (),
         recorded: Collection[str] = (),
-        ends: Iterable[str] = (),
+        bootstrap: Iterable[str] = (),
     ) -> Batch:
-        """Returns the buffers of a horizon; `filled`, `recorded`, `ends`: see Algorithm."""
+        """Returns the buffers of a horizon; `filled`, `recorded`, `bootstrap`: see Algorithm."""
         widths = {"observation": obs_dim, "action": policy.action_columns, **policy.columns}
-        places = Columns({**widths, **dict.fromkeys(filled, 0)}, policy.spans)
+        row_layout = RowLayout({**widths, **dict.fromkeys(filled, 0)}, policy.column_groups)
         shape = (steps, num_env)
-        rows = torch.zeros(*shape, places.width, device=device)
-        columns = places.views(rows) | {
+        rows = torch.zeros(*shape, row_layout.width, device=device)
+        columns = row_layout.views(rows) | {
             "raw_observation": torch.zeros(*shape, obs_dim, device=device),
             "reward": torch.zeros(shape, device=device),
             "ended": torch.zeros(shape, dtype=torch.bool, device=device),
@@ -99,10 +99,10 @@ class Batch:
         after = {"value": (num_env,), "observation": (num_env, obs_dim)}
         return cls(
             columns,
-            {name: torch.zeros(after[name], device=device) for name in ends},
-            {name: constant.clone() for name, constant in policy.constants.items()},
+            {name: torch.zeros(after[name], device=device) for name in bootstrap},
+            {name: constant.clone() for name, constant in policy.row_constants.items()},
             rows,
-            places,
+            row_layout,
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -115,8 +115,8 @@ class Batch:
 
     def minibatch(self, rows: Tensor) -> Batch:
         """Returns `rows` [B, W], packed as these are, as a minibatch; views."""
-        assert self.places is not None
-        return Batch(self.places.views(rows), {}, self.constants, rows, self.places)
+        assert self.row_layout is not None
+        return Batch(self.row_layout.views(rows), {}, self.row_constants, rows, self.row_layout)
 
     def steps(self) -> list[dict[str, Tensor]]:
         """Returns all columns at each step; made once: a view costs as much as its copy."""
@@ -131,7 +131,7 @@ class Batch:
         `observations` [T + 1, N, D] are normalised, the last ones in row T, copied; `fields`
         [T, N, ...] are views.
         """
-        raw, last = self["raw_observation"], self.ends["observation"]
+        raw, last = self["raw_observation"], self.bootstrap["observation"]
         observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
         for seen, out in ((raw, observations[:-1]), (last, observations[-1])):
             normalized(normalizer, seen, out)

@@ -45,12 +45,12 @@ class BatchCodec:
     ) -> None:
         # The widest numbers come first, so that all of them lie where they may.
         self._fields: dict[str, tuple[str, tuple[int, ...]]] = {"stats": ("float64", (stats,))}
-        self._columns, self._ends = list(sent), list(batch.ends)
+        self._columns, self._bootstrap = list(sent), list(batch.bootstrap)
         for name in self._columns:
             column = batch[name]
             self._fields[name] = (dtype_name(column), (len(column), num_env, *column.shape[2:]))
-        for name in self._ends:
-            last = batch.ends[name]
+        for name in self._bootstrap:
+            last = batch.bootstrap[name]
             self._fields[f"last {name}"] = (dtype_name(last), (num_env, *last.shape[1:]))
         if of_bytes:
             for name in ("raw_observation", "next_observation", "last observation"):
@@ -76,8 +76,8 @@ class BatchCodec:
         parts["stats"].copy_(torch.tensor(stats, dtype=torch.float64))
         for name in self._columns:
             parts[name].copy_(batch[name], non_blocking=pinned)
-        for name in self._ends:
-            parts[f"last {name}"].copy_(batch.ends[name], non_blocking=pinned)
+        for name in self._bootstrap:
+            parts[f"last {name}"].copy_(batch.bootstrap[name], non_blocking=pinned)
 
     def unpack(self, memory: Tensor, batch: Batch, first: int) -> list[float]:
         """Copy what `pack` wrote into the environments from `first` on; returns its stats.
@@ -88,8 +88,8 @@ class BatchCodec:
         mine = slice(first, first + self.num_env)
         for name in self._columns:
             batch[name][:, mine].copy_(parts[name], non_blocking=pinned)
-        for name in self._ends:
-            batch.ends[name][mine].copy_(parts[f"last {name}"], non_blocking=pinned)
+        for name in self._bootstrap:
+            batch.bootstrap[name][mine].copy_(parts[f"last {name}"], non_blocking=pinned)
         stats: list[float] = parts["stats"].tolist()
         return stats
 
@@ -120,8 +120,8 @@ def received(
 
 def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None) -> None:
     """Fill in what did not travel: `policy` and `normalizer` are those that it was made with."""
-    for name, constant in policy.constants.items():
-        batch.constants[name].copy_(constant)
+    for name, constant in policy.row_constants.items():
+        batch.row_constants[name].copy_(constant)
     normalized(normalizer, batch["raw_observation"], batch["observation"])
 
 

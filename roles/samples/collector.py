@@ -84,8 +84,8 @@ class Collector:
         self._clock.clear()
         self.episodes.forget()
         self._clock.begin("infer")
-        for name, constant in policy.constants.items():
-            batch.constants[name].copy_(constant)
+        for name, constant in policy.row_constants.items():
+            batch.row_constants[name].copy_(constant)
         policy.noise(self._generator, batch)
         if self._static:
             self._collect_masked()
@@ -157,10 +157,10 @@ class Collector:
         if "value" in self._policy.columns:
             value = batch.flat()["value"]
             value.copy_(self._denormalized(value))
-        if "value" in batch.ends:
-            batch.ends["value"].copy_(self._value(self.observation))
-        if "observation" in batch.ends:
-            batch.ends["observation"].copy_(self.observation)
+        if "value" in batch.bootstrap:
+            batch.bootstrap["value"].copy_(self._value(self.observation))
+        if "observation" in batch.bootstrap:
+            batch.bootstrap["observation"].copy_(self.observation)
 
     def _sum_of_all(self) -> Tensor:
         """Finite if all is that was shown and paid, but for overflow."""

@@ -38,15 +38,15 @@ def test_blanks_comments_and_docstrings_are_no_code(lines):
         '\n\ndef f():\n    "Of f."\n    return x\n'
     )
     assert lines.code_lines(text) == 4
-    assert lines.folder_of("src/gmi_drl/cli/main.py", rooms=True) == "gmi_drl/cli"
-    assert lines.folder_of("comm/shm/board.py", rooms=False) == "comm"
+    assert lines.folder_of("src/gmi_drl/cli/main.py", subfolders=True) == "gmi_drl/cli"
+    assert lines.folder_of("comm/shm/board.py", subfolders=False) == "comm"
 
 
 def test_hops_are_functions_files_and_changes_of_file_in_a_thread(lines):
     entered = [("1", "a", "f"), ("2", "b", "g"), ("1", "b", "h"), ("1", "b", "h"), ("2", "b", "g"),
                ("1", "a", "f"), ("1", "a", "f.<locals>.<genexpr>")]  # fmt: skip
     calls = [lines.Call(time, *where) for time, where in enumerate(entered)]
-    assert lines.hops_of(calls) == lines.Hops(functions=3, files=2, switches=2)
+    assert lines.hops_of(calls) == lines.Hops(functions=3, files=2, file_changes=2)
 
 
 def test_numbers_are_the_same_bit_for_bit_or_differ_by_so_much():

@@ -50,6 +50,13 @@ def test_the_policy_and_the_environment_of_the_page_train(tmp_path, env_id):
     assert (result.state, result.steps) == ("finished", 64)
 
 
+def test_the_algorithm_of_rows_of_the_page_trains(tmp_path):
+    (tmp_path / "my_rows.py").write_text(printed("my_rows"))
+    algorithm = {"class": "my_rows:RewardToGo", "horizon": 8}
+    result = launched(tmp_path, algorithm=algorithm, roles={})
+    assert (result.state, result.steps) == ("finished", 64)
+
+
 def test_a_policy_that_is_none_is_told_what_it_lacks(tmp_path):
     (tmp_path / "my_policy.py").write_text(
         "import gmi_drl, torch\nclass MyTrainer(gmi_drl.Holistic):\n"

@@ -110,7 +110,7 @@ def test_environments_of_a_role_of_ones_own_are_not_looked_at(tmp_path):
 def test_an_algorithm_that_cannot_act_in_the_action_space_is_a_fault():
     given = {"version": 1, "env": {"id": "Pendulum-v1"}, "algorithm": {"name": "dqn"}}
     (fault,) = user_code.try_here(load_config(given).model_dump_json(), "")["faults"]
-    assert fault.startswith("action space Box(")
+    assert fault.startswith("env.id: action space Box(")
     assert "dqn takes Discrete" in fault
 
 

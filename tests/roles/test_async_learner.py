@@ -71,7 +71,7 @@ def test_targets_are_made_anew_with_the_present_policy_for_each_minibatch():
 
     learner, _, _ = a_learner(loss, epochs=2, learning_rate=0.01)
     learner.update(whole())
-    assert not torch.equal(targets[0].aside["targets"], targets[1].aside["targets"])
+    assert not torch.equal(targets[0].extras["targets"], targets[1].extras["targets"])
 
 
 def test_what_is_published_acts_and_values_as_the_learner_does():
@@ -162,7 +162,7 @@ def test_a_collector_gives_segments_that_are_on_policy():
         assert stats["kl"] == pytest.approx(0.0, abs=1e-5)
         assert stats["rho"] == pytest.approx(1.0, abs=1e-5)
     assert collector.batch["reward"].shape == (6, 3)
-    assert torch.equal(collector.batch.ends["observation"], collector.observation)
+    assert torch.equal(collector.batch.bootstrap["observation"], collector.observation)
 
 
 def test_segments_from_several_agents_lie_side_by_side():
@@ -170,8 +170,8 @@ def test_segments_from_several_agents_lie_side_by_side():
     names = ("action", "log_prob", "reward", "done")
     columns = {name: torch.cat([s[name] for s in (one, two)], 1) for name in names}
     columns["observation"] = torch.cat([s["raw_observation"] for s in (one, two)], 1)
-    last = torch.stack([one.ends["observation"], two.ends["observation"]])
+    last = torch.stack([one.bootstrap["observation"], two.bootstrap["observation"]])
     joined = received(columns, {"last_observation": last}, names)
     for name, column in whole().columns.items():
         assert torch.equal(joined[name], column)
-    assert torch.equal(joined.ends["observation"], whole().ends["observation"])
+    assert torch.equal(joined.bootstrap["observation"], whole().bootstrap["observation"])

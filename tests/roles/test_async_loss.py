@@ -147,7 +147,7 @@ def test_a_step_worked_by_hand(name, ratio, advantage):
     log_2 = math.log(2.0)
     assert parts.stats["policy_loss"].item() == pytest.approx(advantage * log_2, rel=1e-5)
     assert parts.stats["value_loss"].item() == pytest.approx(0.5 * advantage**2, rel=1e-5)
-    assert parts.aside["targets"].item() == pytest.approx(3.0 + advantage, rel=1e-5)
+    assert parts.extras["targets"].item() == pytest.approx(3.0 + advantage, rel=1e-5)
     assert parts.stats["kl"].item() == pytest.approx(-math.log(ratio), rel=1e-4)
     assert parts.stats["rho"].item() == pytest.approx(min(ratio, 1.0), rel=1e-5)
     total = advantage * log_2 + 2.0 * 0.5 * advantage**2 - 0.1 * log_2
@@ -186,4 +186,4 @@ def test_the_scale_of_rewards_does_not_matter_to_the_policy(policy, name):
     one = LOSSES[name](policy, batch, values, settings)
     hundred = LOSSES[name](policy, larger, scaled, settings)
     assert hundred.total.item() == pytest.approx(one.total.item(), rel=1e-5)
-    assert torch.allclose(hundred.aside["targets"], 100 * one.aside["targets"], rtol=1e-5)
+    assert torch.allclose(hundred.extras["targets"], 100 * one.extras["targets"], rtol=1e-5)

@@ -46,6 +46,7 @@ def test_a_run_that_is_captured_learns_what_one_that_is_not_does(tmp_path, gmis)
     )
     assert len(captured) == 4
     assert captured[-1]["episodes"] > 0
+    assert all(isinstance(line["mean_value"], float) for line in captured)
     for mine, its in zip(captured, launched, strict=True):
         assert (mine["reduce_s"] > 0) == (gmis > 1)  # one alone has it in its graph
         assert its["reduce_s"] > 0

@@ -90,7 +90,7 @@ def horizons(c, number=4, check=True):
             c.collect(iteration)
         b = c.batch
         columns = (b[name] for name in ("raw_observation", "reward", "done"))
-        parts = (b.rows, *columns, b.ends["value"], c.observation)
+        parts = (b.rows, *columns, b.bootstrap["value"], c.observation)
         found.append([part.cpu().clone() for part in parts])
         (simulate_s, infer_s), seen = c.read()
         assert simulate_s >= 0 <= infer_s

@@ -62,7 +62,7 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
     wanted = wanted / len(errors)
     assert min(errors) < 1 < max(errors)
     assert given.total.item() == pytest.approx(wanted.item(), rel=1e-5)
-    assert given.aside["priorities"].tolist() == pytest.approx(errors, rel=1e-4, abs=1e-5)
+    assert given.extras["priorities"].tolist() == pytest.approx(errors, rel=1e-4, abs=1e-5)
     for mine, theirs in zip(
         torch.autograd.grad(given.total, list(network.parameters())),
         torch.autograd.grad(wanted, list(network.parameters())),
@@ -74,10 +74,10 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
 def test_what_was_cut_goes_on_and_what_has_ended_does_not():
     algorithm = dqn()
     batch = minibatch(algorithm)
-    before = algorithm.losses(batch).aside["priorities"]
+    before = algorithm.losses(batch).extras["priorities"]
     with torch.no_grad():
         algorithm.target.head.bias.add_(100.0)
-    moved = (algorithm.losses(batch).aside["priorities"] - before).abs() > 1
+    moved = (algorithm.losses(batch).extras["priorities"] - before).abs() > 1
     assert torch.equal(moved, ~batch["terminated"])
     assert (batch["done"].bool() & ~batch["terminated"]).any()
 
@@ -138,7 +138,7 @@ def test_what_a_step_led_to_is_recorded_and_rewards_are_left_as_they_are(static)
     env, policy = ToyEnv(2, 3), QPolicy(nn.Linear(2, 2))
     env.action_space = spaces.Discrete(2)
     batch = Batch.allocate(
-        4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends
+        4, 2, 2, policy, env.device, recorded=DQN.recorded, bootstrap=DQN.bootstrap
     )  # fmt: skip
     algorithm = DQN(DQNConfig(gamma=0.9), policy, Normalizers(None, None))
     Collector(env, algorithm, batch, torch.Generator(), static=static).collect(0)
@@ -153,7 +153,9 @@ def test_what_a_step_led_to_is_recorded_and_rewards_are_left_as_they_are(static)
 def test_nan_that_an_episode_was_cut_at_is_not_kept(static):
     env, policy = ToyEnv(2, 3, nan_at=(2, 1), nan_in="final"), QPolicy(nn.Linear(2, 2))
     env.action_space = spaces.Discrete(2)
-    batch = Batch.allocate(4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends)
+    batch = Batch.allocate(
+        4, 2, 2, policy, env.device, recorded=DQN.recorded, bootstrap=DQN.bootstrap
+    )
     algorithm = DQN(DQNConfig(gamma=0.9), policy, Normalizers(None, None))
     collector = Collector(env, algorithm, batch, torch.Generator(), static=static)
 

@@ -11,9 +11,9 @@ from batches import (
     algorithm_of,
     batch_for,
     collector_of,
-    columns_of,
     learner_of,
     learner_of_rows,
+    row_layout_of,
 )
 from gmi_drl.comm import create_group, solo_group
 from gmi_drl.launcher.plan.planning import numel_of
@@ -44,18 +44,18 @@ def settings(**changes):
 
 def rows_of(policy, seed=1):
     dist, g = policy.distribution, torch.Generator().manual_seed(seed)
-    columns = columns_of(OBS, dist)
-    rows = torch.randn(ROWS, columns.width, generator=g)
+    row_layout = row_layout_of(OBS, dist)
+    rows = torch.randn(ROWS, row_layout.width, generator=g)
     if isinstance(dist, Categorical):
-        rows[:, columns.action] = 1.0
-    rows[:, columns.log_prob] = -3.0
-    return rows, columns
+        rows[:, row_layout.action] = 1.0
+    rows[:, row_layout.log_prob] = -3.0
+    return rows, row_layout
 
 
 def a_learner(policy, group=None, **changes):
-    rows, columns = rows_of(policy)
+    rows, row_layout = rows_of(policy)
     learner, batch = learner_of_rows(
-        policy, rows, columns, settings(**changes), generator=torch.Generator().manual_seed(2),
+        policy, rows, row_layout, settings(**changes), generator=torch.Generator().manual_seed(2),
         old_log_std=torch.full((8,), -0.3),
     )  # fmt: skip
     learner.connect(group or solo_group())
@@ -141,12 +141,12 @@ def test_padding_stays_zero_while_ranks_train(wire):
 
 def test_gradients_are_those_of_parameters_on_their_own_bit_for_bit():
     policy, plain = a_policy(), a_policy()
-    rows, columns = rows_of(policy)
+    rows, row_layout = rows_of(policy)
     flat = FlatParameters(policy)
     buffer = torch.zeros(flat.numel + TAIL)
     flat.bind_gradients(buffer)
     for one in (policy, plain):
-        ppo_loss(one, rows, columns, torch.full((8,), -0.3), settings()).total.backward()
+        ppo_loss(one, rows, row_layout, torch.full((8,), -0.3), settings()).total.backward()
     grads = torch.cat([p.grad.reshape(-1) for _, p in sorted(plain.named_parameters())])
     assert torch.equal(flat.packed(buffer), grads)
 
@@ -217,10 +217,10 @@ def test_the_plan_says_the_length_of_what_is_reduced():
 
 @pytest.mark.parametrize("obs_dim", [2, 5, 8, 105])
 def test_rows_are_whole_words_and_observations_begin_with_them(obs_dim):
-    columns = columns_of(obs_dim, Normal(8))
-    assert columns.width % 8 == 0
-    assert 0 <= columns.width - (obs_dim + 8 + 8 + 4) < 8
-    assert columns.observation.start == 0
+    row_layout = row_layout_of(obs_dim, Normal(8))
+    assert row_layout.width % 8 == 0
+    assert 0 <= row_layout.width - (obs_dim + 8 + 8 + 4) < 8
+    assert row_layout.observation.start == 0
 
 
 def test_the_end_of_a_row_stays_zero_and_is_not_learned_from(monkeypatch):
@@ -232,8 +232,8 @@ def test_the_end_of_a_row_stays_zero_and_is_not_learned_from(monkeypatch):
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     batch = collector.batch
-    used = batch.places.ret + 1
-    assert used < batch.places.width == 16
+    used = batch.row_layout.ret + 1
+    assert used < batch.row_layout.width == 16
     collector.collect(0)
     trained = []
     for rest in (0.0, float("nan")):
@@ -257,7 +257,7 @@ def test_the_end_of_a_row_stays_zero_and_is_not_learned_from(monkeypatch):
 def test_a_packet_holds_no_padding():
     network = a_policy()
     batch = batch_for(network, settings(), 6, 4, 5)
-    del batch.ends["observation"]
+    del batch.bootstrap["observation"]
     policy = algorithm_of(network, settings()).policy
     codec = BatchCodec(batch, 4, sent_columns(policy, ()), of_bytes=False, stats=7)
     assert codec.nbytes == 7 * 8 + 4 * (6 * 4 * (5 + 8 + 8 + 4) + 4)

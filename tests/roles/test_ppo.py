@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributions as td
 
-from batches import columns_of, learner_of_rows
+from batches import learner_of_rows, row_layout_of
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
@@ -35,26 +35,28 @@ def make_policy(distribution, seed=0):
     return policy
 
 
-def make_rows(policy, columns, seed=0):
+def make_rows(policy, row_layout, seed=0):
     """Rows as if sampled by a policy that differs from the present one."""
     g = torch.Generator().manual_seed(seed)
-    rows = torch.randn(ROWS, columns.width, generator=g)
+    rows = torch.randn(ROWS, row_layout.width, generator=g)
     dist = policy.distribution
     if isinstance(dist, Categorical):
-        rows[:, columns.action] = torch.randint(0, dist.parameters, (ROWS, 1), generator=g).float()
-    old = policy(rows[:, columns.observation]).detach()[:, :-1]
-    rows[:, columns.parameters] = old + 0.1 * rows[:, columns.parameters]
-    rows[:, columns.log_prob] = dist.log_prob(
-        rows[:, columns.parameters], policy.log_std.detach(), rows[:, columns.action]
+        rows[:, row_layout.action] = torch.randint(
+            0, dist.parameters, (ROWS, 1), generator=g
+        ).float()
+    old = policy(rows[:, row_layout.observation]).detach()[:, :-1]
+    rows[:, row_layout.parameters] = old + 0.1 * rows[:, row_layout.parameters]
+    rows[:, row_layout.log_prob] = dist.log_prob(
+        rows[:, row_layout.parameters], policy.log_std.detach(), rows[:, row_layout.action]
     )
     return rows
 
 
-def reference_loss(policy, rows, columns, s):
+def reference_loss(policy, rows, row_layout, s):
     """The same loss, spelled out with torch.distributions."""
-    head = policy(rows[:, columns.observation])
+    head = policy(rows[:, row_layout.observation])
     params, value = head[:, :-1], head[:, -1]
-    action = rows[:, columns.action]
+    action = rows[:, row_layout.action]
     if isinstance(policy.distribution, Normal):
         pi = td.Independent(td.Normal(params, policy.log_std.exp()), 1)
         log_prob = pi.log_prob(action)
@@ -63,10 +65,10 @@ def reference_loss(policy, rows, columns, s):
     else:
         pi = td.Categorical(logits=params)
         log_prob, bounds = pi.log_prob(action[:, 0]), 0.0
-    ratio = (log_prob - rows[:, columns.log_prob]).exp()
-    adv = rows[:, columns.advantage]
+    ratio = (log_prob - rows[:, row_layout.log_prob]).exp()
+    adv = rows[:, row_layout.advantage]
     policy_loss = torch.max(-adv * ratio, -adv * ratio.clamp(1 - s.clip, 1 + s.clip)).mean()
-    ret, old = rows[:, columns.ret], rows[:, columns.value]
+    ret, old = rows[:, row_layout.ret], rows[:, row_layout.value]
     clipped = old + torch.clamp(value - old, -s.clip, s.clip)
     value_loss = 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2).mean()
     entropy = pi.entropy().mean()
@@ -77,43 +79,43 @@ def reference_loss(policy, rows, columns, s):
 @pytest.fixture(params=[Normal(3), Categorical(4)], ids=["normal", "categorical"])
 def setting(request):
     policy = make_policy(request.param)
-    columns = columns_of(OBS, request.param)
-    return policy, columns, make_rows(policy, columns)
+    row_layout = row_layout_of(OBS, request.param)
+    return policy, row_layout, make_rows(policy, row_layout)
 
 
 def test_loss_equals_the_reference(setting):
-    policy, columns, rows = setting
+    policy, row_layout, rows = setting
     settings = algorithm()
-    ours = ppo_loss(policy, rows, columns, policy.log_std.detach(), settings).total
-    assert torch.allclose(ours, reference_loss(policy, rows, columns, settings), atol=1e-6)
+    ours = ppo_loss(policy, rows, row_layout, policy.log_std.detach(), settings).total
+    assert torch.allclose(ours, reference_loss(policy, rows, row_layout, settings), atol=1e-6)
 
 
 def test_hand_worked_clipping():
     # One row, advantage 1: ratio 2 is clipped at 1.2, so its loss is -1.2; with advantage -1 the
     # pessimistic side is the unclipped -1 * 2, loss 2.
     policy = make_policy(Normal(1))
-    columns = columns_of(OBS, policy.distribution)
-    rows = torch.zeros(1, columns.width)
-    params = policy(rows[:, columns.observation]).detach()[:, :-1]
+    row_layout = row_layout_of(OBS, policy.distribution)
+    rows = torch.zeros(1, row_layout.width)
+    params = policy(rows[:, row_layout.observation]).detach()[:, :-1]
     log_prob = policy.distribution.log_prob(params, policy.log_std.detach(), torch.zeros(1, 1))
-    rows[:, columns.log_prob] = log_prob - torch.tensor(2.0).log()
+    rows[:, row_layout.log_prob] = log_prob - torch.tensor(2.0).log()
     for advantage, loss in ((1.0, -1.2), (-1.0, 2.0)):
-        rows[:, columns.advantage] = advantage
-        parts = ppo_loss(policy, rows, columns, policy.log_std.detach(), algorithm())
+        rows[:, row_layout.advantage] = advantage
+        parts = ppo_loss(policy, rows, row_layout, policy.log_std.detach(), algorithm())
         assert parts.stats["policy_loss"].item() == pytest.approx(loss, abs=1e-5)
 
 
 def test_one_update_is_one_clipped_adam_step_on_the_reference_loss(setting):
-    policy, columns, rows = setting
+    policy, row_layout, rows = setting
     settings = algorithm()
     theirs = ActorCritic(OBS, policy.distribution, [16, 8], "tanh", -0.2)
     theirs.load_state_dict(policy.state_dict())
     adam = torch.optim.Adam(theirs.parameters(), lr=1e-3, eps=1e-5)
-    reference_loss(theirs, rows, columns, settings).backward()
+    reference_loss(theirs, rows, row_layout, settings).backward()
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
     adam.step()
 
-    learner, batch = learner_of_rows(policy, rows, columns, settings)
+    learner, batch = learner_of_rows(policy, rows, row_layout, settings)
     learner.connect(solo_group())
     learner.update(batch)
     for name, parameter in theirs.named_parameters():
@@ -123,8 +125,8 @@ def test_one_update_is_one_clipped_adam_step_on_the_reference_loss(setting):
 
 def test_every_row_is_used_once_an_epoch():
     policy = make_policy(Normal(3))
-    columns = columns_of(OBS, policy.distribution)
-    rows = make_rows(policy, columns)
+    row_layout = row_layout_of(OBS, policy.distribution)
+    rows = make_rows(policy, row_layout)
     rows[:, 0] = torch.arange(ROWS)
     seen = []
 
@@ -133,7 +135,7 @@ def test_every_row_is_used_once_an_epoch():
         return ppo_loss(policy, minibatch, *rest)
 
     settings = algorithm(minibatches=4, epochs=2)
-    learner, batch = learner_of_rows(policy, rows, columns, settings, loss)
+    learner, batch = learner_of_rows(policy, rows, row_layout, settings, loss)
     learner.connect(solo_group())
     learner.update(batch)
     for epoch in (torch.cat(seen[:4]), torch.cat(seen[4:])):
@@ -151,10 +153,10 @@ def test_every_row_is_used_once_an_epoch():
 )
 def test_a_loss_that_gives_something_else_is_told(change, word):
     policy = make_policy(Normal(3))
-    columns = columns_of(OBS, policy.distribution)
-    rows = make_rows(policy, columns)
+    row_layout = row_layout_of(OBS, policy.distribution)
+    rows = make_rows(policy, row_layout)
     learner, batch = learner_of_rows(
-        policy, rows, columns, algorithm(), lambda *args: change(ppo_loss(*args))
+        policy, rows, row_layout, algorithm(), lambda *args: change(ppo_loss(*args))
     )
     learner.connect(solo_group())
     with pytest.raises(RoleError, match=word + "; must"):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from batches import columns_of
+from batches import row_layout_of
 from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
@@ -27,17 +27,17 @@ def a_policy(precision):
 
 def gradient_of(policy):
     """Loss parts and gradient on rows that a policy of fp32 had sampled."""
-    g, columns = torch.Generator().manual_seed(1), columns_of(OBS, Normal(6))
-    rows = torch.randn(ROWS, columns.width, generator=g)
+    g, row_layout = torch.Generator().manual_seed(1), row_layout_of(OBS, Normal(6))
+    rows = torch.randn(ROWS, row_layout.width, generator=g)
     sampler, dist = a_policy("fp32"), policy.distribution
     with torch.no_grad():
-        rows[:, columns.head] = sampler(rows[:, columns.observation])
+        rows[:, row_layout.head] = sampler(rows[:, row_layout.observation])
         noise = torch.randn(ROWS, 6, generator=g) * sampler.log_std.exp()
-        rows[:, columns.action] = rows[:, columns.parameters] + noise
-        rows[:, columns.log_prob] = dist.log_prob(
-            rows[:, columns.parameters], sampler.log_std, rows[:, columns.action]
+        rows[:, row_layout.action] = rows[:, row_layout.parameters] + noise
+        rows[:, row_layout.log_prob] = dist.log_prob(
+            rows[:, row_layout.parameters], sampler.log_std, rows[:, row_layout.action]
         )
-    parts = ppo_loss(policy, rows, columns, sampler.log_std.detach(), PPOConfig())
+    parts = ppo_loss(policy, rows, row_layout, sampler.log_std.detach(), PPOConfig())
     parts.total.backward()
     return parts, torch.cat([p.grad.flatten() for _, p in sorted(policy.named_parameters())])
 

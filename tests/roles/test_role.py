@@ -27,6 +27,9 @@ class NotARole:
 
 class Unsure(Trainer):
     capturable_loss = "yes"
+
+class Comma(Trainer):
+    loss_stats = ("calm")
 """
 
 
@@ -104,10 +107,14 @@ def test_a_role_class_is_found_beside_the_config(folder):
         ("roles_of_a_user", "write it as module:Class"),
         ("no_such_module:Trainer", "importing no_such_module failed"),
         ("broken_roles:Trainer", "nothing_of_this_name"),
-        ("roles_of_a_user:Trainr", "has no Trainr; its classes: Trainer, NoRun, NotARole, Unsure"),
+        (
+            "roles_of_a_user:Trainr",
+            "has no Trainr; its classes: Trainer, NoRun, NotARole, Unsure",
+        ),
         ("roles_of_a_user:NotARole", "is no DRL_role"),
         ("roles_of_a_user:NoRun", "lacks GMI_run"),
         ("roles_of_a_user:Unsure", "capturable_loss='yes'; must be True or False"),
+        ("roles_of_a_user:Comma", "loss_stats='calm'; must be a tuple of names"),
     ],
 )
 def test_a_role_that_cannot_be_had_says_why(folder, reference, message):

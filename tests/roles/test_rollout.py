@@ -13,7 +13,7 @@ from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer, batch_moments
-from gmi_drl.roles.samples.batch import Columns, env_action
+from gmi_drl.roles.samples.batch import RowLayout, env_action
 from gmi_drl.roles.samples.episodes import Seen
 from toy_env import ToyEnv
 
@@ -42,7 +42,7 @@ def test_rows_hold_what_the_policy_saw_did_and_expected():
     log_prob = torch.distributions.Normal(r["parameters"], 1.0).log_prob(r["action"]).sum(-1)
     assert torch.allclose(r["log_prob"], log_prob, atol=1e-6)
     assert torch.equal(torch.stack(env.actions), r["action"].clamp(-1, 1))
-    assert r.ends["value"][1].item() == pytest.approx(value_of(policy, 1, 6), abs=1e-6)
+    assert r.bootstrap["value"][1].item() == pytest.approx(value_of(policy, 1, 6), abs=1e-6)
 
 
 def test_a_cut_episode_is_paid_the_value_of_the_state_it_was_cut_in():
@@ -127,8 +127,8 @@ def test_discrete_actions_count_from_0_wherever_the_space_starts():
 
 
 def test_the_places_of_a_row_can_be_copied_and_sent():
-    places = Columns({"observation": 3, "value": 0}, {"both": ("observation", "value")})
-    for again in (copy.copy(places), copy.deepcopy(places), pickle.loads(pickle.dumps(places))):
+    layout = RowLayout({"observation": 3, "value": 0}, {"both": ("observation", "value")})
+    for again in (copy.copy(layout), copy.deepcopy(layout), pickle.loads(pickle.dumps(layout))):
         assert (again.both, again.value, again.width) == (slice(0, 4), 3, 8)
     with pytest.raises(AttributeError, match="rows have no 'ret'; they have observation, value"):
-        _ = places.ret
+        _ = layout.ret

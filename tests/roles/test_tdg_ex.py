@@ -70,9 +70,11 @@ def test_batches_arrive_side_by_side_with_every_bit(of_bytes):
     ):  # fmt: skip
         whole = torch.cat([batch[name] for batch in mine.values()], dim=1)
         assert torch.equal(joined[name], whole), name
-    for name, last in joined.ends.items():
-        assert torch.equal(last, torch.cat([batch.ends[name] for batch in mine.values()])), name
-    assert torch.equal(joined.constants["log_std"], mine[3].constants["log_std"])
+    for name, last in joined.bootstrap.items():
+        assert torch.equal(last, torch.cat([batch.bootstrap[name] for batch in mine.values()])), (
+            name
+        )
+    assert torch.equal(joined.row_constants["log_std"], mine[3].row_constants["log_std"])
 
 
 @dataclass

@@ -52,7 +52,7 @@ def experience(policy, seed=0):
     batch.rows.copy_(torch.randn(batch.rows.shape, generator=g))
     batch["raw_observation"].copy_(3 * torch.randn(HORIZON, ENVS, OBS, generator=g) + 1)
     batch["reward"].copy_(torch.randn(HORIZON, ENVS, generator=g))
-    batch.ends["value"].copy_(torch.randn(ENVS, generator=g))
+    batch.bootstrap["value"].copy_(torch.randn(ENVS, generator=g))
     if isinstance(dist, Categorical):
         picks = torch.randint(0, dist.parameters, (HORIZON, ENVS, 1), generator=g)
         batch["action"].copy_(picks)
@@ -60,7 +60,7 @@ def experience(policy, seed=0):
     with torch.no_grad():
         flat["parameters"].copy_(policy(flat["observation"])[:, :-1])
         flat["log_prob"].copy_(
-            dist.log_prob(flat["parameters"], batch.constants["log_std"], flat["action"])
+            dist.log_prob(flat["parameters"], batch.row_constants["log_std"], flat["action"])
         )
     return batch
 
