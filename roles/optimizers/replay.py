@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import Limiter, UniformReplay
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
+    if role.algorithm.num_batch_moments:
+        raise RoleError(
+            f"{type(role.algorithm).__name__}: num_batch_moments="
+            f"{role.algorithm.num_batch_moments}; under replay GMIs share no moments of their "
+            "batches. Leave them out, or use all_reduce."
+        )
     sampling, settings = Sampling.of(role), role.algorithm.settings
     learner = Learner(role.algorithm, sampling.generator)
     fields = role.algorithm.replayed
