@@ -246,8 +246,8 @@ def test_check_reads_the_settings_of_an_algorithm_of_ones_own(config, capsys):
     capsys.readouterr()
     assert main.main([*own, "--set", "algorithm.epsilon=often", "--set", "algorithm.eta=3"]) == 1
     err = capsys.readouterr().err
-    assert "algorithm.epsilon='often'; must be a number. Correct it, or leave it out for the" in err
-    assert "algorithm.eta; unknown key; algorithm has name, optimizer, " in err
+    assert "--set algorithm.epsilon='often'; must be a number. Correct it, or leave it out" in err
+    assert "--set algorithm.eta; unknown key; algorithm has name, optimizer, " in err
     assert "own_dqn" not in sys.modules
 
 

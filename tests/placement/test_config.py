@@ -23,6 +23,7 @@ from gmi_drl.placement import (
     settings_of,
     simplest,
 )
+from gmi_drl.placement.config.load import with_places
 from gmi_drl.placement.config.schema import keys_of
 
 MINIMAL = {"version": 1, "env": {"id": "Ant-v5"}}
@@ -226,6 +227,21 @@ def test_settings_that_are_derived_from_those_of_a_shipped_algorithm_have_its_ke
     section = {"class": "a:Calm", "clip": 0.1, "calm_coef": 0.5}
     own = settings_of(Calm, load_config({**MINIMAL, "algorithm": section}).algorithm)
     assert (own.name, own.clip, own.calm_coef, own.implementation) == ("Calm", 0.1, 0.5, "a:Calm")
+
+
+def test_faults_of_a_class_are_told_with_their_line_or_their_option(tmp_path):
+    path = config_file(tmp_path, """
+        version: 1
+        algorithm: {class: "a:B", eta: 3}
+        roles: {trainer: {class: "a:C"}}
+        """)  # fmt: skip
+    faults = ["algorithm.eta=3; unknown key", "roles.trainer='a:C'; no role", "env.id; missing"]
+    assert with_places(faults, path, ["roles.trainer.class=a:C", "algorithm={}"]) == [
+        "--set algorithm.eta=3; unknown key", "line 4: roles.trainer='a:C'; no role",
+        "env.id; missing",
+    ]  # fmt: skip
+    assert with_places(faults, path, [])[0] == "line 3: algorithm.eta=3; unknown key"
+    assert with_places(faults, None, []) == faults
 
 
 def test_numbers_are_read_as_people_write_them(tmp_path):

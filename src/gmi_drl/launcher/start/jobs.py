@@ -33,6 +33,7 @@ from gmi_drl.placement import (
     layout_faults_of,
     load_config,
 )
+from gmi_drl.placement.config.load import with_places
 from gmi_drl.roles.role.host import COUNTERS, Job
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def new_job(
     with importable(import_path):  # the environment's module may be there
         layout = planned(resolved, source)
     if faults := _algorithm_faults(resolved, layout, import_path):
-        raise ConfigError(faults, source)
+        raise ConfigError(with_places(faults, source, overrides), source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
