@@ -143,7 +143,7 @@ class ActingRole(DRL_role):
         """Raises RoleError for parameters, of which the roles of this package take none."""
         own = inspect.signature(self.GMI_run).parameters.values()
         takes = [one.name for one in own if one.kind is not one.VAR_KEYWORD]
-        for name in params:
+        for name in params:  # the first will do
             sections = self.mgr.config.roles.items()
             where = next((role for role, section in sections if name in section.params), self.role)
             near = closest(name, takes)
@@ -156,14 +156,16 @@ class ActingRole(DRL_role):
 
 def _check_arguments(loss: Callable[..., Losses], kind: type[Algorithm]) -> None:
     """Raises RoleError unless a role's `loss` takes what that of its algorithm takes."""
-    wanted = inspect.signature(kind.loss)
+    parameters = inspect.signature(kind.loss).parameters.values()
+    given = [one.name for one in parameters if one.default is one.empty]
+    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
+        return  # how many it takes is not known
     try:
-        inspect.signature(loss).bind(*wanted.parameters)
+        inspect.signature(loss).bind(*given)
     except TypeError as error:
-        names = ", ".join(["self", *wanted.parameters])
         raise RoleError(
-            f"{loss.__qualname__}{inspect.signature(loss)}: {error}. {kind.__name__} gives it "
-            f"{len(wanted.parameters)} arguments; write it as loss({names})."
+            f"{loss.__qualname__}: {error}. {kind.__name__} gives it {len(given)}; write it as "
+            f"loss({', '.join(['self', *given])})."
         ) from None
 
 

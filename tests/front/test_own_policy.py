@@ -99,7 +99,7 @@ class Forgot(gmi_drl.Holistic):
         ),
         (
             "own:Forgot",
-            r"Forgot.loss.* PPO gives it 5 arguments; write it as loss\(self, network, rows, ",
+            r"Forgot.loss: too many positional arguments. PPO gives it 5; write it as loss\(self",
         ),
     ],
 )
