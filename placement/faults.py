@@ -56,6 +56,7 @@ class ConfigError(GmiDrlError, ValueError):
     """
 
     command_exit_code = 2
+    told_alone = True  # the text says all; a traceback adds nothing for who reads it
 
     def __init__(
         self,

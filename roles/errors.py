@@ -47,9 +47,10 @@ class DivergedError(RoleError):
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:g}" for name, value in self.losses.items())
+        value = ", value_coef" if "value_loss" in self.losses else ""
         return (
             f"training diverged: {shown}. Checkpoints are kept. Lower "
-            "algorithm.learning_rate, value_coef or reward_scale, and begin anew or resume."
+            f"algorithm.learning_rate{value} or reward_scale, and begin anew or resume."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,26 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
     if faults:
         raise ConfigError(faults, name, config)
     return config
+
+
+def with_places(faults: Iterable[str], source: object, overrides: Iterable[str]) -> list[str]:
+    """Returns faults of keys with what set each: a line of the file, or an option.
+
+    For what is known only when a class that the config names is loaded.
+    """
+    lines: dict[Keys, int] = {}
+    if isinstance(source, (str, Path)) and Path(source).is_file():  # a pipe is read once
+        lines = read_yaml(_read(Path(source)), str(source))[1]
+    options = {text.partition("=")[0].strip() for text in overrides}
+    placed = []
+    for fault in faults:
+        key = re.split("[=; ]", fault, maxsplit=1)[0]
+        if any(key == option or key.startswith(f"{option}.") for option in options):
+            fault = f"--set {fault}"
+        elif line := lines.get(tuple(key.split("."))):
+            fault = f"line {line}: {fault}"
+        placed.append(fault)
+    return placed
 
 
 def _place_layout_file(data: dict[str, Any], folder: Path) -> None:

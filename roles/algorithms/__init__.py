@@ -6,7 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import AlgorithmConfig, Config
+    from pathlib import Path
+
+    from gmi_drl.placement import AlgorithmConfig, Config, Layout
 
     from .algorithm import Algorithm
 
@@ -19,15 +21,35 @@ def algorithm_class(settings: AlgorithmConfig) -> type[Algorithm]:
     return cls
 
 
-def with_settings(config: Config) -> Config:
-    """Return `config` with the settings of the user's algorithm that it names, checked."""
-    from gmi_drl.placement import CustomAlgorithmConfig, settings_of
-    from gmi_drl.roles.role.role import load_class
+def with_settings(
+    config: Config, folder: Path | None = None, layout: Layout | None = None
+) -> Config:
+    """Returns `config` with the settings of its algorithm, and the optimizer that `auto` is.
 
-    section = config.algorithm
-    if not isinstance(section, CustomAlgorithmConfig):
-        return config
-    settings = settings_of(load_class(section.class_, kind="algorithm"), section)
+    A class of the user's, whose module may lie in `folder`, is loaded. RoleLoadError says why it is
+    no algorithm, ConfigError what is wrong with its settings: with the numbers in them, too, if the
+    layout is known.
+    """
+    from gmi_drl.placement import ConfigError, CustomAlgorithmConfig, settings_of
+    from gmi_drl.placement.config.algorithms import mode_faults
+    from gmi_drl.roles.role.role import check_class, load_class
+
+    from .algorithm import Algorithm
+
+    settings = config.algorithm
+    if isinstance(settings, CustomAlgorithmConfig):
+        found = load_class(settings.class_, folder, "algorithm.class")
+        check_class(found, settings.class_, "algorithm.class", Algorithm, f"{__name__}.Algorithm")
+        settings = settings_of(found, settings)
+        faults = list(mode_faults(settings, config.mode))
+        if layout is not None and config.mode != "serving":
+            agents, trainers = layout.holding("agent"), layout.holding("trainer")
+            faults += settings.faults(config, len(agents), len(trainers))
+        if faults:
+            raise ConfigError(faults)
+    fitting = settings.optimizers_in(config.mode)
+    if settings.optimizer == "auto" and fitting:
+        settings = settings.model_copy(update={"optimizer": fitting[0]})
     return config.model_copy(update={"algorithm": settings})
 
 

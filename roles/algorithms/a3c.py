@@ -32,4 +32,5 @@ def a3c_loss(
 class A3C(SegmentActorCritic):
     """Advantage actor-critic."""
 
+    Settings = A3CConfig
     loss = staticmethod(a3c_loss)

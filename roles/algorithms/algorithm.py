@@ -40,6 +40,7 @@ class Algorithm(ABC):
     GMIs, and combine them in the same order.
     """
 
+    Settings: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig  # its keys in the config
     # Names of `Losses.stats` that are reported; the learning rate may follow "kl". A role adds its
     # own: ActingRole.loss_stats.
     stats: tuple[str, ...] = ()
@@ -122,22 +123,44 @@ class Algorithm(ABC):
         """Go on as the one that gave `state`."""
 
 
-def checked(loss: Callable[..., object], losses: object, stats: Sequence[str]) -> Losses:
-    """Return what `loss` gave if it is Losses whose total is a scalar; RoleError otherwise."""
-    owner = getattr(loss, "__self__", None)
-    name = f"{type(owner).__name__}.loss" if owner is not None else "the loss"
+def checked(algorithm: Algorithm, losses: object) -> Losses:
+    """Returns what the loss of `algorithm` gave if it can be trained by; RoleError otherwise."""
+    owner = getattr(algorithm.loss_function, "__self__", algorithm)  # or a role
+    name, remedy = f"{type(owner).__name__}.losses", "Return Losses(total, stats)"
+    if owner is not algorithm:
+        name = f"{type(owner).__name__}.loss"
+        remedy = "Change what super().loss(...) gives by dataclasses.replace"
     if not isinstance(losses, Losses):
         raise RoleError(
             f"{name} gave a {type(losses).__name__}; must give gmi_drl.roles.algorithms.Losses. "
-            "Change what super().loss(...) gives by dataclasses.replace."
+            f"{remedy}."
         )
     total = losses.total
-    if not isinstance(total, Tensor) or total.ndim:
-        shape = f"of shape {tuple(total.shape)}" if isinstance(total, Tensor) else repr(total)
-        raise RoleError(f"{name} gave a total {shape}; must be a scalar tensor.")
-    if missing := [stat for stat in stats if stat not in losses.stats]:
+    if not _is_scalar(total):
         raise RoleError(
-            f"{name} gave stats {', '.join(losses.stats)}; {', '.join(missing)} lacks. Give all "
-            "that the algorithm's `stats` names."
+            f"{name} gave a total {_shown(total)}; must be a scalar tensor. Use mean()."
         )
+    if not total.requires_grad:
+        raise RoleError(
+            f"{name} gave a total that depends on no parameter; must be computed from what the "
+            "network gives, without detach() or torch.no_grad()."
+        )
+    if missing := [stat for stat in algorithm.stats if stat not in losses.stats]:
+        raise RoleError(
+            f"{name} gave stats {', '.join(losses.stats) or 'none'}; {', '.join(missing)} "
+            f"{'lack' if missing[1:] else 'lacks'}. Give all that the algorithm's `stats` names."
+        )
+    for stat in algorithm.stats:
+        if not _is_scalar(value := losses.stats[stat]):
+            raise RoleError(
+                f"{name} gave a stat {stat!r} {_shown(value)}; must be a scalar tensor. Use mean()."
+            )
     return losses
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, Tensor) and not value.ndim
+
+
+def _shown(value: object) -> str:
+    return f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from gmi_drl.placement import AlgorithmConfig, hidden_sizes
+from gmi_drl.placement import AlgorithmConfig, DQNConfig, hidden_sizes
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
@@ -108,6 +108,7 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
 class DQN(Algorithm):
     """Q-learning on kept transitions, towards a target network."""
 
+    Settings = DQNConfig
     stats = ("q_loss", "q_mean", "td_error")
     bootstrap = ()
     recorded = ("next_observation", "terminated")

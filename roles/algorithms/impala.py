@@ -28,4 +28,5 @@ def impala_loss(
 class IMPALA(SegmentActorCritic):
     """V-trace actor-critic."""
 
+    Settings = IMPALAConfig
     loss = staticmethod(impala_loss)

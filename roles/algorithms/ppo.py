@@ -71,6 +71,7 @@ def ppo_loss(
 class PPO(Algorithm):
     """Several epochs of minibatches on each batch, by the clipped surrogate."""
 
+    Settings = PPOConfig
     stats = ("kl", "policy_loss", "value_loss", "entropy", "bounds_loss", "clip_fraction")
     filled = ("advantage", "ret")
     bootstrap = ("value",)

@@ -193,8 +193,7 @@ class Learner:
         return self._step.means()
 
     def _checked(self, minibatch: Batch) -> Losses:
-        algorithm = self.algorithm
-        return checked(algorithm.loss_function, algorithm.losses(minibatch), algorithm.stats)
+        return checked(self.algorithm, self.algorithm.losses(minibatch))
 
     def _after_step(self) -> None:
         self.updates += 1

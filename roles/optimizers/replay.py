@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
+    sampling = Sampling.of(role)
+    settings = role.algorithm.settings
     if role.algorithm.num_batch_moments:
         raise RoleError(
             f"{type(role.algorithm).__name__}: num_batch_moments="
             f"{role.algorithm.num_batch_moments}; under replay GMIs share no moments of their "
             "batches. Leave them out, or use all_reduce."
         )
-    sampling, settings = Sampling.of(role), role.algorithm.settings
     learner = Learner(role.algorithm, sampling.generator)
     fields = role.algorithm.replayed
     observed = [name for name in ("raw_observation", "next_observation") if name in fields]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import Config, Layout
+from gmi_drl.placement.faults import closest
 from gmi_drl.roles.algorithms import algorithm_class, with_settings
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.envs.errors import EnvSpecError
@@ -90,6 +93,8 @@ class ActingRole(DRL_role):
                 f"{type(self).__name__}.loss: {kind.__name__} has no loss function that a role may "
                 "replace. Derive from it and write `losses` instead."
             )
+        if loss is not None:
+            _check_arguments(loss, kind)
         self.algorithm = kind(settings, self.policy, self.normalizers, loss)
         self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
         self.description = described(network, env, self.normalizers)
@@ -137,10 +142,33 @@ class ActingRole(DRL_role):
             self.build(env)
 
     def check_no_params(self, params: dict[str, object]) -> None:
-        """Raises TypeError for parameters, of which the roles of this package take none."""
-        if params:
-            names = ", ".join(sorted(params))
-            raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")
+        """Raises RoleError for parameters, of which the roles of this package take none."""
+        own = inspect.signature(self.GMI_run).parameters.values()
+        takes = [one.name for one in own if one.kind is not one.VAR_KEYWORD]
+        for name in params:  # the first will do
+            sections = self.mgr.config.roles.items()
+            where = next((role for role, section in sections if name in section.params), self.role)
+            near = closest(name, takes)
+            raise RoleError(
+                f"roles.{where}.params.{name}: {type(self).__name__}.GMI_run takes no parameter "
+                f"{name}, but {', '.join(takes) or 'none'}."
+                f"{f' Did you mean {near}?' if near else ''}"
+            )
+
+
+def _check_arguments(loss: Callable[..., Losses], kind: type[Algorithm]) -> None:
+    """Raises RoleError unless a role's `loss` takes what that of its algorithm takes."""
+    parameters = inspect.signature(kind.loss).parameters.values()
+    given = [one.name for one in parameters if one.default is one.empty]
+    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
+        return  # how many it takes is not known
+    try:
+        inspect.signature(loss).bind(*given)
+    except TypeError as error:
+        raise RoleError(
+            f"{loss.__qualname__}: {error}. {kind.__name__} gives it {len(given)}; write it as "
+            f"loss({', '.join(['self', *given])})."
+        ) from None
 
 
 def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -> int | None:

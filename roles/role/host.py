@@ -138,7 +138,7 @@ class GmiHost:
         from .manager import GMI_manager, GmiContext
 
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
-        config = with_settings(job.config)
+        config = with_settings(job.config, job.role_folder, job.layout)
         timeout = timedelta(seconds=config.comm.timeout_s)
         on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
         device = torch.device(job.device if on_gpu else "cpu")

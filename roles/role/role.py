@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gmi_drl.placement.faults import closest
 from gmi_drl.roles.errors import RoleLoadError
 
 from .manager import GMI_manager
@@ -72,27 +73,40 @@ def load_class(reference: str, folder: Path | None = None, kind: str = "role") -
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
+        beside = "" if folder is None else f"beside the config file ({folder}) and "
         raise RoleLoadError(
             f"{kind} {reference!r}: importing {module_name} failed with "
-            f"{type(error).__name__}: {error}. The module is looked for beside the config file "
-            f"({folder}) and among the installed packages."
+            f"{type(error).__name__}: {error}. The module is looked for {beside}among the "
+            "installed packages."
         ) from error
     found = getattr(module, class_name, None)
     if found is None:
-        known = [n for n, v in vars(module).items() if isinstance(v, type) and v is not DRL_role]
+        known = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and value.__module__.startswith(module_name)
+        ]
+        near = closest(class_name, known)
         raise RoleLoadError(
             f"{kind} {reference!r}: {module_name} has no {class_name}; its classes: "
-            f"{', '.join(known) or 'none'}."
+            f"{', '.join(known) or 'none'}.{f' Did you mean {near}?' if near else ''}"
         )
     return found
 
 
+def check_class(found: Any, reference: str, kind: str, base: type, base_path: str) -> None:
+    """Raises RoleLoadError unless what is behind `reference` is a `base` that can be made."""
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise RoleLoadError(
+            f"{kind} {reference!r} is no {base.__name__}. Derive it from {base_path}."
+        )
+    if missing := getattr(found, "__abstractmethods__", None):
+        raise RoleLoadError(f"{kind} {reference!r} lacks {', '.join(sorted(missing))}. Write it.")
+
+
 def check_role(role: Any, reference: str) -> type[DRL_role]:
     """Returns `role` if it is a DRL_role that can be run; RoleLoadError otherwise."""
-    if not (isinstance(role, type) and issubclass(role, DRL_role)):
-        raise RoleLoadError(f"role {reference!r} is no DRL_role. Derive it from gmi_drl.DRL_role.")
-    if missing := getattr(role, "__abstractmethods__", None):
-        raise RoleLoadError(f"role {reference!r} lacks {', '.join(sorted(missing))}. Write it.")
+    check_class(role, reference, "role", DRL_role, "gmi_drl.DRL_role")
     capturable = getattr(role, "capturable_loss", False)
     if not isinstance(capturable, bool):
         raise RoleLoadError(
@@ -105,4 +119,5 @@ def check_role(role: Any, reference: str) -> type[DRL_role]:
             f"role {reference!r}: loss_stats={stats!r}; must be a tuple of names, such as "
             "('penalty',). Correct it."
         )
-    return role
+    kind: type[DRL_role] = role
+    return kind

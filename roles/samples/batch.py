@@ -16,6 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from gmi_drl.comm.shm.alignment import round_up
+from gmi_drl.placement.faults import closest
 from gmi_drl.roles.policies import ROW_MULTIPLE
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
@@ -106,7 +107,20 @@ class Batch:
         )
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.columns[name]
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise KeyError(self._lacks(name)) from None
+
+    def _lacks(self, name: str) -> str:
+        rows = self.rows is not None and self.rows.ndim == 2
+        of_segments = ("observations", "reward", "done") if rows else ()
+        remedy, near = "", closest(name, (*self.columns, *of_segments))
+        if near in self.columns:
+            remedy = f" Did you mean {near}?"
+        elif near:
+            remedy = f" Say whole_segments = True in the algorithm's class: segments have {near}."
+        return f"a batch without {name}; it has {', '.join(self.columns)}.{remedy}"
 
     def flat(self) -> Batch:
         """The packed columns of all steps and environments as one minibatch [T * N]; views."""

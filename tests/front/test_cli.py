@@ -230,7 +230,9 @@ def test_check_finds_a_good_role_beside_the_config(config):
 ALGORITHM = """
 from typing import ClassVar
 from gmi_drl.placement import AlgorithmConfig
-class MyDQN:
+from gmi_drl.roles.algorithms import Algorithm
+class MyDQN(Algorithm):
+    def losses(self, batch): pass
     class Settings(AlgorithmConfig):
         optimizers: ClassVar[tuple[str, ...]] = ("replay",)
         epsilon: float = 0.1
@@ -244,15 +246,16 @@ def test_check_reads_the_settings_of_an_algorithm_of_ones_own(config, capsys):
     capsys.readouterr()
     assert main.main([*own, "--set", "algorithm.epsilon=often", "--set", "algorithm.eta=3"]) == 1
     err = capsys.readouterr().err
-    assert "algorithm.epsilon='often'; must be a number. Correct it, or leave it out for the" in err
-    assert "algorithm.eta; unknown key. Did you mean search.eta? algorithm has name, opt" in err
+    assert "--set algorithm.epsilon='often'; must be a number. Correct it, or leave it out" in err
+    assert "--set algorithm.eta; unknown key. Did you mean search.eta? algorithm has name" in err
     assert "own_dqn" not in sys.modules
 
 
 def test_check_names_an_algorithm_that_is_not_in_its_module(config, capsys):
     (config.parent / "own_dqn.py").write_text(ALGORITHM)
-    assert main.main(["check", str(config), "--set", "algorithm={class: own_dqn:MyTD3}"]) == 1
-    assert "own_dqn has no MyTD3; its classes: " in capsys.readouterr().err
+    assert main.main(["check", str(config), "--set", "algorithm={class: own_dqn:MyDQM}"]) == 1
+    said = "own_dqn has no MyDQM; its classes: MyDQN. Did you mean MyDQN?"
+    assert said in capsys.readouterr().err
 
 
 def test_a_role_module_that_never_ends_has_a_deadline(config):

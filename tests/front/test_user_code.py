@@ -1,5 +1,6 @@
 """`check` and `launch` on environments that cannot be trained on: the child, and what is told."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from gmi_drl.launcher.plan.child_process import ChildFailed, ask
 from gmi_drl.launcher.plan.user_code import try_user_code
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, PPOConfig, load_config
+from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.policies.actor_critic import actor_critic_of
 from gmi_drl.roles.policies.description import described
@@ -225,3 +227,49 @@ def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name,
     (log,) = tmp_path.glob("run/*/logs/gmi0.log")
     assert "Traceback (most recent call last)" in log.read_text()
     assert os.listdir(log.parent)
+
+
+ALGORITHMS = """
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.algorithms import Algorithm
+class NoLosses(Algorithm): pass
+class Foreign:
+    class Settings: pass
+class Synchronous(Algorithm):
+    def losses(self, batch): pass
+class Both(Synchronous):
+    class Settings(AlgorithmConfig):
+        optimizers = ("all_reduce", "async_samples")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NoLosses", ["algorithm.class 'algorithms_of_a_user:NoLosses' lacks losses. Write it."]),
+        (
+            "Foreign",
+            [
+                "algorithm.class 'algorithms_of_a_user:Foreign' is no Algorithm. Derive it from "
+                "gmi_drl.roles.algorithms.Algorithm."
+            ],
+        ),
+        (
+            "Synchronous",
+            [
+                "algorithm.optimizer='auto'; all_reduce runs in mode sync, and the mode is async. "
+                "Set mode: sync."
+            ],
+        ),
+        ("Both", []),
+    ],
+)
+def test_a_class_that_cannot_be_the_algorithm_is_told(tmp_path, monkeypatch, name, said):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "algorithms_of_a_user.py").write_text(ALGORITHMS)
+    own = {"class": f"algorithms_of_a_user:{name}"}
+    config = config_of("Fine", algorithm=own, mode="async")
+    text = json.dumps(config.model_dump(mode="json"))
+    assert user_code.algorithm_problems(text, str(tmp_path)) == said
+    if not said:
+        assert with_settings(config).algorithm.resolved_optimizer == "async_samples"

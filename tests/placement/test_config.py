@@ -15,6 +15,7 @@ from gmi_drl.placement import (
     Config,
     ConfigError,
     Fault,
+    PPOConfig,
     Topology,
     check,
     load_config,
@@ -22,6 +23,7 @@ from gmi_drl.placement import (
     settings_of,
     simplest,
 )
+from gmi_drl.placement.config.load import with_places
 from gmi_drl.placement.config.schema import keys_of
 
 MINIMAL = {"version": 1, "env": {"id": "Ant-v5"}}
@@ -161,7 +163,7 @@ def test_an_algorithm_of_ones_own_is_kept_as_it_is_but_for_what_all_have():
     for key, value, said in (
         ("gamma", 2, "algorithm.gamma=2; must be at most 1"),
         ("class", "my_module", "algorithm.class='my_module'; not of the right form"),
-        ("name", "ppo", "names an algorithm twice, by name and by class"),
+        ("name", "ppo", "algorithm.name='ppo'; names an algorithm twice, by name and by class"),
         ("optimizer", "repaly", "Did you mean replay?"),
     ):
         assert said in only_fault({**MINIMAL, "algorithm": {**own, key: value}})
@@ -194,8 +196,52 @@ def test_the_class_of_an_algorithm_says_what_settings_there_are():
         "algorithm.epsilon=2; must be at most 1. Correct it, or leave it out for the default, 0.1.",
         "algorithm.optimizer='all_reduce'; the algorithm runs under replay. Use replay, or auto.",
     ]
-    with pytest.raises(ConfigError, match="has no settings"):
-        settings_of(object, load_config({**MINIMAL, "algorithm": {"class": "a:B"}}).algorithm)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "said"),
+    [
+        (("all_reduc",), "=('all_reduc',); must be a tuple of {}. Did you mean all_reduce?"),
+        ("all_reduce", "='all_reduce'; must be a tuple of {}. Did you mean ('all_reduce',)?"),
+        ((), "=(); must be a tuple of {}. Name one or more of them."),
+        (None, "; its Settings is no subclass of gmi_drl.placement.AlgorithmConfig. "),
+    ],
+)
+def test_settings_that_no_algorithm_can_have_are_told(optimizers, said):
+    class Bad:
+        Settings = object
+
+    if optimizers is not None:
+        Bad.Settings = type("Settings", (AlgorithmConfig,), {"optimizers": optimizers})
+    section = load_config({**MINIMAL, "algorithm": {"class": "a:Bad"}}).algorithm
+    with pytest.raises(ConfigError) as caught:
+        settings_of(Bad, section)
+    assert said.format("all_reduce, async_samples, replay") in str(caught.value)
+
+
+def test_settings_that_are_derived_from_those_of_a_shipped_algorithm_have_its_keys():
+    class Calm:
+        class Settings(PPOConfig):
+            calm_coef: float = 1e-3
+
+    section = {"class": "a:Calm", "clip": 0.1, "calm_coef": 0.5}
+    own = settings_of(Calm, load_config({**MINIMAL, "algorithm": section}).algorithm)
+    assert (own.name, own.clip, own.calm_coef, own.implementation) == ("Calm", 0.1, 0.5, "a:Calm")
+
+
+def test_faults_of_a_class_are_told_with_their_line_or_their_option(tmp_path):
+    path = config_file(tmp_path, """
+        version: 1
+        algorithm: {class: "a:B", eta: 3}
+        roles: {trainer: {class: "a:C"}}
+        """)  # fmt: skip
+    faults = ["algorithm.eta=3; unknown key", "roles.trainer='a:C'; no role", "env.id; missing"]
+    assert with_places(faults, path, ["roles.trainer.class=a:C", "algorithm={}"]) == [
+        "--set algorithm.eta=3; unknown key", "line 4: roles.trainer='a:C'; no role",
+        "env.id; missing",
+    ]  # fmt: skip
+    assert with_places(faults, path, [])[0] == "line 3: algorithm.eta=3; unknown key"
+    assert with_places(faults, None, []) == faults
 
 
 def test_numbers_are_read_as_people_write_them(tmp_path):

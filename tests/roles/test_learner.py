@@ -6,7 +6,7 @@ import torch
 from device_only import RecordedPool
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import PPOConfig
-from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
+from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses, checked
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.actor_critic import ActorCritic, ActorCriticPolicy
@@ -37,6 +37,35 @@ def test_a_learning_rate_that_follows_nothing_is_told():
     algorithm = Rows(PPOConfig(), ActorCriticPolicy(network), Normalizers(None, None))
     with pytest.raises(RoleError, match="`stats` have no kl"):
         Learner(algorithm, torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda loss: loss, r"Rows.losses gave a Tensor; must .* Return Losses\(total, stats\)."),
+        (Losses, "Rows.losses gave stats none; loss, kl lack. Give all"),
+    ],
+)
+def test_an_algorithm_is_told_what_its_losses_lack(given, words):
+    algorithm = Rows(SETTINGS, None, Normalizers(None, None))
+    algorithm.stats = ("loss", "kl")
+    with pytest.raises(RoleError, match=words):
+        checked(algorithm, given(torch.zeros((), requires_grad=True)))
+
+
+def test_a_batch_tells_which_columns_it_has():
+    policy = ActorCriticPolicy(ActorCritic(2, Normal(1), [8]))
+    batch = Batch.allocate(4, 3, 2, policy, torch.device("cpu"), bootstrap=("observation",))
+    segments = batch.segments(None, ("action", "reward"))
+    for minibatch, name, said in (
+        (batch.flat(), "observatoin", "observation, action, .* Did you mean observation?"),
+        (batch.flat(), "rewards", "whole_segments = True .*: segments have reward"),
+        (batch.flat(), "observations", "whole_segments = True .*: segments have observations"),
+        (segments, "observation", "it has observations, action, reward. Did you mean observations"),
+        (segments, "eligibility", "it has observations, action, reward.'"),
+    ):
+        with pytest.raises(KeyError, match=said):
+            minibatch[name]
 
 
 @pytest.mark.parametrize("pool", [None, RecordedPool], ids=["anew", "captured"])

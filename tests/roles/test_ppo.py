@@ -146,9 +146,15 @@ def test_every_row_is_used_once_an_epoch():
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda parts: parts.total, "the loss gave a Tensor"),
+        (lambda parts: parts.total, "losses gave a Tensor"),
         (lambda parts: replace(parts, total=0.5), "gave a total 0.5"),
         (lambda parts: replace(parts, total=parts.total.view(1)), r"a total of shape \(1,\)"),
+        (lambda parts: replace(parts, total=parts.total.detach()), "depends on no parameter"),
+        (lambda parts: replace(parts, stats={**parts.stats, "kl": 1.0}), "a stat 'kl' 1.0"),
+        (
+            lambda parts: replace(parts, stats={**parts.stats, "kl": torch.zeros(2, 4)}),
+            r"a stat 'kl' of shape \(2, 4\)",
+        ),
     ],
 )
 def test_a_loss_that_gives_something_else_is_told(change, word):

@@ -8,7 +8,7 @@ from typing import Any, Final
 from gmi_drl.placement.faults import Fault, closest
 
 from .a3c import A3CConfig
-from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig
+from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig, ReplayConfig
 from .custom import CustomAlgorithmConfig, settings_of
 from .dqn import DQNConfig
 from .impala import IMPALAConfig
@@ -16,8 +16,9 @@ from .ppo import PPOConfig
 
 __all__ = [
     "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A3CConfig", "ActorCriticConfig",
-    "AlgorithmConfig", "CustomAlgorithmConfig", "IMPALAConfig", "PPOConfig", "algorithm_config",
-    "algorithms_of", "mode_faults", "section_class", "settings_of",
+    "AlgorithmConfig", "CustomAlgorithmConfig", "DQNConfig", "IMPALAConfig", "PPOConfig",
+    "ReplayConfig", "algorithm_config", "algorithms_of", "mode_faults", "section_class",
+    "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -40,11 +41,7 @@ LACKING: Final = frozenset(
 
 def algorithms_of(mode: str) -> list[str]:
     """Returns the names of the algorithms that train in a mode, the default first."""
-    return [
-        name
-        for name, settings in ALGORITHMS.items()
-        if any(MODE_OF_OPTIMIZER[optimizer] == mode for optimizer in settings.optimizers)
-    ]
+    return [name for name, settings in ALGORITHMS.items() if settings.optimizers_in(mode)]
 
 
 def section_class(section: Any) -> type[AlgorithmConfig]:
@@ -68,7 +65,9 @@ def mode_faults(settings: AlgorithmConfig, mode: str) -> Iterator[Fault]:
     optimizer = settings.resolved_optimizer
     home = MODE_OF_OPTIMIZER[optimizer]
     rule = f"in mode {home}, and the mode is {mode}"
-    fitting = [name for name in settings.optimizers if MODE_OF_OPTIMIZER[name] == mode]
+    fitting = settings.optimizers_in(mode)
+    if fitting and settings.optimizer == "auto":
+        return
     if home != mode and not fitting and settings.name in ALGORITHMS:
         yield Fault(
             "algorithm.name", settings.name, f"it trains {rule}",

@@ -27,7 +27,7 @@ Horizon = Annotated[Int, Field(ge=1, le=1_000_000)]
 class AlgorithmConfig(Section):
     """How the policy learns: the keys that every algorithm has."""
 
-    # The optimizers that it can run under; `auto` means the first.
+    # The optimizers that it can run under; `auto` means the first that runs in the config's mode.
     optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
     # The class of the algorithm, as module:Class.
     implementation: ClassVar[str] = ""
@@ -39,7 +39,7 @@ class AlgorithmConfig(Section):
     """Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): every GMI that
     trains on its own experience, with reduced gradients; `async_samples` (mode async): trainers on
     what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
-    kept. `auto`: the algorithm's own."""
+    kept. `auto`: the algorithm's own for the mode."""
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
@@ -72,6 +72,11 @@ class AlgorithmConfig(Section):
     def resolved_optimizer(self) -> str:
         """The optimizer that it runs under."""
         return self.optimizers[0] if self.optimizer == "auto" else self.optimizer
+
+    @classmethod
+    def optimizers_in(cls, mode: str) -> list[str]:
+        """Returns those of its optimizers that run in a mode."""
+        return [name for name in cls.optimizers if MODE_OF_OPTIMIZER[name] == mode]
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields why it cannot learn so, with this many GMIs that hold an agent, and a trainer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import (
     ConfigDict,
@@ -33,14 +33,15 @@ class CustomAlgorithmConfig(AlgorithmConfig):
     class_: str = Field(alias="class", pattern=CLASS_PATTERN)
     """The class, as `module:Class`. The module may lie beside the config file."""
 
-    @model_validator(mode="before")
+    @field_validator("name")
     @classmethod
-    def _named_by_its_class(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if "name" in value:
-            raise broken("names an algorithm twice, by name and by class", "Leave one of them out.")
-        return {**value, "name": str(value.get("class")).rpartition(":")[2]}
+    def _given(cls, value: str) -> str:
+        raise broken("names an algorithm twice, by name and by class", "Leave one of them out.")
+
+    @model_validator(mode="after")
+    def _named_by_its_class(self) -> Self:
+        self.__dict__["name"] = self.class_.rpartition(":")[2]  # it is frozen
+        return self
 
     @field_validator("optimizer")
     @classmethod
@@ -66,19 +67,38 @@ def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConf
     """Returns the validated settings of a loaded class; ConfigError has what is wrong with them."""
     from gmi_drl.placement.config.schema import ConfigSchema, explain
 
-    settings = getattr(algorithm, "Settings", None)
+    settings = algorithm.Settings
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmConfig)):
-        remedy = "Give it an attribute Settings, a subclass of gmi_drl.placement.AlgorithmConfig."
-        fault = Fault("algorithm.class", section.class_, "it has no settings", remedy)
+        rule = "its Settings is no subclass of gmi_drl.placement.AlgorithmConfig"
+        remedy = "Derive it from that, or leave it out where the keys that all have will do."
+        raise ConfigError([Fault("algorithm.class", section.class_, rule, remedy)])
+    if fault := _optimizers_fault(settings, section.class_):
         raise ConfigError([fault])
     keys = {key: value for key, value in section.model_dump().items() if key != "class"}
-    named = {"__annotations__": {"implementation": ClassVar[str]}}
-    bound: type[AlgorithmConfig] = type(
-        settings.__name__, (settings,), named | {"implementation": section.class_}
-    )
+    named = {
+        "__annotations__": {"implementation": ClassVar[str], "name": str},  # no Literal["ppo"]
+        "implementation": section.class_,
+        "name": algorithm.__name__,
+    }
+    bound: type[AlgorithmConfig] = type(settings.__name__, (settings,), named)
     try:
-        return bound.model_validate({"name": algorithm.__name__, **keys})
+        return bound.model_validate(keys)
     except ValidationError as error:
         raise ConfigError(
             explain(error, {}, schema=ConfigSchema(algorithm=settings), prefix=("algorithm",))
         ) from None
+
+
+def _optimizers_fault(settings: type[AlgorithmConfig], reference: str) -> Fault | None:
+    """Tells what is wrong with the optimizers that an algorithm says it can run under."""
+    given: Any = settings.optimizers
+    several = isinstance(given, tuple) and given
+    wrong = [one for one in given if one not in MODE_OF_OPTIMIZER] if several else [given]
+    if not wrong:
+        return None
+    near = closest(str(wrong[0]), MODE_OF_OPTIMIZER)
+    return Fault(
+        "algorithm.class", reference,
+        f"its Settings.optimizers={given!r}; must be a tuple of {', '.join(MODE_OF_OPTIMIZER)}",
+        f"Did you mean {near if several else (near,)}?" if near else "Name one or more of them.",
+    )  # fmt: skip

@@ -89,6 +89,7 @@ def check(config: ConfigFile, overrides: Overrides = None) -> int:
     from gmi_drl.launcher.plan.planning import faults_of
     from gmi_drl.launcher.plan.user_code import try_user_code
     from gmi_drl.placement import ConfigError, load_config
+    from gmi_drl.placement.config.load import with_places
     from gmi_drl.selector.search.faults import section_faults
     from gmi_drl.selector.tune.space import auto_faults
 
@@ -100,6 +101,9 @@ def check(config: ConfigFile, overrides: Overrides = None) -> int:
         faults, loaded = list(error.faults), error.partial
     if loaded is not None:
         tried = try_user_code(loaded, config.resolve().parent)
+        tried = dataclasses.replace(
+            tried, faults=with_places(tried.faults, config, overrides or [])
+        )
         faults += [*faults_of(loaded, tried, auto_faults), *section_faults(loaded)]
         notes = tried.notes
     if faults:

@@ -13,16 +13,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.placement import ConfigError, CustomAlgorithmConfig, load_config, settings_of
+from gmi_drl.placement import ConfigError, CustomAlgorithmConfig, load_config
 from gmi_drl.placement.checks.memory import Sizes
-from gmi_drl.placement.config.algorithms import mode_faults
 
 from .child_process import ChildFailed, ask
 
 if TYPE_CHECKING:
     import torch
 
-    from gmi_drl.placement import AlgorithmConfig, Config
+    from gmi_drl.placement import Config, Layout
     from gmi_drl.roles import DRL_role
     from gmi_drl.roles.envs import VecEnv
 
@@ -74,9 +73,8 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     faults = check_env(env.id, env.adapter, env.options)
     for name, role in config.roles.items():
         faults += role_problems(name, role.class_, folder)
-    settings, wrong = _checked_settings(config, folder)
     custom = isinstance(config.algorithm, CustomAlgorithmConfig)
-    config = config.model_copy(update={"algorithm": settings})
+    config, wrong = _with_settings(config, folder)
     faults += wrong
     if faults:
         return {"faults": faults}
@@ -99,6 +97,7 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
             )  # fmt: skip
             faults = list(_faults(env.id, envs))
         if not (faults or own_network or custom):
+            settings = config.algorithm
             least = settings.model_copy(update={"network": (1,)})  # it needs the same spaces
             algorithm_class(settings).make_network(least, envs, None)
     except EnvError as error:
@@ -160,26 +159,24 @@ def role_problems(name: str, reference: str, folder: str) -> list[str]:
     return []
 
 
-def algorithm_problems(text: str, folder: str) -> list[str]:
+def algorithm_problems(text: str, folder: str, layout: Layout | None = None) -> list[str]:
     """Lists what is wrong with the algorithm of a config; called in the child."""
-    return _checked_settings(load_config(json.loads(text)), folder)[1]
+    return _with_settings(load_config(json.loads(text)), folder, layout)[1]
 
 
-def _checked_settings(config: Config, folder: str) -> tuple[AlgorithmConfig, list[str]]:
-    """Returns the settings of the algorithm, as its class has them, and what is wrong with them."""
+def _with_settings(
+    config: Config, folder: str, layout: Layout | None = None
+) -> tuple[Config, list[str]]:
+    """Returns the config with the algorithm's settings, and what is wrong with them."""
     from gmi_drl.roles import RoleLoadError
-    from gmi_drl.roles.role.role import load_class
+    from gmi_drl.roles.algorithms import with_settings
 
-    section = config.algorithm
-    if not isinstance(section, CustomAlgorithmConfig):
-        return section, []
     try:
-        settings = settings_of(load_class(section.class_, Path(folder), "algorithm"), section)
+        return with_settings(config, Path(folder), layout), []
     except RoleLoadError as error:
-        return section, [f"algorithm.class={section.class_!r}; {error}"]
+        return config, [str(error)]
     except ConfigError as error:
-        return section, [str(fault) for fault in error.faults]
-    return settings, [str(fault) for fault in mode_faults(settings, config.mode)]
+        return config, [str(fault) for fault in error.faults]
 
 
 def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,18 +13,27 @@ from gmi_drl import runtime
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
-from gmi_drl.launcher.plan.planning import backend_reason, importable, planned, reduction_of
+from gmi_drl.launcher.plan.planning import (
+    ask_actor,
+    backend_reason,
+    importable,
+    planned,
+    reduction_of,
+)
+from gmi_drl.launcher.plan.user_code import algorithm_problems
 from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
 from gmi_drl.launcher.watch.records import PROFILED
 from gmi_drl.placement import (
     ABSENT,
     Config,
     ConfigError,
+    CustomAlgorithmConfig,
     Fault,
     Layout,
     layout_faults_of,
     load_config,
 )
+from gmi_drl.placement.config.load import with_places
 from gmi_drl.roles.role.host import COUNTERS, Job
 
 if TYPE_CHECKING:
@@ -64,10 +73,23 @@ def new_job(
         resolved, notes = resolve(resolved, import_path)
     with importable(import_path):  # the environment's module may be there
         layout = planned(resolved, source)
+    if faults := _algorithm_faults(resolved, layout, import_path):
+        raise ConfigError(with_places(faults, source, overrides), source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
     return _job(layout, resolved, folder, classes, import_path, notes=notes)
+
+
+def _algorithm_faults(config: Config, layout: Layout, folder: Path) -> list[str]:
+    """Lists what is wrong with an algorithm of the user's and its settings, as its class says."""
+    if not isinstance(config.algorithm, CustomAlgorithmConfig):
+        return []
+    text = json.dumps(config.model_dump(mode="json"))
+    with suppress(runtime.ActorRuntimeError):  # a GMI dies of it as well, and shows its log
+        faults: list[str] = ask_actor("algorithm", algorithm_problems, text, str(folder), layout)
+        return faults
+    return []
 
 
 def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
