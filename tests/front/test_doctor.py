@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from rich.console import Console
@@ -72,11 +73,19 @@ def test_on_cores_links_are_measured_and_plan_finds_them(monkeypatch, capsys, tm
 
 
 def test_a_simulator_that_is_not_installed_is_no_fault(monkeypatch):
-    versions = {"mujoco-mjx": "unknown"}
-    monkeypatch.setattr(doctor, "version_of", lambda package: versions.get(package, "1.0"))
+    monkeypatch.setattr("gmi_drl.cli.doctor.version", missing("mujoco-mjx"))
     found = {finding.name: finding for finding in simulator_findings()}
     assert [finding.state for finding in found.values()] == ["ok", "ok", "not here"]
     assert found["adapter mjx"].remedy == "pip install -e '.[mjx]' in the clone"
+
+
+def missing(name):
+    def version(package):
+        if package == name:
+            raise PackageNotFoundError(package)
+        return "1.0"
+
+    return version
 
 
 def test_gpus_that_are_well(machine, capsys):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bodies_tasks import until
 from gmi_drl.launcher import colocated_runs
 from gmi_drl.launcher.watch.watch import PromiseWatch, is_comparable
 from gmi_drl.placement import Device, Topology, load_config
@@ -172,9 +173,9 @@ def test_a_program_that_works_keeps_its_core_busy_unless_it_is_our_own(monkeypat
     with subprocess.Popen([sys.executable, "-c", spins], stdout=subprocess.PIPE) as process:
         try:
             process.stdout.readline()
-            assert colocated_runs.busy_cores([core, 10**6]) < 0.9  # whoever else is at work here
+            until(lambda: colocated_runs.busy_cores([core, 10**6]) < 0.9, "ours left out")
             monkeypatch.setattr(colocated_runs.processes, "with_children", lambda pids: [])
-            assert colocated_runs.busy_cores([core, 10**6]) == pytest.approx(1.0, abs=0.3)
+            until(lambda: 0.7 < colocated_runs.busy_cores([core, 10**6]) < 1.3, "a busy core")
         finally:
             process.kill()
 
