@@ -470,6 +470,7 @@ def make_wheel(folder, name, version, files=(), tag="py3-none-any"):
     return folder / f"{name}-{version}-{tag}.whl"
 
 
+@pytest.mark.slow
 def test_wheels_are_of_the_target_and_of_the_versions_here(builder, order, tmp_path, monkeypatch):
     shelf, got = tmp_path / "shelf", tmp_path / "got"
     make_wheel(shelf, "tiny", "1.0")

@@ -77,6 +77,7 @@ def test_every_step_is_called_with_a_part_at_most_and_each_limit_is_told(rehears
     assert 1 < kept["limits"]["tree_mib"]["used"] <= 64
 
 
+@pytest.mark.slow
 def test_what_would_not_come_back_is_a_fault(played):
     code, kept = played(
         {
@@ -96,7 +97,8 @@ def test_what_would_not_come_back_is_a_fault(played):
         assert any(fault in one for one in kept["faults"]), (fault, kept["faults"])
 
 
-@pytest.mark.parametrize("keys", [("b",), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [("b",), ()])
 def test_a_cell_that_is_lost_after_it_was_given_back_is_a_fault(played, keys):
     first, then = suite_file("a"), suite_file(*keys)
     code, kept = played({"first": {"gpu/suite.json": first}, "headline": {"gpu/suite.json": then}})

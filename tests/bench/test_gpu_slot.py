@@ -155,6 +155,7 @@ def test_there_are_never_more_files_than_may_be_given_back(slot, tmp_path):
     assert (out / "earlier.log").read_text() == "facts was here\nfirst was here\n"
 
 
+@pytest.mark.slow
 def test_a_step_is_ended_at_its_limit_and_the_next_is_run(slot, tmp_path):
     """What it started is gone with it, which is looked for after every test."""
     hangs = tmp_path / "python"

@@ -68,6 +68,7 @@ def test_the_first_launch_tunes_and_later_ones_take_what_is_on_record(config, ca
     assert json.loads(capsys.readouterr().out)["tuned"][0].startswith("num_env 16, 1 GMI")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_slower_than_promised_says_so_and_the_next_tunes_anew(
     config, monkeypatch, capsys
 ):

@@ -79,6 +79,7 @@ def run(trained, tmp_path):
 # Full disks -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_before_the_first_checkpoint_costs_no_policy(tmp_path):
     roomy = config(tmp_path, algorithm={"network": [128, 128]})
     result, heard = launch(roomy, roles={"trainer": bodies_front.LittleRoom})

@@ -79,6 +79,7 @@ def test_a_single_gmi_whose_environment_hangs_is_started_again(warm, tmp_path, m
     assert "gmi 0 was killed by SIGKILL: it hung in phase rollout" in told
 
 
+@pytest.mark.slow
 def test_a_hang_that_does_not_pass_fails_the_run_with_the_stack(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [0])
     with pytest.raises(GmiDied) as caught:
@@ -97,6 +98,7 @@ def test_a_hang_each_time_uses_up_the_restarts(warm, tmp_path, monkeypatch):
         launch(config(tmp_path, run__max_restarts=1), bodies.HangingHolistic)
 
 
+@pytest.mark.slow
 def test_all_gmis_stopped_at_once_are_started_again(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "hangs", "stop_here", [0, 1])
     path = config(tmp_path, layout__gmi_per_gpu=2, run__total_steps=2 * 16 * 8 * 8)
@@ -134,6 +136,7 @@ def test_who_is_late_for_a_meeting_leaves_its_stack_in_its_log(warm, tmp_path, m
     assert "in hang_here" in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_serving_gmi_that_is_stopped_is_started_again(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "hangs", "stop_here", [0])
     result = launch(config(tmp_path, mode__="serving"), bodies.HangingServing, "agent")

@@ -437,7 +437,11 @@ def start(path, *arguments):
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGHUP]
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP)),
+    ],
 )
 def test_asked_to_end_a_run_writes_a_checkpoint_first(tmp_path, number):
     process, folder = start(config(tmp_path, run__total_steps=10**8, layout__gmi_per_gpu=2))

@@ -25,6 +25,7 @@ def trained(example, tmp_path, *overrides):
     return gmi_drl.launch(EXAMPLES / example, overrides=settings, view="none").eval_return
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_cartpole_is_solved(tmp_path):
     assert trained("cartpole.yaml", tmp_path) >= 475

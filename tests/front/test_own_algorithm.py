@@ -122,7 +122,9 @@ def test_commands_know_them(command, example):
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("name", ["reinforce", "reinforce_async"])
+@pytest.mark.parametrize(
+    "name", ["reinforce", pytest.param("reinforce_async", marks=pytest.mark.slow)]
+)
 def test_the_algorithm_of_the_page_learns_under_two_optimizers(tmp_path, name):
     result = launch(OWN / f"{name}.yaml", f"run.folder={tmp_path}", "run.total_steps=80_000")
     assert result.eval_return > 100

@@ -141,6 +141,7 @@ APART = {
 }
 
 
+@pytest.mark.slow
 def test_a_trainer_and_its_agent_have_each_their_own_phases(tmp_path):
     result = launch(tmp_path, layout=CREW, iterations=4)  # of one agent: half the environments
     (agent, steps), (trainer, its_steps) = map(ranges, result.traces)

@@ -88,6 +88,7 @@ def essence(lines):
     }
 
 
+@pytest.mark.slow
 def test_failed_trials_do_not_end_a_search_and_its_best_trains_the_same_again(searched, tmp_path):
     path, result = searched
     failed = [line for line in result.lines if line["kind"] == "failed"]

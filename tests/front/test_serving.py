@@ -46,6 +46,7 @@ def launch(path, **options):
     return gmi_drl.launch(path, view="none", **options)
 
 
+@pytest.mark.slow
 def test_two_gmis_share_the_steps(tmp_path):
     result = launch(config(tmp_path))
     assert (result.state, result.steps) == ("finished", STEPS)

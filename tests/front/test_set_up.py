@@ -84,6 +84,7 @@ def test_environments_that_take_longer_than_the_timeout_are_waited_for(tmp_path,
         assert began_s > max(made_s)
 
 
+@pytest.mark.slow
 def test_those_of_the_evaluation_too(tmp_path, script):
     path = script()
     changes = {"run": {"eval_episodes": 4}}

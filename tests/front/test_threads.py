@@ -78,7 +78,14 @@ def test_two_threads_learn_what_two_processes_learn_bit_for_bit(tmp_path, monkey
     assert (together.folder / "logs" / "gmi1.log").is_symlink()
 
 
-@pytest.mark.parametrize("moment", [(1, "reduce", 3), (0, "checkpoint", 4), (1, "finished", 6)])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param((1, "reduce", 3), marks=pytest.mark.slow),
+        (0, "checkpoint", 4),
+        (1, "finished", 6),
+    ],
+)
 def test_a_process_of_threads_that_dies_comes_back_and_the_run_is_whole(
     tmp_path, monkeypatch, moment
 ):

@@ -54,6 +54,7 @@ def test_what_is_tuned_launches_as_it_is(tmp_path, monkeypatch, warm):
     assert (result.state, result.steps) == ("finished", 512)
 
 
+@pytest.mark.slow
 def test_a_race_trains_for_its_seconds_and_a_dead_role_loses_it(tmp_path, warm):
     data = {**CONFIG, "algorithm": {"network": [8]}, "run": {"folder": str(tmp_path)}}
     config, topology = load_config(data), Topology.from_cores(sorted(os.sched_getaffinity(0)))

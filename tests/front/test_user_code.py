@@ -73,7 +73,9 @@ def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypa
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-@pytest.mark.parametrize("name", ["CloseRaises", "CloseHangs"])
+@pytest.mark.parametrize(
+    "name", ["CloseRaises", pytest.param("CloseHangs", marks=pytest.mark.slow)]
+)
 def test_a_close_that_fails_is_no_fault_as_it_fails_no_run(name):
     tried = try_user_code(config_of(name), OWN.parent)
     assert tried.faults == []

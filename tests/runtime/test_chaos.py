@@ -58,7 +58,8 @@ def _kept(driver):
     return found
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_random_programs_give_what_plain_python_gives(two_devices, seed):
     check(bodies_chaos.program(seed, length=100))
 
