@@ -8,6 +8,7 @@ import pytest
 
 from bodies_tasks import until
 from gmi_drl.launcher import colocated_runs
+from gmi_drl.launcher.start.launcher import launch
 from gmi_drl.launcher.watch.watch import PromiseWatch, is_comparable
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
@@ -185,6 +186,24 @@ def test_of_a_run_that_writes_checkpoints_all_the_time_nothing_is_promised():
         overrides = [f"run.checkpoint_every={every}"]
         assert is_comparable(load_config(CONFIG.model_dump(), overrides)) == told
         assert not is_comparable(load_config(CONFIG.model_dump(), [*overrides, "run.profile=true"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("checkpoint_every", "asked"), [(0, 1), (1, 0)])
+def test_a_launch_asks_for_a_promise_where_its_speed_can_be_compared(
+    tmp_path, checkpoint_every, asked
+):
+    calls = []
+    run = {"folder": str(tmp_path), "total_steps": 512, "eval_episodes": 0}
+    config = {
+        "version": 1,
+        "run": run | {"checkpoint_every": checkpoint_every},
+        "env": {"id": "CartPole-v1", "num_env": 8},
+        "algorithm": {"network": [8], "horizon": 16, "minibatches": 2, "epochs": 1},
+        "layout": {"gmi_per_gpu": 1},
+    }
+    result = launch(config, view="none", promise_of=lambda *known: calls.append(known))
+    assert (result.state, len(calls)) == ("finished", asked)
 
 
 def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record, monkeypatch):
