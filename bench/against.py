@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -198,16 +199,23 @@ def _finished(command: list[str], tree: Path, folder: Path) -> str:
 
 
 def steps_per_s(tree: Path, job: dict[str, Any], warmup: int) -> float:
-    """Environment steps a second of a run, from the end of line `warmup` of its metrics on."""
+    """Environment steps a second of a run's fastest tenth of iterations, after `warmup` of them.
+
+    What other guests of a machine take slows some iterations of a run and not others, by far more
+    than two commits differ; the fastest ones of both are alike where the code is.
+    """
     with tempfile.TemporaryDirectory(prefix="gmi-against-") as name:
         folder = Path(name)
         _finished(_prepare(folder, job), tree, folder)
         (metrics,) = folder.glob("runs/bench/*/metrics.jsonl")
-        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    if len(lines) <= warmup:
-        raise SystemExit(f"{len(lines)} lines of metrics, {warmup} of them warm-up: run longer.")
-    first, last = lines[warmup - 1], lines[-1]
-    return float((last["steps"] - first["steps"]) / (last["time_s"] - first["time_s"]))
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()][warmup - 1 :]
+    if len(lines) < 3:
+        raise SystemExit(f"{len(lines)} lines of metrics after the warm-up: run longer.")
+    rates = [
+        (line["steps"] - before["steps"]) / (line["time_s"] - before["time_s"])
+        for before, line in pairwise(lines)
+    ]
+    return statistics.quantiles(rates, n=10)[-1]
 
 
 def seconds_to_first_step(tree: Path, job: dict[str, Any]) -> float:
