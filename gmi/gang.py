@@ -183,6 +183,11 @@ class Gang:
         """Returns how each GMI is, in the layout's order."""
         return [self._state(gmi_id) for gmi_id in self._specs]
 
+    @property
+    def is_stopped(self) -> bool:
+        """Tells whether it was stopped or killed, or is being so: no more can be asked of it."""
+        return bool(self._stopped)
+
     def request_stop(self) -> None:
         """Asks every GMI to come to an end (`runtime.stop_requested()`); the next Ctrl-C kills."""
         self.asked_to_stop = True

@@ -6,6 +6,7 @@ RuntimeError
     NothingMeasured  every candidate that was tried failed
     TunerBusy        another tuner measures on this machine, and did not end in time
     OutputError      what was found could not be written where it should go
+    NoiseSourceError a run's noise scale cannot be used for this config
   SearchError        a search cannot be begun or gone on with, or found nothing
 ValueError
   RecordError        a file is no journal, or one that this version does not read
@@ -56,6 +57,12 @@ class TunerBusy(TuneError):
 
 class OutputError(TuneError):
     """A file that tuning is asked to write cannot be written; found out before it measures."""
+
+    command_exit_code = 2
+
+
+class NoiseSourceError(TuneError):
+    """The run that tuning is to start from is none, or another environment's."""
 
     command_exit_code = 2
 

@@ -9,7 +9,7 @@ CONFIG = {
     "version": 1,
     "env": {"id": "CartPole-v1", "num_env": "auto"},
     "layout": {"gmi_per_gpu": "auto"},
-    "tune": {"max_num_env": 64},
+    "tune": {"objective": "steps", "keep": "none", "max_num_env": 64},
 }
 
 

@@ -60,6 +60,7 @@ def job_of(network: str, most: int, budget_s: float) -> Config:
             "hardware": {"backend": "cpu", "num_gpus": 1, "cores": two_cores()},
             "layout": {"template": "tcg_ex", "gmi_per_gpu": "auto"},
             "tune": {
+                "objective": "steps", "keep": "none",
                 "budget_s": budget_s, "min_num_env": 16, "max_num_env": most, "gmi_per_gpu": [1, 2]
             },
         }

@@ -83,6 +83,8 @@ def job_of(task: str, search: str, limits: Sequence[int], budget_s: float) -> Co
             "hardware": {"backend": "cpu", "num_gpus": 1, "cores": two_cores()},
             "layout": {"template": "tcg_ex", "gmi_per_gpu": "auto"},
             "tune": {
+                "objective": "steps",
+                "keep": "none",
                 "algorithm": search,
                 "budget_s": budget_s,
                 "min_num_env": limits[0],

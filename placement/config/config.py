@@ -229,18 +229,26 @@ _Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], BeforeVali
 class TuneConfig(Section):
     """How `gmi-drl tune` finds `num_env` and `gmi_per_gpu`."""
 
-    objective: Literal["steps", "reward"] = "steps"
-    """`steps`: the most environment steps a second; `reward`: the best few of those train for the
-    same time, and the highest return wins (not in mode serving)."""
+    objective: Literal["learning", "steps"] = "learning"
+    """`learning`: the shortest time to a return, by throughput, by what an update of its size
+    learns of a sample, and by races where these do not decide; `steps`: the most environment steps
+    a second, whatever is learned (mode serving always has this)."""
+    keep: Literal["update", "gradient_steps", "none"] = "update"
+    """What stays as the config has it where `num_env` and the number of GMIs change. `update`: the
+    samples of an update and of a minibatch; the horizon follows. `gradient_steps`: the horizon and
+    the samples of a minibatch; their number follows. `none`: the horizon and the number of
+    minibatches, so that updates grow, which may learn slower."""
     algorithm: Literal["default", "paper"] = "default"
     """How it searches. `paper`: GMI-DRL's Algorithm 2; `default`: more kinds of candidates, by
     fewer measurements."""
     budget_s: Seconds = Field(default=300.0, gt=0)
     """Seconds that tuning may take, all in all; or a time as `5m` or `1h30m`."""
+    race_s: Seconds | None = Field(default=None, ge=0)
+    """Seconds of the budget that learning races may take, less than all of it; 0: no races. `null`:
+    half of the budget, where the prediction is unsure."""
     batch: Int | None = Field(default=None, ge=1)
-    """Environment steps in an update, of all GMIs of all devices, that stay the same: the horizon
-    follows `num_env` and the number of GMIs, from a quarter of its own (8 at least, or its own) to
-    four times it. `null`: the horizon stays, and the batch follows."""
+    """The samples of an update that `keep: update` keeps, of all GMIs of all devices; `null`: the
+    config's own."""
     gmi_per_gpu: _Counts | None = Field(default=None, min_length=1)
     """Numbers of GMIs on a device to try; `null`: 1, 2, 3, 4, 6, 8 and so on, as far as there are
     cores, and of these for algorithm `paper` the powers of two."""
@@ -248,6 +256,26 @@ class TuneConfig(Section):
     """The smallest `num_env` to try; `null`: 128 on GPUs, 4 on groups of cores."""
     max_num_env: Int | None = Field(default=None, ge=1, le=1_000_000)
     """The largest `num_env` to try; `null`: 65536 on GPUs, 4096 on groups of cores."""
+
+    @field_validator("race_s")
+    @classmethod
+    def _within_the_budget(cls, value: float | None, info: ValidationInfo) -> float | None:
+        budget_s = info.data.get("budget_s")
+        if value is not None and budget_s is not None and value >= budget_s:
+            raise broken(
+                f"must be less than budget_s, {budget_s:g}", "Lower it, or raise the budget."
+            )
+        return value
+
+    @field_validator("batch")
+    @classmethod
+    def _that_is_kept(cls, value: int | None, info: ValidationInfo) -> int | None:
+        keep = info.data.get("keep")
+        if value is not None and keep not in ("update", None):
+            raise broken(
+                f"says what keep: update keeps, and keep is {keep}", "Leave one of them out."
+            )
+        return value
 
     @field_validator("max_num_env")
     @classmethod
@@ -348,17 +376,12 @@ class Config(Section):
 
     @field_validator("tune")
     @classmethod
-    def _objective_of_the_mode(cls, value: TuneConfig, info: ValidationInfo) -> TuneConfig:
-        if info.data.get("mode") == "serving":
-            for key, given, why in (
-                ("objective", value.objective == "reward", "there is no return that rises"),
-                ("batch", value.batch is not None, "there are no updates"),
-            ):
-                if given:
-                    raise broken(
-                        f"{key}={getattr(value, key)}; mode serving trains nothing, so {why}",
-                        f"Leave out tune.{key}, or use mode sync or async.",
-                    )
+    def _updates_of_the_mode(cls, value: TuneConfig, info: ValidationInfo) -> TuneConfig:
+        if info.data.get("mode") == "serving" and value.batch is not None:
+            raise broken(
+                f"batch={value.batch}; mode serving trains nothing, so there are no updates",
+                "Leave out tune.batch, or use mode sync or async.",
+            )
         return value
 
     @field_validator("version", mode="before")

@@ -42,9 +42,7 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
     for section, key in (("env", "num_env"), ("layout", "gmi_per_gpu")):
         if both[key] == AUTO:  # else it is what the choice is held against
             whole[section].pop(key, None)
-    if config.tune.batch is not None:
-        whole["algorithm"].pop("horizon", None)
-    whole["tune"] = config.tune.model_dump(mode="json", exclude={"budget_s"})
+    whole["tune"] = config.tune.model_dump(mode="json", exclude={"budget_s", "race_s"})
     whole["unusable"] = sorted(name for name, _ in topology.unusable)
     whole["most_samples"] = most_samples(config, topology)
     return {"problem": whole, "machine": _machine(topology), "versions": _versions_of(config)}

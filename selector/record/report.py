@@ -6,7 +6,7 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +27,8 @@ from gmi_drl.selector.tune.candidate import (
     row_marks,
     row_text,
 )
+from gmi_drl.selector.tune.efficiency import Prediction
+from gmi_drl.selector.tune.noise import noise_from
 from gmi_drl.selector.tune.race import scores_of
 
 from .results import FLAT, CandidateResult, TuneResults, compared
@@ -78,7 +80,7 @@ def why(record: TuneRecord) -> str:
         parts.append(record.chosen.why)
     parts.append(_beyond(results, winner))
     if record.header.get("mode") != "serving":
-        parts.append(_batch(results, winner, record))
+        parts.append(_update(results, winner, record))
     text = "; ".join(part for part in parts if part)
     if not record.chosen:
         text += "; nothing is chosen yet: the tune is at work, or was ended and goes on when asked"
@@ -206,19 +208,42 @@ def _count(results: TuneResults, record: TuneRecord) -> str:
     return text
 
 
-def _batch(results: TuneResults, winner: CandidateResult, record: TuneRecord) -> str:
+def _update(results: TuneResults, winner: CandidateResult, record: TuneRecord) -> str:
     """Says what tuning made of the learning problem, as was said of the choice if there is one."""
-    config = record.header.get("config", {})
-    changes = record.choice.get("changes")
-    if changes and config.get("tune", {}).get("batch") is None:
+    if changes := record.choice.get("changes"):
         return str(changes)
-    samples = {result.candidate.samples for result in results.all}
-    ours = winner.candidate.samples
-    if len(samples) == 1:
-        if len(results.all) == 1:
-            return f"an update takes {ours:,} steps"
-        return f"the batch stays {ours:,} steps an update, by horizon {winner.candidate.horizon:,}"
-    return f"the batch {'stays' if changes == '' else 'is'} {ours:,} steps an update"
+    stays = "stays" if changes == "" else "takes"
+    return f"an update {stays} {winner.candidate.samples:,} steps"
+
+
+def learning(record: TuneRecord) -> Iterator[str]:
+    """Says what the choice is expected to learn, beside the config as given and the fastest."""
+    results, worth = record.results(), _worth(record)
+    if worth is None or results.winner is None:
+        return
+    noise = record.noise
+    if noise is not None:
+        yield str(noise_from(noise)).capitalize()
+    ours = worth(results.winner)
+    others = {results.base_name: results.base, "most steps/s": results.fastest}
+    for name, other in others.items():
+        if other is None or other is results.winner:
+            continue
+        speed = results.winner.measured.steps_per_s / other.measured.steps_per_s
+        text = candidate_text(other.candidate, results.rows)
+        yield (
+            f"beside the {name} ({text}): {speed:.2f} times its steps/s, and "
+            f"{worth(other) / ours:.2f} times its time to a return, as predicted"
+        )
+
+
+def _worth(record: TuneRecord) -> Callable[[CandidateResult], float] | None:
+    """Returns the goodput of a result, as the choice was predicted; None if by steps/s alone."""
+    own = record.choice.get("own_samples")
+    if own is None:
+        return None
+    prediction = Prediction(own, record.choice["noise_scale"])
+    return lambda one: prediction.goodput(one.candidate, one.measured.steps_per_s)
 
 
 _WINNER, _RUNNER_UP, _SATURATED, _FAILED, _LEFT_OUT = "★", "☆", "~", "✗", "·"
@@ -247,7 +272,7 @@ def show(console: Console, record: TuneRecord) -> None:
     rows: Sequence[tuple[str, ...]]
     if results.winner is not None:
         named = compared(results)
-        rows = _closer(named, results, record.header.get("mode") != "serving")
+        rows = _closer(named, record)
         table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
         console.out("")
     if record.races:
@@ -278,9 +303,11 @@ def notes(record: TuneRecord) -> Iterator[str]:
     if header.get("started"):
         where.insert(0, time.strftime("%Y-%m-%d %H:%M", time.localtime(header["started"])))
     if header.get("algorithm"):
-        where.append(f"search {header['algorithm']}, objective {header.get('objective', 'steps')}")
+        where.append(f"search {header['algorithm']}, objective {header.get('objective')}")
     if where:
         yield "Measured: " + "; ".join(where) + "."
+    for line in learning(record):
+        yield f"Learning: {line}."
     if load := record.choice.get("load"):
         yield f"Load: {load}."
     if left_out := record.choice.get("left_out"):
@@ -309,14 +336,18 @@ def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> list[tuple
 
 
 def _closer(
-    named: Sequence[tuple[str, CandidateResult]], results: TuneResults, trains: bool
+    named: Sequence[tuple[str, CandidateResult]], record: TuneRecord
 ) -> list[tuple[str, ...]]:
-    """Returns all that is known of a few, side by side."""
+    """Returns all that is known of a few, side by side; times are of the last one's."""
+    rows, worth = record.results().rows, _worth(record)
+    trains, last = record.header.get("mode") != "serving", named[-1][1]
+    times = ["-" if worth is None else f"{worth(last) / worth(r):.2f}" for _, r in named]
     few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
     phases = {phase: None for measured in few for phase in measured.phases}
     lines: list[tuple[str, ...]] = [
-        ("setting", *(candidate_text(c, results.rows) for c in candidates)),
+        ("setting", *(candidate_text(c, rows) for c in candidates)),
         ("steps/s", *(f"{m.steps_per_s:,.0f} ± {100 * m.error:.1f} %" for m in few)),
+        ("time to a return", *times),
         ("steps an update", *(f"{c.samples:,}" if trains else "-" for c in candidates)),
         ("horizon", *(f"{c.horizon:,}" if trains else "-" for c in candidates)),
         *((phase, *(f"{100 * m.phases.get(phase, 0.0):.0f} %" for m in few)) for phase in phases),

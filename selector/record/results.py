@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # What somebody takes who has measured nothing: the default of examples on cores, and that of most
 # of Isaac Gym's tasks on GPUs.
 PLAIN: Final = 64
-_PLAIN_ON_GPU: Final = 4096
+PLAIN_ON_GPU: Final = 4096
 FLAT: Final = 0.05  # throughput that differs by less is called the same
 
 
@@ -71,7 +71,7 @@ class TuneResults:
         first = next((row for row in self.rows.values() if row), None)
         if first is None:
             return None
-        wanted = PLAIN if first[0].measured.device_bytes is None else _PLAIN_ON_GPU
+        wanted = PLAIN if first[0].measured.device_bytes is None else PLAIN_ON_GPU
         off = {f.candidate.num_env: abs(math.log2(f.candidate.num_env / wanted)) for f in first}
         nearest = min(first, key=lambda f: off[f.candidate.num_env])
         return nearest if off[nearest.candidate.num_env] <= 1 else None

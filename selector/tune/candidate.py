@@ -32,6 +32,7 @@ class Candidate:
     num_env: int  # of each GMI that simulates
     horizon: int
     samples: int  # environment steps between two updates, of all GMIs of all devices
+    changes: tuple[tuple[str, float], ...] = ()  # other keys of `algorithm`, by `tune.keep`
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Races the best few by steps/s for equal time (objective `reward`): the highest return wins.
+"""Races a few candidates for equal time where the prediction is unsure: return decides.
 
-The largest num_env makes fewer updates, so it is not the fastest learner. Two rounds: all for a
-part of the time, then the better two, from the beginning again, for twice as long. Pure.
+Successive halving in two rounds: all for a part of the time, then the predicted best and the best
+of the others, from the beginning again with another seed, for longer. One seed says little, so
+another wins only if it is ahead in both rounds. Pure.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from gmi_drl.selector.record.record import TuneRecord, candidate_of
-from gmi_drl.selector.record.results import results_of
 
-from .algorithms.observations import usable
 from .candidate import Candidate, Failed
 
 FINALISTS: Final = 4
+LEAST_S: Final = 8.0  # of training, each in the first round: less says nothing of learning
+UNSURE: Final = 1.3  # candidates whose goodput differs by a smaller factor are raced
 _LAST: Final = 2  # of the second round
 _ALIKE: Final = 0.01  # returns that differ by less, of the best, are called the same
-_SMALLER: Final = 0.5  # of a batch: less is one of another size
+_MOVED: Final = 0.05  # of a return: one that rises by less has not moved
+_OTHER: Final = 1.5  # times the environments of a GMI: fewer are learned with alike
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class TrainingCurve:
 
     points: tuple[tuple[float, float], ...]
     seconds: float  # that it trained; as asked, if it had done all its steps before
+    noise_scale: float | None = None  # of gradients, in samples, at the end
 
 
 @dataclass(frozen=True)
@@ -53,50 +56,59 @@ class RaceResult:
 Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many seconds, in round n
 
 
-def finalists(record: TuneRecord, winner: Candidate) -> list[Candidate]:
-    """Picks whom to race: the winner by steps/s, the fastest of ever smaller batches, others."""
-    results = results_of(record.profiles)
-    measured = {result.candidate: result.measured for result in results.all}
-    fastest = usable(measured, results.failures)
-    fastest.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
-    chosen = [winner]
-    while len(chosen) < FINALISTS:
-        limit = _SMALLER * min(one.samples for one in chosen)
-        smaller = [one for one in fastest if one.samples <= limit]
-        if not smaller:
-            break
-        chosen.append(smaller[0])
-    for one in fastest:
-        shapes = {(c.num_env, c.row.gmi_per_gpu) for c in chosen}
-        if len(chosen) < FINALISTS and (one.num_env, one.row.gmi_per_gpu) not in shapes:
+def finalists(
+    winner: Candidate, own: Candidate | None, rivals: Sequence[Candidate], seconds: float
+) -> list[Candidate]:
+    """Picks whom to race in `seconds`: the predicted best, first; the config as given; others.
+
+    Of `rivals`, the best first, those that are cut otherwise, or simulate clearly more or fewer
+    environments; only as many as can train long enough.
+    """
+    most = min(FINALISTS, int(seconds / 2 / LEAST_S))
+    chosen = [winner, *([own] if own is not None and own in rivals else [])]
+    for one in rivals:
+        if not any(_alike(one, other) for other in chosen):
             chosen.append(one)
-    return chosen
+    return chosen[:most] if most > 1 else []
+
+
+def _alike(one: Candidate, other: Candidate) -> bool:
+    few, many = sorted((one.num_env, other.num_env))
+    return one.row == other.row and many < _OTHER * few
 
 
 def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceResult:
     """Trains them with `seconds` for all together; the first stays where returns do not decide."""
-    if len(candidates) < 2:
-        return RaceResult(None, "there was no other candidate to race")
     first_s = seconds / 2 / len(candidates)
     scores: list[RaceScore] = []
-    standing = _round(candidates, train, first_s, 1, scores)
-    if len(standing) > 1:
-        second = [candidate for candidate, _ in standing[:_LAST]]
-        standing = _round(second, train, seconds / 2 / _LAST, 2, scores) or standing
+    standing, moved = _round(candidates, train, first_s, 1, scores)
     if not standing:
         why = f"no episode ended in {first_s:.0f} s of training: returns say nothing"
         return RaceResult(None, why, tuple(scores))
-    best, value = standing[0]
-    others = f", against {standing[1][1]:.1f} of the next" if standing[1:] else ""
-    why = f"its return was {value:.1f} after equal time{others}"
-    return RaceResult(best, why, tuple(scores))
+    if not moved:
+        return RaceResult(None, f"no return rose in {first_s:.0f} s of training", tuple(scores))
+    predicted, (ahead, value) = candidates[0], standing[0]
+    if ahead == predicted:
+        return RaceResult(
+            predicted, f"it led the race, with a return of {value:.1f}", tuple(scores)
+        )
+    again, _ = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
+    if not again or again[0][0] == predicted:
+        why = "another led one round of the race, and it the other"
+        return RaceResult(predicted, why, tuple(scores))
+    others = f", against {again[1][1]:.1f} of what was predicted to be best" if again[1:] else ""
+    why = f"it led both rounds of the race, with a return of {again[0][1]:.1f}{others}"
+    return RaceResult(ahead, why, tuple(scores))
 
 
 def _round(
     candidates: Sequence[Candidate], train: Train, seconds: float, number: int,
     scores: list[RaceScore],
-) -> list[tuple[Candidate, float]]:  # fmt: skip
-    """Lists whose return was seen, best first, of alike ones the sooner; adds to `scores`."""
+) -> tuple[list[tuple[Candidate, float]], bool]:  # fmt: skip
+    """Lists whose return was seen, best first, of alike ones the sooner; and whether any rose.
+
+    Adds to `scores`.
+    """
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
     equal_s = min((curve.seconds for _, curve in curves), default=0.0)
@@ -114,7 +126,13 @@ def _round(
     best = max((value for _, value, _ in standing), default=0.0)
     near = best - _ALIKE * abs(best)
     standing.sort(key=lambda s: (s[1] >= near, s[2] if s[1] >= near else s[1]), reverse=True)
-    return [(one, value) for one, value, _ in standing]
+    moved = any(_has_risen(curve) for _, curve in curves)
+    return [(one, value) for one, value, _ in standing], moved
+
+
+def _has_risen(curve: TrainingCurve) -> bool:
+    values = [value for _, value in curve.points]
+    return bool(values) and max(values) - values[0] > _MOVED * abs(values[0])
 
 
 def _mean_until(curve: TrainingCurve, seconds: float) -> float:
@@ -167,7 +185,8 @@ def facts_of(
     if isinstance(curve, Failed):
         return {**line, "points": [], "return_mean": None, **asdict(curve)}
     last = curve.points[-1][1] if curve.points else None
-    return {**line, "points": curve.points, "return_mean": last, "trained_s": curve.seconds}
+    facts = {"points": curve.points, "return_mean": last, "trained_s": curve.seconds}
+    return {**line, **facts, "noise_scale": curve.noise_scale}
 
 
 def from_record(
@@ -180,5 +199,5 @@ def from_record(
             if "reason" in line:
                 return Failed(line["reason"], line["text"])
             points = tuple((float(at_s), float(value)) for at_s, value in line["points"])
-            return TrainingCurve(points, float(line["trained_s"]))
+            return TrainingCurve(points, float(line["trained_s"]), line.get("noise_scale"))
     return None

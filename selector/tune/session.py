@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -22,6 +23,7 @@ from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import Config, Topology, counted, template_of
+from gmi_drl.placement.config.algorithms.common import ReplayConfig
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import RecordError, TunerBusy
 from gmi_drl.selector.record import identity
@@ -29,12 +31,25 @@ from gmi_drl.selector.record.record import TuneJournal, TuneRecord, read, record
 
 from . import race
 from .algorithms.default import default, most_profiles
+from .algorithms.observations import usable
 from .algorithms.paper import paper
-from .candidate import Candidate, Failed, Measured, Space, TuneSearch, shape_text
+from .candidate import (
+    Candidate,
+    Chosen,
+    Failed,
+    Measured,
+    Space,
+    TuneSearch,
+    candidate_text,
+    shape_text,
+)
+from .efficiency import Prediction, rivals
+from .keep import as_given, own_update
+from .noise import NoiseScale, is_needed, noise_from, noise_of_run, plainest
 from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler, train_for
-from .search_driver import SearchOutcome, measured_of, run_search
-from .space import batch_sentence, config_of, layout_text, own_of, space_of
+from .search_driver import measured_of, run_search
+from .space import change_sentence, config_of, layout_text, own_of, space_of
 from .tune_view import TuneView
 
 
@@ -47,14 +62,17 @@ class TuneRequest:
     beside: Path
     identity: dict[str, Any]
     path: Path  # of its record
+    noise: NoiseScale | None = None  # of a run that is given; None: it is measured
 
     @classmethod
-    def of(cls, config: Config, beside: Path | None) -> TuneRequest:
-        """DiscoveryError when the devices are not there."""
+    def of(cls, config: Config, beside: Path | None, run: Path | None = None) -> TuneRequest:
+        """DiscoveryError when the devices are not there, NoiseSourceError for a wrong `run`."""
         folder = (beside or Path.cwd()).resolve()
         topology = find_devices(config)
         facts = identity.identity(config, topology, folder)
-        return cls(config, topology, folder, facts, record_path(identity.digest_of(facts)))
+        noise = None if run is None else noise_of_run(run, config)
+        path = record_path(identity.digest_of(facts))
+        return cls(config, topology, folder, facts, path, noise)
 
     def record(self) -> TuneRecord | None:
         """Its record, if there is one that can be read."""
@@ -104,7 +122,7 @@ def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str
     winner = record.chosen.winner
     assert winner is not None, record.path
     line = f"{shape_text(winner)}: tuned {record.when}, {record.promised:,.0f} steps/s promised"
-    lines = filter(None, [line, batch_sentence(request.config, request.topology, winner)])
+    lines = filter(None, [line, change_sentence(request.config, request.topology, winner)])
     return request.resolved(winner, record.choice.get("layout")), list(lines)
 
 
@@ -121,6 +139,10 @@ _LEAST_PROFILES: Final = 8  # of a search, however small its budget
 _BUSY: Final = 0.5  # cores of others that are told, and their share of all
 _BUSY_SHARE: Final = 0.1
 _RACE: Final = 0.5  # of the budget, where returns decide
+# Of the budget, to train the config as given before its noise is looked at, which grows as it
+# learns; and how long at least and at most.
+_NOISE: Final = 0.15
+_NOISE_S: Final = (10.0, 60.0)
 
 
 def measure(
@@ -145,7 +167,7 @@ def _session(
     """Does so while nobody else measures."""
     budget_s = request.config.tune.budget_s
     before = None if again else request.record()
-    if before is not None and still_answers(before, budget_s):
+    if before is not None and request.noise is None and still_answers(before, budget_s):
         journal, _ = TuneJournal.open(request.path, before.header, anew=False)
         note = "another tuner was asked the same, and what it has found is taken"
         screen.note(note)
@@ -194,34 +216,44 @@ def _load(topology: Topology) -> str:
 def _chosen(
     request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView, load: str
 ) -> list[str]:
-    """Searches, races where returns decide, and writes the choice; what to say of it."""
+    """Searches, races where the prediction is unsure, and writes the choice; what to say of it."""
     config, budget_s = request.config, request.config.tune.budget_s
-    by_return = config.tune.objective == "reward"
+    learning, notes, facts = by_learning(config), list[str](), dict[str, Any]()
+    prediction = None
+    if learning:
+        prediction, told = _prediction(request, space, journal, screen)
+        notes.append(told)
+        if prediction.noise_scale != math.inf:
+            facts |= asdict(prediction)
+    race_s = config.tune.race_s if config.tune.race_s is not None else budget_s * _RACE
+    if not learning:
+        race_s = 0.0
+    noise_s = 0.0 if journal.record.noise is None else float(journal.record.noise["cost_s"])
+    search_s = max(budget_s - race_s - noise_s, budget_s * (1 - _RACE) / 2)
     timeout = CandidateTimeout.of(budget_s)
-    profiler = Profiler(config, request.beside, timeout=timeout)
-    search_s = budget_s * (1 - _RACE) if by_return else budget_s
     outcome = run_search(
-        _search(config, space, search_s), space, profiler, journal, search_s, listener=screen,
+        _search(config, space, search_s, prediction), space,
+        Profiler(config, request.beside, timeout=timeout), journal, search_s, listener=screen,
         waits_s=timeout.first_s,
     )  # fmt: skip
-    chosen, notes, facts = outcome.chosen, [outcome.left_out], dict[str, Any]()
-    if by_return:
-        raced = _raced(request, outcome, journal, screen)
+    chosen, raced = outcome.chosen, None
+    notes.append(outcome.left_out)
+    if prediction is not None and race_s:
+        raced, told = _raced(request, space, chosen, prediction, journal, screen, race_s)
+        notes.append(told)
+    if raced is not None:
         facts["judged"] = [asdict(score) for score in raced.scores]
-        if raced.winner is not None:
-            second = chosen.runner_up if raced.winner == chosen.winner else chosen.winner
-            chosen = replace(chosen, winner=raced.winner, runner_up=second, why=raced.why)
-        by_steps = "" if raced.winner else "; the choice is by steps/s"
-        notes.append(f"objective reward: {raced.why}{by_steps}")
+        if raced.winner not in (None, chosen.winner):
+            chosen = replace(chosen, winner=raced.winner, runner_up=chosen.winner, why=raced.why)
     winner = chosen.winner
     assert winner is not None
     measured = measured_of(journal, winner)
-    changes = batch_sentence(config, request.topology, winner)
+    changes = change_sentence(config, request.topology, winner)
     even = winner.row.percents is None
     layout = None if even else layout_text(config, winner, request.topology)
     facts |= {
         "steps_per_s": measured.steps_per_s, "error": measured.error, "budget_s": budget_s,
-        "raced": by_return, "layout": layout, "changes": changes, "load": load,
+        "raced": raced is not None, "layout": layout, "changes": changes, "load": load,
         "left_out": outcome.left_out,
     }  # fmt: skip
     resolved = request.resolved(winner, layout)
@@ -230,41 +262,118 @@ def _chosen(
     return [note for note in (*notes, changes) if note]
 
 
-def _search(config: Config, space: Space, budget_s: float) -> TuneSearch:
-    """Returns the search, its looks as long as the budget lets them be."""
+def by_learning(config: Config) -> bool:
+    """Tells whether learning decides: Algorithm 2 and serving know throughput alone."""
+    tune = config.tune
+    return tune.objective == "learning" and tune.algorithm == "default" and config.mode != "serving"
+
+
+def _prediction(
+    request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView
+) -> tuple[Prediction, str]:
+    """Returns how learning is predicted, and what to say of it."""
+    own = own_update(request.config, request.topology)
+    # With a replay an update's batch is drawn, and has the same samples whoever collected them.
+    if isinstance(request.config.algorithm, ReplayConfig):
+        return Prediction(own, math.inf), ""
+    noise = _noise(request, space, journal, screen)
+    if noise is None:
+        return Prediction(own, None), ""
+    return Prediction(own, noise.samples), str(noise)
+
+
+def _noise(
+    request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView
+) -> NoiseScale | None:
+    """Returns the noise scale to predict with, and keeps it; None where all updates are alike."""
+    config, given = request.config, request.noise
+    if given is not None:
+        journal.has_noise(given.samples, given.source, 0.0)
+        return given
+    if not is_needed(space):
+        return None
+    if journal.record.noise is not None:
+        return noise_from(journal.record.noise)
+    least_s, most_s = _NOISE_S
+    seconds = min(most_s, config.tune.budget_s * _NOISE)
+    if seconds < least_s:
+        return NoiseScale(None, f"a budget of {config.tune.budget_s:g} s is too short to train")
+    num_env = as_given(config, request.topology).env.num_env
+    first = own_of(config, space) or plainest(space, num_env)
+    screen.racing(f"gradient noise of {shape_text(first)}, {seconds:.0f} s", config.tune.budget_s)
+    begun_s = time.monotonic()
+    curve = train_for(seconds, first, config, request.topology, request.beside)
+    if isinstance(curve, Failed):
+        noise = NoiseScale(None, f"{shape_text(first)} failed: {curve.text}")
+    elif curve.noise_scale is None:
+        noise = NoiseScale(None, "one GMI with one minibatch, or too few updates in the time")
+    else:
+        at = f"{shape_text(first)}, after {seconds:.0f} s of training"
+        noise = NoiseScale(curve.noise_scale, at)
+    journal.has_noise(noise.samples, noise.source, time.monotonic() - begun_s)
+    return noise
+
+
+def _search(
+    config: Config, space: Space, budget_s: float, prediction: Prediction | None
+) -> TuneSearch:
+    """Returns the search, its looks as long as the budget lets them be; by predicted goodput."""
     if config.tune.algorithm == "paper":
         return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
     whole = most_profiles(space)
     profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
     look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
-    return default(space, look_s, profiles=profiles, own=own_of(config, space))
+    search = default(space, look_s, profiles=profiles, own=own_of(config, space))
+    if prediction is None:
+        return search
+    return lambda measure: search(lambda ask: prediction.as_goodput(measure(ask), ask.candidate))
 
 
 def _raced(
-    request: TuneRequest, outcome: SearchOutcome, journal: TuneJournal, screen: TuneView
-) -> race.RaceResult:
-    """Races the best of the search; what was raced before is recalled."""
-    assert outcome.chosen.winner is not None
-    budget_s = request.config.tune.budget_s
-    finalists = race.finalists(journal.record, outcome.chosen.winner)
-    # What the search has left is the race's too; of what was raced before, the record tells.
-    left_s = budget_s - outcome.spent_s - (len(finalists) + 2) * journal.record.around_s
-    end_s = time.monotonic() + budget_s - outcome.spent_s
+    request: TuneRequest, space: Space, chosen: Chosen, prediction: Prediction,
+    journal: TuneJournal, screen: TuneView, race_s: float,
+) -> tuple[race.RaceResult | None, str]:  # fmt: skip
+    """Races those that the prediction does not tell apart; how it ended, and what to say.
+
+    What was raced before is recalled.
+    """
+    config, winner, results = request.config, chosen.winner, journal.record.results()
+    assert winner is not None
+    speeds = {one.candidate: one.measured for one in results.all}
+    worth = {
+        one: prediction.goodput(one, speeds[one].steps_per_s)
+        for one in usable(speeds, results.failures)
+    }
+    unsure = rivals(worth, winner, race.UNSURE) if winner in worth else ()
+    if not unsure:
+        return None, "no race: no other is predicted to learn nearly as fast"
+    train_s = race_s - (race.FINALISTS + 2) * journal.record.around_s
+    finalists = race.finalists(winner, own_of(config, space), unsure, train_s)
+    if len(finalists) < 2:
+        return None, (
+            "no race: the others are like the choice, or the budget leaves none "
+            f"{race.LEAST_S:.0f} s of training (--budget)"
+        )
+    end_s = time.monotonic() + race_s
 
     def train(candidate: Candidate, seconds: float, number: int) -> race.TrainingCurve | Failed:
         known = race.from_record(journal.record, candidate, seconds, number)
         if known is not None:
             return known
-        shown = f"race, round {number}: num_env {candidate.num_env:,}, {seconds:.0f} s"
-        screen.racing(shown, end_s - time.monotonic())
+        text = candidate_text(candidate, space.splits)
+        screen.racing(f"race, round {number}: {text}, {seconds:.0f} s", end_s - time.monotonic())
         begun_s = time.monotonic()
-        curve = train_for(seconds, candidate, request.config, request.topology, request.beside)
+        again = config.run.model_copy(update={"seed": config.run.seed + number - 1})
+        seeded = config.model_copy(update={"run": again})
+        curve = train_for(seconds, candidate, seeded, request.topology, request.beside)
         cost_s = time.monotonic() - begun_s
         journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))
         return curve
 
-    return race.race(finalists, train, max(left_s, budget_s * _RACE / 2))
+    result = race.race(finalists, train, train_s)
+    decided = "" if result.winner is not None else "; the prediction decides"
+    return result, f"race of {len(finalists)}: {result.why}{decided}"
 
 
 def _works(request: TuneRequest) -> list[str] | None:

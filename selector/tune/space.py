@@ -31,16 +31,13 @@ from gmi_drl.placement import (
     to_yaml,
 )
 from gmi_drl.placement.checks.layout import layout_faults
-from gmi_drl.placement.resolve import shape_of, simplest
+from gmi_drl.placement.resolve import shape_of
 from gmi_drl.placement.templates import Roles
 
 from .candidate import Candidate, DeviceSplit, Space
+from .keep import Update, kept_sentence, least_horizon, own_update, update_of
 
 _UPDATES: Final = 20  # that a run must have
-# How far the horizon may go from the config's own where the batch is held. Of a far shorter one
-# advantages see too little of what comes of an action, and a far longer one learns from old data.
-_STRETCH: Final = 4
-_SHORTEST: Final = 8  # unless the config's own is shorter
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
 _OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA suggests for MPS
 _NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
@@ -107,38 +104,24 @@ def auto_faults(config: Config, topology: Topology) -> list[Fault]:
     return []
 
 
-def environments(config: Config, topology: Topology) -> int:
-    """Counts the steps that an update takes of all GMIs for each step of the horizon."""
-    planned = template_of(config).planned(shape_of(config, topology))
-    gmis = [roles for device in planned for roles in device]
-    if config.mode == "async":
-        trainers = sum("trainer" in roles for roles in gmis)
-        return config.env.num_env * config.experience.batch_segments * trainers
-    return config.env.num_env * sum("simulator" in roles for roles in gmis)
-
-
 def most_samples(config: Config, topology: Topology) -> int | None:
-    """Returns the largest batch that is tried, the config's or a power of two; None: no limit."""
+    """Returns the largest update that is tried, the config's or a power of two; None: no limit."""
     if config.mode == "serving" or config.tune.batch is not None:
         return None
-    plain = simplest(config)
-    own = environments(plain, topology) * plain.algorithm.horizon
+    own = own_update(config, topology)
     return max(own, 1 << max(0, (config.run.total_steps // _UPDATES).bit_length() - 1))
-
-
-def horizons(config: Config) -> tuple[int, int]:
-    """Returns the shortest and the longest horizon that is tried to keep `tune.batch`."""
-    own = config.algorithm.horizon
-    return min(own, max(_SHORTEST, -(-own // _STRETCH))), own * _STRETCH
 
 
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
     """`config` with a candidate's values, whose layout file it needs where `percents` differ."""
     row = candidate.row
-    horizon = candidate.horizon if candidate.horizon != config.algorithm.horizon else None
-    chosen = resolved(
-        config, gmi_per_gpu=row.gmi_per_gpu, num_env=candidate.num_env, horizon=horizon
-    )
+    chosen = resolved(config, gmi_per_gpu=row.gmi_per_gpu, num_env=candidate.num_env)
+    update: dict[str, object] = dict(candidate.changes)
+    if candidate.horizon != config.algorithm.horizon:
+        update["horizon"] = candidate.horizon
+    if update:
+        algorithm = chosen.algorithm.model_copy(update=update)
+        chosen = chosen.model_copy(update={"algorithm": algorithm})
     if row.backend in GPU_BACKENDS:
         changes: dict[str, object] = {"backend": row.backend}
         if row.backend == "mps":
@@ -164,23 +147,10 @@ def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str
     return to_yaml(_uneven(config, candidate, topology))
 
 
-def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
-    """Says what becomes of the config's batch and horizon with this candidate; "" if nothing."""
-    plain = simplest(config)
-    before = environments(plain, topology) * plain.algorithm.horizon
-    horizon = ""
-    if candidate.horizon != config.algorithm.horizon:
-        horizon = f"the horizon is {candidate.horizon:,} instead of {config.algorithm.horizon:,}"
-    held = config.tune.batch is not None  # as it is asked for
-    if held or candidate.samples == before or config.mode == "serving":
-        return horizon
-    gmis = plain.layout.gmi_per_gpu
-    base = f" ({counted(plain.env.num_env, 'environment')} in {counted(gmis, 'GMI')} of a device)"
-    return (
-        f"an update now takes {candidate.samples:,} steps instead of {before:,}"
-        f"{'' if config.is_resolved else base}: learning may need other settings; "
-        + (horizon or "tune.batch keeps it")
-    )
+def change_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
+    """Says what becomes of the config's update with this candidate; "" if nothing."""
+    update = Update(candidate.horizon, candidate.samples, candidate.changes)
+    return kept_sentence(config, topology, update)
 
 
 def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
@@ -196,34 +166,18 @@ def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
 def _candidate(
     config: Config, topology: Topology, row: DeviceSplit, num_env: int
 ) -> Candidate | Fault:
-    """Returns the candidate, its horizon by `tune.batch`; a Fault if no horizon keeps the batch."""
-    chosen = resolved(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
-    each, batch = environments(chosen, topology), config.tune.batch
-    if batch is None or not each:
-        samples, most = each * config.algorithm.horizon, most_samples(config, topology)
-        if most is None or samples <= most:
-            return Candidate(row, num_env, config.algorithm.horizon, samples)
-        return Fault(
-            "run.total_steps", config.run.total_steps, f"an update would take {samples:,} steps, "
-            f"and a run with fewer than {_UPDATES} updates learns nothing",
-            "Raise it, or lower tune.min_num_env.",
-        )  # fmt: skip
-    if batch % each:
-        return Fault(
-            "tune.batch", batch, f"no number of steps of {num_env} environments in each GMI gives "
-            f"it, with {row.gmi_per_gpu} on each device",
-            f"Use a multiple of {each}, for example {each * max(1, round(batch / each))}, or let "
-            "smaller num_env be tried.",
-        )  # fmt: skip
-    least, most_steps = horizons(config)
-    if not least <= batch // each <= most_steps:
-        return Fault(
-            "tune.batch", batch, f"{num_env} environments in each GMI, with {row.gmi_per_gpu} on "
-            f"each device, give it with a horizon of {batch // each:,}, and from {least:,} to "
-            f"{most_steps:,} is tried for one of {config.algorithm.horizon:,}",
-            f"Use {least * each:,} to {most_steps * each:,}, or let other num_env be tried.",
-        )  # fmt: skip
-    return Candidate(row, num_env, batch // each, batch)
+    """Returns the candidate, its update by `tune.keep`; a Fault if there is none to try."""
+    update = update_of(config, topology, row.gmi_per_gpu, num_env)
+    if isinstance(update, Fault):
+        return update
+    most = most_samples(config, topology)
+    if most is None or update.samples <= most:
+        return Candidate(row, num_env, update.horizon, update.samples, update.changes)
+    return Fault(
+        "run.total_steps", config.run.total_steps, f"an update would take {update.samples:,} "
+        f"steps, and a run with fewer than {_UPDATES} updates learns nothing",
+        "Raise it, or lower tune.min_num_env.",
+    )  # fmt: skip
 
 
 def _refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
@@ -258,12 +212,14 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
         sizes = algorithm.network
         network = sizes if isinstance(sizes, str) else ":".join(map(str, sizes))
         yield (f"algorithm {algorithm.name} with network {network}{algorithm.effort}")
-    if tune.batch is None:
-        yield f"horizon {algorithm.horizon} (the batch follows num_env and the number of GMIs)"
+    if config.mode == "serving":
+        pass
+    elif tune.keep == "update":
+        least = f"down to {least_horizon(algorithm):,}"
+        yield f"an update of {own_update(config, topology):,} steps (the horizon follows, {least})"
     else:
-        least, most = horizons(config)
-        span = f"from {least:,} to {most:,}"
-        yield f"a batch of {tune.batch:,} steps (the horizon follows, {span})"
+        kept = " and minibatches of one size" if tune.keep == "gradient_steps" else ""
+        yield f"horizon {algorithm.horizon}{kept} (the update follows num_env and the GMIs)"
     if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
         yield f"num_env {config.env.num_env}"
     if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:

@@ -18,7 +18,7 @@ from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.plots import tune_picture
 from gmi_drl.selector.record.record import TuneRecord
-from gmi_drl.selector.record.report import sureness
+from gmi_drl.selector.record.report import learning, sureness
 
 from .candidate import Chosen, shape_text
 from .session import TuneRequest, answered, measure, still_answers
@@ -62,12 +62,14 @@ def tune(
     budget: float | str | None = None,
     output: Path | str | None = None,
     again: bool = False,
+    run: Path | str | None = None,
     view: ViewName = "auto",
 ) -> Tuned:
     """Finds what `config` says `auto` of (num_env and gmi_per_gpu, if it says it of nothing).
 
     `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
-    write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record.
+    write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record;
+    `run`: the folder of a run of this environment, whose gradient noise scale is predicted with.
     Blocks for the budget and some seconds; before that for another tuner on this machine. One that
     was ended goes on where it was. Raises ConfigError with every fault, TuneError when nothing was
     found or can be written; leaves no process behind.
@@ -83,8 +85,12 @@ def tune(
         resolved = load_config(given, words)
         file = TunedFile.of(source, None if output is None else Path(output))
         file.refuse(resolved)
-        request = TuneRequest.of(resolved, source.parent if source is not None else None)
-        recorded, text = None if again else request.fresh(), None
+        request = TuneRequest.of(
+            resolved,
+            source.parent if source is not None else None,
+            None if run is None else Path(run),
+        )
+        recorded, text = None if again or run is not None else request.fresh(), None
         if recorded is not None and still_answers(recorded, resolved.tune.budget_s):
             notes = [f"this was tuned {recorded.when}, and nothing is measured; --again measures "
                      "anew"]  # fmt: skip
@@ -173,6 +179,9 @@ def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
     chosen, choice, header = recorded.chosen, recorded.choice, recorded.header
     assert chosen is not None
     assert chosen.winner is not None
+    changes = choice.get("changes")
+    if changes and (header.get("config") or {}).get("tune", {}).get("objective") == "steps":
+        yield f"it may learn slower: the most steps/s were asked for, and {changes}"
     yield f"on {recorded.when}"
     yield f"machine: {header.get('machine', '-')}"
     spread = float(choice.get("error", 0.0))
@@ -184,4 +193,5 @@ def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
             yield f"runner-up: {speed} with {shape_text(other.candidate)}"
     yield sureness(recorded)
     yield from filter(None, map(choice.get, ("changes", "left_out", "load")))
+    yield from learning(recorded)
     yield f"made by: {command}"

@@ -37,7 +37,12 @@ def config(tmp_path, monkeypatch):
                 "algorithm": {"network": [8], "horizon": 8, "epochs": 1},
                 "hardware": {"cores": [0]},
                 "layout": {"gmi_per_gpu": "auto"},
-                "tune": {"min_num_env": 16, "max_num_env": 16, "budget_s": 20},
+                "tune": {
+                    "objective": "steps",
+                    "min_num_env": 16,
+                    "max_num_env": 16,
+                    "budget_s": 20,
+                },
             }
         )
     )

@@ -1,14 +1,17 @@
 """`tune` from a config to one that launches, on a machine that is made up."""
 
+import pytest
 import yaml
 
 import gmi_drl
 from gmi_drl.cli import main
 from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.placement import Device, Topology, load_config
+from gmi_drl.selector.errors import NoiseSourceError
 from gmi_drl.selector.record.record import promise_of, read
 from gmi_drl.selector.tune import session as measuring
 from gmi_drl.selector.tune import tuning
+from gmi_drl.selector.tune.candidate import Measured
 from gmi_drl.selector.tune.race import TrainingCurve, scores_of
 from tune_machine import CONFIG, on_devices, tuned_by, written
 
@@ -21,7 +24,7 @@ def test_it_writes_the_users_keys_and_what_was_found(config, machine):
         "version": 1,
         "env": {"id": "CartPole-v1", "num_env": 32},
         "layout": {"gmi_per_gpu": 2},
-        "tune": {"max_num_env": 64},
+        "tune": {"objective": "steps", "keep": "none", "max_num_env": 64},
     }
     assert list(yaml.safe_load(text)) == ["version", "env", "layout", "tune"]
     assert load_config(found.output) == found.config
@@ -31,7 +34,7 @@ def test_it_writes_the_users_keys_and_what_was_found(config, machine):
     words = "".join(text.split("\n# ")).replace(" ", "")  # long lines are broken
     assert f"madeby:gmi-drltune{config}" in words
     assert "runner-up: " in text
-    assert "an update now takes 1,024 steps" not in text  # it is what a plain user has
+    assert "an update takes 1,024 steps" not in text  # it is what a plain user has
     assert read(found.record).chosen == found.chosen
     assert len(read(found.record).profiles) == len(machine.asks)
 
@@ -71,16 +74,19 @@ def test_launch_and_plan_take_what_is_on_record(config, machine):
     assert tuning.recalled(unresolved, beside=config.parent)[0] == resolved
 
 
-def test_only_a_batch_that_is_asked_for_changes_the_horizon_and_that_is_told(config, machine):
+def test_what_follows_num_env_is_as_tune_keep_says_and_is_told(config, machine):
     plain = load_config(config, ["algorithm.horizon=32"])
     resolved, notes = tuning.resolve(plain, beside=config.parent, view="none")
     assert resolved.algorithm == plain.algorithm
     assert "horizon" not in " ".join(notes)
-    held = load_config(config, ["algorithm.horizon=32", "tune.batch=1024"])
+    words = ["algorithm.horizon=32", "tune.keep=update", "tune.batch=1024"]
+    held = load_config(config, words)
     resolved, notes = tuning.resolve(held, beside=config.parent, view="none")
     each = resolved.env.num_env * resolved.layout.gmi_per_gpu
-    assert resolved.algorithm.horizon * each == 1024
-    assert notes[1:] == ["the horizon is 16 instead of 32"]
+    assert resolved.algorithm.horizon * each == 1088
+    assert notes[1:] == [
+        "an update takes 1,088 steps instead of 1,024, by horizon 17 instead of 32"
+    ]
 
 
 def test_a_record_that_cannot_be_looked_at_is_no_missing_one(config, machine, capsys):
@@ -129,7 +135,7 @@ def test_unequal_shares_go_into_a_layout_file_beside_it(tmp_path, monkeypatch, c
         **CONFIG,
         "layout": {"template": "tdg_ex", "gmi_per_gpu": 2},
         "hardware": {"backend": "mps"},
-        "tune": {"max_num_env": 32, "min_num_env": 16},
+        "tune": {**CONFIG["tune"], "max_num_env": 32, "min_num_env": 16},
     }
     found = tuned_by(written(config, paired), output=tmp_path / "found.yaml")
     assert found.chosen.winner.row.percents == (33, 67)
@@ -143,45 +149,133 @@ def test_unequal_shares_go_into_a_layout_file_beside_it(tmp_path, monkeypatch, c
     )
 
 
-def test_a_batch_that_changes_is_said(config, machine):
-    found = tuned_by(config, overrides=["algorithm.horizon=32", "env.num_env=64"])
-    assert "an update now takes 2,048 steps instead of" not in found.output.read_text()
+def test_an_update_that_changes_is_said(config, machine):
     found = tuned_by(config, overrides=["env.num_env=16", "layout.gmi_per_gpu=1"])
-    said = "an update now takes 1,024 steps instead of 256: learning may need other settings"
-    assert said in found.output.read_text()
+    text = " ".join(found.output.read_text().replace("\n#", "").split())
+    said = "an update takes 1,024 steps instead of 256, which may slow learning down"
+    assert f"it may learn slower: the most steps/s were asked for, and {said}" in text
     assert any(said in note for note in found.notes)
-    kept = tuned_by(config, overrides=["tune.batch=256"])
-    assert all(one.samples == 256 for one in machine.asks[-3:])
-    assert kept.config.algorithm.horizon * kept.config.env.num_env * 2 == 256
+    words = ["tune.keep=update", "tune.batch=512", "algorithm.horizon=64"]
+    kept = tuned_by(config, overrides=words)
+    assert kept.config.algorithm.horizon * kept.config.env.num_env * 2 == 816
+    assert kept.config.algorithm.horizon == 17
 
 
-# Objective reward -------------------------------------------------------------------------------
+# Objective learning -----------------------------------------------------------------------------
+
+LEARNING = ["tune.objective=learning", "tune.keep=update", "env.num_env=16", "algorithm.horizon=64"]
+LEARNING += ["layout.gmi_per_gpu=1", "algorithm.minibatches=4", "tune.min_num_env=8"]
 
 
-class Racing:
-    """Returns rise faster with fewer environments, if any episode ends."""
+class Training:
+    """Takes the place of training: by a table of what the return of each num_env rises by."""
 
-    def __init__(self, ends=True):
-        self.ends = ends
+    def __init__(self, rates, noise_scale=1e9):
+        self.rates, self.noise_scale, self.ran = rates, noise_scale, []
 
     def __call__(self, seconds, candidate, config, topology, beside):
-        points = ((seconds, 1e3 / candidate.num_env),) if self.ends else ()
-        return TrainingCurve(points, seconds)
+        self.ran.append((candidate.num_env, candidate.row.gmi_per_gpu, config.run.seed))
+        rate = self.rates(candidate)
+        points = () if rate is None else ((0.0, 1.0), (seconds, 1.0 + rate * seconds))
+        return TrainingCurve(points, seconds, self.noise_scale)
 
 
-def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, monkeypatch):
-    monkeypatch.setattr(measuring, "train_for", Racing())
-    found = tuned_by(config, overrides=["tune.objective=reward"])
-    assert found.chosen.winner.num_env < 32
-    assert found.chosen.runner_up.num_env == 32
-    assert "its return was" in found.chosen.why
-    races = read(found.record).races
+def test_an_update_is_kept_and_the_fastest_of_those_is_chosen(config, machine, monkeypatch):
+    training = Training(lambda candidate: float(candidate.num_env))
+    monkeypatch.setattr(measuring, "train_for", training)
+    found = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"])
+    winner = found.chosen.winner
+    assert (winner.num_env, winner.row.gmi_per_gpu) == (32, 2)
+    assert winner.samples == 1088  # by horizon 17: 1,024 is the config's own
+    assert all(one.samples <= 2048 for one in machine.asks)
+    assert training.ran == [(16, 1, found.config.run.seed)]  # for its noise
+    noise = found.recorded.noise
+    assert noise["samples"] == 1e9
+    assert "num_env 16, 1 GMI on each device, after 45 s of training" in noise["source"]
+    text = " ".join(found.output.read_text().replace("\n#", "").split())
+    assert "Gradient noise scale 1,000,000,000 samples" in text
+    assert "beside the config as given (1 GMI, num_env 16)" in text
+    assert "times its time to a return" in text
+
+
+def test_small_gradient_noise_speaks_against_larger_updates(config, machine, monkeypatch):
+    words = [*LEARNING, "tune.race_s=0", "tune.gmi_per_gpu=[1]", "tune.max_num_env=128"]
+    samples = []
+    for noise_scale in (1e9, 1.0):
+        monkeypatch.setattr(measuring, "train_for", Training(lambda one: 1.0, noise_scale))
+        monkeypatch.setattr(machine, "answer", _rising)
+        found = tuned_by(config, overrides=words, again=True)
+        samples.append(found.chosen.winner.samples)
+    assert samples[0] == 1632  # num_env 96 with the shortest horizon
+    assert samples[1] <= 1088
+
+
+def _rising(ask):
+    one = ask.candidate
+    rate = 1e4 * one.num_env / (one.num_env + 100)
+    return Measured(rate, 0.001, 9, ask.seconds, {"train": 1.0}, 1 << 30, None, 0.1, 1.0)
+
+
+def test_a_race_decides_where_the_prediction_is_unsure(config, machine, monkeypatch):
+    """All are nearly as fast; the config as given learns the most."""
+
+    def answer(ask):
+        num, count = ask.candidate.num_env, ask.candidate.row.gmi_per_gpu
+        rate = 1e4 * num / (num + 4) * {1: 1.0, 2: 1.05}[count]
+        return Measured(rate, 0.001, 9, ask.seconds, {}, 1 << 30, None, 0.1, 1.0)
+
+    monkeypatch.setattr(machine, "answer", answer)
+    training = Training(lambda one: 1.0 / one.num_env / one.row.gmi_per_gpu)
+    monkeypatch.setattr(measuring, "train_for", training)
+    found = tuned_by(config, overrides=LEARNING)
+    assert found.chosen.winner.num_env == 16
+    assert "led both rounds of the race" in found.chosen.why
+    races = found.recorded.races
     assert {race["round"] for race in races} == {1, 2}
+    seed = found.config.run.seed
+    assert {ran[2] for ran in training.ran} == {seed, seed + 1}  # another one in round 2
     assert {race["candidate"] for race in races if race["winner"]} == {found.chosen.winner}
-    judged = scores_of(read(found.record))
-    best = max((its for its in judged if its.round == 2), key=lambda its: its.return_mean)
+    judged = scores_of(found.recorded)
+    best = max((one for one in judged if one.round == 2), key=lambda one: one.return_mean)
     assert best.candidate == found.chosen.winner
-    monkeypatch.setattr(measuring, "train_for", Racing(ends=False))
-    other = tuned_by(config, overrides=["tune.objective=reward"], again=True)
-    assert other.chosen.winner.num_env == 32
-    assert any("no episode ended" in note for note in other.notes)
+    monkeypatch.setattr(measuring, "train_for", Training(lambda one: None))
+    other = tuned_by(config, overrides=LEARNING, again=True)
+    assert other.chosen.winner.num_env != 16
+    assert any("no episode ended" in note and "prediction decides" in note for note in other.notes)
+
+
+def test_a_run_may_say_how_noisy_its_gradients_are(config, machine, monkeypatch, tmp_path):
+    training = Training(lambda one: 1.0)
+    monkeypatch.setattr(measuring, "train_for", training)
+    tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"])
+    asked = len(machine.asks)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"env": "CartPole-v1"}')
+    (run / "metrics.jsonl").write_text('{"steps": 4096, "noise_scale": 700.0}\n')
+    training.ran.clear()
+    found = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"], run=run)
+    assert not training.ran
+    assert len(machine.asks) == asked  # what was measured is on record
+    assert found.recorded.noise["source"] == f"{run} after 4,096 steps"
+    assert found.recorded.choice["noise_scale"] == 700.0
+    with pytest.raises(NoiseSourceError, match="no run can be read there"):
+        tuned_by(config, run=tmp_path / "gone")
+
+
+def test_where_there_is_no_noise_scale_it_is_said(config, machine, monkeypatch):
+    monkeypatch.setattr(measuring, "train_for", Training(lambda one: 1.0, None))
+    found = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"])
+    assert any("no noise scale: one GMI with one minibatch" in note for note in found.notes)
+    short = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"], again=True, budget=40)
+    assert any("a budget of 40 s is too short to train" in note for note in short.notes)
+
+
+def test_algorithm_2_and_serving_know_throughput_alone(config, machine, monkeypatch):
+    monkeypatch.setattr(measuring, "train_for", lambda *given: pytest.fail("nothing trains"))
+    found = tuned_by(config, overrides=[*LEARNING, "tune.algorithm=paper"])
+    assert found.chosen.winner.num_env == 32
+    serving = [
+        "mode=serving", "tune.objective=learning", "env.num_env=16", "layout.gmi_per_gpu=1"
+    ]  # fmt: skip
+    assert tuned_by(config, overrides=serving).chosen.winner.num_env == 32

@@ -67,13 +67,14 @@ def test_a_budget_that_is_no_time_is_refused(config, tuner, capsys, written):
 
 
 def test_tune_starts_the_fork_server_first_and_hands_its_words_on(config, tuner):
-    words = ["--set", "env.id=Ant-v5", "--objective", "reward", "--algorithm", "paper", "--again"]
+    words = ["--set", "env.id=Ant-v5", "--objective", "steps", "--algorithm", "paper", "--again"]
     assert main.main(["tune", str(config), *words, "-o", "found.yaml", "--quiet"]) == 0
     assert [call[0] for call in tuner.calls] == ["init", "tune", "shutdown"]
     assert tuner.calls[1][1:] == (
         config,
         {
-            "overrides": ["env.id=Ant-v5", "tune.objective=reward", "tune.algorithm=paper"],
+            "run": None,
+            "overrides": ["env.id=Ant-v5", "tune.objective=steps", "tune.algorithm=paper"],
             "budget": None, "output": Path("found.yaml"), "again": True, "view": "none",
         },
     )  # fmt: skip
@@ -163,8 +164,9 @@ def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsy
 
 @pytest.mark.slow
 def test_check_finds_a_batch_that_no_candidate_can_keep(config, capsys):
-    assert main.main(["check", str(config), "--set", "tune.batch=7"]) == 1
-    assert "tune.batch=7; no number of steps" in capsys.readouterr().err
+    kept = ["--set", "tune.keep=update", "--set", "tune.batch=7"]
+    assert main.main(["check", str(config), *kept]) == 1
+    assert "tune.batch=7; 4 environments in each GMI, with 1 on" in capsys.readouterr().err
     assert main.main(["check", str(config), "--set", "algorithm.minibatches=3"]) == 0  # num_env 6
 
 

@@ -43,7 +43,7 @@ def test_what_is_tuned_launches_as_it_is(tmp_path, monkeypatch, warm):
             "run": {"folder": str(tmp_path / "runs"), "total_steps": 512, "eval_episodes": 0},
             "algorithm": {"network": [8]},
             "layout": {"gmi_per_gpu": 1},
-            "tune": {"max_num_env": 4},
+            "tune": {**CONFIG["tune"], "max_num_env": 4},
         },
     )
     found = tuned_by(path, budget=12)
@@ -99,7 +99,7 @@ def test_an_environment_that_fails_at_512_ends_its_row_and_the_winner_is_below(
             **CONFIG,
             "roles": {"trainer": "narrow:Narrow"},
             "layout": {"gmi_per_gpu": 1},
-            "tune": {"min_num_env": 256, "max_num_env": 1024},
+            "tune": {**CONFIG["tune"], "min_num_env": 256, "max_num_env": 1024},
         },
     )
     found = tuned_by(path, budget=25)
@@ -113,7 +113,7 @@ def test_an_environment_that_fails_at_512_ends_its_row_and_the_winner_is_below(
 @pytest.mark.slow
 def test_of_two_tuners_at_once_the_second_takes_what_the_first_found(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    data = {**CONFIG, "layout": {"gmi_per_gpu": 1}, "tune": {"max_num_env": 6}}
+    data = {**CONFIG, "layout": {"gmi_per_gpu": 1}, "tune": {**CONFIG["tune"], "max_num_env": 6}}
     path = written(tmp_path / "auto.yaml", data)
     tuners = [
         subprocess.Popen(
@@ -134,7 +134,7 @@ def test_of_two_tuners_at_once_the_second_takes_what_the_first_found(tmp_path, m
 @pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_and_measures_nothing_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    path = written(tmp_path / "auto.yaml", {**CONFIG, "tune": {"max_num_env": 8}})
+    path = written(tmp_path / "auto.yaml", {**CONFIG, "tune": {**CONFIG["tune"], "max_num_env": 8}})
     command = [sys.executable, BODY, path, "--plain", "--budget", "24"]
 
     def lines():

@@ -476,7 +476,16 @@ def test_the_simplest_has_the_fewest_gmis_that_the_template_allows(template, mod
             "tune.budget_s='5x'; must be a time. Use for example 5m, 90s, 1h30m or",
         ),
         ("tune.budget_s=0m", "must be more than 0"),
-        ("tune.objective=return", "tune.objective='return'; must be one of steps, reward"),
+        ("tune.objective=return", "tune.objective='return'; must be one of learning, steps"),
+        ("tune.objective=reward", "tune.objective='reward'; must be one of learning, steps"),
+        (
+            "tune={budget_s: 60, race_s: 60}",
+            "tune.race_s=60; must be less than budget_s, 60. Lower it, or raise the budget.",
+        ),
+        (
+            "tune={keep: none, batch: 64}",
+            "tune.batch=64; says what keep: update keeps, and keep is none. Leave one of them out.",
+        ),
         ("tune.batch=auto", "tune.batch='auto'; must be a whole number"),
         (
             "tune={min_num_env: 64, max_num_env: 32}",
@@ -497,11 +506,10 @@ def test_a_budget_is_seconds_or_a_time_as_people_write_it(written, seconds):
     assert load_config(found.model_dump(mode="json")) == found
 
 
-def test_serving_has_neither_return_nor_batch_to_tune_for():
-    for key, value in (("objective", "reward"), ("batch", "1024")):
-        told = only_fault(MINIMAL, "mode=serving", f"tune.{key}={value}")
-        assert f"{key}={value}; mode serving trains nothing" in told
-        assert f"Leave out tune.{key}" in told
+def test_serving_has_no_update_to_keep():
+    told = only_fault(MINIMAL, "mode=serving", "tune.batch=1024")
+    assert "batch=1024; mode serving trains nothing" in told
+    assert "Leave out tune.batch" in told
 
 
 def test_a_layout_file_fixes_what_auto_would_find():

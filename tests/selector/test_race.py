@@ -1,10 +1,9 @@
-"""Who races, and who wins: the highest return at equal time, not the most steps."""
+"""Who races, and who wins: what learns faster in both rounds, or what was predicted to."""
 
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 
-from gmi_drl.selector.record.record import TuneJournal, TuneRecord, read
-from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, DeviceSplit, Failed, Measured
+from gmi_drl.selector.record.record import TuneJournal, read
+from gmi_drl.selector.tune.candidate import Candidate, Chosen, DeviceSplit, Failed
 from gmi_drl.selector.tune.race import (
     RaceScore,
     TrainingCurve,
@@ -20,21 +19,6 @@ from gmi_drl.selector.tune.race import (
 
 def candidate(num_env, count=1):
     return Candidate(DeviceSplit(count, "cpu"), num_env, 16, 16 * num_env * count)
-
-
-def recorded(*rates):
-    """Of (num_env, GMIs, steps/s)."""
-    return TuneRecord(
-        Path(),
-        {},
-        tuple(
-            (
-                Ask(candidate(num, count), 1.0),
-                Measured(rate, 0.01, 9, 1.0, {}, 1, None, 0.1, 1.0),
-            )
-            for num, count, rate in rates
-        ),
-    )
 
 
 def rising(rate, seconds=10.0, step=1.0):
@@ -54,52 +38,51 @@ class Trainer:
         return rate if isinstance(rate, (Failed, TrainingCurve)) else rising(rate, seconds)
 
 
-def test_finalists_differ_in_the_size_of_their_batch():
-    seen = recorded(
-        (1024, 2, 9e4), (512, 2, 8.9e4), (1024, 1, 8.8e4), (256, 1, 5e4), (64, 1, 3e4), (8, 1, 9e3)
-    )
-    found = finalists(seen, candidate(1024, 2))
-    assert [(one.num_env, one.row.gmi_per_gpu) for one in found] == [
-        (1024, 2), (512, 2), (256, 1), (64, 1),
-    ]  # fmt: skip
-    assert finalists(recorded((8, 1, 9e3)), candidate(8)) == [candidate(8)]
+def test_finalists_are_the_predicted_best_the_config_as_given_and_others_unlike_them():
+    best, own = candidate(64, 2), candidate(16)
+    rivals = [candidate(48, 2), candidate(96), candidate(32, 2), own, candidate(128)]
+    found = finalists(best, own, rivals, 1000.0)
+    assert found == [best, own, candidate(96), candidate(32, 2)]  # 48 is too near to 64
+    assert finalists(best, candidate(8), rivals, 1000.0)[1] == candidate(96)  # own: no rival
+    assert finalists(best, own, rivals, 32.0) == [best, own]  # 8 s each in the first round
+    assert finalists(best, own, rivals, 31.0) == []
+    assert finalists(best, None, [], 1000.0) == [best]
 
 
-def test_whom_the_search_passed_over_does_not_race():
-    ran = [(candidate(num), 1e4 + num, 0.1) for num in (64, 32, 16, 8)]
-    ran += [(candidate(512), 9e4, 0.97)]
-    profiles = [
-        (Ask(one, 1.0), Measured(rate, 0.01, 9, 1.0, {}, 1, None, memory, 1.0))
-        for one, rate, memory in ran
-    ]
-    profiles.append((Ask(candidate(16), 16.0), Failed("crash", "it died")))
-    seen = TuneRecord(Path(), {}, tuple(profiles))
-    assert [one.num_env for one in finalists(seen, candidate(64))] == [64, 32, 8]
-
-
-def test_where_the_batch_is_held_finalists_differ_in_shape():
-    same = [
-        Candidate(DeviceSplit(g, "cpu"), n, 1024 // n // g, 1024) for n, g in ((64, 1), (64, 2))
-    ]
-    seen = TuneRecord(
-        Path(),
-        {},
-        tuple((Ask(one, 1.0), Measured(1e4, 0.01, 9, 1.0, {}, 1, None, 0.1, 1.0)) for one in same),
-    )
-    assert finalists(seen, same[1]) == [same[1], same[0]]
-
-
-def test_the_better_two_run_again_for_longer_and_return_wins():
+def test_another_wins_that_leads_both_rounds():
     four = [candidate(num) for num in (1024, 512, 256, 64)]
     train = Trainer({1024: 1.0, 512: 2.0, 256: 3.0, 64: 0.5})
     found = race(four, train, 80.0)
     assert found.winner == candidate(256)
     assert train.ran == [
         (1024, 1, 10.0), (512, 1, 10.0), (256, 1, 10.0), (64, 1, 10.0),
-        (256, 2, 20.0), (512, 2, 20.0),
+        (1024, 2, 20.0), (256, 2, 20.0),
     ]  # fmt: skip
     assert sum(seconds for _, _, seconds in train.ran) == 80.0
-    assert found.why == "its return was 60.0 after equal time, against 40.0 of the next"
+    assert found.why == (
+        "it led both rounds of the race, with a return of 60.0, against 20.0 of what was "
+        "predicted to be best"
+    )
+
+
+def test_what_was_predicted_to_be_best_stays_unless_it_loses_twice():
+    def train(one, seconds, number):
+        return rising(2.0 if (one.num_env == 64) == (number == 1) else 1.0, seconds)
+
+    found = race([candidate(32), candidate(64)], train, 40.0)
+    assert found.winner == candidate(32)
+    assert found.why == "another led one round of the race, and it the other"
+    led = race([candidate(64), candidate(32)], Trainer({64: 2.0, 32: 1.0}), 40.0)
+    assert led.winner == candidate(64)
+    assert {score.round for score in led.scores} == {1}
+    assert led.why == "it led the race, with a return of 20.0"
+
+
+def test_returns_that_do_not_rise_decide_nothing():
+    flat = TrainingCurve(((1.0, -200.0), (10.0, -195.0)), 10.0)
+    found = race([candidate(64), candidate(32)], Trainer({64: flat, 32: flat}), 40.0)
+    assert found.winner is None
+    assert found.why == "no return rose in 10 s of training"
 
 
 def test_returns_are_compared_at_the_time_that_all_have_trained():
@@ -125,6 +108,7 @@ def test_what_decided_is_what_is_recorded_and_shown(tmp_path):
             32: TrainingCurve(((4.0, 3.0), (8.0, 8.0), (12.0, 99.0)), 12.0),
             16: Failed("crash", "it died")}  # fmt: skip
     found = race([candidate(num) for num in runs], Trainer(runs), 54.0)
+    assert found.winner == candidate(64)
     first = [(its.candidate.num_env, its.seconds, its.return_mean) for its in found.scores[:3]]
     assert first == [(64, 9.0, 9.0), (32, 9.0, 8.0), (16, 0.0, None)]
     assert found.scores[2].text == "it died"
@@ -159,12 +143,11 @@ def test_without_a_return_the_choice_by_steps_stands():
     assert "no episode ended in 10 s" in found.why
     found = race(two, Trainer({64: Failed("crash", "x"), 32: 1.0}), 40.0)
     assert found.winner == candidate(32)
-    assert race(two[:1], Trainer({}), 40.0).winner is None
 
 
 def test_what_was_raced_is_recalled_for_the_same_round_and_time(tmp_path):
     record, _ = TuneJournal.open(tmp_path / "r.jsonl", {}, anew=False)
-    one, run = candidate(64), rising(2.0)
+    one, run = candidate(64), replace(rising(2.0), noise_scale=321.5)
     record.raced(one, facts_of(run, 10.0, 1, 12.0))
     record.raced(one, facts_of(Failed("memory", "none left"), 20.0, 2, 3.0))
     for seen in (record.record, read(record.path)):

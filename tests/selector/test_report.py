@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gmi_drl.selector.record.report import headline, is_sure, show, sureness, why
+from gmi_drl.selector.record.report import headline, is_sure, learning, show, sureness, why
 from gmi_drl.selector.record.results import results_of
 from gmi_drl.selector.tune.algorithms.observations import combined
 from gmi_drl.selector.tune.candidate import DeviceSplit, Failed, row_text
@@ -34,7 +34,7 @@ def test_the_sentence_says_how_much_against_whom_and_why_not_more():
         "2 GMIs per device with num_env 32 train 8,410 steps/s, as many as the runner-up (2 GMIs, "
         "num_env 64) within the noise of 2.8 % and 1.7 times the plain start (1 GMI, num_env 64); "
         "smaller batches learn better; beyond num_env 32 throughput is flat up to 64 while memory "
-        "grows 1.2x; the batch is 1,024 steps an update."
+        "grows 1.2x; an update takes 1,024 steps."
     )
     assert headline(on_cores()) == "Ant-v5: 2 GMIs, num_env 32, 8,410 steps/s ± 1.0 %"
     assert sureness(on_cores()) == (
@@ -80,26 +80,33 @@ def test_the_sentence_tells_of_the_race_that_decided():
     assert "no episode ended" in shown(none)
 
 
-def test_a_batch_that_tuning_changes_is_told():
-    small, large = candidate(1, 64), candidate(1, 256)
-    answers = [(small, measured(500.0)), (large, measured(900.0))]
-    assert "the batch is 4,096 steps an update" in why(recorded(answers, large))
-    held = [(replace(one, samples=4096), answer) for one, answer in answers]
-    assert "the batch stays 4,096 steps an update" in why(recorded(held, held[1][0]))
-
-
-def test_the_batch_is_compared_with_the_users_own_and_not_with_a_plain_start():
+def test_an_update_that_tuning_changes_is_told():
     plain, large = candidate(1, 64), candidate(1, 1024)
     answers = [(plain, measured(500.0)), (large, measured(900.0))]
-    config = {"env": {"num_env": 256}, "tune": {"batch": None}}
-    said = "an update now takes 16,384 steps instead of 4,096: learning may need other settings"
-    record = recorded(answers, large, header={"config": config}, choice={"changes": said})
+    said = "an update takes 16,384 steps instead of 4,096, which may slow learning down"
+    record = recorded(answers, large, choice={"changes": said})
     assert said in why(record)
-    assert "1,024 steps" not in why(record)
     same = replace(record, choice={"changes": ""})
-    assert "the batch stays 16,384 steps an update" in why(same)
+    assert "an update stays 16,384 steps" in why(same)
     unfinished = replace(record, choice={}, chosen=None)
-    assert "the batch is 16,384 steps an update" in why(unfinished)
+    assert "an update takes 16,384 steps" in why(unfinished)
+
+
+def test_what_a_choice_is_expected_to_learn_is_told_beside_the_others():
+    plain, large = candidate(1, 64), candidate(1, 128)  # updates of 1,024 and 2,048
+    answers = [(plain, measured(500.0)), (large, measured(900.0))]
+    choice = {"own_samples": 1024, "noise_scale": 1024.0}
+    record = recorded(answers, large, choice=choice)
+    record = replace(record, noise={"samples": 1024.0, "source": "a run", "cost_s": 0.0})
+    lines = list(learning(record))
+    assert lines[0] == "Gradient noise scale 1,024 samples (a run)"
+    assert lines[1] == (
+        "beside the plain start (1 GMI, num_env 64): 1.80 times its steps/s, and 0.83 times its "
+        "time to a return, as predicted"
+    )
+    assert "Learning: beside the plain start" in shown(record)
+    assert "time to a return" in shown(record)
+    assert not list(learning(recorded(answers, large)))
 
 
 def test_the_fastest_that_fills_the_memory_is_named_and_not_raced_after():
@@ -117,7 +124,7 @@ def test_the_fastest_that_fills_the_memory_is_named_and_not_raced_after():
 def test_serving_has_no_batch():
     record = on_cores(header={"mode": "serving", "devices": 2})
     assert "2 GMIs on each of 2 devices with num_env 32 serve 8,410 steps/s" in why(record)
-    assert "batch" not in why(record).replace("smaller batches", "")
+    assert "update" not in why(record)
     assert "an update" not in shown(record)
 
 

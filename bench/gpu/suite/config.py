@@ -74,7 +74,8 @@ def tune_config_of(what: What, stage: What) -> dict[str, Any]:
     config = config_of({**what, "gmis": "auto", "num_env": "auto"}, stage)
     config["run"]["total_steps"] = _UPDATES * _HORIZON * what["cap"]
     config["tune"] = {
-        "budget_s": what["seconds"], "gmi_per_gpu": list(what["gmis"]),
+        "objective": "steps", "keep": "none", "budget_s": what["seconds"],
+        "gmi_per_gpu": list(what["gmis"]),
         "min_num_env": what["least"], "max_num_env": what["cap"],
     }  # fmt: skip
     return config

@@ -210,6 +210,7 @@ class _RaceWatch:
         self.failed: Failed | None = None
         self._seconds, self._timeout, self._meter = seconds, timeout, meter
         self._points: list[tuple[float, float]] = []
+        self._noise_scale: float | None = None
         self._trained_s, self._longest_s = 0.0, 0.0
         self._heard_s = time.monotonic()  # or the start
         self._first_s: float | None = None  # when the first iteration had ended
@@ -226,6 +227,8 @@ class _RaceWatch:
         self._trained_s, self._heard_s = float(at_s), now_s
         if isinstance(value, (int, float)):
             self._points.append((float(at_s), float(value)))
+        if isinstance(noise := record.get("noise_scale"), (int, float)):
+            self._noise_scale = float(noise)
 
     def tick(self, gang: Gang) -> None:
         """See `Watch`."""
@@ -259,4 +262,5 @@ class _RaceWatch:
         """Returns what was seen. One that has done all its steps keeps its return until the end."""
         every = -(-len(self._points) // _POINTS) or 1
         points = tuple(self._points[::-1][::every][::-1])  # the last one is always there
-        return TrainingCurve(points, max(self._trained_s, self._seconds))
+        trained_s = max(self._trained_s, self._seconds)
+        return TrainingCurve(points, trained_s, self._noise_scale)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _RECORD: Final = ".jsonl"
 
 
-_Objective = StrEnum("_Objective", "STEPS REWARD")
+_Objective = StrEnum("_Objective", "LEARNING STEPS")
 _Algorithm = StrEnum("_Algorithm", "DEFAULT PAPER")
 
 
@@ -53,7 +53,7 @@ def tune(
     ] = None,
     objective: Annotated[
         _Objective | None,
-        typer.Option(help="What is best: environment steps a second, or return at equal time."),
+        typer.Option(help="What is best: time to return, or environment steps a second."),
     ] = None,
     algorithm: Annotated[
         _Algorithm | None, typer.Option(help="How it searches; paper: GMI-DRL's Algorithm 2.")
@@ -68,6 +68,12 @@ def tune(
             show_default="tuned.yaml beside CONFIG",
         ),
     ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="RUN", help="A run of this environment: how noisy its gradients are."
+        ),
+    ] = None,
     again: Again = False,
     show: Annotated[
         bool, typer.Option("--show", help="Measure nothing; show and draw what is on record.")
@@ -75,7 +81,7 @@ def tune(
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> int:
-    """Find the num_env and the GMIs per GPU that are fastest for CONFIG here, by measuring.
+    """Find the num_env and the GMIs per GPU that learn CONFIG soonest here, by measuring.
 
     Writes a config with them that launches as it is, and a report. One that was ended goes on where
     it was.
@@ -95,6 +101,7 @@ def tune(
         budget=budget,
         output=output,
         again=again,
+        run=run,
         view=view_for(quiet, plain),
     )
     if not quiet:

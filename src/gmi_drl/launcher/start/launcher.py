@@ -222,7 +222,7 @@ def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
                 if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
                     raise KeyboardInterrupt  # a role that does not ask stop_requested()
             except KeyboardInterrupt:
-                if asked_s is not None:
+                if asked_s is not None or gang.is_stopped:
                     raise
                 if not start.look():
                     gang.request_stop()  # or leaving the gang would wait for them

@@ -1,0 +1,154 @@
+"""What an update is with other numbers of environments and GMIs, by each rule of `tune.keep`."""
+
+import math
+
+import pytest
+
+from gmi_drl.placement import Device, Fault, Topology, check, load_config, resolved
+from gmi_drl.selector.tune.keep import (
+    as_given,
+    kept_sentence,
+    least_horizon,
+    own_update,
+    update_of,
+)
+
+
+def config_with(keep="update", num_env=16, gmis=1, **sections):
+    return load_config(
+        {
+            "version": 1,
+            "env": {"id": "CartPole-v1", "num_env": num_env},
+            "layout": {"gmi_per_gpu": gmis},
+            "tune": {"keep": keep},
+            **sections,
+        }
+    )
+
+
+def ppo(**keys):
+    return {"algorithm": {"horizon": 128, "minibatches": 4, "schedule": "constant", **keys}}
+
+
+CORES = Topology.from_cores(range(8))
+SIZES = [(gmis, num_env) for gmis in (1, 2, 3, 4) for num_env in (4, 6, 12, 16, 24, 48, 64, 96)]
+
+
+@pytest.mark.parametrize("keep", ["update", "gradient_steps", "none"])
+@pytest.mark.parametrize("gmis", [1, 2])
+def test_the_configs_own_numbers_keep_its_own_update(keep, gmis):
+    config = config_with(keep, gmis=gmis, **ppo())
+    own = update_of(config, CORES, gmis, 16)
+    assert (own.horizon, own.samples, own.changes) == (128, 2048 * gmis, ())
+    assert kept_sentence(config, CORES, own) == ""
+
+
+@pytest.mark.parametrize(("gmis", "num_env"), SIZES)
+def test_keep_update_keeps_samples_and_minibatches_and_can_run(gmis, num_env):
+    config = config_with(**ppo())
+    update = update_of(config, CORES, gmis, num_env)
+    if isinstance(update, Fault):
+        assert gmis * num_env * 17 > 2 * 2048
+        return
+    changes = dict(update.changes)
+    minibatch = update.samples / changes.get("minibatches", 4)
+    assert update.samples == gmis * num_env * update.horizon
+    assert update.horizon >= 17
+    if update.horizon > 19:  # not at the floor, nor beside it for what divides
+        assert update.samples == pytest.approx(2048, rel=0.06)
+    assert minibatch == pytest.approx(512, rel=0.35)
+    follows = config.algorithm.model_copy(update={"horizon": update.horizon, **changes})
+    chosen = resolved(config, gmi_per_gpu=gmis, num_env=num_env)
+    assert not check(chosen.model_copy(update={"algorithm": follows}), CORES)
+    if abs(minibatch / 512 - 1) > 0.1:
+        assert changes["learning_rate"] == pytest.approx(
+            3e-4 * math.sqrt(minibatch / 512), rel=0.01
+        )
+    else:
+        assert "learning_rate" not in changes
+
+
+def test_an_update_that_no_horizon_keeps_is_refused():
+    fault = update_of(config_with(**ppo()), CORES, 4, 96)
+    assert isinstance(fault, Fault)
+    assert str(fault).startswith("env.num_env=96; 96 environments in each GMI, with 4 on each")
+    assert "no horizon below 17" in str(fault)
+    assert "tune.batch: 6528" in str(fault)
+
+
+def test_the_shortest_horizon_is_how_far_advantages_look():
+    def least(**keys):
+        return least_horizon(config_with(**ppo(**keys)).algorithm)
+
+    assert least() == math.ceil(1 / (1 - 0.99 * 0.95)) == 17
+    assert least(lam=0.8) == 5
+    assert least(horizon=8) == 8
+    assert least(lam=1.0, gamma=1.0) == 128
+    assert least(lam=1.0) == 100
+
+
+def test_keep_gradient_steps_keeps_the_horizon_and_the_minibatch():
+    config = config_with("gradient_steps", **ppo())
+    update = update_of(config, CORES, 2, 96)
+    assert (update.horizon, update.samples, dict(update.changes)) == (
+        128, 24_576, {"minibatches": 48},
+    )  # fmt: skip
+    assert kept_sentence(config, CORES, update) == (
+        "an update takes 24,576 steps instead of 2,048, by minibatches 48 instead of 4"
+    )
+    small = update_of(config, CORES, 1, 2)
+    assert (small.samples, dict(small.changes)) == (
+        256, {"minibatches": 1, "learning_rate": pytest.approx(3e-4 * math.sqrt(0.5), rel=0.01)},
+    )  # fmt: skip
+
+
+def test_a_learning_rate_that_follows_the_kl_is_left_alone():
+    config = config_with("gradient_steps", **ppo(schedule="adaptive"))
+    assert dict(update_of(config, CORES, 1, 2).changes) == {"minibatches": 1}
+
+
+def test_keep_none_leaves_everything():
+    update = update_of(config_with("none", **ppo()), CORES, 2, 96)
+    assert (update.horizon, update.samples, update.changes) == (128, 24_576, ())
+
+
+def test_a_replay_its_batch_and_its_updates_are_shared_out():
+    config = config_with(num_env=8, algorithm={"name": "dqn", "horizon": 32, "n_step": 3})
+    update = update_of(config, CORES, 2, 8)
+    assert (update.horizon, update.samples) == (16, 256)
+    assert dict(update.changes) == {
+        "batch_size": 32, "replay_capacity": 50_000, "replay_start": 500, "updates_per_row": 1.0,
+    }  # fmt: skip
+    assert least_horizon(config.algorithm) == 3
+    own = update_of(config, CORES, 1, 8)
+    assert (own.horizon, own.changes) == (32, ())
+    odd = dict(update_of(config, CORES, 3, 8).changes)
+    assert odd["batch_size"] == 21
+    assert "learning_rate" not in odd  # 63 of 64 samples: as large
+
+
+def test_segments_are_not_cut_into_minibatches():
+    config = config_with(
+        mode="async",
+        algorithm={"name": "impala", "horizon": 20, "minibatches": 2},
+        experience={"batch_segments": 1},
+    )
+    update = update_of(config, Topology.from_cores(range(8), 2), 1, 24)
+    assert 24 % dict(update.changes).get("minibatches", 2) == 0
+    assert update.horizon >= 17
+
+
+def test_what_is_auto_is_kept_as_a_plain_user_has_it():
+    config = config_with(num_env="auto", gmis="auto", **ppo(horizon=32))
+    assert as_given(config, CORES).env.num_env == 64
+    assert own_update(config, CORES) == 64 * 32
+    gpu = Device(
+        0, "gpu", "H100", tuple(range(8)), "GPU-0", sm_count=132, mem_bytes=80 << 30,
+        capability=(9, 0),
+    )  # fmt: skip
+    assert own_update(config, Topology((gpu,), unusable=(("mig", "off"),))) == 4096 * 32
+    update = update_of(config, CORES, 2, 64)
+    assert update.horizon == 17  # of 16 that would keep it
+    assert "instead of 2,048 (num_env 64, 1 GMI on each device)" in kept_sentence(
+        config, CORES, update
+    )
