@@ -10,7 +10,7 @@ from gmi_drl.launcher.start.launcher import launch
 from gmi_drl.launcher.view.view import RunView, Screen
 from gmi_drl.launcher.watch import noise_watch
 from gmi_drl.launcher.watch.noise_watch import SETTLED, NoiseFit, NoiseWatch, why_none
-from gmi_drl.placement import Topology, UpdateSize, decoupled, load_config, tcg_ex, tdg_ex
+from gmi_drl.placement import Topology, UpdateSize, decoupled, load_config, tcg, tcg_ex, tdg_ex
 
 MACHINE = Topology.from_cores([0, 1])
 
@@ -21,6 +21,7 @@ def config(algorithm=None, **sections):
 
 
 PPO = config({"horizon": 128, "minibatches": 4})  # 2,048 samples by 512
+ONE_STEP = config({"minibatches": 1})
 DQN = config({"name": "dqn", "batch_size": 64})
 IMPALA = config(
     {"horizon": 20, "minibatches": 1}, mode="async", hardware={"num_gpus": 2},
@@ -29,6 +30,8 @@ IMPALA = config(
 
 
 def layout_of(settings, gmis=1):
+    if settings.mode == "serving":
+        return tcg(MACHINE, gmis, 16)
     if settings.mode == "async":
         return decoupled(MACHINE, 1, 16)
     return tcg_ex(Topology.from_cores([0]), gmis, 16)
@@ -47,17 +50,14 @@ def test_an_update_is_what_all_gmis_train_on():
 @pytest.mark.parametrize(
     ("settings", "gmis", "has"),
     [
-        (PPO, 1, True), (config({"minibatches": 1}), 1, False), (config({"minibatches": 1}), 2, True),
-        (DQN, 1, True), (config({"name": "dqn", "updates_per_row": 1e-3}), 1, False),
+        (PPO, 1, True), (ONE_STEP, 1, False), (ONE_STEP, 2, True), (DQN, 1, True),
+        (config({"name": "dqn", "updates_per_row": 1e-3}), 1, False),
         (IMPALA, 1, False), (config({"class": "mine:Mine"}), 1, True),
         (config(mode="serving"), 1, True),
     ],
 )  # fmt: skip
 def test_a_run_without_two_gradients_to_compare_is_told(settings, gmis, has):
     layout = layout_of(settings, gmis)
-    if settings.mode == "serving":
-        layout = tcg_ex(MACHINE, 1, 16)
-        layout = type(layout).from_json(layout.to_json().replace('"trainer"', '"agent"'))
     assert (why_none(settings, layout) == "") is has
 
 
@@ -180,7 +180,8 @@ def metrics(folder):
 @pytest.mark.slow
 def test_a_run_writes_it_down_and_says_once_that_it_does_not_fit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(noise_watch, "SETTLED", 3)
-    monkeypatch.setattr(noise_watch, "FACTOR", 1e-9)  # whatever it is, it is below
+    # Whatever it is, it is below.
+    monkeypatch.setattr(noise_watch, "batches_of", lambda *args: (10**12, 10**12))
     where = f"run.folder={tmp_path}"
     run = launch(RUN, overrides=[where], view="plain")
     assert capsys.readouterr().out.count("the gradient noise scale,") == 1
