@@ -18,8 +18,8 @@ from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch, RowLayout
 from gmi_drl.roles.samples.replay import Limiter, UniformReplay
 
-WIDTH, DEVIATION, MEAN = 64, 2.0, 0.125
-NOISE_SCALE = WIDTH * DEVIATION**2 / (WIDTH * MEAN**2)  # tr(Sigma) / |G|^2 = 256 samples
+WIDTH, DEVIATION, MEAN = 64, 2.0, 0.25
+NOISE_SCALE = WIDTH * DEVIATION**2 / (WIDTH * MEAN**2)  # tr(Sigma) / |G|^2 = 64 samples
 STEPS, ENVS = 8, 32  # of a GMI's batch: 256 samples
 ROWS = RowLayout({"observation": WIDTH}, {})
 

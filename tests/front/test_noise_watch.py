@@ -33,15 +33,13 @@ def layout_of(settings, gmis=1):
     if settings.mode == "serving":
         return tcg(MACHINE, gmis, 16)
     if settings.mode == "async":
-        return decoupled(MACHINE, 1, 16)
-    return tcg_ex(Topology.from_cores([0]), gmis, 16)
+        return decoupled(Topology.from_cores([0, 1], 2), 1, 16)
+    return tcg_ex(MACHINE, gmis, 16)
 
 
 def test_an_update_is_what_all_gmis_train_on():
     assert UpdateSize.of(PPO, layout_of(PPO, 2)) == UpdateSize(2, 4096, 1024, 4)
-    assert UpdateSize.of(PPO, tdg_ex(Topology.from_cores([0]), 2, 16)) == UpdateSize(
-        1, 2048, 512, 4
-    )
+    assert UpdateSize.of(PPO, tdg_ex(MACHINE, 2, 16)) == UpdateSize(1, 2048, 512, 4)
     assert UpdateSize.of(IMPALA, layout_of(IMPALA)) == UpdateSize(1, 320, 320, 1)
     dqn = config({"name": "dqn", "batch_size": 64, "horizon": 32, "updates_per_row": 0.25})
     assert UpdateSize.of(dqn, layout_of(dqn, 2)) == UpdateSize(2, 1024, 128, 128)
