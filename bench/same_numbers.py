@@ -31,7 +31,8 @@ BENCH: Final = Path(__file__).resolve().parent
 TIMEOUT_S: Final = 300
 # Columns of metrics.jsonl, and items of a checkpoint, that are no numbers of training.
 UNREPEATABLE: Final = ("_s", "_bytes")
-ADDED: Final = ("updates",)  # counters that this tree keeps and an older one does not
+# What this tree keeps besides, and an older one does not.
+ADDED: Final = frozenset({"updates", "noise_scale"})
 
 Numbers = dict[str, Any]  # by path: parameters, optimizer/state/0/exp_avg, metrics/3/kl ...
 
@@ -123,7 +124,7 @@ class Comparison:
 
     @property
     def bit_equal(self) -> bool:
-        added = [path for path in self.only_here if path.rpartition("/")[2] not in ADDED]
+        added = [path for path in self.only_here if ADDED.isdisjoint(path.split("/"))]
         return not (self.differing or added or self.only_there)
 
 

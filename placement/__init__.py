@@ -47,6 +47,7 @@ from .resolve import choose_backend, layout_of, resolved, simplest, template_of
 from .slicing import sliced
 from .templates import TEMPLATES, Template, decoupled, tcg, tcg_ex, tdg, tdg_ex
 from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
+from .update_size import UpdateSize
 
 __all__ = [
     "ABSENT", "ALGORITHMS", "AUTO", "CONFIG_VERSION", "NETWORKS", "STRATEGIES", "TEMPLATES",
@@ -55,8 +56,8 @@ __all__ = [
     "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig", "Layout", "LayoutConfig",
     "LayoutError", "MigInstance", "MigSlice", "PPOConfig", "RangeConfig", "ReplayConfig",
     "RoleConfig", "RunConfig", "SearchConfig", "Strategy", "Template", "Topology", "TuneConfig",
-    "algorithm_1", "algorithm_config", "check", "choose_backend", "counted", "decoupled",
-    "format_cores", "from_yaml", "hidden_sizes", "layout_faults_of", "layout_of", "load_config",
-    "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
-    "template_of", "to_yaml",
+    "UpdateSize", "algorithm_1", "algorithm_config", "check", "choose_backend", "counted",
+    "decoupled", "format_cores", "from_yaml", "hidden_sizes", "layout_faults_of", "layout_of",
+    "load_config", "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex",
+    "tdg", "tdg_ex", "template_of", "to_yaml",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """One step of gradient descent that all trainers take together: reduce, clip, Adam.
 
-The gradient and what a loss reports travel in one bucket: one reduction a minibatch, after which
-every rank holds the same numbers and takes the same step.
+The gradient, what a loss reports, and the gradient's squared norm travel in one bucket: one
+reduction a minibatch, after which every rank holds the same numbers and takes the same step.
 On a GPU a step waits for nothing but the other ranks, and is captured as CUDA graphs.
 """
 
@@ -22,6 +22,7 @@ from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 
 from .descent import Descent
+from .noise_scale import NoiseMeter
 
 
 class GradientStep:
@@ -46,23 +47,27 @@ class GradientStep:
         self._stats, self._clock, self._pool = stats, clock, pool
         self.parameters = FlatParameters(algorithm.policy.network)
         self.descent = Descent(self.parameters, settings, static)
-        self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
+        device = self.parameters.data.device
+        self._totals = torch.zeros(len(self._stats), device=device)
         self._steps = 0
+        self.noise = NoiseMeter(device)
         self._together: Together | None = None
 
     def connect(self, group: Group) -> None:
         """Make the bucket that gradients are reduced in; again after the group was re-formed."""
         self.close()  # what was captured is bound to the bucket of before
         n, device = self.parameters.numel, self.parameters.data.device
+        numel = bucket_numel(self.parameters, self._stats)
         # Autograd accumulates straight into the memory that is reduced.
-        self._reducer = group.bucket("gradient", n + len(self._stats), torch.float32, device)
+        self._reducer = group.bucket("gradient", numel, torch.float32, device)
         self.parameters.bind_gradients(self._reducer.buffer)
-        self._mine = self._reducer.buffer[n:]
+        self._mine = self._reducer.buffer[n:-1]
         # Shared and read-only. Views made once: to make one costs as much as what is done with it.
         result = self._reducer.result
-        self._gradient, self._means = result[:n], result[n:]
+        self._gradient, self._means = result[:n], result[n:-1]
         kl = self._stats.index("kl") if "kl" in self._stats else None
         self._kl = torch.zeros((), device=device) if kl is None else result[n + kl]
+        self.noise.connect(self._reducer, n)
         self._totals.zero_()  # of an update that the re-forming cut short
         self._steps = 0
 
@@ -71,6 +76,7 @@ class GradientStep:
         self._differentiate(losses)
         meet_timed(self._reduce, self._clock)
         self._descend()
+        self.noise.measure()
         self._steps += 1
 
     def repeat(self, loss: Callable[[], Losses]) -> None:
@@ -85,6 +91,7 @@ class GradientStep:
                 clock=self._clock, pool=self._pool, name="a minibatch's loss",
             )  # fmt: skip
         self._together()
+        self.noise.measure()  # not captured: few minibatches count
         self._steps += 1
 
     def close(self) -> None:
@@ -95,13 +102,16 @@ class GradientStep:
 
     def means(self) -> dict[str, float | None]:
         """Means of the stats over all ranks and the steps since the last call, None without one,
-        and the learning rate. On a GPU, the one thing that waits for the device."""
+        the learning rate, and the noise scale. On a GPU, the one thing that waits for the device.
+        """
         steps = self._steps
-        *means, learning_rate = self.descent.read_beside(self._totals / max(steps, 1))
+        values = torch.cat([self._totals / max(steps, 1), self.noise.sums])
+        *means, square, product, learning_rate = self.descent.read_beside(values)
         self._totals.zero_()
         self._steps = 0
         there = dict(zip(self._stats, means if steps else [None] * len(means), strict=True))
-        return there | {"learning_rate": learning_rate}
+        noise_scale = self.noise.take(square, product)
+        return there | {"learning_rate": learning_rate, "noise_scale": noise_scale}
 
     def _differentiate(self, losses: Losses) -> None:
         self._reducer.buffer.zero_()
@@ -109,6 +119,7 @@ class GradientStep:
         if self._stats:
             with torch.no_grad():
                 torch.stack([losses.stats[name] for name in self._stats], out=self._mine)
+        self.noise.share(always=self._pool is not None)
 
     def _reduce(self) -> None:
         self._reducer.reduce("mean")
@@ -117,6 +128,11 @@ class GradientStep:
     def _descend(self) -> None:
         self.descent.step(self._gradient, self._kl)
         self._totals += self._means
+
+
+def bucket_numel(parameters: FlatParameters, stats: Sequence[str]) -> int:
+    """Returns the numbers that are reduced for each minibatch."""
+    return parameters.numel + len(stats) + 1
 
 
 def check_finite(stats: Mapping[str, float | None]) -> None:

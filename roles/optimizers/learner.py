@@ -57,6 +57,7 @@ class Learner:
         capture = pool if capture_loss and algorithm.capturable else None
         self._step = GradientStep(algorithm, self.clock, static=static, pool=capture)
         self.parameters, self.descent = self._step.parameters, self._step.descent
+        self.noise = self._step.noise
         self._fill: Together | None = None
         self._width = 0 if self._observations is None else self._observations.width
         self._by_rows = batch is not None and not algorithm.whole_segments
@@ -123,6 +124,7 @@ class Learner:
     def _update_by_rows(self) -> None:
         if self._fill is not None:
             self._fill()
+        self.noise.begin(len(self._minibatch_rows))
         for _ in range(self._epochs):
             torch.randperm(len(self._rows), generator=self._generator, out=self._order)
             for pick in self._picks:
@@ -131,6 +133,7 @@ class Learner:
                 torch.index_select(self._rows, 0, pick, out=self._minibatch_rows)
                 self._step.repeat(self._loss)
                 self._after_step()
+            self.noise.end()  # later epochs have fitted these samples
         if self._observations is not None:
             # Only now: this batch was seen through the old statistics.
             self._observations.update(self._seen)
@@ -138,12 +141,14 @@ class Learner:
     def _update_by_segments(self, batch: Batch) -> None:
         segments = batch.segments(self._observations, self.algorithm.segment_fields)
         first_epoch: list[Losses] = []
+        self.noise.begin(segments["reward"].numel() // self._minibatches)
         for epoch in range(self._epochs):
             for minibatch in self._cut(segments):
                 # The targets are those of the policy as it is by now, each time.
                 losses = self.step(minibatch)
                 if epoch == 0:
                     first_epoch.append(losses)
+            self.noise.end()
         self.observe(batch, first_epoch)
 
     def _cut(self, segments: Batch) -> Iterator[Batch]:
@@ -163,7 +168,10 @@ class Learner:
             yield segments.environments(picked)
 
     def step(self, minibatch: Batch) -> Losses:
-        """Take one step down the loss of a minibatch, and return that; collective."""
+        """Take one step down the loss of a minibatch, and return that; collective.
+
+        It counts for the noise scale after `noise.begin`.
+        """
         beat("update")
         losses = self._checked(minibatch)
         self._step.take(losses)
@@ -233,6 +241,7 @@ class Learner:
             "observation_normalizer": self._observations and self._observations.state_dict(),
             "value_normalizer": self._values and self._values.state_dict(),
             "updates": self.updates,
+            "noise_scale": self.noise.scale.state_dict(),
             **({"algorithm": own} if own else {}),
         }
 
@@ -248,7 +257,9 @@ class Learner:
             self._observations.load_state_dict(state["observation_normalizer"])
         if self._values is not None:
             self._values.load_state_dict(state["value_normalizer"])
-        self.updates = state.get("updates", 0)  # a checkpoint of before does not have it
+        # Checkpoints of before do not have these two.
+        self.updates = state.get("updates", 0)
+        self.noise.scale.load_state_dict(state.get("noise_scale", {}))
         if "algorithm" in state:
             self.algorithm.load_state_dict(state["algorithm"])
 

@@ -57,6 +57,7 @@ class OnReplay:
         learner.observe(batch)
         learner.algorithm.postprocess(batch, self._no_moments)
         replay.put(batch)
+        learner.noise.begin(replay.batch_size)
         while replay.ready():
             minibatch, keys = replay.next()
             losses = learner.step(minibatch.transitions(self._normalizer))

@@ -19,6 +19,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import space_faults
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.graphs import Pool, graphs_on
+from gmi_drl.roles.optimizers.gradient_step import bucket_numel
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.description import described
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
@@ -172,7 +173,7 @@ def _check_arguments(loss: Callable[..., Losses], kind: type[Algorithm]) -> None
 
 
 def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -> int | None:
-    """Return the numbers that GMIs reduce for each minibatch: the network's, and of its stats.
+    """Return the numbers that GMIs reduce for each minibatch: see `bucket_numel`.
 
     Makes the role of the layout's first trainer outside a run, with one environment, and has it
     build its own network. None for a class that reduces no such gradient.
@@ -185,6 +186,6 @@ def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -
     try:
         role = role_class(spec.gmi_id, "+".join(spec.roles), spec.gpu_id)
         role.build_for_spaces()
-        return FlatParameters(role.policy.network).numel + len(role.algorithm.stats)
+        return bucket_numel(FlatParameters(role.policy.network), role.algorithm.stats)
     finally:
         GMI_manager.bind(None)

@@ -73,7 +73,7 @@ class UniformReplay:
         fields: Sequence[str],
         as_bytes: Sequence[str] = (),
     ) -> None:
-        self._capacity, self._batch_size = capacity, batch_size
+        self._capacity, self.batch_size = capacity, batch_size
         self.limiter, self._generator = limiter, generator
         self._fields, self._as_bytes = tuple(fields), frozenset(as_bytes)
         self._columns: dict[str, Tensor] = {}  # [capacity, ...]
@@ -97,7 +97,7 @@ class UniformReplay:
     def next(self) -> tuple[Batch, Tensor]:
         device = self._generator.device
         keys = torch.randint(
-            len(self), (self._batch_size,), generator=self._generator, device=device
+            len(self), (self.batch_size,), generator=self._generator, device=device
         )
         self.limiter.drawn += 1
         drawn = {name: column.index_select(0, keys) for name, column in self._columns.items()}

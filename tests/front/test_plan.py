@@ -39,8 +39,8 @@ algorithm: {network: [8, 8], horizon: 16, minibatches: 1, epochs: 1}
 hardware: {num_gpus: 2}
 """
 # Biases and weights of 4 observations, two layers of 8, 2 logits and a value: each of them takes up
-# a multiple of 64 numbers. And 6 loss parts.
-NUMEL = 6 * 64 + 6
+# a multiple of 64 numbers. And 6 loss parts, and a squared norm.
+NUMEL = 6 * 64 + 7
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,7 +128,7 @@ def test_the_size_is_assumed_where_the_environment_cannot_be_asked(config):
     assert "isaacgym" in why
     # The paper's Ant: 60 observations, 8 actions with a deviation each, and the value. The first
     # weight takes up 512 numbers, the last one 128, and five other parameters 64.
-    assert numel == assumed(loaded) == 512 + 128 + 5 * 64 + 6
+    assert numel == assumed(loaded) == 512 + 128 + 5 * 64 + 7
 
 
 def test_what_the_shape_or_the_hardware_forbids_is_a_fault(config, monkeypatch):

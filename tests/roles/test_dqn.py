@@ -355,6 +355,7 @@ def test_a_round_without_an_update_has_no_losses_and_no_nan():
     found = bodies.rounds(solo_group(), 1)
     assert found["stats"] == {
         "q_loss": None, "q_mean": None, "td_error": None, "learning_rate": pytest.approx(1e-2),
+        "noise_scale": None,
     }  # fmt: skip
     assert found["metrics"] == {"updates": 0, "replay_rows": 20}
 

@@ -33,8 +33,8 @@ def numel(role, **algorithm):
     return gradient_numel(role, config, tcg_ex(Topology.from_cores(range(2)), 2, 4))
 
 
-PPO = padded(4 * 8, 8, 8 * 3, 3, 0) + 6
-DQN = padded(4 * 8, 8, 8 * 2, 2) + 3
+PPO = padded(4 * 8, 8, 8 * 3, 3, 0) + 6 + 1
+DQN = padded(4 * 8, 8, 8 * 2, 2) + 3 + 1
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,10 @@ class AlgorithmConfig(Section):
         """Returns how many of an update's samples go through the network at once."""
         return samples
 
+    def gradient_steps(self, samples: int) -> int:
+        """Returns the steps in which an update of so many samples uses each of them once."""
+        return samples // self.minibatch_size(samples)
+
     @property
     def kept_steps(self) -> int:
         """The steps that each GMI that trains keeps from one update to the next."""
@@ -227,6 +231,9 @@ class ReplayConfig(AlgorithmConfig):
 
     def minibatch_size(self, samples: int) -> int:
         return self.batch_size
+
+    def gradient_steps(self, samples: int) -> int:
+        return int(self.updates_per_row * samples)
 
     @property
     def effort(self) -> str:

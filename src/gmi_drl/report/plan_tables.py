@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.launcher.view.tables import print_folded, print_table
+from gmi_drl.launcher.watch.noise_watch import why_none
 from gmi_drl.placement import (
     Config,
     Device,
     GmiSpec,
     Layout,
+    UpdateSize,
     check,
     counted,
     format_cores,
@@ -133,25 +135,22 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     if config.mode == "serving":
         rows[1][1] += f", of {config.run.policy}" if config.run.policy else ", of random weights"
         return [*rows, ["steps", f"{config.run.total_steps:,}"]]
-    own = config.env.num_env * algorithm.horizon
     if config.mode == "async":
-        own *= experience.batch_segments
         segment = f"{counted(algorithm.horizon, 'step')} of "
         segment += counted(config.env.num_env, "environment")
         limits = f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates"
         text = f"{segment}, {limits} old at most, channels {experience.channels}"
         rows.append(["segments", text])
-    trainers = len(layout.holding("trainer"))
-    if config.mode == "sync":  # of one or more agents each
-        own = total * algorithm.horizon // trainers
-    samples = own * trainers
-    where = "GMI" if trainers == len(layout.gmis) else "trainer"
-    iterations = -(-config.run.total_steps // samples)
+    update = UpdateSize.of(config, layout)
+    own = update.samples // update.trainers
+    where = "GMI" if update.trainers == len(layout.gmis) else "trainer"
+    iterations = -(-config.run.total_steps // update.samples)
     return [
         *rows,
         ["algorithm", algorithm.name],
-        ["samples an update", f"{samples:,} ({own:,} in each {where})"],
+        ["samples an update", f"{update.samples:,} ({own:,} in each {where})"],
         ["minibatches", algorithm.update_text(own, where)],
+        *([["noise scale", f"none: {why}"]] if (why := why_none(config, layout)) else []),
         ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
     ]
 

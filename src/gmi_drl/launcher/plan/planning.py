@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .user_code import UserCodeReport
 
 _DEADLINE: Final = timedelta(seconds=60)
-_TAIL: Final = 6  # means of the loss parts, which travel with the gradient
+_TAIL: Final = 7  # means of the loss parts and a squared norm, which travel with the gradient
 # Where the environment cannot be asked: observations and actions of the paper's Ant.
 _OBS_DIM, _ACT_DIM = 60, 8
 PRELOAD: Final = ("torch", "gymnasium", "gmi_drl.comm.reducers.mrr", "gmi_drl.roles.role.acting")

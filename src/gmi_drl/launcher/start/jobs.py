@@ -22,6 +22,7 @@ from gmi_drl.launcher.plan.planning import (
 )
 from gmi_drl.launcher.plan.user_code import algorithm_problems
 from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
+from gmi_drl.launcher.watch.noise_watch import why_none
 from gmi_drl.launcher.watch.records import PROFILED
 from gmi_drl.placement import (
     ABSENT,
@@ -202,6 +203,8 @@ def startup_notes(config: Config, layout: Layout, plan: ReductionPlan | None) ->
         yield f"not used: {gpu}"
     if reason := backend_reason(config, layout):
         yield reason
+    if why := why_none(config, layout):
+        yield f"no noise scale: {why}"
     if plan is not None and plan.notes:  # else nothing was measured or assumed
         yield f"reduction: {plan.strategy}, {plan.why}"
         yield from plan.notes

@@ -31,6 +31,7 @@ from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interr
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
+from gmi_drl.launcher.watch.noise_watch import NoiseWatch
 from gmi_drl.launcher.watch.records import (
     SegmentCounts,
     ServingMetrics,
@@ -167,10 +168,14 @@ def _run(
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
-                if watch is None and promise_of is not None:
+                watches: list[Watch] = [NoiseWatch(screen, folder, job.config, job.layout)]
+                if watch is not None:
+                    watches.append(watch)
+                elif promise_of is not None:
                     devices, modules = job.layout.topology, job.role_folder
-                    watch = PromiseWatch(screen, partial(promise_of, job.config, devices, modules))
-                records = _Records(gang, screen, serving, watch, last)
+                    look_up = partial(promise_of, job.config, devices, modules)
+                    watches.append(PromiseWatch(screen, look_up))
+                records = _Records(gang, screen, serving, watches, last)
                 stopped = _watch(job, records, restarts)
                 gmis = list(gang.results().values())
                 close_all(gang, screen)
@@ -213,8 +218,8 @@ def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
                 start.look()
                 watchdog.look()
                 records.show(done)
-                if records.watch is not None:
-                    records.watch.tick(gang)
+                for watch in records.watches:
+                    watch.tick(gang)
                 for message in restarts.news():
                     screen.show({"kind": "warning", "message": message})
                 if done:
@@ -240,7 +245,7 @@ class _Records:
     gang: Gang
     screen: RunView
     serving: ServingMetrics
-    watch: Watch | None
+    watches: Sequence[Watch]
     last: dict[str, Any]
 
     def show(self, done: bool = False) -> None:
@@ -258,8 +263,8 @@ class _Records:
         if done:
             records.append(self.serving.line())
         for record in records:
-            if self.watch is not None and isinstance(record, dict):
-                self.watch.show(record)
+            for watch in self.watches if isinstance(record, dict) else ():
+                watch.show(record)
             if is_for_view(record):
                 if record["kind"] == "iteration":
                     self.last.clear()

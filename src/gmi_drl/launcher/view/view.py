@@ -109,6 +109,7 @@ _EXTRAS: Final = (
     ("predictions_per_s", "{:,.0f} predictions/s"),
     ("kl", "KL {:.4f}"),
     ("learning_rate", "lr {:.1e}"),
+    ("noise_scale", "noise scale {:,.0f}"),
 )
 
 

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Measures what the gradient noise scale costs an update (docs/noise-scale.md).
+
+    bench/noise_scale.py [--rounds 25]
+    bench/noise_scale.py --dry                one tiny round of each: shows that it works
+
+Claim: less than 0.5 % of an update.
+
+Updates of the examples' policies on made-up experience, on one thread: CartPole with 64
+environments and HalfCheetah with 16, by PPO, for one GMI and as for one of two (which meets nobody:
+waiting is no part of this), and CartPole by DQN. Two rows each:
+
+- `update/<case>`: milliseconds of an update until its stats are read, with the noise scale and
+  without it, which take turns. The ratio is without over with.
+- `share/<case>`: the percentage of an update that is spent in measuring, by a clock around that.
+  It holds on a busy machine, too. The ratio is 0.5 % over it: above 1 the claim holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, Final
+
+import torch
+from report import emit, emit_pairs
+
+from gmi_drl.comm import solo_group
+from gmi_drl.placement import load_config
+from gmi_drl.roles.algorithms import algorithm_class
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.optimizers.learner import Learner
+from gmi_drl.roles.optimizers.noise_scale import NoiseMeter
+from gmi_drl.roles.optimizers.replay import OnReplay
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.replay import Limiter, UniformReplay
+
+EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
+CLAIM: Final = 0.5  # percent of an update
+CASES: Final = {
+    "cartpole": ("cartpole.yaml", ["env.num_env=64"], 1),
+    "cartpole/two_gmis": ("cartpole.yaml", ["env.num_env=64"], 2),
+    "halfcheetah": ("halfcheetah.yaml", [], 1),
+    "halfcheetah/two_gmis": ("halfcheetah.yaml", [], 2),
+    "cartpole/dqn": ("dqn_cartpole.yaml", ["algorithm.replay_start=0"], 1),
+}
+
+
+class Off(NoiseMeter):
+    """Measures nothing."""
+
+    def share(self, *, always: bool) -> None:
+        pass
+
+    def measure(self) -> None:
+        pass
+
+    def take(self, square: float, product: float) -> float | None:
+        return None
+
+
+class Timed(NoiseMeter):
+    """Measures, and adds up how long that takes."""
+
+    spent_ns = 0
+
+    def begin(self, samples: int) -> None:
+        self._timed(super().begin, samples)
+
+    def share(self, *, always: bool) -> None:
+        begun_ns = perf_counter_ns()
+        super().share(always=always)
+        self.spent_ns += perf_counter_ns() - begun_ns
+
+    def measure(self) -> None:
+        self._timed(super().measure)
+
+    def take(self, square: float, product: float) -> float | None:
+        return self._timed(super().take, square, product)
+
+    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        begun_ns = perf_counter_ns()
+        given = call(*arguments)
+        self.spent_ns += perf_counter_ns() - begun_ns
+        return given
+
+
+class AsOfTwo:
+    """A group of two ranks for one that does not wait for the other: it brings the same."""
+
+    size, rank = 2, 0
+
+    def bucket(self, *arguments: Any) -> Any:
+        reducer = solo_group().bucket(*arguments)
+        reducer.size = 2
+        return reducer
+
+
+class Update:
+    """One update of an example's policy, over and over on what a random policy has sampled."""
+
+    def __init__(self, case: str, meter: type[NoiseMeter]) -> None:
+        example, overrides, gmis = CASES[case]
+        config = load_config(EXAMPLES / example, overrides)
+        settings, env = config.algorithm, make_env(config.env.id, config.env.num_env)
+        cls, draw = algorithm_class(settings), torch.Generator().manual_seed(0)
+        network = cls.make_network(settings, env, draw)
+        width = env.observation_space.shape[0]
+        policy, normalizers = cls.make_policy(network, settings), Normalizers.of(settings, width)
+        algorithm = cls(settings, policy, normalizers)
+        self._batch = Batch.allocate(
+            settings.horizon, env.num_env, width, policy, torch.device("cpu"),
+            filled=cls.filled, recorded=cls.recorded, bootstrap=cls.bootstrap,
+        )  # fmt: skip
+        Collector(env, algorithm, self._batch, torch.Generator().manual_seed(1)).collect(0)
+        env.close()
+        self._sampled = {name: column.clone() for name, column in self._batch.columns.items()}
+        replays = settings.kept_steps > 0
+        self.learner = Learner(algorithm, draw, None if replays else self._batch)
+        self.meter = meter(torch.device("cpu"))
+        self.learner.noise = self.learner._step.noise = self.meter
+        group: Any = AsOfTwo() if gmis > 1 else solo_group()
+        self.learner.connect(group)
+        self._train: Callable[[Batch], None] = self.learner.update
+        if replays:
+            kept = Limiter(0, settings.updates_per_row)  # type: ignore[attr-defined]
+            size = settings.minibatch_size(0)
+            replay = UniformReplay(settings.kept_steps, size, kept, draw, cls.replayed)
+            self._train = OnReplay(self.learner, replay).update
+
+    def __call__(self) -> float:
+        """Trains once; returns the milliseconds until the stats were there."""
+        for name, column in self._sampled.items():  # some are changed in place
+            self._batch[name].copy_(column)
+        begun_ns = perf_counter_ns()
+        self._train(self._batch)
+        self.learner.stats()
+        return (perf_counter_ns() - begun_ns) / 1e6
+
+
+def measure(case: str, rounds: int, each: int) -> tuple[list[float], list[float], list[float]]:
+    """Returns milliseconds with and without it, and the percentage spent in it, of each round."""
+    contenders = [Update(case, meter) for meter in (NoiseMeter, Off, Timed)]
+    for contender in contenders:
+        contender()
+    found: list[list[float]] = [[], [], []]
+    timed = contenders[2].meter
+    assert isinstance(timed, Timed)
+    for number in range(rounds):
+        for place in range(3):
+            which = (place + number) % 3
+            timed.spent_ns = 0
+            took_ms = [contenders[which]() for _ in range(each)]
+            if which == 2:
+                found[2].append(100 * timed.spent_ns / 1e6 / sum(took_ms))
+            else:
+                found[which].append(statistics.median(took_ms))
+    with_it, without, share = found
+    return with_it, without, share
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--dry", action="store_true", help="one tiny round; keeps nothing")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rounds, each = (1, 1) if options.dry else (options.rounds, 5)
+    print(f"{'case':<24}{'with':>10}{'without':>10}{'share':>9}", file=sys.stderr)
+    for case in CASES:
+        with_it, without, share = measure(case, rounds, each)
+        both = f"{statistics.median(with_it):>7.2f} ms{statistics.median(without):>7.2f} ms"
+        print(f"{case:<24}{both}{statistics.median(share):>7.2f} %", file=sys.stderr)
+        if options.dry:
+            print(json.dumps({"case": case, "share_percent": share[0]}), flush=True)
+            continue
+        emit_pairs(
+            "noise_scale", f"update/{case}", "ms", with_it, without, smaller_is_better=True,
+            digits=3, updates=each,
+        )  # fmt: skip
+        middle = statistics.median(share)
+        spread = [round(min(share), 4), round(max(share), 4)]
+        emit(
+            "noise_scale", f"share/{case}", value=round(middle, 4), unit="%", peer=CLAIM,
+            ratio=CLAIM / middle, repeats=rounds, spread=spread, updates=each,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

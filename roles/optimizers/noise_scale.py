@@ -1,0 +1,147 @@
+"""The gradient noise scale: how many samples a gradient needs to be more than noise.
+
+A gradient of b samples is the true gradient G and noise, of covariance Sigma / b. The simple noise
+scale is tr(Sigma) / |G|^2, in samples: a batch of that size has as much noise as gradient, one far
+below it mostly noise, and one far above it little to gain from more samples (McCandlish et al.,
+2018, "An Empirical Model of Large-Batch Training", equations 2.8 and 2.9).
+
+Both parts follow from two numbers that are cheap where gradients are averaged anyway: the mean
+squared norm of a gradient of b samples, and the mean product of two that are independent.
+
+    E[g . g'] = |G|^2,    E[|g|^2] = |G|^2 + tr(Sigma) / b
+
+With k GMIs the products come from the norm of the mean over them, which is appendix A.1's estimator
+for batches of b and of k b samples. With one GMI two minibatches that follow each other are
+multiplied; between them is one step of the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from gmi_drl.comm import Reducer
+
+# The share of the averages that an update leaves: they are of the last twenty updates or so. One
+# update has a few products, whose own noise is far larger than |G|^2.
+_KEPT: Final = 0.95
+# Minibatches of an update that are measured at most. A round on a replay may have hundreds of small
+# steps; sixteen of them say as much, at an eighth of the cost.
+_MOST: Final = 16
+
+
+class NoiseScale:
+    """The noise scale, from numbers of each update that are averaged before they are divided."""
+
+    def __init__(self) -> None:
+        # Both averages begin at zero. The correction for that is the same factor, and cancels.
+        self._trace = self._square = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """The noise scale in samples; None while |G|^2 cannot be told from zero."""
+        if self._square <= 0.0:
+            return None
+        ratio = max(self._trace, 0.0) / self._square
+        return ratio if math.isfinite(ratio) else None
+
+    def update(self, square: float, product: float, samples: int) -> None:
+        """Takes in an update, unless its numbers are not finite.
+
+        `square`: the mean squared norm of a gradient of so many `samples`. `product`: the mean
+        product of two such gradients whose samples are independent.
+        """
+        trace = samples * (square - product)
+        if math.isfinite(trace) and math.isfinite(product):
+            self._trace = _KEPT * self._trace + (1.0 - _KEPT) * trace
+            self._square = _KEPT * self._square + (1.0 - _KEPT) * product
+
+    def state_dict(self) -> dict[str, float]:
+        return {"trace": self._trace, "square": self._square}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Goes on as the one that gave `state`; from the beginning where it is empty."""
+        self._trace, self._square = state.get("trace", 0.0), state.get("square", 0.0)
+
+
+class NoiseMeter:
+    """Measures gradients for the noise scale; the same numbers on all ranks.
+
+    Only the first minibatches of an update count, of its first epoch: later epochs have fitted the
+    samples before. What is measured is added up in `sums` [2], where the gradients are, and nothing
+    waits for it until `take`. `scale` is what came of it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = NoiseScale()
+        self.sums = torch.zeros(2, device=device)
+        self._square, self._product = self.sums.unbind()
+        self._samples = self._left = 0
+        self._squares = self._products = 0  # that were added up
+        self._follows = False  # whether `_previous` is of the minibatch before, of this update
+
+    def connect(self, reducer: Reducer, numel: int) -> None:
+        """Measures the gradients [numel] at the beginning of a bucket from now on.
+
+        The bucket's last number is this class's: the mean over ranks of their squared norms.
+        """
+        self._size, buffer, result = reducer.size, reducer.buffer, reducer.result
+        self._own, self._own_square = buffer[:numel], buffer[-1]
+        self._gradient, self._mean_square = result[:numel], result[-1]
+        self._previous = torch.zeros(numel if self._size == 1 else 0, device=buffer.device)
+        self._left = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.sums.zero_()
+        self._squares = self._products = 0
+
+    def begin(self, samples: int) -> None:
+        """An update begins, with minibatches of so many samples on each rank."""
+        self._samples, self._left, self._follows = samples, _MOST, False
+
+    def end(self) -> None:
+        """What follows in this update does not count."""
+        self._left = 0
+
+    def share(self, *, always: bool) -> None:
+        """Puts the squared norm of this rank's gradient into the bucket, before it is reduced.
+
+        `always`: also where it does not count, as in work that is captured and repeated.
+        """
+        if self._size > 1 and (always or self._left):
+            torch.dot(self._own, self._own, out=self._own_square)
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Measures the gradient that was reduced, if it counts; nothing waits."""
+        if not self._left:
+            return
+        self._left -= 1
+        self._squares += 1
+        gradient = self._gradient
+        if self._size > 1:
+            self._square.add_(self._mean_square)
+            self._product.add_(torch.dot(gradient, gradient))
+            self._products += 1
+            return
+        self._square.add_(torch.dot(gradient, gradient))
+        if self._follows:
+            self._product.add_(torch.dot(gradient, self._previous))
+            self._products += 1
+        self._previous.copy_(gradient)
+        self._follows = True
+
+    def take(self, square: float, product: float) -> float | None:
+        """Takes in `sums`, which were read, begins new ones, and returns the noise scale."""
+        if self._products:
+            square, product = square / self._squares, product / self._products
+            if (k := self._size) > 1:
+                # The squared norm of a mean is k squares and k (k - 1) products, over k^2.
+                product = (k * product - square) / (k - 1)
+            self.scale.update(square, product, self._samples)
+        self._clear()
+        return self.scale.value

@@ -1,0 +1,157 @@
+"""Holds a run's gradient noise scale against its updates, and says once when they fit badly."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from typing import Any, Final
+
+from gmi_drl.gmi import Gang
+from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
+from gmi_drl.launcher.view.view import RunView
+from gmi_drl.placement import (
+    ActorCriticConfig,
+    Config,
+    CustomAlgorithmConfig,
+    Layout,
+    ReplayConfig,
+    UpdateSize,
+)
+
+# Between a noise scale and what is held against it.
+FACTOR: Final = 16.0
+# Iterations in a row: more than twice those that the averages are of, so that neither the first
+# few nor an excursion counts.
+SETTLED: Final = 50
+_WHERE: Final = "docs/noise-scale.md"
+
+
+def why_none(config: Config, layout: Layout) -> str:
+    """Tells why a run that trains has no noise scale; "" where it has one, or its class decides."""
+    if not layout.holding("trainer") or isinstance(config.algorithm, CustomAlgorithmConfig):
+        return ""
+    if UpdateSize.of(config, layout).has_noise_scale:
+        return ""
+    return f"one GMI takes one gradient step an update, and nothing to compare it with ({_WHERE})"
+
+
+class NoiseFit:
+    """Tells when the noise scale has left what batches are fit for. Pure; each side once.
+
+    That is from a sixteenth of `smallest`, a minibatch, to sixteen times `largest`, an update; both
+    are samples over all GMIs.
+    """
+
+    def __init__(self, smallest: int, largest: int) -> None:
+        self._low, self._high = smallest / FACTOR, largest * FACTOR
+        self._row = 0  # iterations one after the other: below zero those that were too low
+        self.said: set[str] = set()
+
+    def take(self, noise_scale: float | None) -> str:
+        """Takes in that of an iteration; "above" or "below" when it has been so for long enough."""
+        side = 0
+        if noise_scale is not None:
+            side = (noise_scale > self._high) - (noise_scale < self._low)
+        self._row = self._row + side if side and self._row * side >= 0 else side
+        if abs(self._row) < SETTLED:
+            return ""
+        which = "above" if side > 0 else "below"
+        if which in self.said:
+            return ""
+        self.said.add(which)
+        return which
+
+
+class NoiseWatch:
+    """Says on `screen`, once a run and side, that the noise scale does not fit, and what would.
+
+    It is written down in run.json as well, so that a run that goes on does not repeat it. Of an
+    algorithm of the user's it is not known what an update is: nothing is said.
+    """
+
+    def __init__(self, screen: RunView, folder: RunFolder, config: Config, layout: Layout) -> None:
+        self._screen, self._folder, self._config = screen, folder, config
+        self._fit: NoiseFit | None = None
+        if layout.holding("trainer") and not isinstance(config.algorithm, CustomAlgorithmConfig):
+            self._batches = batches_of(config, layout)
+            self._fit = NoiseFit(*self._batches)
+            self._fit.said.update(self._said_before())
+
+    def _said_before(self) -> set[str]:
+        with suppress(RunFolderError, KeyError, TypeError):  # it may be damaged
+            return {str(entry["side"]) for entry in self._folder.state()["noise_notes"]}
+        return set()
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Takes in a record; those that are no iteration say nothing of noise."""
+        noise_scale = record.get("noise_scale")
+        if self._fit is None or record.get("kind") != "iteration":
+            return
+        if noise_scale is not None and not isinstance(noise_scale, float):
+            return  # a role of the user's may report anything
+        if side := self._fit.take(noise_scale):
+            assert noise_scale is not None
+            say = larger if side == "above" else smaller
+            message = say(noise_scale, self._config, *self._batches)
+            self._screen.show({"kind": "note", "message": message})
+            entry = {"side": side, "noise_scale": noise_scale, "time": time.time()}
+            entry |= {"iteration": record.get("iteration"), "text": message}
+            with suppress(OSError, RunFolderError, TypeError):  # training is worth more than this
+                before = self._folder.state().get("noise_notes", [])
+                self._folder.update(noise_notes=[*before, entry])
+
+    def tick(self, gang: Gang) -> None:
+        """Does nothing: there is nothing to look at between records."""
+
+
+def batches_of(config: Config, layout: Layout) -> tuple[int, int]:
+    """Returns the samples of a minibatch and of an update; what is kept is drawn by minibatches."""
+    size = UpdateSize.of(config, layout)
+    replays = isinstance(config.algorithm, ReplayConfig)
+    return size.minibatch, size.minibatch if replays else size.samples
+
+
+def larger(noise_scale: float, config: Config, minibatch: int, update: int) -> str:
+    """Returns what to say of a noise scale far above an update, with the nearest that would fit."""
+    algorithm, times = config.algorithm, noise_scale / update
+    grown = 2 ** _doublings(times)
+    if isinstance(algorithm, ReplayConfig):
+        ways = [f"algorithm.batch_size={algorithm.batch_size * grown}"]
+    elif config.mode == "async":
+        ways = [f"experience.batch_segments={config.experience.batch_segments * grown}"]
+    else:
+        ways = [f"env.num_env={config.env.num_env * grown}"]
+        ways.append(f"algorithm.horizon={algorithm.horizon * grown}")
+    return (
+        f"the gradient noise scale, {noise_scale:,.0f} samples, is {times:,.0f} times an update of "
+        f"{update:,}: larger ones would learn as much from each sample. Try "
+        f"{' or '.join(ways)} ({_WHERE})"
+    )
+
+
+def smaller(noise_scale: float, config: Config, minibatch: int, update: int) -> str:
+    """Returns what to say of one far below a minibatch, with the nearest that would fit."""
+    algorithm, times = config.algorithm, minibatch / max(noise_scale, 1.0)
+    parts = 2 ** _doublings(times)
+    if isinstance(algorithm, ReplayConfig):
+        way = f"algorithm.batch_size={max(1, algorithm.batch_size // parts)}"
+    else:
+        assert isinstance(algorithm, ActorCriticConfig)
+        num_env, minibatches = config.env.num_env, algorithm.minibatches
+        per_env = algorithm.horizon  # samples that can be shared out; whole segments cannot
+        rows = num_env * (config.experience.batch_segments if config.mode == "async" else per_env)
+        while parts > 1 and rows % (minibatches * parts):
+            parts //= 2
+        way = f"algorithm.minibatches={minibatches * parts}"
+        if parts == 1:
+            way = f"env.num_env={max(1, num_env // 2)}"
+    return (
+        f"the gradient noise scale, {noise_scale:,.0f} samples, is 1/{times:,.0f} of a minibatch "
+        f"of {minibatch:,}: smaller ones would learn more from each sample. Try {way} ({_WHERE})"
+    )
+
+
+def _doublings(times: float) -> int:
+    """Returns the doublings that bring a ratio within `FACTOR`; one at least."""
+    return max(1, math.ceil(math.log2(times / FACTOR)))
