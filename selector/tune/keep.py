@@ -66,9 +66,7 @@ def as_given(config: Config, topology: Topology) -> Config:
 def own_update(config: Config, topology: Topology) -> int:
     """Returns the samples of an update to keep: `tune.batch`, or the config's own."""
     plain = as_given(config, topology)
-    batch = config.tune.batch
-    own: int = environments(plain, topology) * plain.algorithm.horizon
-    return own if batch is None else int(batch)
+    return config.tune.batch or environments(plain, topology) * plain.algorithm.horizon
 
 
 def least_horizon(settings: AlgorithmConfig) -> int:
@@ -78,13 +76,11 @@ def least_horizon(settings: AlgorithmConfig) -> int:
     lambda): over fewer steps an advantage is mostly the value's guess. Kept experience needs the
     steps whose rewards are summed. Of other algorithms nothing is known: theirs stays.
     """
-    own = settings.horizon
+    own: int = settings.horizon
     if isinstance(settings, ReplayConfig):
         return min(own, int(getattr(settings, "n_step", 1)))
-    lam = getattr(settings, "lam", None)
-    if lam is None or settings.gamma * lam >= 1:
-        return own
-    return min(own, math.ceil(1 / (1 - settings.gamma * lam)))
+    weight = settings.gamma * getattr(settings, "lam", math.inf)
+    return own if weight >= 1 else min(own, math.ceil(1 / (1 - weight)))
 
 
 def update_of(config: Config, topology: Topology, gmi_per_gpu: int, num_env: int) -> Update | Fault:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gmi_drl import runtime
+from gmi_drl.gmi import Gang
 from gmi_drl.launcher.start import launcher
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
@@ -181,6 +182,23 @@ def test_an_interrupt_ends_it_and_passes(tmp_path, monkeypatch, how):
         profile(ill, seconds=600, timeout=CandidateTimeout(idle_s=600))
     other.join()
     assert marker.exists()
+
+
+def test_an_interrupt_while_a_gang_is_killed_ends_it_and_passes(tmp_path, monkeypatch):
+    """The end of a measurement and a signal at once: there is no gang left to wait for."""
+    killing = Gang.kill
+
+    def kill(gang):
+        killing(gang)
+        if not interrupted:
+            interrupted.append(gang)
+            raise KeyboardInterrupt
+
+    interrupted = []
+    monkeypatch.setattr(Gang, "kill", kill)
+    with pytest.raises(KeyboardInterrupt):
+        profile(config(tmp_path), seconds=0.5)
+    assert interrupted
 
 
 def test_memory_that_runs_low_ends_a_candidate(tmp_path, monkeypatch):
