@@ -223,7 +223,7 @@ def learning(record: TuneRecord) -> Iterator[str]:
         return
     noise = record.noise
     if noise is not None:
-        yield str(noise_from(noise)).capitalize()
+        yield str(noise_from(noise))
     ours = worth(results.winner)
     others = {results.base_name: results.base, "most steps/s": results.fastest}
     for name, other in others.items():

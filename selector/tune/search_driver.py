@@ -172,7 +172,7 @@ def _left_out(space: Space, journal: TuneJournal, budget_s: float) -> str:
     seen = {ask.candidate for ask, _ in journal.record.profiles}
     untouched = [row[0].row.gmi_per_gpu for row in space.rows if seen.isdisjoint(row)]
     text = (
-        f"the search ended with its budget of {budget_s:g} s: {len(seen)} of {space.size} "
+        f"the search ended with its budget of {budget_s:.0f} s: {len(seen)} of {space.size} "
         "candidates were measured"
     )
     if untouched:

@@ -193,7 +193,7 @@ def test_an_update_is_kept_and_the_fastest_of_those_is_chosen(config, machine, m
     assert noise["samples"] == 1e9
     assert "num_env 16, 1 GMI on each device, after 45 s of training" in noise["source"]
     text = " ".join(found.output.read_text().replace("\n#", "").split())
-    assert "Gradient noise scale 1,000,000,000 samples" in text
+    assert "gradient noise scale 1,000,000,000 samples" in text
     assert "beside the config as given (1 GMI, num_env 16)" in text
     assert "times its time to a return" in text
 

@@ -99,7 +99,7 @@ def test_what_a_choice_is_expected_to_learn_is_told_beside_the_others():
     record = recorded(answers, large, choice=choice)
     record = replace(record, noise={"samples": 1024.0, "source": "a run", "cost_s": 0.0})
     lines = list(learning(record))
-    assert lines[0] == "Gradient noise scale 1,024 samples (a run)"
+    assert lines[0] == "gradient noise scale 1,024 samples (a run)"
     assert lines[1] == (
         "beside the plain start (1 GMI, num_env 64): 1.80 times its steps/s, and 0.83 times its "
         "time to a return, as predicted"
