@@ -46,8 +46,10 @@ def time_to(run: TrainingRun, target: float) -> TimeToReturn:
 
 def median_of(times: Sequence[TimeToReturn]) -> TimeToReturn:
     """Returns the median; where it lies among censored ones, a bound from below."""
-    late = statistics.median(math.inf if one.censored else one.seconds for one in times)
-    return TimeToReturn(statistics.median(one.seconds for one in times), math.isinf(late))
+    exact = statistics.median(math.inf if one.censored else one.seconds for one in times)
+    if math.isfinite(exact):
+        return TimeToReturn(exact, False)
+    return TimeToReturn(statistics.median(one.seconds for one in times), True)
 
 
 def target_of(given: Iterable[TrainingRun]) -> float | None:
@@ -270,7 +272,7 @@ def _prediction(
 
 
 def median_row(way: str, rows: Sequence[Mapping[str, Any]], raw: RawFile) -> dict[str, Any]:
-    """Returns the row of a way over tasks: the median of `over_given`, its range, and the regret."""
+    """Returns the row of a way over tasks: the median of `over_given`, its range, the regret."""
     overs = [TimeToReturn(row["over_given"], row["censored"]) for row in rows]
     middle, most = median_of(overs), max(one.seconds for one in overs)
     regrets = [row["regret"] for row in rows if "regret" in row]
