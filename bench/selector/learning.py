@@ -87,6 +87,7 @@ OVERRIDES: Final = {  # of each way that is tuned
     "paper": ["tune.algorithm=paper", "tune.objective=steps", "tune.keep=none"],
 }
 WAYS: Final = (GIVEN, *TUNED, "grid")
+PICTURES: Final = ROOT / "docs" / "tuning"
 RAW: Final = ROOT / "runs" / "bench" / "learning_time.jsonl"
 _SHORT: Final = 15  # the run that tells a way's throughput takes this part of the task's steps
 _UPDATES: Final = 4  # or so many updates
@@ -351,9 +352,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e6, help="after which it begins no run")
     parser.add_argument("--raw", type=Path, default=RAW, help="what was measured, a line each")
     parser.add_argument("--rows-only", action="store_true", help="measure nothing")
-    parser.add_argument("--pictures", type=Path, default=ROOT / "docs" / "tuning")
+    parser.add_argument("--pictures", type=Path, help="folder for learning.png and .svg")
     parser.add_argument("--dry", action="store_true", help="print the rows, keep none")
     options = parser.parse_args(arguments)
+    if options.pictures is None and not options.dry:
+        options.pictures = PICTURES
     if GIVEN not in options.ways:
         parser.error("--ways: all others are held against `given`; add it.")
     if options.factor < 1 or options.seeds < 1:
@@ -376,14 +379,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measurement = Measurement(raw, options)
             measurement.run()
             failed = measurement.failed
-    rows = rows_of(raw, options.tasks)
+    rows = rows_of(raw, TASKS)  # of all that was measured, now or before
     for row in rows:
         if options.dry:
             print(json.dumps(row), flush=True)
         else:
             emit("learning_time", **row)
-    for path in draw(raw, options.tasks, options.pictures, f"{machine()}, {commit()}"):
-        say(str(path))
+    if options.pictures is not None:
+        for path in draw(raw, list(TASKS), options.pictures, f"{machine()}, {commit()}"):
+            say(str(path))
     table(rows)
     return 1 if tell_missing(raw, options) or failed else 0
 

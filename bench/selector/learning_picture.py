@@ -27,6 +27,7 @@ def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[P
     """Draws the tasks that have runs, as png and svg; `where` says where they were measured."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     shown = {task: its for task in tasks if (its := _curves(raw, task))}
     if not shown:
@@ -53,8 +54,8 @@ def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[P
         panel.set_xlabel("seconds of training", color=INK)
     for panel in panels[::columns]:
         panel.set_ylabel("return (last 100 episodes)", color=INK)
-    drawn = {way: None for ways in shown.values() for way in ways}
-    handles = [matplotlib.lines.Line2D([], [], color=_WAYS[way][1]) for way in drawn]
+    drawn = dict.fromkeys(way for ways in shown.values() for way in ways)
+    handles = [Line2D([], [], color=_WAYS[way][1]) for way in drawn]
     names = [_WAYS[way][0] for way in drawn]
     figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
     figure.text(0.01, -0.01, where, fontsize=8, color=PALE, va="top")
