@@ -60,6 +60,7 @@ from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
+from gmi_drl.selector.tune.candidate import shape_text
 from gmi_drl.selector.tune.tuning import tune
 
 Config = Mapping[str, Any]
@@ -150,7 +151,10 @@ def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
             given, overrides=words, budget=budget_s, output=output, again=True, view="none"
         )
         config = result.config.model_dump(mode="json")
-    return TuneRun(task, way, config, round(time.monotonic() - began, 1), str(result))
+    seconds, winner = round(time.monotonic() - began, 1), result.chosen.winner
+    assert winner is not None  # else it raises
+    chosen = f"{shape_text(winner)}, horizon {winner.horizon}: {result.steps_per_s:,.0f} steps/s"
+    return TuneRun(task, way, config, seconds, chosen)
 
 
 def length_of(task: str, way: str, config: Config, given: TrainingRun, factor: float) -> Length:
@@ -379,7 +383,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measurement = Measurement(raw, options)
             measurement.run()
             failed = measurement.failed
-    rows = rows_of(raw, TASKS)  # of all that was measured, now or before
+    rows = rows_of(raw, list(TASKS))  # of all that was measured, now or before
     for row in rows:
         if options.dry:
             print(json.dumps(row), flush=True)

@@ -129,7 +129,7 @@ class WayResult:
         return round(statistics.median(ends), 2) if ends else None
 
 
-def rows_of(raw: RawFile, tasks: Iterable[str]) -> list[dict[str, Any]]:
+def rows_of(raw: RawFile, tasks: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the fields of all rows: of each task with runs, then the medians of tasks."""
     rows: list[dict[str, Any]] = []
     judged: dict[str, list[dict[str, Any]]] = {}
@@ -137,7 +137,8 @@ def rows_of(raw: RawFile, tasks: Iterable[str]) -> list[dict[str, Any]]:
         for row in task_rows(raw, task):
             rows.append(row)
             judged.setdefault(row["name"].partition("/")[2], []).append(row)
-    return rows + [median_row(way, judged[way], raw) for way in TUNED if way in judged]
+    of, seeds = len(tasks), raw.options["seeds"]
+    return rows + [median_row(way, judged[way], of, seeds) for way in TUNED if way in judged]
 
 
 def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
@@ -271,8 +272,13 @@ def _prediction(
     }
 
 
-def median_row(way: str, rows: Sequence[Mapping[str, Any]], raw: RawFile) -> dict[str, Any]:
-    """Returns the row of a way over tasks: the median of `over_given`, its range, the regret."""
+def median_row(
+    way: str, rows: Sequence[Mapping[str, Any]], tasks: int, seeds: int
+) -> dict[str, Any]:
+    """Returns the row of a way over tasks: the median of `over_given`, its range, the regret.
+
+    The claim holds only when all `tasks` have a row of all `seeds`.
+    """
     overs = [TimeToReturn(row["over_given"], row["censored"]) for row in rows]
     middle, most = median_of(overs), max(one.seconds for one in overs)
     regrets = [row["regret"] for row in rows if "regret" in row]
@@ -288,11 +294,12 @@ def median_row(way: str, rows: Sequence[Mapping[str, Any]], raw: RawFile) -> dic
         "censored": middle.censored,
         "reached": sum(not one.censored for one in overs),
         "regret": regret,
-        "seeds": raw.options["seeds"],
+        "seeds": seeds,
     }
     if way == "learning":
         fast = middle.seconds <= MEDIAN and not middle.censored
         kept = all(one.seconds <= WORST and not one.censored for one in overs)
         near = len(regrets) == len(rows) and regret is not None and regret <= REGRET
-        fields["holds"] = fast and kept and near
+        whole = len(rows) == tasks and all(row["repeats"] == seeds for row in rows)
+        fields["holds"] = fast and kept and near and whole
     return fields

@@ -155,18 +155,21 @@ def test_a_task_is_told_by_its_tuned_ways_and_its_grid(rows, tmp_path):
     assert "Hopper-v5/given" not in its
 
 
-def test_the_claim_is_of_the_median_and_of_the_worst_task(rows, tmp_path):
-    def row(over, censored=False):
-        return {"over_given": over, "censored": censored, "regret": 0.05}
+def test_the_claim_is_of_the_median_and_of_the_worst_task_and_of_all_of_them(rows):
+    def row(over, censored=False, regret=0.05, repeats=5):
+        return {"over_given": over, "censored": censored, "regret": regret, "repeats": repeats}
 
-    def holds(*its):
-        return rows.median_row("learning", its, raw)["holds"]
+    def holds(*its, tasks=3):
+        return rows.median_row("learning", its, tasks, 5)["holds"]
 
-    raw = raw_of(tmp_path)
-    assert holds(row(0.5), row(0.7), row(1.05))
-    assert not holds(row(0.5), row(0.7), row(1.06))
-    assert not holds(row(0.5), row(0.7), row(1.0, censored=True))
-    assert not holds(row(0.5), row(0.71), row(1.0))
+    fast, middle = row(0.5), row(0.7)
+    assert holds(fast, middle, row(1.05))
+    assert not holds(fast, middle, row(1.06))
+    assert not holds(fast, middle, row(1.0, censored=True))
+    assert not holds(fast, row(0.71), row(1.0))
+    assert not holds(fast, row(0.7, regret=0.2), row(1.0, regret=0.2))
+    assert not holds(fast, middle, tasks=3)
+    assert not holds(fast, middle, row(1.0, repeats=4))
 
 
 def test_ranks_of_alike_values_are_shared(rows):
