@@ -52,7 +52,7 @@ def write_curves(cells: Cells, folder: Path) -> list[str]:
             if not curves:
                 continue
             any_curve = True
-            steps, low, middle, high = _band(curves)
+            steps, low, middle, high = band(curves)
             count = "1 seed" if len(curves) == 1 else f"median and range of {len(curves)} seeds"
             axes.plot(steps, middle, color=color, label=f"{label} ({count})")
             axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
@@ -66,13 +66,18 @@ def write_curves(cells: Cells, folder: Path) -> list[str]:
     return drawn
 
 
-def _band(curves: list[list[list[float]]]) -> tuple[np.ndarray, ...]:
-    """Steps, and the lowest, median and highest return over the curves at each of them."""
+def band(
+    curves: list[list[list[float]]], low: float = 0.0, high: float = 1.0
+) -> tuple[np.ndarray, ...]:
+    """The places where all curves are known, and their low, median and high values there.
+
+    `low` and `high` are quantiles: by default the lowest and the highest.
+    """
     first = max(curve[0][0] for curve in curves)
     last = min(curve[-1][0] for curve in curves)
-    steps = np.linspace(first, last, 200)
-    values = np.array([np.interp(steps, *np.array(curve).T) for curve in curves])
-    return steps, values.min(0), np.median(values, 0), values.max(0)
+    places = np.linspace(first, last, 200)
+    values = np.array([np.interp(places, *np.array(curve).T) for curve in curves])
+    return places, *np.quantile(values, (low, 0.5, high), axis=0)
 
 
 def write_page(cells: Cells, page: Path, drawn: Sequence[str]) -> None:

@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""Measures what tuning is for: the seconds of training until a return is reached.
+
+Claim: a run that `gmi-drl tune` has tuned reaches the return that the config as given has at its
+end in 0.7 of the seconds, as the median of tasks, and on none in more than 1.05; and its regret
+against the best of a small grid measured in full is 10 % or less in the median.
+
+Each task is an example of ours with one GMI and 16 environments, and is trained in five ways:
+
+    given      as it is
+    learning   tuned as a user does who asks for nothing else
+    steps      tuned for throughput alone (objective steps, keep none)
+    paper      the same by Algorithm 2
+    grid       1 or 2 GMIs with 8 to 64 environments, the samples of an update kept by the horizon
+
+The ways take turns, a seed a round, so that a machine that slows down slows all. The learning rate
+falls until the end of a run, so each way trains for as many steps as it does in the seconds that
+the config as given took, times --factor; its throughput is that of a short run before. A run that
+has not reached the return by then counts with all its seconds, and is told (`censored`).
+
+Everything measured goes to the file --raw; what is in it is not measured again, and a measurement
+that is ended (Ctrl-C, --minutes) goes on when it is called again.
+
+Rows: `<task>/<way>`: value seconds to the target, peer those of the config as given, ratio peer
+over value, `over_given` value over peer; `<task>/grid`: its best, and the rank correlation of
+predicted and measured times; `median/<way>`: value the median over tasks of `over_given`. The
+picture goes to docs/tuning/. Exit code 1 where something is missing or failed.
+
+    bench/selector/learning.py --minutes 120         # and again, until nothing is missing
+    bench/selector/learning.py --tasks CartPole-v1 --seeds 1 --ways given learning --dry \\
+        --raw /tmp/raw.jsonl --pictures /tmp/pictures
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from checkout import ROOT
+from grid import say, two_cores
+from learning_picture import draw
+from learning_raw import GIVEN, Length, RawFile, TrainingRun, TuneRun
+from learning_rows import GIVEN_SHAPE, GRID, TUNED, bound_of, rows_of, way_of
+from modes import launched, lines_of
+from report import commit, emit, machine
+
+from gmi_drl import runtime
+from gmi_drl.errors import GmiDrlError
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.placement import load_config
+from gmi_drl.selector.tune.candidate import shape_text
+from gmi_drl.selector.tune.tuning import tune
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task as given: the settings of an example, and so many steps."""
+
+    example: str
+    steps: int
+
+
+TASKS: Final = {
+    "CartPole-v1": Task("cartpole", 100_000),
+    "Pendulum-v1": Task("pendulum", 200_000),
+    "HalfCheetah-v5": Task("halfcheetah", 600_000),
+    "Hopper-v5": Task("halfcheetah", 600_000),
+    "Walker2d-v5": Task("halfcheetah", 600_000),
+    "Ant-v5": Task("ant", 300_000),
+}
+OVERRIDES: Final = {  # of each way that is tuned
+    "learning": [],
+    "steps": ["tune.objective=steps", "tune.keep=none"],
+    "paper": ["tune.algorithm=paper", "tune.objective=steps", "tune.keep=none"],
+}
+WAYS: Final = (GIVEN, *TUNED, "grid")
+PICTURES: Final = ROOT / "docs" / "tuning"
+RAW: Final = ROOT / "runs" / "bench" / "learning_time.jsonl"
+_SHORT: Final = 15  # the run that tells a way's throughput takes this part of the task's steps
+_UPDATES: Final = 4  # or so many updates
+
+
+def given_of(task: str, steps: int | None = None) -> Config:
+    """Returns the config as a user would write it: an example's, 1 GMI with 16 environments."""
+    its = TASKS[task]
+    gmis, num_env = GRID[GIVEN_SHAPE]
+    words = [
+        f"env.id={task}", f"env.num_env={num_env}", f"layout.gmi_per_gpu={gmis}",
+        "layout.template=tcg_ex", f"run.total_steps={steps or its.steps}", "run.eval_episodes=0",
+        "run.checkpoint_every=0", "hardware.backend=cpu", "hardware.num_gpus=1",
+        f"hardware.cores={two_cores()}",
+    ]  # fmt: skip
+    config = load_config(ROOT / "examples" / f"{its.example}.yaml", words)
+    return config.model_dump(mode="json", exclude_unset=True)
+
+
+def shape_of(config: Config) -> dict[str, int]:
+    """Returns what tuning can change of a config, and the samples of an update."""
+    its = load_config(config)
+    gmis, num_env, algorithm = its.layout.gmi_per_gpu, its.env.num_env, its.algorithm
+    return {
+        "gmi_per_gpu": gmis,
+        "num_env": num_env,
+        "horizon": algorithm.horizon,
+        "minibatches": algorithm.minibatches,
+        "samples": gmis * num_env * algorithm.horizon,
+    }
+
+
+def grid_of(given: Config) -> dict[str, Config]:
+    """Returns the grid's configs but the one as given; an update has the same samples in all."""
+    samples = shape_of(given)["samples"]
+    configs = {}
+    for shape, (gmis, num_env) in GRID.items():
+        if shape != GIVEN_SHAPE:
+            configs[way_of(shape)] = changed(
+                given,
+                env={"num_env": num_env},
+                layout={"gmi_per_gpu": gmis},
+                algorithm={"horizon": samples // (gmis * num_env)},
+            )
+    return configs
+
+
+def changed(config: Config, **sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config with some keys of some sections changed."""
+    return {**config, **{name: {**config.get(name, {}), **its} for name, its in sections.items()}}
+
+
+def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
+    """Tunes a task from nothing, as a user would, in a way's own terms."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
+        output = Path(folder, "tuned.yaml")
+        words = OVERRIDES[way]
+        result = tune(
+            given, overrides=words, budget=budget_s, output=output, again=True, view="none"
+        )
+        config = result.config.model_dump(mode="json")
+    seconds, winner = round(time.monotonic() - began, 1), result.chosen.winner
+    assert winner is not None  # else it raises
+    chosen = f"{shape_text(winner)}, horizon {winner.horizon}: {result.steps_per_s:,.0f} steps/s"
+    return TuneRun(task, way, config, seconds, chosen)
+
+
+def length_of(task: str, way: str, config: Config, given: TrainingRun, factor: float) -> Length:
+    """Measures how many steps a way does in the seconds of the config as given, times `factor`."""
+    steps = max(given.steps // _SHORT, _UPDATES * shape_of(config)["samples"])
+    short = changed(config, run={"total_steps": steps, "target_return": None})
+    rate = launched(short)["training_samples_per_s"]
+    return Length(task, way, round(rate * given.seconds * factor), round(rate, 1))
+
+
+def train(
+    task: str, way: str, seed: int, config: Config, total_steps: int, until: float | None = None
+) -> TrainingRun:
+    """Trains a seed to its end, or until it has the return `until`."""
+    run = {"seed": seed, "total_steps": total_steps, "target_return": until, "eval_episodes": 0,
+           "checkpoint_every": 0, "log_every": 1}  # fmt: skip
+    began = time.monotonic()
+    lines = lines_of(changed(config, run=run), -1)
+    points = [
+        (round(line["time_s"], 3), line["steps"], round(line["return_mean"], 3))
+        for line in lines
+        if line["return_mean"] is not None
+    ]
+    noise = [scale for line in lines if (scale := line.get("noise_scale")) is not None]
+    return TrainingRun(
+        task=task,
+        way=way,
+        seed=seed,
+        shape=shape_of(config),
+        steps=lines[-1]["steps"],
+        seconds=lines[-1]["time_s"],
+        wall_s=round(time.monotonic() - began, 1),
+        points=tuple(points),
+        noise_scale=statistics.median(noise) if noise else None,
+        ended_early=until is not None and bool(points) and points[-1][2] >= until,
+        machine=machine(),
+        commit=commit(),
+    )
+
+
+class OutOfTime(Exception):
+    """The minutes that were given are over."""
+
+
+class Measurement:
+    """Measures what the raw file lacks, and says so line by line."""
+
+    def __init__(self, raw: RawFile, options: argparse.Namespace) -> None:
+        self.raw, self.options = raw, options
+        self.failed: list[str] = []
+        self._end = time.monotonic() + 60 * options.minutes
+        self._all = len(missing(raw, options))
+        self._took: list[float] = []  # seconds of the training runs of this measurement
+
+    def run(self) -> None:
+        """Measures task after task until everything is there or the minutes are over."""
+        try:
+            for task in self.options.tasks:
+                self._task(task)
+        except OutOfTime:
+            say(f"{self.options.minutes:g} minutes are over")
+
+    def _task(self, task: str) -> None:
+        configs = self._configs(task)
+        for seed in range(self.options.seeds):
+            began, taken = time.monotonic(), len(self._took)
+            for way, config in configs.items():
+                if self.raw.run(task, way, seed) is None:
+                    self._attempt(f"{task} {way} seed {seed}", self._run, task, way, seed, config)
+            if len(self._took) > taken:
+                say(f"{task}: round {seed + 1} took {time.monotonic() - began:.0f} s")
+
+    def _configs(self, task: str) -> dict[str, Config]:
+        """Returns the config of each way that is wanted, the config as given first; tunes."""
+        given = given_of(task, self.options.steps)
+        configs = {GIVEN: given}
+        for way in (way for way in TUNED if way in self.options.ways):
+            if self.raw.tune(task, way) is None:
+                self._attempt(f"{task} tune {way}", self._tune, task, way, given)
+            if (tune_run := self.raw.tune(task, way)) is not None:
+                configs[way] = tune_run.config
+        if "grid" in self.options.ways:
+            configs |= grid_of(given)
+        return configs
+
+    def _attempt(self, what: str, measure: Any, *arguments: Any) -> None:
+        """Measures one thing; what fails is told, and the others go on."""
+        if time.monotonic() > self._end:
+            raise OutOfTime
+        try:
+            measure(*arguments)
+        except (GmiDrlError, SystemExit) as error:  # the latter: a run without metrics
+            self.failed.append(what)
+            say(f"{what}: FAILED: {error}")
+
+    def _tune(self, task: str, way: str, given: Config) -> None:
+        tune_run = tuned(task, way, given, self.options.budget)
+        self.raw.add(tune_run)
+        say(f"{task} tune {way}: {tune_run.seconds:.0f} s, {tune_run.chosen}")
+
+    def _run(self, task: str, way: str, seed: int, config: Config) -> None:
+        began = time.monotonic()
+        total_steps = self.options.steps or TASKS[task].steps
+        if way != GIVEN:
+            length = self.raw.length(task, way)
+            if length is None:
+                first = next((run for run in self.raw.runs if _is_given(run, task)), None)
+                if first is None:
+                    raise SystemExit("the config as given has no run to go by")
+                length = length_of(task, way, config, first, self.options.factor)
+                self.raw.add(length)
+            total_steps = length.total_steps
+        # The returns of a grid's runs are not told, so they end where it is certain that they have
+        # reached the target.
+        until = None
+        if way in GRID:
+            given = [run for run in self.raw.runs if _is_given(run, task)]
+            until = bound_of(given, self.options.seeds)
+        run = train(task, way, seed, config, total_steps, until)
+        self.raw.add(run)
+        self._took.append(time.monotonic() - began)
+        mean = "no episode" if run.return_end is None else f"return {run.return_end:,.1f}"
+        ended = ", as early as it may" if run.ended_early else ""
+        say(
+            f"{task} {way:<8} seed {seed}: {run.seconds:5.1f} s, {run.steps_per_s:>8,.0f} steps/s, "
+            f"{mean}{ended}; {self._rest()}"
+        )
+
+    def _rest(self) -> str:
+        left = len(missing(self.raw, self.options))
+        about = timedelta(seconds=int(left * statistics.fmean(self._took)))
+        return f"{self._all - left} of {self._all}, about {about} to go"
+
+
+def _is_given(run: TrainingRun, task: str) -> bool:
+    return (run.task, run.way) == (task, GIVEN)
+
+
+def missing(raw: RawFile, options: argparse.Namespace) -> list[tuple[str, str, int]]:
+    """Lists task, way and seed of the training runs that are wanted and not in the raw file."""
+    ways = [way for way in (GIVEN, *TUNED) if way in options.ways]
+    if "grid" in options.ways:
+        ways += [way_of(shape) for shape in GRID if shape != GIVEN_SHAPE]
+    there = {(run.task, run.way, run.seed) for run in raw.runs}
+    every = [
+        (task, way, seed) for task in options.tasks for seed in range(options.seeds) for way in ways
+    ]
+    return [one for one in every if one not in there]
+
+
+def tell_missing(raw: RawFile, options: argparse.Namespace) -> bool:
+    """Says what is missing; whether anything is."""
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for task, way, seed in missing(raw, options):
+        seeds.setdefault((task, way), []).append(seed)
+    for (task, way), its in seeds.items():
+        tuning = way in TUNED and raw.tune(task, way) is None
+        say(f"missing: {task} {way}: seeds {its}{', and its tune' if tuning else ''}")
+    if seeds:
+        say(f"call it again to go on: what is done is in {raw.path}")
+    return bool(seeds)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The rows for people."""
+    say(
+        f"\n{'row':<26}{'seconds':>10}{'of given':>10}{'reached':>9}{'regret':>9}{'steps/s':>10}"
+        f"{'return then':>13}{'tune s':>8}"
+    )
+    for row in rows:
+        most = "> " if row["censored"] else ""
+        over = row.get("over_given", row["value"])
+        regret, then = row.get("regret"), row.get("return_then")
+        seconds = f"{most}{row['value']:,.1f}" if row["unit"] == "s" else "-"
+        say(
+            f"{row['name']:<26}{seconds:>10}{f'{most}{over:.2f}':>10}"
+            f"{row['reached']:>4} of {row['repeats']}"
+            f"{'-' if regret is None else f'{regret:.0%}':>9}"
+            f"{row.get('steps_per_s', 0):>10,.0f}"
+            f"{'-' if then is None else f'{then:,.1f}':>13}{row.get('seconds_tune', 0):>8,.0f}"
+        )
+        if row["name"].endswith("/grid"):
+            say(f"    best {row['best']}, rank correlation {row['rank_correlation']}")
+        if "holds" in row:
+            say(f"    the claim {'holds' if row['holds'] else 'does not hold'}")
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds of each tune")
+    parser.add_argument("--factor", type=float, default=1.1, help="of the seconds as given, a run")
+    parser.add_argument("--steps", type=int, help="instead of the task's own, for a trial")
+    parser.add_argument("--minutes", type=float, default=1e6, help="after which it begins no run")
+    parser.add_argument("--raw", type=Path, default=RAW, help="what was measured, a line each")
+    parser.add_argument("--rows-only", action="store_true", help="measure nothing")
+    parser.add_argument("--pictures", type=Path, help="folder for learning.png and .svg")
+    parser.add_argument("--dry", action="store_true", help="print the rows, keep none")
+    options = parser.parse_args(arguments)
+    if options.pictures is None and not options.dry:
+        options.pictures = PICTURES
+    if GIVEN not in options.ways:
+        parser.error("--ways: all others are held against `given`; add it.")
+    if options.factor < 1 or options.seeds < 1:
+        parser.error("--factor and --seeds must be at least 1.")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, unless told not to, and tells; 1 if anything is missing or failed."""
+    options = parse(arguments)
+    alike = {"seeds": options.seeds, "factor": options.factor, "budget_s": options.budget,
+             "steps": options.steps}  # fmt: skip
+    raw = RawFile(options.raw, None if options.rows_only else alike)
+    options.seeds = raw.options["seeds"]
+    failed: list[str] = []
+    if not options.rows_only and missing(raw, options):
+        with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
+            os.environ["XDG_CACHE_HOME"] = cache  # nothing that was measured before answers
+            runtime.init(PRELOAD)
+            measurement = Measurement(raw, options)
+            measurement.run()
+            failed = measurement.failed
+    rows = rows_of(raw, list(TASKS))  # of all that was measured, now or before
+    for row in rows:
+        if options.dry:
+            print(json.dumps(row), flush=True)
+        else:
+            emit("learning_time", **row)
+    if options.pictures is not None:
+        for path in draw(raw, list(TASKS), options.pictures, f"{machine()}, {commit()}"):
+            say(str(path))
+    table(rows)
+    return 1 if tell_missing(raw, options) or failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Draws what learning.py has measured: return against seconds, a panel for each task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from learning_page import band
+from learning_raw import GIVEN, RawFile, TrainingRun
+from learning_rows import target_of
+
+from gmi_drl.selector.plots.tune_picture import INK, PALE, titled
+
+NAME: Final = "learning"
+_WAYS: Final = {
+    GIVEN: ("as given", INK),
+    "learning": ("tuned", "#0072B2"),
+    "steps": ("tuned for steps/s", "#E69F00"),
+    "paper": ("Algorithm 2", "#CC79A7"),
+}
+_COLUMNS: Final = 3
+
+
+def draw(raw: RawFile, tasks: Sequence[str], folder: Path, where: str) -> list[Path]:
+    """Draws the tasks that have runs, as png and svg; `where` says where they were measured."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    shown = {task: its for task in tasks if (its := _curves(raw, task))}
+    if not shown:
+        return []
+    columns = min(_COLUMNS, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = Figure(figsize=(1.0 + 4.0 * columns, 0.8 + 3.2 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    for panel, (task, ways) in zip(panels, shown.items(), strict=False):
+        titled(panel, task)
+        for way, curves in ways.items():
+            label, colour = _WAYS[way]
+            seconds, low, middle, high = band(curves, 0.25, 0.75)
+            panel.plot(seconds, middle, color=colour, label=label)
+            panel.fill_between(seconds, low, high, color=colour, alpha=0.18, linewidth=0)
+        target = target_of(_runs(raw, task, GIVEN))
+        if target is not None:
+            panel.axhline(target, color=PALE, linewidth=0.9, linestyle=":")
+        panel.grid(alpha=0.25)
+        panel.set_xlim(0, None)
+    for panel in panels[len(shown) :]:
+        panel.set_visible(False)
+    for panel in panels[max(0, len(shown) - columns) : len(shown)]:
+        panel.set_xlabel("seconds of training", color=INK)
+    for panel in panels[::columns]:
+        panel.set_ylabel("return (last 100 episodes)", color=INK)
+    drawn = dict.fromkeys(way for ways in shown.values() for way in ways)
+    handles = [Line2D([], [], color=_WAYS[way][1]) for way in drawn]
+    names = [_WAYS[way][0] for way in drawn]
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False)
+    figure.text(0.01, -0.01, where, fontsize=8, color=PALE, va="top")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    with matplotlib.rc_context({"svg.hashsalt": NAME, "svg.fonttype": "none"}):
+        for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+            path = folder / f"{NAME}.{kind}"
+            # A picture that cannot be written whole leaves the old one as it was.
+            part = path.with_suffix(f".part.{kind}")
+            figure.savefig(part, bbox_inches="tight", format=kind, **more)
+            os.replace(part, path)
+            made.append(path)
+    return made
+
+
+def _runs(raw: RawFile, task: str, way: str) -> list[TrainingRun]:
+    return [run for run in raw.runs if (run.task, run.way) == (task, way)]
+
+
+def _curves(raw: RawFile, task: str) -> dict[str, list[list[list[float]]]]:
+    """Returns (seconds, return) of the runs of each way; no way whose runs have no return."""
+    ways = {
+        way: [[[at_s, mean] for at_s, _, mean in run.points] for run in _runs(raw, task, way)]
+        for way in _WAYS
+    }
+    told = {way: [curve for curve in curves if curve] for way, curves in ways.items()}
+    return {way: curves for way, curves in told.items() if curves}

@@ -1,0 +1,305 @@
+"""Computes the rows of learning.py from the runs in its raw file. Nothing is measured here.
+
+The *target* of a task is the return that the median seed of the config as given has at its end. A
+run that never reaches it is *censored*: it takes its own seconds at least. So does a median that
+lies among such runs, and every ratio that is made of it: `censored` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from learning_raw import GIVEN, RawFile, TrainingRun
+
+TUNED: Final = ("learning", "steps", "paper")
+# A small grid: GMIs on the device x num_env of each. The config as given is one of its points.
+GRID: Final = {f"{g}x{n}": (g, n) for g in (1, 2) for n in (8, 16, 32, 64)}
+GIVEN_SHAPE: Final = "1x16"
+# The claim, of `learning`: over the seconds of the config as given, and against the grid's best.
+MEDIAN: Final = 0.7
+WORST: Final = 1.05
+REGRET: Final = 0.1
+_LENGTHS: Final = {"1M": 1_000_000, "10M": 10_000_000}  # steps, as given, that tuning is to pay for
+
+
+@dataclass(frozen=True)
+class TimeToReturn:
+    """Seconds of training until the target; at least so many where it is censored."""
+
+    seconds: float
+    censored: bool
+
+    def over(self, other: TimeToReturn) -> float:
+        """Returns these seconds over those of another, both as they are."""
+        return self.seconds / other.seconds
+
+
+def time_to(run: TrainingRun, target: float) -> TimeToReturn:
+    """Returns when a run first had this return."""
+    at_s = next((at_s for at_s, _, mean in run.points if mean >= target), None)
+    return TimeToReturn(run.seconds, True) if at_s is None else TimeToReturn(at_s, False)
+
+
+def median_of(times: Sequence[TimeToReturn]) -> TimeToReturn:
+    """Returns the median; where it lies among censored ones, a bound from below."""
+    exact = statistics.median(math.inf if one.censored else one.seconds for one in times)
+    if math.isfinite(exact):
+        return TimeToReturn(exact, False)
+    return TimeToReturn(statistics.median(one.seconds for one in times), True)
+
+
+def target_of(given: Iterable[TrainingRun]) -> float | None:
+    """Returns the return of the median seed at its end (of an even number the lower of both)."""
+    ends = [run.return_end for run in given if run.return_end is not None]
+    return statistics.median_low(ends) if ends else None
+
+
+def bound_of(given: Iterable[TrainingRun], seeds: int) -> float | None:
+    """Returns what the target of `seeds` seeds cannot exceed, whatever those do that are to come.
+
+    None while too few have ended to tell: the k-th lowest of some is not below that of all.
+    """
+    ends = sorted(run.return_end for run in given if run.return_end is not None)
+    middle = (seeds - 1) // 2
+    return ends[middle] if len(ends) > middle else None
+
+
+def predicted(samples: int, noise_scale: float | None, steps_per_s: float) -> float:
+    """Predicts the time to return of a setting, up to a factor that all settings of a task share.
+
+    Steps to a return grow with the samples of an update as 1 + samples / noise scale (McCandlish et
+    al., arXiv 1812.06162, section 2); without a noise scale they are taken to be the same for all.
+    """
+    needed = 1.0 if noise_scale is None else 1.0 + samples / noise_scale
+    return needed / steps_per_s
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Returns Spearman's rank correlation, ties sharing their rank; None where it is undefined."""
+    if len(first) < 3:
+        return None
+    try:
+        return round(statistics.correlation(_ranks(first), _ranks(second)), 4)
+    except statistics.StatisticsError:  # all of one are alike
+        return None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Returns the place of each, those that are alike in the middle of theirs."""
+    return [
+        sum(other < value for other in values) + sum(other == value for other in values) / 2
+        for value in values
+    ]
+
+
+@dataclass(frozen=True)
+class WayResult:
+    """What the seeds of one way come to."""
+
+    runs: Sequence[TrainingRun]
+    times: Sequence[TimeToReturn]
+    median: TimeToReturn
+
+    @classmethod
+    def of(cls, runs: Sequence[TrainingRun], target: float) -> WayResult:
+        times = [time_to(run, target) for run in runs]
+        return cls(runs, times, median_of(times))
+
+    @property
+    def steps_per_s(self) -> float:
+        return statistics.median(run.steps_per_s for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds of a whole run."""
+        return statistics.median(run.seconds for run in self.runs)
+
+    def return_at(self, seconds: float) -> float | None:
+        """Returns the median return after so many seconds, of the runs that went on for so long."""
+        lines = [
+            [mean for at_s, _, mean in run.points if at_s <= seconds]
+            for run in self.runs
+            if not run.ended_early
+        ]
+        ends = [line[-1] for line in lines if line]
+        return round(statistics.median(ends), 2) if ends else None
+
+
+def rows_of(raw: RawFile, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the fields of all rows: of each task with runs, then the medians of tasks."""
+    rows: list[dict[str, Any]] = []
+    judged: dict[str, list[dict[str, Any]]] = {}
+    for task in tasks:
+        for row in task_rows(raw, task):
+            rows.append(row)
+            judged.setdefault(row["name"].partition("/")[2], []).append(row)
+    of, seeds = len(tasks), raw.options["seeds"]
+    return rows + [median_row(way, judged[way], of, seeds) for way in TUNED if way in judged]
+
+
+def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
+    """Returns the rows of a task: as given, each tuned way, the grid; [] where nothing tells."""
+    runs: dict[str, list[TrainingRun]] = {}
+    for run in raw.runs:
+        if run.task == task:
+            runs.setdefault(run.way, []).append(run)
+    target = target_of(runs.get(GIVEN, ()))
+    if target is None:
+        return []
+    ways = {way: WayResult.of(its, target) for way, its in runs.items()}
+    noise_scale = _median_noise_scale(ways[GIVEN].runs)
+    grid = {shape: ways[way] for shape in GRID if (way := way_of(shape)) in ways}
+    best = min(grid, key=lambda shape: (grid[shape].median.censored, grid[shape].median.seconds))
+    rows = [
+        {
+            "name": f"{task}/{way}",
+            **_compared(ways[way], ways[GIVEN]),
+            **_regret(ways[way], grid[best], complete=len(grid) == len(GRID)),
+            **_tuning(raw, task, way, ways),
+            "target_return": round(target, 2),
+        }
+        for way in (GIVEN, *TUNED)
+        if way in ways
+    ]
+    if len(grid) > 1:
+        rows.append(
+            {
+                "name": f"{task}/grid",
+                **_compared(grid[best], ways[GIVEN]),
+                "best": best,
+                "complete": len(grid) == len(GRID),
+                "target_return": round(target, 2),
+                **_prediction(grid, {way: ways[way] for way in TUNED if way in ways}, noise_scale),
+            }
+        )
+    return rows
+
+
+def way_of(shape: str) -> str:
+    """Returns the way that a point of the grid is trained in."""
+    return GIVEN if shape == GIVEN_SHAPE else shape
+
+
+def _median_noise_scale(runs: Iterable[TrainingRun]) -> float | None:
+    known = [run.noise_scale for run in runs if run.noise_scale is not None]
+    return statistics.median(known) if known else None
+
+
+def _compared(result: WayResult, given: WayResult) -> dict[str, Any]:
+    """Compares a way with the config as given, whose time to its own target is the peer."""
+    seconds, peer = result.median, given.median
+    times = [one.seconds for one in result.times]
+    over = seconds.over(peer)
+    return {
+        "value": round(seconds.seconds, 2),
+        "unit": "s",
+        "peer": None if result is given else round(peer.seconds, 2),
+        "ratio": None if result is given else round(1 / over, 4),
+        "repeats": len(times),
+        "spread": [round(min(times), 2), round(max(times), 2)],
+        "censored": seconds.censored,
+        "reached": sum(not one.censored for one in result.times),
+        "over_given": round(over, 4),
+        "over_given_spread": [round(s / peer.seconds, 4) for s in (min(times), max(times))],
+        "over_given_run": round(seconds.seconds / given.seconds, 4),
+        "steps_per_s": round(result.steps_per_s, 1),
+        "return_then": result.return_at(given.seconds),  # when that as given has ended
+        "return_end": result.return_at(math.inf),
+        "shape": dict(result.runs[0].shape),
+        "commits": sorted({run.commit for run in result.runs}),
+    }
+
+
+def _regret(result: WayResult, best: WayResult, complete: bool) -> dict[str, Any]:
+    """Says how much longer it takes than the grid's best, where the whole grid was measured."""
+    if not complete:
+        return {}
+    regret = result.median.over(best.median) - 1
+    return {"best_of_grid_s": round(best.median.seconds, 2), "regret": round(regret, 4)}
+
+
+def _tuning(raw: RawFile, task: str, way: str, ways: Mapping[str, WayResult]) -> dict[str, Any]:
+    """Says what tuning cost, and that over the seconds it saves a long run; None: it saves none."""
+    tune = raw.tune(task, way)
+    if tune is None:
+        return {}
+    saved = 1 - ways[way].median.over(ways[GIVEN].median)
+    whole_s = {name: steps / ways[GIVEN].steps_per_s for name, steps in _LENGTHS.items()}
+    return {
+        "chosen": tune.chosen,
+        "seconds_tune": round(tune.seconds, 1),
+        "tune_over_saved": {
+            name: round(tune.seconds / (seconds * saved), 4) if saved > 0 else None
+            for name, seconds in whole_s.items()
+        },
+    }
+
+
+def _prediction(
+    grid: Mapping[str, WayResult], tuned: Mapping[str, WayResult], noise_scale: float | None
+) -> dict[str, Any]:
+    """Holds predicted against measured times: over the grid, and with the tuned ways beside it.
+
+    The grid keeps the samples of an update, so only throughput differs in what is predicted; among
+    the tuned ways there are others.
+    """
+    results = [*grid.values(), *tuned.values()]
+    expected = [
+        predicted(result.runs[0].shape["samples"], noise_scale, result.steps_per_s)
+        for result in results
+    ]
+    seen = [math.inf if one.median.censored else one.median.seconds for one in results]
+    first = expected[0]
+    return {
+        "noise_scale": None if noise_scale is None else round(noise_scale, 1),
+        "rank_correlation": rank_correlation(expected[: len(grid)], seen[: len(grid)]),
+        "rank_correlation_with_tuned": rank_correlation(expected, seen),
+        "points": [
+            {
+                "name": name,
+                "seconds": round(result.median.seconds, 2),
+                "censored": result.median.censored,
+                "predicted": round(value / first, 4),  # over that of the first
+                "steps_per_s": round(result.steps_per_s, 1),
+                **result.runs[0].shape,
+            }
+            for name, result, value in zip([*grid, *tuned], results, expected, strict=True)
+        ],
+    }
+
+
+def median_row(
+    way: str, rows: Sequence[Mapping[str, Any]], tasks: int, seeds: int
+) -> dict[str, Any]:
+    """Returns the row of a way over tasks: the median of `over_given`, its range, the regret.
+
+    The claim holds only when all `tasks` have a row of all `seeds`.
+    """
+    overs = [TimeToReturn(row["over_given"], row["censored"]) for row in rows]
+    middle, most = median_of(overs), max(one.seconds for one in overs)
+    regrets = [row["regret"] for row in rows if "regret" in row]
+    regret = round(statistics.median(regrets), 4) if regrets else None
+    fields: dict[str, Any] = {
+        "name": f"median/{way}",
+        "value": round(middle.seconds, 4),
+        "unit": "of given",
+        "peer": 1.0,
+        "ratio": round(1 / middle.seconds, 4),
+        "repeats": len(overs),
+        "spread": [round(min(one.seconds for one in overs), 4), round(most, 4)],
+        "censored": middle.censored,
+        "reached": sum(not one.censored for one in overs),
+        "regret": regret,
+        "seeds": seeds,
+    }
+    if way == "learning":
+        fast = middle.seconds <= MEDIAN and not middle.censored
+        kept = all(one.seconds <= WORST and not one.censored for one in overs)
+        near = len(regrets) == len(rows) and regret is not None and regret <= REGRET
+        whole = len(rows) == tasks and all(row["repeats"] == seeds for row in rows)
+        fields["holds"] = fast and kept and near and whole
+    return fields
