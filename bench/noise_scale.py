@@ -62,7 +62,7 @@ class Off(NoiseMeter):
     def measure(self) -> None:
         pass
 
-    def take(self, square: float, product: float) -> float | None:
+    def take(self, measured: Sequence[float]) -> float | None:
         return None
 
 
@@ -82,8 +82,8 @@ class Timed(NoiseMeter):
     def measure(self) -> None:
         self._timed(super().measure)
 
-    def take(self, square: float, product: float) -> float | None:
-        return self._timed(super().take, square, product)
+    def take(self, measured: Sequence[float]) -> float | None:
+        return self._timed(super().take, measured)
 
     def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
         begun_ns = perf_counter_ns()
@@ -124,7 +124,7 @@ class Update:
         self._sampled = {name: column.clone() for name, column in self._batch.columns.items()}
         replays = settings.kept_steps > 0
         self.learner = Learner(algorithm, draw, None if replays else self._batch)
-        self.meter = meter(torch.device("cpu"))
+        self.meter = meter()
         self.learner.noise = self.learner._step.noise = self.meter
         group: Any = AsOfTwo() if gmis > 1 else solo_group()
         self.learner.connect(group)

@@ -139,6 +139,7 @@ def async_updates(group, name="impala", minibatches=1):
     for _ in range(3):
         learner.update(segments_of(group.rank, group.size))
         stats = learner.stats()
+        del stats["noise_scale"]  # of one trainer there may be none
     state = learner.state_dict()
     adam = state["optimizer"]["state"][0]
     publisher = PublishedPolicy(learner.parameters, normalizers)

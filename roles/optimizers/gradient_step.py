@@ -47,10 +47,9 @@ class GradientStep:
         self._stats, self._clock, self._pool = stats, clock, pool
         self.parameters = FlatParameters(algorithm.policy.network)
         self.descent = Descent(self.parameters, settings, static)
-        device = self.parameters.data.device
-        self._totals = torch.zeros(len(self._stats), device=device)
+        self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
         self._steps = 0
-        self.noise = NoiseMeter(device)
+        self.noise = NoiseMeter()
         self._together: Together | None = None
 
     def connect(self, group: Group) -> None:
@@ -105,12 +104,15 @@ class GradientStep:
         the learning rate, and the noise scale. On a GPU, the one thing that waits for the device.
         """
         steps = self._steps
-        values = torch.cat([self._totals / max(steps, 1), self.noise.sums])
-        *means, square, product, learning_rate = self.descent.read_beside(values)
+        values = self._totals / max(steps, 1)
+        if measured := self.noise.measured:
+            values = torch.cat([values, torch.stack(measured)])
+        *values_read, learning_rate = self.descent.read_beside(values)
+        means, of_noise = values_read[: len(self._stats)], values_read[len(self._stats) :]
         self._totals.zero_()
         self._steps = 0
         there = dict(zip(self._stats, means if steps else [None] * len(means), strict=True))
-        noise_scale = self.noise.take(square, product)
+        noise_scale = self.noise.take(of_noise)
         return there | {"learning_rate": learning_rate, "noise_scale": noise_scale}
 
     def _differentiate(self, losses: Losses) -> None:

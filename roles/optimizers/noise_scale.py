@@ -18,15 +18,17 @@ multiplied; between them is one step of the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from gmi_drl.comm import Reducer
 
 # The share of the averages that an update leaves: they are of the last twenty updates or so. One
-# update has a few products, whose own noise is far larger than |G|^2.
+# update has a few products, whose own noise is far larger than |G|^2. Longer averages would jump
+# less, and lag: |G|^2 falls a thousandfold within the first hundred updates of HalfCheetah.
 _KEPT: Final = 0.95
 # Minibatches of an update that are measured at most. A round on a replay may have hundreds of small
 # steps; sixteen of them say as much, at an eighth of the cost.
@@ -71,16 +73,15 @@ class NoiseMeter:
     """Measures gradients for the noise scale; the same numbers on all ranks.
 
     Only the first minibatches of an update count, of its first epoch: later epochs have fitted the
-    samples before. What is measured is added up in `sums` [2], where the gradients are, and nothing
-    waits for it until `take`. `scale` is what came of it.
+    samples before. What is measured stays where the gradients are, and nothing waits for it before
+    it is read with other numbers. `scale` is what came of it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.scale = NoiseScale()
-        self.sums = torch.zeros(2, device=device)
-        self._square, self._product = self.sums.unbind()
         self._samples = self._left = 0
-        self._squares = self._products = 0  # that were added up
+        self._squares: list[Tensor] = []
+        self._products: list[Tensor] = []
         self._follows = False  # whether `_previous` is of the minibatch before, of this update
 
     def connect(self, reducer: Reducer, numel: int) -> None:
@@ -93,11 +94,7 @@ class NoiseMeter:
         self._gradient, self._mean_square = result[:numel], result[-1]
         self._previous = torch.zeros(numel if self._size == 1 else 0, device=buffer.device)
         self._left = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self.sums.zero_()
-        self._squares = self._products = 0
+        self._squares, self._products = [], []  # of an update that the re-forming cut short
 
     def begin(self, samples: int) -> None:
         """An update begins, with minibatches of so many samples on each rank."""
@@ -115,33 +112,36 @@ class NoiseMeter:
         if self._size > 1 and (always or self._left):
             torch.dot(self._own, self._own, out=self._own_square)
 
-    @torch.no_grad()
     def measure(self) -> None:
         """Measures the gradient that was reduced, if it counts; nothing waits."""
         if not self._left:
             return
         self._left -= 1
-        self._squares += 1
         gradient = self._gradient
         if self._size > 1:
-            self._square.add_(self._mean_square)
-            self._product.add_(torch.dot(gradient, gradient))
-            self._products += 1
+            self._squares.append(self._mean_square.clone())
+            self._products.append(torch.dot(gradient, gradient))
             return
-        self._square.add_(torch.dot(gradient, gradient))
+        self._squares.append(torch.dot(gradient, gradient))
         if self._follows:
-            self._product.add_(torch.dot(gradient, self._previous))
-            self._products += 1
+            self._products.append(torch.dot(gradient, self._previous))
         self._previous.copy_(gradient)
         self._follows = True
 
-    def take(self, square: float, product: float) -> float | None:
-        """Takes in `sums`, which were read, begins new ones, and returns the noise scale."""
-        if self._products:
-            square, product = square / self._squares, product / self._products
+    @property
+    def measured(self) -> list[Tensor]:
+        """The scalars that were measured since the last `take`."""
+        return [*self._squares, *self._products]
+
+    def take(self, measured: Sequence[float]) -> float | None:
+        """Takes in the numbers of `measured`, which were read, and returns the noise scale."""
+        count = len(self._squares)
+        squares, products = measured[:count], measured[count:]
+        self._squares, self._products = [], []
+        if products:
+            square, product = sum(squares) / len(squares), sum(products) / len(products)
             if (k := self._size) > 1:
                 # The squared norm of a mean is k squares and k (k - 1) products, over k^2.
                 product = (k * product - square) / (k - 1)
             self.scale.update(square, product, self._samples)
-        self._clear()
         return self.scale.value

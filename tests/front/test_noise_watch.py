@@ -73,7 +73,13 @@ def test_each_side_is_told_once_when_it_has_settled():
     assert sides(fit, [2048 * 17] * 200 + [512 / 17] * 200) == []
 
 
-@pytest.mark.parametrize("between", [None, 1000.0, 1.0])
+def test_one_that_is_too_large_to_be_told_does_not_interrupt():
+    fit = NoiseFit(512, 2048)
+    assert sides(fit, [None] * 200 + [1e6, None] * (SETTLED - 1) + [None]) == []
+    assert sides(fit, [1e6]) == ["above"]
+
+
+@pytest.mark.parametrize("between", [1000.0, 1.0])
 def test_what_does_not_stay_is_not_told(between):
     fit = NoiseFit(512, 2048)
     assert sides(fit, ([1e9] * (SETTLED - 1) + [between]) * 20) == []

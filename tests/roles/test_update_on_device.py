@@ -117,7 +117,12 @@ def assert_same(mine, its, **tolerance):
     for name, moment in mine[1].items():
         assert close(moment, its[1][name]), name
     for a, b in zip(mine[2], its[2], strict=True):
-        assert a == (pytest.approx(b, rel=1e-4, abs=1e-6) if tolerance else b)
+        if not tolerance:
+            assert a == b
+            continue
+        # A quotient of differences: it can be none at all by a rounding.
+        del a["noise_scale"], b["noise_scale"]
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-6)
 
 
 @PAIRS
