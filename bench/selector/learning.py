@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -54,7 +55,7 @@ from learning_picture import draw
 from learning_raw import GIVEN, Length, RawFile, TrainingRun, TuneRun
 from learning_rows import GIVEN_SHAPE, GRID, TUNED, bound_of, rows_of, way_of
 from modes import launched, lines_of
-from report import commit, emit, machine
+from report import RESULTS, commit, emit, machine
 
 from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
@@ -89,7 +90,7 @@ OVERRIDES: Final = {  # of each way that is tuned
 }
 WAYS: Final = (GIVEN, *TUNED, "grid")
 PICTURES: Final = ROOT / "docs" / "tuning"
-RAW: Final = ROOT / "runs" / "bench" / "learning_time.jsonl"
+RAW: Final = RESULTS / "raw" / "learning_time.jsonl"
 _SHORT: Final = 15  # the run that tells a way's throughput takes this part of the task's steps
 _UPDATES: Final = 4  # or so many updates
 
@@ -173,6 +174,9 @@ def train(
            "checkpoint_every": 0, "log_every": 1}  # fmt: skip
     began = time.monotonic()
     lines = lines_of(changed(config, run=run), -1)
+    reached = until is not None and (lines[-1]["return_mean"] or -math.inf) >= until
+    if lines[-1]["steps"] < total_steps and not reached:
+        raise KeyboardInterrupt  # the run was asked to stop, and so are we
     points = [
         (round(line["time_s"], 3), line["steps"], round(line["return_mean"], 3))
         for line in lines
@@ -189,7 +193,7 @@ def train(
         wall_s=round(time.monotonic() - began, 1),
         points=tuple(points),
         noise_scale=statistics.median(noise) if noise else None,
-        ended_early=until is not None and bool(points) and points[-1][2] >= until,
+        ended_early=reached,
         machine=machine(),
         commit=commit(),
     )
