@@ -191,7 +191,7 @@ def test_an_interrupt_while_a_gang_is_killed_ends_it_and_passes(tmp_path, monkey
     def kill(gang):
         killing(gang)
         if not interrupted:
-            interrupted.append(gang)
+            interrupted.append(True)
             raise KeyboardInterrupt
 
     interrupted = []
