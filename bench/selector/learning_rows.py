@@ -98,7 +98,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class WayResult:
-    """What the seeds of one way come to."""
+    """Holds the outcome of the seeds of one way."""
 
     runs: Sequence[TrainingRun]
     times: Sequence[TimeToReturn]

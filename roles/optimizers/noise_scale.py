@@ -101,7 +101,7 @@ class NoiseMeter:
         self._samples, self._left, self._follows = samples, _MOST, False
 
     def end(self) -> None:
-        """What follows in this update does not count."""
+        """Leaves the rest of this update out."""
         self._left = 0
 
     def share(self, *, always: bool) -> None:

@@ -39,7 +39,7 @@ SAME: Final = 0.1  # updates and minibatches whose sizes differ by less are as l
 
 @dataclass(frozen=True)
 class Update:
-    """What an update is with so many environments."""
+    """An update with so many environments."""
 
     horizon: int
     samples: int  # environment steps between two updates, of all GMIs of all devices

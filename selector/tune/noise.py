@@ -17,7 +17,7 @@ from .keep import SAME
 
 
 @dataclass(frozen=True)
-class NoiseScale:
+class TunedNoise:
     """The gradient noise scale that a tune predicts with."""
 
     samples: float | None  # None: there is none
@@ -29,7 +29,7 @@ class NoiseScale:
         return f"gradient noise scale {self.samples:,.0f} samples ({self.source})"
 
 
-def noise_of_run(folder: Path, config: Config) -> NoiseScale:
+def noise_of_run(folder: Path, config: Config) -> TunedNoise:
     """Reads the last noise scale of a run's metrics; NoiseSourceError if it is not one's to use."""
     try:
         env = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("env")
@@ -48,17 +48,17 @@ def noise_of_run(folder: Path, config: Config) -> NoiseScale:
     for line in reversed(lines):
         if isinstance(noise := line.get("noise_scale"), (int, float)) and noise > 0:
             at = f"{folder} after {line['steps']:,} steps"
-            return NoiseScale(float(noise), at)
+            return TunedNoise(float(noise), at)
     raise NoiseSourceError(
         f"--from {folder}: its metrics have no noise_scale. Give a run with several GMIs, or "
         "several minibatches an update; or leave --from out, and it is measured."
     )
 
 
-def noise_from(line: dict[str, Any]) -> NoiseScale:
+def noise_from(line: dict[str, Any]) -> TunedNoise:
     """Returns what a line of a record says."""
     samples = line["samples"]
-    return NoiseScale(None if samples is None else float(samples), str(line["source"]))
+    return TunedNoise(None if samples is None else float(samples), str(line["source"]))
 
 
 def is_needed(space: Space) -> bool:

@@ -45,7 +45,7 @@ from .candidate import (
 )
 from .efficiency import Prediction, rivals
 from .keep import as_given, own_update
-from .noise import NoiseScale, is_needed, noise_from, noise_of_run, plainest
+from .noise import TunedNoise, is_needed, noise_from, noise_of_run, plainest
 from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler, train_for
 from .search_driver import measured_of, run_search
@@ -62,7 +62,7 @@ class TuneRequest:
     beside: Path
     identity: dict[str, Any]
     path: Path  # of its record
-    noise: NoiseScale | None = None  # of a run that is given; None: it is measured
+    noise: TunedNoise | None = None  # of a run that is given; None: it is measured
 
     @classmethod
     def of(cls, config: Config, beside: Path | None, run: Path | None = None) -> TuneRequest:
@@ -284,7 +284,7 @@ def _prediction(
 
 def _noise(
     request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView
-) -> NoiseScale | None:
+) -> TunedNoise | None:
     """Returns the noise scale to predict with, and keeps it; None where all updates are alike."""
     config, given = request.config, request.noise
     if given is not None:
@@ -297,19 +297,19 @@ def _noise(
     least_s, most_s = _NOISE_S
     seconds = min(most_s, config.tune.budget_s * _NOISE)
     if seconds < least_s:
-        return NoiseScale(None, f"a budget of {config.tune.budget_s:g} s is too short to train")
+        return TunedNoise(None, f"a budget of {config.tune.budget_s:g} s is too short to train")
     num_env = as_given(config, request.topology).env.num_env
     first = own_of(config, space) or plainest(space, num_env)
     screen.racing(f"gradient noise of {shape_text(first)}, {seconds:.0f} s", config.tune.budget_s)
     begun_s = time.monotonic()
     curve = train_for(seconds, first, config, request.topology, request.beside)
     if isinstance(curve, Failed):
-        noise = NoiseScale(None, f"{shape_text(first)} failed: {curve.text}")
+        noise = TunedNoise(None, f"{shape_text(first)} failed: {curve.text}")
     elif curve.noise_scale is None:
-        noise = NoiseScale(None, "one GMI with one minibatch, or too few updates in the time")
+        noise = TunedNoise(None, "one GMI with one minibatch, or too few updates in the time")
     else:
         at = f"{shape_text(first)}, after {seconds:.0f} s of training"
-        noise = NoiseScale(curve.noise_scale, at)
+        noise = TunedNoise(curve.noise_scale, at)
     journal.has_noise(noise.samples, noise.source, time.monotonic() - begun_s)
     return noise
 

@@ -7,7 +7,7 @@ import pytest
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import NoiseSourceError
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Space
-from gmi_drl.selector.tune.noise import NoiseScale, is_needed, noise_from, noise_of_run, plainest
+from gmi_drl.selector.tune.noise import TunedNoise, is_needed, noise_from, noise_of_run, plainest
 
 CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 16}})
 
@@ -21,7 +21,7 @@ def run_in(folder, env="CartPole-v1", noises=(300.0, 412.4, None)):
 
 def test_the_last_noise_scale_of_a_run_is_taken(tmp_path):
     found = noise_of_run(run_in(tmp_path), CONFIG)
-    assert found == NoiseScale(412.4, f"{tmp_path} after 200 steps")
+    assert found == TunedNoise(412.4, f"{tmp_path} after 200 steps")
     assert str(found) == f"gradient noise scale 412 samples ({tmp_path} after 200 steps)"
     assert noise_from({"samples": 412.4, "source": found.source}) == found
 
@@ -46,4 +46,4 @@ def test_it_is_needed_where_updates_differ():
     assert not is_needed(space(2048, 2016, 2064))
     assert is_needed(space(2048, 3264))
     assert plainest(space(1, 1, 1, 1), 50).num_env == 48
-    assert str(NoiseScale(None, "one GMI")) == "no noise scale: one GMI"
+    assert str(TunedNoise(None, "one GMI")) == "no noise scale: one GMI"
