@@ -39,6 +39,7 @@ def config(tmp_path, monkeypatch):
                 "layout": {"gmi_per_gpu": "auto"},
                 "tune": {
                     "objective": "steps",
+                    "keep": "none",
                     "min_num_env": 16,
                     "max_num_env": 16,
                     "budget_s": 20,
