@@ -100,6 +100,7 @@ def test_a_limit_is_a_number_of_seconds(slot, limit):
 
 
 @no_gpu
+@pytest.mark.slow
 def test_without_a_gpu_a_step_does_not_end_well(slot):
     done, out = slot("headline", ENV_ID="BallBalance-v0", ADAPTER="torch")
     assert done.returncode == 4

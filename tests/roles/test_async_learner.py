@@ -34,6 +34,7 @@ def whole():
     return bodies_roles.segments_of(0, 1)
 
 
+@pytest.mark.slow
 def test_trainers_with_shares_take_the_steps_of_one_with_all_of_it():
     alone = bodies_roles.async_updates(solo_group(), "impala")
     for trainer in run_ranks(bodies_roles.async_updates, 3, "impala"):

@@ -39,6 +39,7 @@ def metrics(folder, gmis, role):
 
 
 @pytest.mark.parametrize("gmis", [1, 2])
+@pytest.mark.slow
 def test_a_run_that_is_captured_learns_what_one_that_is_not_does(tmp_path, gmis):
     captured, launched = (
         metrics(tmp_path, gmis, role)
