@@ -42,7 +42,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -151,11 +151,12 @@ def tuned(task: str, way: str, given: Config, budget_s: float) -> TuneRun:
         result = tune(
             given, overrides=words, budget=budget_s, output=output, again=True, view="none"
         )
-        config = result.config.model_dump(mode="json")
+        config, predicted = result.config.model_dump(mode="json"), result.recorded.prediction
     seconds, winner = round(time.monotonic() - began, 1), result.chosen.winner
     assert winner is not None  # else it raises
     chosen = f"{shape_text(winner)}, horizon {winner.horizon}: {result.steps_per_s:,.0f} steps/s"
-    return TuneRun(task, way, config, seconds, chosen)
+    told = None if predicted is None else asdict(predicted)
+    return TuneRun(task, way, config, seconds, chosen, told)
 
 
 def length_of(task: str, way: str, config: Config, given: TrainingRun, factor: float) -> Length:

@@ -52,6 +52,7 @@ class TuneRun:
     config: Mapping[str, Any]  # resolved
     seconds: float  # of the clock, all in all
     chosen: str  # for people
+    prediction: Mapping[str, Any] | None  # the fields of a Prediction; None: it made none
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from learning_raw import GIVEN, RawFile, TrainingRun
+from learning_raw import GIVEN, RawFile, TrainingRun, TuneRun
+
+from gmi_drl.selector.tune.efficiency import Prediction
 
 TUNED: Final = ("learning", "steps", "paper")
 # A small grid: GMIs on the device x num_env of each. The config as given is one of its points.
@@ -66,16 +68,6 @@ def bound_of(given: Iterable[TrainingRun], seeds: int) -> float | None:
     ends = sorted(run.return_end for run in given if run.return_end is not None)
     middle = (seeds - 1) // 2
     return ends[middle] if len(ends) > middle else None
-
-
-def predicted(samples: int, noise_scale: float | None, steps_per_s: float) -> float:
-    """Predicts the time to return of a setting, up to a factor that all settings of a task share.
-
-    Steps to a return grow with the samples of an update as 1 + samples / noise scale (McCandlish et
-    al., arXiv 1812.06162, section 2); without a noise scale they are taken to be the same for all.
-    """
-    needed = 1.0 if noise_scale is None else 1.0 + samples / noise_scale
-    return needed / steps_per_s
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -151,7 +143,7 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
     if target is None:
         return []
     ways = {way: WayResult.of(its, target) for way, its in runs.items()}
-    noise_scale = _median_noise_scale(ways[GIVEN].runs)
+    prediction = _prediction_of(raw.tune(task, "learning"), ways[GIVEN].runs)
     grid = {shape: ways[way] for shape in GRID if (way := way_of(shape)) in ways}
     best = min(grid, key=lambda shape: (grid[shape].median.censored, grid[shape].median.seconds))
     rows = [
@@ -173,7 +165,7 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
                 "best": best,
                 "complete": len(grid) == len(GRID),
                 "target_return": round(target, 2),
-                **_prediction(grid, {way: ways[way] for way in TUNED if way in ways}, noise_scale),
+                **_prediction(grid, {way: ways[way] for way in TUNED if way in ways}, prediction),
             }
         )
     return rows
@@ -184,9 +176,14 @@ def way_of(shape: str) -> str:
     return GIVEN if shape == GIVEN_SHAPE else shape
 
 
-def _median_noise_scale(runs: Iterable[TrainingRun]) -> float | None:
-    known = [run.noise_scale for run in runs if run.noise_scale is not None]
-    return statistics.median(known) if known else None
+def _prediction_of(tune: TuneRun | None, given: Sequence[TrainingRun]) -> Prediction:
+    """Returns what the tune predicted with; where there was none, by the runs of the config."""
+    if tune is not None and tune.prediction is not None:
+        return Prediction(**tune.prediction)
+    shape = given[0].shape
+    known = [run.noise_scale for run in given if run.noise_scale is not None]
+    noise_scale = statistics.median(known) if known else None
+    return Prediction(shape["samples"], shape["horizon"], noise_scale)
 
 
 def _compared(result: WayResult, given: WayResult) -> dict[str, Any]:
@@ -240,22 +237,23 @@ def _tuning(raw: RawFile, task: str, way: str, ways: Mapping[str, WayResult]) ->
 
 
 def _prediction(
-    grid: Mapping[str, WayResult], tuned: Mapping[str, WayResult], noise_scale: float | None
+    grid: Mapping[str, WayResult], tuned: Mapping[str, WayResult], prediction: Prediction
 ) -> dict[str, Any]:
     """Holds predicted against measured times: over the grid, and with the tuned ways beside it.
 
-    The grid keeps the samples of an update, so only throughput differs in what is predicted; among
-    the tuned ways there are others.
+    Both up to a factor that all settings of a task share.
     """
     results = [*grid.values(), *tuned.values()]
+    shapes = [result.runs[0].shape for result in results]
+    efficiencies = [prediction.efficiency(one["samples"], one["horizon"]) for one in shapes]
     expected = [
-        predicted(result.runs[0].shape["samples"], noise_scale, result.steps_per_s)
-        for result in results
+        1 / (result.steps_per_s * efficiency)
+        for result, efficiency in zip(results, efficiencies, strict=True)
     ]
     seen = [math.inf if one.median.censored else one.median.seconds for one in results]
     first = expected[0]
     return {
-        "noise_scale": None if noise_scale is None else round(noise_scale, 1),
+        "noise_scale": prediction.noise_scale,
         "rank_correlation": rank_correlation(expected[: len(grid)], seen[: len(grid)]),
         "rank_correlation_with_tuned": rank_correlation(expected, seen),
         "points": [

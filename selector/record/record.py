@@ -33,6 +33,7 @@ from gmi_drl.selector.tune.candidate import (
     Measured,
     Skipped,
 )
+from gmi_drl.selector.tune.efficiency import Prediction
 
 from .identity import answer_key
 from .journal import FORMAT, Journal, append, begin_journal, cut, damaged, line_text, read_journal
@@ -86,7 +87,13 @@ class TuneRecord:
 
     def results(self) -> TuneResults:
         """Returns what was measured, put in order."""
-        return results_of(self.profiles, self.chosen, self.own)
+        return results_of(self.profiles, self.chosen, self.own, self.prediction)
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """Returns how it was predicted what a step is worth; None: it was not."""
+        told = self.choice.get("prediction")
+        return None if told is None else Prediction(**told)
 
     @property
     def promised(self) -> float | None:

@@ -6,7 +6,7 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +27,6 @@ from gmi_drl.selector.tune.candidate import (
     row_marks,
     row_text,
 )
-from gmi_drl.selector.tune.efficiency import Prediction
 from gmi_drl.selector.tune.noise import noise_from
 from gmi_drl.selector.tune.race import scores_of
 
@@ -218,32 +217,23 @@ def _update(results: TuneResults, winner: CandidateResult, record: TuneRecord) -
 
 def learning(record: TuneRecord) -> Iterator[str]:
     """Says what the choice is expected to learn, beside the config as given and the fastest."""
-    results, worth = record.results(), _worth(record)
-    if worth is None or results.winner is None:
+    results = record.results()
+    if results.prediction is None or results.winner is None:
         return
-    noise = record.noise
-    if noise is not None:
-        yield str(noise_from(noise))
-    ours = worth(results.winner)
+    if record.noise is not None:
+        yield str(noise_from(record.noise))
+    ours = results.worth(results.winner).steps_per_s
     others = {results.base_name: results.base, "most steps/s": results.fastest}
     for name, other in others.items():
         if other is None or other is results.winner:
             continue
         speed = results.winner.measured.steps_per_s / other.measured.steps_per_s
+        longer = results.worth(other).steps_per_s / ours
         text = candidate_text(other.candidate, results.rows)
         yield (
-            f"beside the {name} ({text}): {speed:.2f} times its steps/s, and "
-            f"{worth(other) / ours:.2f} times its time to a return, as predicted"
+            f"beside the {name} ({text}): {speed:.2f} times its steps/s, and {longer:.2f} times "
+            "its time to a return, as predicted"
         )
-
-
-def _worth(record: TuneRecord) -> Callable[[CandidateResult], float] | None:
-    """Returns the goodput of a result, as the choice was predicted; None if by steps/s alone."""
-    own = record.choice.get("own_samples")
-    if own is None:
-        return None
-    prediction = Prediction(own, record.choice["noise_scale"])
-    return lambda one: prediction.goodput(one.candidate, one.measured.steps_per_s)
 
 
 _WINNER, _RUNNER_UP, _SATURATED, _FAILED, _LEFT_OUT = "★", "☆", "~", "✗", "·"
@@ -339,9 +329,10 @@ def _closer(
     named: Sequence[tuple[str, CandidateResult]], record: TuneRecord
 ) -> list[tuple[str, ...]]:
     """Returns all that is known of a few, side by side; times are of the last one's."""
-    rows, worth = record.results().rows, _worth(record)
-    trains, last = record.header.get("mode") != "serving", named[-1][1]
-    times = ["-" if worth is None else f"{worth(last) / worth(r):.2f}" for _, r in named]
+    results = record.results()
+    rows, worth = results.rows, [results.worth(result).steps_per_s for _, result in named]
+    trains = record.header.get("mode") != "serving"
+    times = ["-" if results.prediction is None else f"{worth[-1] / one:.2f}" for one in worth]
     few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
     phases = {phase: None for measured in few for phase in measured.phases}
     lines: list[tuple[str, ...]] = [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly, mem_bytes
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured
+from gmi_drl.selector.tune.efficiency import Prediction
 
 if TYPE_CHECKING:
     from gmi_drl.selector.tune.candidate import Ask, Chosen
@@ -42,6 +43,14 @@ class TuneResults:
     failures: Mapping[Candidate, Failed]  # by row and num_env
     chosen: Chosen | None
     own: Candidate | None = None  # the config as it was given, if it left nothing open
+    prediction: Prediction | None = None  # of what a step is worth; None: they are alike
+
+    def worth(self, result: CandidateResult) -> Measured:
+        """Returns what it measured with its goodput in place of its throughput."""
+        if self.prediction is None:
+            return result.measured
+        rate = result.measured.steps_per_s * self.prediction.of(result.candidate)
+        return replace(result.measured, steps_per_s=rate)
 
     @cached_property
     def winner(self) -> CandidateResult | None:
@@ -93,11 +102,11 @@ class TuneResults:
 
     @cached_property
     def as_fast(self) -> list[CandidateResult]:
-        """Returns those that differ from the winner by no more than noise."""
+        """Returns those whose worth differs from the winner's by no more than noise."""
         if self.winner is None:
             return []
-        most, others = self.winner.measured, [r for r in self.all if r is not self.winner]
-        return [other for other in others if not differ_significantly(most, other.measured)]
+        most, others = self.worth(self.winner), [r for r in self.all if r is not self.winner]
+        return [other for other in others if not differ_significantly(most, self.worth(other))]
 
     @cached_property
     def tried(self) -> int:
@@ -112,6 +121,7 @@ def results_of(
     profiles: Iterable[tuple[Ask, Measured | Failed]],
     chosen: Chosen | None = None,
     own: Candidate | None = None,
+    prediction: Prediction | None = None,
 ) -> TuneResults:
     """Puts answers in order; several of one candidate become one, as in the search.
 
@@ -138,12 +148,12 @@ def results_of(
         for row in sorted(seen, key=row_order)
     }
     failed = sorted(failures, key=lambda one: (row_order(one.row), one.num_env))
-    return TuneResults(rows, {one: failures[one] for one in failed}, chosen, own)
+    return TuneResults(rows, {one: failures[one] for one in failed}, chosen, own, prediction)
 
 
-def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
+def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...], bool]:
     """Sorts by number of GMIs, then by what they get: rows without percents compare too."""
-    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
+    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or (), row.grown
 
 
 def compared(results: TuneResults) -> list[tuple[str, CandidateResult]]:

@@ -16,12 +16,13 @@ REASONS: Final[tuple[Reason, ...]] = ("memory", "crash", "hang", "refused", "slo
 
 @dataclass(frozen=True, order=True)
 class DeviceSplit:
-    """Says how a device is cut: the candidates of a row differ in `num_env` alone."""
+    """Says how a device is cut, and what follows: a row's candidates differ in `num_env` alone."""
 
     gmi_per_gpu: int
     backend: str
     sm_overcommit: float = 1.0  # backend mps: the shares add up to so many times the SMs
     percents: tuple[int, ...] | None = None  # sm_percent of the GMIs of a device; None: alike
+    grown: bool = False  # the horizon stays and updates grow, where tune.keep would keep them
 
 
 @dataclass(frozen=True, order=True)
@@ -131,6 +132,8 @@ def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
         parts.append(f"{':'.join(map(str, row.percents))} % of SMs")
     if row.sm_overcommit != 1.0:
         parts.append(f"SMs {row.sm_overcommit:g}x")
+    if row.grown:
+        parts.append("larger updates")
     return parts
 
 

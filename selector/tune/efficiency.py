@@ -1,40 +1,62 @@
 """Predicts how soon a candidate learns: how fast it is, and what it learns of a sample.
 
-Goodput = throughput x statistical efficiency (Qiao et al., Pollux, OSDI 2021, eq. 1), with the
-efficiency of a batch by the gradient noise scale (McCandlish et al. 2018, eq. 2.11: E / E_min = 1 +
-B / B_noise samples are needed). The batch of an on-policy algorithm is its update, which one policy
-has sampled (Beukman et al. 2026).
+Goodput = throughput x statistical efficiency (Qiao et al., Pollux, OSDI 2021, eq. 1). The batch of
+an on-policy algorithm is its update, which one policy has sampled (Beukman et al. 2026). Its size
+costs what the gradient noise scale says (McCandlish et al. 2018, eq. 2.11: E / E_min = 1 + B /
+B_noise samples are needed), and a horizon shorter than advantages look ahead costs the part of
+their weights that lies beyond it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Final
 
-from .candidate import Answer, Candidate, Measured
+from .candidate import Candidate
+
+# In updates of the config as given. What their sizes were worth in training lies between these,
+# while single measurements of the noise scale are up to 100 times as far apart.
+_LEAST_NOISE: Final = 1.0
+_MOST_NOISE: Final = 8.0
+_MOST_DECAY: Final = 0.9999  # what does not decay: shares are as the horizons
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicts with an update of the config as given, and its gradient noise scale, in samples."""
+    """Predicts by an update of the config as given, and its gradient noise scale, in samples."""
 
     own_samples: int
-    noise_scale: float | None  # None: not known, and taken to be as large as `own_samples`
+    own_horizon: int
+    noise_scale: float | None = None  # None: not known, and taken to be as large as `own_samples`
+    decay: float = 0.0  # of an advantage's weights, gamma x lambda of GAE; 0: it looks one step
 
-    def efficiency(self, samples: int) -> float:
-        """Returns what an update of `samples` learns of one, of what one of `own_samples` does."""
-        noise = self.noise_scale or self.own_samples
-        return (1 + self.own_samples / noise) / (1 + samples / noise)
+    @property
+    def bounded_noise(self) -> float:
+        """Returns the noise scale, between one and eight of the config's own updates."""
+        noise = self.noise_scale or 0.0
+        return min(max(noise, _LEAST_NOISE * self.own_samples), _MOST_NOISE * self.own_samples)
 
-    def goodput(self, candidate: Candidate, steps_per_s: float) -> float:
-        """Returns the steps/s, in updates of `own_samples`, that a candidate's are worth."""
-        return steps_per_s * self.efficiency(candidate.samples)
+    def efficiency(self, samples: int, horizon: int) -> float:
+        """Returns what such an update learns of a sample, of what the config's own does."""
+        noise = self.bounded_noise
+        size = (1 + self.own_samples / noise) / (1 + samples / noise)
+        seen = seen_share(horizon, self.decay) / seen_share(self.own_horizon, self.decay)
+        return size * min(seen, 1.0)
 
-    def as_goodput(self, answer: Answer, candidate: Candidate) -> Answer:
-        """Returns a measurement with goodput for its throughput; other answers as they are."""
-        if not isinstance(answer, Measured):
-            return answer
-        return replace(answer, steps_per_s=self.goodput(candidate, answer.steps_per_s))
+    def of(self, candidate: Candidate) -> float:
+        """Returns the efficiency of a candidate."""
+        return self.efficiency(candidate.samples, candidate.horizon)
+
+
+def seen_share(horizon: int, decay: float) -> float:
+    """Returns the share of an advantage's weights that falls on steps within the horizon.
+
+    Of GAE, whose weights are decay^l (Schulman et al. 2016, eq. 16), as the mean over the steps of
+    a segment: of the t-th of T steps it is 1 - decay^(T - t).
+    """
+    decay = min(decay, _MOST_DECAY)
+    return 1 - decay * (1 - decay**horizon) / (horizon * (1 - decay))
 
 
 def rivals(

@@ -1,18 +1,19 @@
-"""Keeps what an update is where the number of environments changes: the rules of `tune.keep`.
+"""Says what an update is where the number of environments changes: the rules of `tune.keep`.
 
 `update` (the default): an update has as many samples as the config's own, of whatever GMIs and
-environments, and its minibatches stay as large. The horizon follows, down to what its advantages
-look ahead. What PPO learns of a sample depends on how many there are between two policies that act
-(Hilton et al. 2021, section 3: the policy that is clipped against; Beukman et al. 2026: the outer
-step), and the horizon is the one key that leaves them alone.
+environments. The horizon follows, down to what its advantages look ahead, and not as far where
+more samples are predicted to cost less than the steps that advantages would lose. What PPO learns
+of a sample depends on how many there are between two policies that act (Hilton et al. 2021, section
+3: the policy that is clipped against; Beukman et al. 2026: the outer step). A larger update with
+the horizon as it is (`grown`) is a candidate of its own, and it is predicted what it learns.
 `gradient_steps`: the horizon stays, and so do the samples of a gradient step and its learning rate;
 their number follows the update (Beukman et al. 2026, recipe of fixed inner steps).
 `none`: nothing follows, as the paper has it.
 
-Where a minibatch cannot stay as large, the learning rate goes with the square root of its size,
-which is the rule for Adam (Hilton et al. 2021, section 4; Malladi et al. 2022), unless it follows
-the KL divergence. The clip range stays: it bounds how far the policy goes from the one that has
-sampled, whatever the batch.
+Where a minibatch has other samples, the learning rate goes with the square root of its size, which
+is the rule for Adam (Hilton et al. 2021, section 4; Malladi et al. 2022), unless it follows the KL
+divergence. The clip range stays: it bounds how far the policy goes from the one that has sampled,
+whatever the batch.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ from gmi_drl.placement.config.algorithms.common import (
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
 
-# How much larger than the config's own an update may be where the horizon cannot be shorter.
+from .efficiency import Prediction
+
+# How much larger than the config's own an update may be where the horizon follows, and what of that
+# is tried.
 _MOST_GROWTH: Final = 2.0
+_GROWTHS: Final = (1.0, 1.25, 1.5, 2.0)
 _NEIGHBOURS: Final = 2  # steps of the horizon, either way, for minibatches that divide an update
+_NOISE: Final = 2.0  # own updates: the noise scale by which the horizon is chosen
 SAME: Final = 0.1  # updates and minibatches whose sizes differ by less are as large
 
 
@@ -57,6 +63,9 @@ def environments(config: Config, topology: Topology) -> int:
 def as_given(config: Config, topology: Topology) -> Config:
     """Returns the config; where it says `auto`, with the fewest GMIs and what a plain user has."""
     plain = simplest(config)
+    least = template_of(config).least_gmis
+    if plain.layout.gmi_per_gpu < least:
+        plain = resolved(plain, gmi_per_gpu=least)
     if config.env.num_env != AUTO:
         return plain
     on_gpu = any(device.kind == "gpu" for device in topology.devices)
@@ -83,37 +92,69 @@ def least_horizon(settings: AlgorithmConfig) -> int:
     return own if weight >= 1 else min(own, math.ceil(1 / (1 - weight)))
 
 
-def update_of(config: Config, topology: Topology, gmi_per_gpu: int, num_env: int) -> Update | Fault:
+def by_learning(config: Config) -> bool:
+    """Tells whether learning decides: Algorithm 2 and serving know throughput alone."""
+    tune = config.tune
+    return tune.objective == "learning" and tune.algorithm == "default" and config.mode != "serving"
+
+
+def is_predicted(config: Config) -> bool:
+    """Tells whether it is predicted what an update learns by its size.
+
+    Not with a replay: its batch is drawn, and has the same samples whoever collected them.
+    """
+    return by_learning(config) and not isinstance(config.algorithm, ReplayConfig)
+
+
+def prediction_of(config: Config, topology: Topology, noise_scale: float | None) -> Prediction:
+    """Returns how the worth of an update is predicted, with this noise scale of its gradients."""
+    settings = config.algorithm
+    lam = getattr(settings, "lam", None)
+    decay = 0.0 if lam is None else settings.gamma * lam
+    return Prediction(own_update(config, topology), settings.horizon, noise_scale, decay)
+
+
+def expected(config: Config, topology: Topology) -> Prediction:
+    """Returns how it is predicted before the noise is known."""
+    return prediction_of(config, topology, _NOISE * own_update(config, topology))
+
+
+def may_grow(config: Config) -> bool:
+    """Tells whether larger updates with the config's own horizon are candidates too."""
+    return is_predicted(config) and config.tune.keep == "update" and config.tune.batch is None
+
+
+def update_of(
+    config: Config, topology: Topology, gmi_per_gpu: int, num_env: int, *, grown: bool = False
+) -> Update | Fault:
     """Returns what an update is with these numbers, by `tune.keep`; a Fault if it cannot be kept.
 
-    The config's own numbers give its own update.
+    The config's own numbers give its own update. `grown`: the horizon stays whatever is kept.
     """
     chosen = resolved(config, gmi_per_gpu=gmi_per_gpu, num_env=num_env)
     settings, each = config.algorithm, environments(chosen, topology)
     keep, whole = config.tune.keep, own_update(config, topology)
     if keep == "none" or config.mode == "serving" or not each:
         return Update(settings.horizon, each * settings.horizon)
-    wanted = whole if keep == "update" else each * settings.horizon
-    least = least_horizon(settings)
-    horizons = [settings.horizon]
-    if keep == "update":
-        exact = wanted / each
-        near = range(math.floor(exact) - _NEIGHBOURS, math.ceil(exact) + _NEIGHBOURS + 1)
-        horizons = sorted({max(one, least) for one in near}, key=lambda one: abs(one - exact))
     _, trainers = _roles(chosen, topology)
     _, before = _roles(as_given(config, topology), topology)
+    horizons = [settings.horizon]
+    least = least_horizon(settings)
+    if keep == "update" and not grown:
+        horizons = _horizons(whole / each, least, config)
     updates = [_with(horizon, chosen, each, trainers, before, whole) for horizon in horizons]
-    best = min(updates, key=lambda one: _distance(one, wanted, whole, settings))
-    if keep == "update" and best.samples > _MOST_GROWTH * wanted:
-        batch = config.tune.batch
+    small = [one for one in updates if grown or one.samples <= _MOST_GROWTH * whole]
+    if keep == "update" and not small:
+        batch, samples = config.tune.batch, updates[0].samples
         return Fault(
             "env.num_env" if batch is None else "tune.batch", num_env if batch is None else batch,
             f"{num_env} environments in each GMI, with {gmi_per_gpu} on each device, make an "
-            f"update of {best.samples:,} steps and not {wanted:,}: no horizon below {least} is "
-            "tried, as advantages look so far ahead",
-            f"Use fewer, tune.batch: {best.samples}, or tune.keep: gradient_steps.",
+            f"update of {samples:,} steps and not {whole:,}: no horizon below {least} is tried, as "
+            "advantages look so far ahead",
+            f"Use fewer, tune.batch: {samples}, or tune.keep: gradient_steps.",
         )  # fmt: skip
-    return best
+    prediction = expected(config, topology) if may_grow(config) else None
+    return max(small or updates, key=lambda one: _score(one, whole, settings, prediction))
 
 
 def kept_sentence(config: Config, topology: Topology, update: Update) -> str:
@@ -157,7 +198,8 @@ def _with(
     if isinstance(settings, SegmentsConfig):
         rows //= horizon  # segments are not cut
     size = whole / settings.minibatches
-    wanted = samples / size
+    kept = chosen.tune.keep == "update"
+    wanted = settings.minibatches if kept else samples / size
     minibatches = min(_divisors(rows), key=lambda n: (abs(math.log(n / wanted)), n))
     changes: dict[str, float] = {"minibatches": minibatches}
     grown = samples / minibatches / size
@@ -187,14 +229,36 @@ def _differing(
     return tuple((key, value) for key, value in changes.items() if value != getattr(settings, key))
 
 
-def _distance(
-    update: Update, wanted: float, whole: int, settings: AlgorithmConfig
+def _horizons(exact: float, least: int, config: Config) -> list[int]:
+    """Lists the horizons to choose from, where `exact` would keep the samples of an update."""
+    own = config.algorithm.horizon
+    if exact == own:
+        return [own]
+    growths = _GROWTHS if may_grow(config) else (1.0,)
+    middles = [exact * growth for growth in growths if growth == 1 or exact * growth < own]
+    near = {
+        one
+        for middle in middles
+        for one in range(math.floor(middle) - _NEIGHBOURS, math.ceil(middle) + _NEIGHBOURS + 1)
+    }
+    return sorted({max(one, least) for one in near})
+
+
+def _score(
+    update: Update, whole: int, settings: AlgorithmConfig, prediction: Prediction | None
 ) -> tuple[float, int]:
-    """Tells how far an update is from the one to keep, in logarithms of samples and minibatch."""
-    off = abs(math.log(update.samples / wanted))
+    """Ranks an update by what it keeps: `whole` samples, or what more of them learn; minibatches.
+
+    In logarithms.
+    """
     own = getattr(settings, "minibatches", 1)
-    size = update.samples / dict(update.changes).get("minibatches", own)
-    return off + abs(math.log(size / (whole / own))), update.horizon
+    lost = abs(math.log(dict(update.changes).get("minibatches", own) / own))
+    samples = max(update.samples, whole)
+    lost += math.log(samples / update.samples)  # fewer count for no more than as many
+    learned = whole / samples
+    if prediction is not None:
+        learned = prediction.efficiency(samples, update.horizon)
+    return math.log(learned) - lost, -update.horizon
 
 
 def _roles(config: Config, topology: Topology) -> tuple[int, int]:

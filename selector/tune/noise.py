@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from gmi_drl.placement import Config
 from gmi_drl.selector.errors import NoiseSourceError
 
 from .candidate import Candidate, Space
-from .keep import SAME
+from .keep import is_predicted
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,12 @@ class TunedNoise:
 
 
 def noise_of_run(folder: Path, config: Config) -> TunedNoise:
-    """Reads the last noise scale of a run's metrics; NoiseSourceError if it is not one's to use."""
+    """Reads the noise scale of a run's metrics; NoiseSourceError if it is not one's to use."""
+    if not is_predicted(config):
+        raise NoiseSourceError(
+            f"--from {folder}: the noise of gradients decides nothing where steps/s are asked for "
+            "(tune.objective, tune.algorithm), or with a replay or serving. Leave --from out."
+        )
     try:
         env = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("env")
         lines = metrics_in((folder / METRICS).read_bytes())
@@ -45,10 +52,9 @@ def noise_of_run(folder: Path, config: Config) -> TunedNoise:
             f"--from {folder}: it is a run of {env}, and {config.env.id} is tuned; another "
             "environment's gradients say nothing of this one's. Give a run of this environment."
         )
-    for line in reversed(lines):
-        if isinstance(noise := line.get("noise_scale"), (int, float)) and noise > 0:
-            at = f"{folder} after {line['steps']:,} steps"
-            return TunedNoise(float(noise), at)
+    lines = [line for line in lines if "noise_scale" in line]
+    if (level := noise_level([line["noise_scale"] for line in lines])) is not None:
+        return TunedNoise(level, f"{folder}, of {lines[-1]['steps']:,} steps")
     raise NoiseSourceError(
         f"--from {folder}: its metrics have no noise_scale. Give a run with several GMIs, or "
         "several minibatches an update; or leave --from out, and it is measured."
@@ -61,12 +67,26 @@ def noise_from(line: dict[str, Any]) -> TunedNoise:
     return TunedNoise(None if samples is None else float(samples), str(line["source"]))
 
 
-def is_needed(space: Space) -> bool:
-    """Tells whether the candidates' updates differ, so that their worth depends on the noise."""
-    samples = [one.samples for row in space.rows for one in row]
-    return max(samples) > (1 + SAME) * min(samples)
+def noise_level(scales: Sequence[object]) -> float | None:
+    """Returns the median noise scale of the last half of a run's iterations; None if it has none.
+
+    Single ones jump tenfold. One that is None among others was too large to be told, and counts as
+    the largest.
+    """
+    half = scales[len(scales) // 2 :]
+    told = [float(one) for one in half if isinstance(one, (int, float))]
+    if not told:
+        return None
+    return statistics.median([*told, *[max(told)] * (len(half) - len(told))])
 
 
-def plainest(space: Space, num_env: int) -> Candidate:
-    """Picks the candidate with the fewest GMIs and about `num_env` environments."""
-    return min(space.rows[0], key=lambda one: abs(math.log(one.num_env / num_env)))
+def to_measure(space: Space, own: Candidate | None, num_env: int) -> Candidate:
+    """Picks what to train for the noise: the config as given, or one with about `num_env`.
+
+    Of the fewest GMIs, two if there are rows of as many: one with one minibatch has none.
+    """
+    if own is not None:
+        return own
+    rows = [row for row in space.rows if not row[0].row.grown] or list(space.rows)
+    several = [row for row in rows if row[0].row.gmi_per_gpu > 1] or rows
+    return min(several[0], key=lambda one: abs(math.log(one.num_env / num_env)))

@@ -17,7 +17,7 @@ from .candidate import Candidate, Failed
 
 FINALISTS: Final = 4
 LEAST_S: Final = 8.0  # of training, each in the first round: less says nothing of learning
-UNSURE: Final = 1.3  # candidates whose goodput differs by a smaller factor are raced
+UNSURE: Final = 2.0  # candidates whose goodput differs by a smaller factor are raced
 _LAST: Final = 2  # of the second round
 _ALIKE: Final = 0.01  # returns that differ by less, of the best, are called the same
 _MOVED: Final = 0.05  # of a return: one that rises by less has not moved
@@ -30,7 +30,7 @@ class TrainingCurve:
 
     points: tuple[tuple[float, float], ...]
     seconds: float  # that it trained; as asked, if it had done all its steps before
-    noise_scale: float | None = None  # of gradients, in samples, at the end
+    noise_scale: float | None = None  # of gradients, in samples: `noise_level`
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ def finalists(
         if not any(_alike(one, other) for other in chosen):
             chosen.append(one)
     return chosen[:most] if most > 1 else []
+
+
+def can_be_held(seconds: float) -> bool:
+    """Tells whether two can train long enough in so many seconds."""
+    return seconds >= 2 * 2 * LEAST_S
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:

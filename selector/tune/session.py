@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import time
@@ -23,7 +22,6 @@ from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import Config, Topology, counted, template_of
-from gmi_drl.placement.config.algorithms.common import ReplayConfig
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import RecordError, TunerBusy
 from gmi_drl.selector.record import identity
@@ -44,8 +42,8 @@ from .candidate import (
     shape_text,
 )
 from .efficiency import Prediction, rivals
-from .keep import as_given, own_update
-from .noise import TunedNoise, is_needed, noise_from, noise_of_run, plainest
+from .keep import SAME, as_given, by_learning, is_predicted, prediction_of
+from .noise import TunedNoise, noise_from, noise_of_run, to_measure
 from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler, train_for
 from .search_driver import measured_of, run_search
@@ -102,10 +100,15 @@ class TuneRequest:
                 return f"this config was tuned on another machine or version ({what})", other.path
         return None
 
-    def resolved(self, candidate: Candidate, layout: str | None) -> Config:
-        """Returns the config with a candidate's values; writes its layout file, if there is one."""
+    def resolved(
+        self, candidate: Candidate, layout: str | None, steps_factor: float = 1.0
+    ) -> Config:
+        """Returns the config with a candidate's values; writes its layout file, if there is one.
+
+        `steps_factor`: how many times the steps of the config as given a run needs.
+        """
         if layout is None:
-            return config_of(self.config, candidate)
+            return _longer(config_of(self.config, candidate), steps_factor)
         file = self.path.with_suffix(".layout.yaml")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,15 @@ class TuneRequest:
         except OSError:
             file = runtime.run_directory() / "tuned.layout.yaml"
             replace_file(file, layout)
-        return config_of(self.config, candidate, file)
+        return _longer(config_of(self.config, candidate, file), steps_factor)
+
+
+def _longer(config: Config, factor: float) -> Config:
+    """Returns the config with so many times the steps."""
+    if factor == 1.0:
+        return config
+    run = config.run.model_copy(update={"total_steps": round(config.run.total_steps * factor)})
+    return config.model_copy(update={"run": run})
 
 
 def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
@@ -122,14 +133,29 @@ def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str
     winner = record.chosen.winner
     assert winner is not None, record.path
     line = f"{shape_text(winner)}: tuned {record.when}, {record.promised:,.0f} steps/s promised"
-    lines = filter(None, [line, change_sentence(request.config, request.topology, winner)])
-    return request.resolved(winner, record.choice.get("layout")), list(lines)
+    factor = float(record.choice.get("steps_factor", 1.0))
+    lines = [line, *_changes(request, winner, factor)]
+    return request.resolved(winner, record.choice.get("layout"), factor), lines
+
+
+def _changes(request: TuneRequest, winner: Candidate, steps_factor: float) -> list[str]:
+    """Says what becomes of an update with the choice, and of how long a run is."""
+    parts = [change_sentence(request.config, request.topology, winner)]
+    if steps_factor != 1.0:
+        steps = request.config.run.total_steps
+        parts.append(
+            f"run.total_steps {round(steps * steps_factor):,} instead of {steps:,}, as such "
+            f"updates are predicted to learn {1 / steps_factor:.2f} times as much of a step"
+        )
+    return [part for part in parts if part]
 
 
 def still_answers(record: TuneRecord, budget_s: float) -> bool:
     """Tells whether a search with this budget would find no more than the one on record."""
-    before_s = float(record.choice.get("budget_s", 0.0))
-    return record.fresh and (bool(record.choice["complete"]) or budget_s <= before_s)
+    choice = record.choice
+    before_s = float(choice.get("budget_s", 0.0))
+    whole = bool(choice.get("complete")) and not choice.get("raced")
+    return record.fresh and (whole or budget_s <= before_s)
 
 
 TUNER_TIMEOUT: Final = timedelta(minutes=10)  # for another tuner
@@ -218,16 +244,18 @@ def _chosen(
 ) -> list[str]:
     """Searches, races where the prediction is unsure, and writes the choice; what to say of it."""
     config, budget_s = request.config, request.config.tune.budget_s
-    learning, notes, facts = by_learning(config), list[str](), dict[str, Any]()
-    prediction = None
-    if learning:
-        prediction, told = _prediction(request, space, journal, screen)
-        notes.append(told)
-        if prediction.noise_scale != math.inf:
-            facts |= asdict(prediction)
-    race_s = config.tune.race_s if config.tune.race_s is not None else budget_s * _RACE
-    if not learning:
-        race_s = 0.0
+    notes, facts = list[str](), dict[str, Any]()
+    prediction, race_s = None, 0.0
+    if is_predicted(config):
+        noise = _noise(request, space, journal, screen)
+        notes.append(str(noise))
+        prediction = prediction_of(config, request.topology, noise.samples)
+        facts["prediction"] = asdict(prediction)
+    if by_learning(config):
+        race_s = budget_s * _RACE if config.tune.race_s is None else config.tune.race_s
+        if not race.can_be_held(race_s):
+            race_s = 0.0
+            notes.append(f"no race: it needs {race.LEAST_S:.0f} s of training for each (--budget)")
     noise_s = 0.0 if journal.record.noise is None else float(journal.record.noise["cost_s"])
     search_s = max(budget_s - race_s - noise_s, budget_s * (1 - _RACE) / 2)
     timeout = CandidateTimeout.of(budget_s)
@@ -238,7 +266,7 @@ def _chosen(
     )  # fmt: skip
     chosen, raced = outcome.chosen, None
     notes.append(outcome.left_out)
-    if prediction is not None and race_s:
+    if race_s:
         raced, told = _raced(request, space, chosen, prediction, journal, screen, race_s)
         notes.append(told)
     if raced is not None:
@@ -247,14 +275,18 @@ def _chosen(
             chosen = replace(chosen, winner=raced.winner, runner_up=chosen.winner, why=raced.why)
     winner = chosen.winner
     assert winner is not None
+    factor = 1.0
+    if prediction is not None and config.tune.keep == "update":
+        factor = max(1.0, 1 / prediction.of(winner))
+        factor = 1.0 if factor < 1 + SAME else float(f"{factor:.3g}")
     measured = measured_of(journal, winner)
-    changes = change_sentence(config, request.topology, winner)
+    changes = "; ".join(_changes(request, winner, factor))
     even = winner.row.percents is None
     layout = None if even else layout_text(config, winner, request.topology)
     facts |= {
         "steps_per_s": measured.steps_per_s, "error": measured.error, "budget_s": budget_s,
         "raced": raced is not None, "layout": layout, "changes": changes, "load": load,
-        "left_out": outcome.left_out,
+        "left_out": outcome.left_out, "steps_factor": factor,
     }  # fmt: skip
     resolved = request.resolved(winner, layout)
     facts["answer"] = identity.answer_key(resolved, request.topology, request.beside)
@@ -262,44 +294,23 @@ def _chosen(
     return [note for note in (*notes, changes) if note]
 
 
-def by_learning(config: Config) -> bool:
-    """Tells whether learning decides: Algorithm 2 and serving know throughput alone."""
-    tune = config.tune
-    return tune.objective == "learning" and tune.algorithm == "default" and config.mode != "serving"
-
-
-def _prediction(
-    request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView
-) -> tuple[Prediction, str]:
-    """Returns how learning is predicted, and what to say of it."""
-    own = own_update(request.config, request.topology)
-    # With a replay an update's batch is drawn, and has the same samples whoever collected them.
-    if isinstance(request.config.algorithm, ReplayConfig):
-        return Prediction(own, math.inf), ""
-    noise = _noise(request, space, journal, screen)
-    if noise is None:
-        return Prediction(own, None), ""
-    return Prediction(own, noise.samples), str(noise)
-
-
 def _noise(
     request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView
-) -> TunedNoise | None:
-    """Returns the noise scale to predict with, and keeps it; None where all updates are alike."""
+) -> TunedNoise:
+    """Returns the noise scale to predict with, and keeps it."""
     config, given = request.config, request.noise
     if given is not None:
         journal.has_noise(given.samples, given.source, 0.0)
         return given
-    if not is_needed(space):
-        return None
-    if journal.record.noise is not None:
-        return noise_from(journal.record.noise)
     least_s, most_s = _NOISE_S
     seconds = min(most_s, config.tune.budget_s * _NOISE)
+    before = journal.record.noise
+    if before is not None and (before["samples"] is not None or before["cost_s"] >= seconds):
+        return noise_from(before)
     if seconds < least_s:
         return TunedNoise(None, f"a budget of {config.tune.budget_s:g} s is too short to train")
     num_env = as_given(config, request.topology).env.num_env
-    first = own_of(config, space) or plainest(space, num_env)
+    first = to_measure(space, own_of(config, space), num_env)
     screen.racing(f"gradient noise of {shape_text(first)}, {seconds:.0f} s", config.tune.budget_s)
     begun_s = time.monotonic()
     curve = train_for(seconds, first, config, request.topology, request.beside)
@@ -308,7 +319,7 @@ def _noise(
     elif curve.noise_scale is None:
         noise = TunedNoise(None, "one GMI with one minibatch, or too few updates in the time")
     else:
-        at = f"{shape_text(first)}, after {seconds:.0f} s of training"
+        at = f"{shape_text(first)}, in {seconds:.0f} s of training"
         noise = TunedNoise(curve.noise_scale, at)
     journal.has_noise(noise.samples, noise.source, time.monotonic() - begun_s)
     return noise
@@ -324,14 +335,13 @@ def _search(
     whole = most_profiles(space)
     profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
     look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
-    search = default(space, look_s, profiles=profiles, own=own_of(config, space))
-    if prediction is None:
-        return search
-    return lambda measure: search(lambda ask: prediction.as_goodput(measure(ask), ask.candidate))
+    worth = None if prediction is None else prediction.of
+    own = own_of(config, space)
+    return default(space, look_s, profiles=profiles, own=own, efficiency=worth)
 
 
 def _raced(
-    request: TuneRequest, space: Space, chosen: Chosen, prediction: Prediction,
+    request: TuneRequest, space: Space, chosen: Chosen, prediction: Prediction | None,
     journal: TuneJournal, screen: TuneView, race_s: float,
 ) -> tuple[race.RaceResult | None, str]:  # fmt: skip
     """Races those that the prediction does not tell apart; how it ended, and what to say.
@@ -342,7 +352,7 @@ def _raced(
     assert winner is not None
     speeds = {one.candidate: one.measured for one in results.all}
     worth = {
-        one: prediction.goodput(one, speeds[one].steps_per_s)
+        one: speeds[one].steps_per_s * (1.0 if prediction is None else prediction.of(one))
         for one in usable(speeds, results.failures)
     }
     unsure = rivals(worth, winner, race.UNSURE) if winner in worth else ()
@@ -353,7 +363,7 @@ def _raced(
     if len(finalists) < 2:
         return None, (
             "no race: the others are like the choice, or the budget leaves none "
-            f"{race.LEAST_S:.0f} s of training (--budget)"
+            f"{race.LEAST_S:.0f} s of training for each (--budget)"
         )
     end_s = time.monotonic() + race_s
 
@@ -419,6 +429,7 @@ def _header(request: TuneRequest, space: Space, held: list[str]) -> dict[str, ob
         "machine": identity.machine_text(request.topology), "versions": identity.versions(),
         "commit": identity.commit(), "env": config.env.id, "mode": config.mode,
         "template": template_of(config).name, "devices": len(request.topology.devices),
-        "algorithm": tune.algorithm, "objective": tune.objective, "budget_s": tune.budget_s,
+        "algorithm": tune.algorithm, "budget_s": tune.budget_s,
+        "objective": "learning" if by_learning(config) else "steps",
         "held": held, "space_size": space.size, "config": config.model_dump(mode="json"),
     }  # fmt: skip

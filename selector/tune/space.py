@@ -35,7 +35,16 @@ from gmi_drl.placement.resolve import shape_of
 from gmi_drl.placement.templates import Roles
 
 from .candidate import Candidate, DeviceSplit, Space
-from .keep import Update, kept_sentence, least_horizon, own_update, update_of
+from .keep import (
+    SAME,
+    Update,
+    expected,
+    kept_sentence,
+    least_horizon,
+    may_grow,
+    own_update,
+    update_of,
+)
 
 _UPDATES: Final = 20  # that a run must have
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
@@ -64,6 +73,8 @@ def space_of(
         candidates = []
         for num_env in _ladder_of(config, topology):
             one = _candidate(config, topology, row, num_env)
+            if one is None:
+                continue
             refused = one if isinstance(one, Fault) else _refused(config, topology, one)
             if refused is not None:
                 refused = _of_counts(config, row, refused)
@@ -165,13 +176,19 @@ def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
 
 def _candidate(
     config: Config, topology: Topology, row: DeviceSplit, num_env: int
-) -> Candidate | Fault:
-    """Returns the candidate, its update by `tune.keep`; a Fault if there is none to try."""
-    update = update_of(config, topology, row.gmi_per_gpu, num_env)
+) -> Candidate | Fault | None:
+    """Returns the candidate, its update by `tune.keep`; a Fault if there is none to try.
+
+    None where a row of larger updates would have one that is as large.
+    """
+    update = update_of(config, topology, row.gmi_per_gpu, num_env, grown=row.grown)
     if isinstance(update, Fault):
         return update
+    if row.grown and update.samples <= (1 + SAME) * own_update(config, topology):
+        return None
     most = most_samples(config, topology)
-    if most is None or update.samples <= most:
+    longer = 1 / expected(config, topology).efficiency(update.samples, update.horizon)
+    if most is None or update.samples <= most * (longer if row.grown else 1):
         return Candidate(row, num_env, update.horizon, update.samples, update.changes)
     return Fault(
         "run.total_steps", config.run.total_steps, f"an update would take {update.samples:,} "
@@ -216,7 +233,9 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
         pass
     elif tune.keep == "update":
         least = f"down to {least_horizon(algorithm):,}"
-        yield f"an update of {own_update(config, topology):,} steps (the horizon follows, {least})"
+        larger = ", or updates grow" if may_grow(config) else ""
+        own = f"an update of {own_update(config, topology):,} steps"
+        yield f"{own} (the horizon follows, {least}{larger})"
     else:
         kept = " and minibatches of one size" if tune.keep == "gradient_steps" else ""
         yield f"horizon {algorithm.horizon}{kept} (the update follows num_env and the GMIs)"
@@ -237,6 +256,16 @@ def _rows_of(
     config: Config, topology: Topology, works: Sequence[str] | None
 ) -> Iterator[DeviceSplit]:
     """Yields all rows, the fewest GMIs first. `works`: see `space_of`."""
+    for row in _splits_of(config, topology, works):
+        yield row
+        if may_grow(config):
+            yield replace(row, grown=True)
+
+
+def _splits_of(
+    config: Config, topology: Topology, works: Sequence[str] | None
+) -> Iterator[DeviceSplit]:
+    """Yields all ways to cut a device."""
     cores = min((len(device.cores) for device in topology.devices), default=0)
     for count in _counts(config, topology, cores):
         for backend in _backends(config, topology, works, count):

@@ -50,7 +50,9 @@ def raw_of(folder, *lines, seeds=3):
 def a_tune(way, seconds):
     from learning_raw import TuneRun
 
-    return TuneRun(TASK, way, {"env": {"id": TASK}}, seconds, "num_env 32, 2 GMIs on each device")
+    return TuneRun(
+        TASK, way, {"env": {"id": TASK}}, seconds, "num_env 32, 2 GMIs on each device", None
+    )
 
 
 def given_runs():

@@ -7,8 +7,10 @@ import pytest
 from gmi_drl.placement import Device, Fault, Topology, check, load_config, resolved
 from gmi_drl.selector.tune.keep import (
     as_given,
+    expected,
     kept_sentence,
     least_horizon,
+    may_grow,
     own_update,
     update_of,
 )
@@ -44,28 +46,66 @@ def test_the_configs_own_numbers_keep_its_own_update(keep, gmis):
 
 
 @pytest.mark.parametrize(("gmis", "num_env"), SIZES)
-def test_keep_update_keeps_samples_and_minibatches_and_can_run(gmis, num_env):
-    config = config_with(**ppo())
+@pytest.mark.parametrize("objective", ["learning", "steps"])
+def test_keep_update_keeps_samples_and_minibatches_and_can_run(gmis, num_env, objective):
+    config = config_with(tune={"keep": "update", "objective": objective}, **ppo())
     update = update_of(config, CORES, gmis, num_env)
     if isinstance(update, Fault):
         assert gmis * num_env * 17 > 2 * 2048
         return
     changes = dict(update.changes)
-    minibatch = update.samples / changes.get("minibatches", 4)
     assert update.samples == gmis * num_env * update.horizon
     assert update.horizon >= 17
-    if update.horizon > 19:  # not at the floor, nor beside it for what divides
+    assert changes.get("minibatches", 4) == pytest.approx(4, abs=2)  # what divides an update
+    if objective == "steps" and update.horizon > 19:  # not at the floor, nor beside it
         assert update.samples == pytest.approx(2048, rel=0.06)
-    assert minibatch == pytest.approx(512, rel=0.35)
-    follows = config.algorithm.model_copy(update={"horizon": update.horizon, **changes})
+    assert 0.94 * 2048 <= update.samples <= 2 * 2048
+    chosen = followed(config, update, gmis, num_env)
+    assert not check(chosen, CORES)
+    assert_rate_follows(update, 4)
+
+
+def followed(config, update, gmis, num_env):
+    keys = {"horizon": update.horizon, **dict(update.changes)}
     chosen = resolved(config, gmi_per_gpu=gmis, num_env=num_env)
-    assert not check(chosen.model_copy(update={"algorithm": follows}), CORES)
-    if abs(minibatch / 512 - 1) > 0.1:
-        assert changes["learning_rate"] == pytest.approx(
-            3e-4 * math.sqrt(minibatch / 512), rel=0.01
-        )
-    else:
-        assert "learning_rate" not in changes
+    return chosen.model_copy(update={"algorithm": config.algorithm.model_copy(update=keys)})
+
+
+def assert_rate_follows(update, minibatches):
+    """The learning rate goes with the root of a minibatch's size, 512 as given."""
+    changes = dict(update.changes)
+    minibatch = update.samples / changes.get("minibatches", minibatches)
+    wanted = 3e-4 * math.sqrt(minibatch / 512) if abs(minibatch / 512 - 1) > 0.1 else 3e-4
+    assert changes.get("learning_rate", 3e-4) == pytest.approx(wanted, rel=0.01)
+
+
+def test_an_update_grows_a_little_where_a_shorter_horizon_would_see_too_little():
+    config = config_with(**ppo())
+    prediction = expected(config, CORES)
+
+    def worth(horizon):
+        return prediction.efficiency(64 * horizon, horizon)
+
+    update = update_of(config, CORES, 1, 64)
+    assert 32 < update.horizon < 128  # 32 would keep 2,048 samples
+    assert worth(update.horizon) > max(worth(32), worth(64))
+    assert update_of(config, CORES, 1, 16).horizon == 128
+    exact = config_with(tune={"objective": "steps"}, **ppo())
+    assert update_of(exact, CORES, 1, 64).horizon == 32
+    batch = config_with(tune={"batch": 2048}, **ppo())
+    assert update_of(batch, CORES, 1, 64).horizon == 32
+
+
+def test_a_grown_update_has_the_horizon_and_the_minibatches_as_they_are():
+    config = config_with(**ppo())
+    update = update_of(config, CORES, 2, 96, grown=True)
+    assert (update.horizon, update.samples) == (128, 24_576)
+    assert dict(update.changes) == {"learning_rate": pytest.approx(3e-4 * math.sqrt(12), rel=0.01)}
+    assert may_grow(config)
+    assert not may_grow(config_with("none", **ppo()))
+    assert not may_grow(config_with(tune={"objective": "steps"}))
+    assert not may_grow(config_with(tune={"batch": 4096}))
+    assert not may_grow(config_with(algorithm={"name": "dqn"}))
 
 
 def test_an_update_that_no_horizon_keeps_is_refused():
@@ -133,9 +173,8 @@ def test_segments_are_not_cut_into_minibatches():
         algorithm={"name": "impala", "horizon": 20, "minibatches": 2},
         experience={"batch_segments": 1},
     )
-    update = update_of(config, Topology.from_cores(range(8), 2), 1, 24)
-    assert 24 % dict(update.changes).get("minibatches", 2) == 0
-    assert update.horizon >= 17
+    update = update_of(config, Topology.from_cores(range(8), 2), 1, 25)
+    assert 25 % dict(update.changes)["minibatches"] == 0  # 2 do not divide 25 segments
 
 
 def test_what_is_auto_is_kept_as_a_plain_user_has_it():
@@ -148,7 +187,7 @@ def test_what_is_auto_is_kept_as_a_plain_user_has_it():
     )  # fmt: skip
     assert own_update(config, Topology((gpu,), unusable=(("mig", "off"),))) == 4096 * 32
     update = update_of(config, CORES, 2, 64)
-    assert update.horizon == 17  # of 16 that would keep it
+    assert 16 < update.horizon < 32  # 16 would keep it
     assert "instead of 2,048 (num_env 64, 1 GMI on each device)" in kept_sentence(
         config, CORES, update
     )

@@ -7,7 +7,13 @@ import pytest
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import NoiseSourceError
 from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Space
-from gmi_drl.selector.tune.noise import TunedNoise, is_needed, noise_from, noise_of_run, plainest
+from gmi_drl.selector.tune.noise import (
+    TunedNoise,
+    noise_from,
+    noise_level,
+    noise_of_run,
+    to_measure,
+)
 
 CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 16}})
 
@@ -19,11 +25,18 @@ def run_in(folder, env="CartPole-v1", noises=(300.0, 412.4, None)):
     return folder
 
 
-def test_the_last_noise_scale_of_a_run_is_taken(tmp_path):
-    found = noise_of_run(run_in(tmp_path), CONFIG)
-    assert found == TunedNoise(412.4, f"{tmp_path} after 200 steps")
-    assert str(found) == f"gradient noise scale 412 samples ({tmp_path} after 200 steps)"
-    assert noise_from({"samples": 412.4, "source": found.source}) == found
+def test_the_noise_scale_of_a_run_is_that_of_its_last_half(tmp_path):
+    found = noise_of_run(run_in(tmp_path, noises=(3.0, 4.0, 500.0, 412.4, 5000.0, None)), CONFIG)
+    assert found == TunedNoise(5000.0, f"{tmp_path}, of 600 steps")
+    assert str(found) == f"gradient noise scale 5,000 samples ({tmp_path}, of 600 steps)"
+    assert noise_from({"samples": 5000.0, "source": found.source}) == found
+
+
+def test_a_noise_scale_too_large_to_be_told_counts_as_the_largest():
+    assert noise_level([1.0, 2.0, 10.0, 20.0, 30.0]) == 20.0
+    assert noise_level([1.0, 10.0, None, None]) is None  # of the last half none is told
+    assert noise_level([1.0, 1.0, 1.0, None, 9.0, 8.0]) == 9.0
+    assert noise_level([]) is None
 
 
 def test_a_run_that_says_nothing_of_this_config_is_refused(tmp_path):
@@ -33,17 +46,23 @@ def test_a_run_that_says_nothing_of_this_config_is_refused(tmp_path):
         noise_of_run(run_in(tmp_path, env="Ant-v5"), CONFIG)
     with pytest.raises(NoiseSourceError, match="have no noise_scale"):
         noise_of_run(run_in(tmp_path, noises=(None,)), CONFIG)
+    steps = CONFIG.model_copy(
+        update={"tune": CONFIG.tune.model_copy(update={"objective": "steps"})}
+    )
+    with pytest.raises(NoiseSourceError, match=r"decides nothing where steps/s are asked for"):
+        noise_of_run(run_in(tmp_path), steps)
     (tmp_path / "run.json").write_text("[")
     with pytest.raises(NoiseSourceError, match="it is damaged"):
         noise_of_run(tmp_path, CONFIG)
 
 
-def test_it_is_needed_where_updates_differ():
-    def space(*samples):
-        split = DeviceSplit(1, "cpu")
-        return Space((tuple(Candidate(split, 16 * n, 8, s) for n, s in enumerate(samples, 1)),))
+def test_what_is_trained_for_the_noise_has_one_where_it_can():
+    def row(gmis, *, grown=False):
+        split = DeviceSplit(gmis, "cpu", grown=grown)
+        return tuple(Candidate(split, 16 * n, 8, 128 * n * gmis) for n in range(1, 5))
 
-    assert not is_needed(space(2048, 2016, 2064))
-    assert is_needed(space(2048, 3264))
-    assert plainest(space(1, 1, 1, 1), 50).num_env == 48
+    own = Candidate(DeviceSplit(1, "cpu"), 4, 8, 32)
+    assert to_measure(Space((row(1), row(2))), own, 50) == own
+    assert to_measure(Space((row(1), row(1, grown=True), row(2))), None, 50) == row(2)[2]
+    assert to_measure(Space((row(1, grown=True),)), None, 50) == row(1, grown=True)[2]
     assert str(TunedNoise(None, "one GMI")) == "no noise scale: one GMI"

@@ -85,7 +85,7 @@ def test_within_the_noise_the_config_as_given_is_kept(rate, error, wins):
     assert (chosen.winner == own) == wins
     if wins and rate < 1e3:
         assert "it is the config as given, and of" in chosen.why
-        assert "none is faster beyond the noise" in chosen.why
+        assert "none has more steps/s beyond the noise" in chosen.why
 
 
 def test_noise_between_two_near_candidates_does_not_bound_what_lies_beyond():

@@ -53,15 +53,22 @@ Place = tuple[float, Candidate]  # its bound, and where it is
 
 
 def default(
-    space: Space, seconds: float, *, profiles: int | None = None, own: Candidate | None = None
+    space: Space,
+    seconds: float,
+    *,
+    profiles: int | None = None,
+    own: Candidate | None = None,
+    efficiency: Callable[[Candidate], float] | None = None,
 ) -> TuneSearch:
     """Asks for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
-    `own`: the config as it was given. `seconds` is what a first look at a quiet candidate takes;
-    asks take up to 16 x as long where answers are noisy.
+    `own`: the config as it was given. `efficiency`: what a step of a candidate is worth (None: all
+    the same); steps/s times that are then what is looked for. `seconds` is what a first look at a
+    quiet candidate takes; asks take up to 16 x as long where answers are noisy.
     """
     limit = most_profiles(space) if profiles is None else profiles
-    return _Default(space, seconds, limit, own).run
+    known = Observations(space, seconds * SLOWEST, own, efficiency)
+    return _Default(known, space, seconds, limit).run
 
 
 def most_profiles(space: Space) -> int:
@@ -70,8 +77,8 @@ def most_profiles(space: Space) -> int:
 
 
 class _Default:
-    def __init__(self, space: Space, seconds: float, limit: int, own: Candidate | None) -> None:
-        self.space, self.known = space, Observations(space, seconds * SLOWEST, own)
+    def __init__(self, known: Observations, space: Space, seconds: float, limit: int) -> None:
+        self.space, self.known = space, known
         self.seconds, self.limit = seconds, limit
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
@@ -208,9 +215,9 @@ class _Default:
         known.add(ask, answer)
 
 
-def _kind(split: DeviceSplit) -> tuple[str, float, bool]:
-    """Returns how a row shares a device, whatever the number of GMIs."""
-    return split.backend, split.sm_overcommit, split.percents is not None
+def _kind(split: DeviceSplit) -> tuple[str, float, bool, bool]:
+    """Returns how a row shares a device and what follows, whatever the number of GMIs."""
+    return split.backend, split.sm_overcommit, split.percents is not None, split.grown
 
 
 def in_row(known: Observations, row: int, gap: int = 1) -> list[Place]:
@@ -315,7 +322,7 @@ def _why_not(
     if best and known.measured_in(row):
         reach = throughput_bound(known.points(row), candidate.num_env)
         if reach <= known.steps_per_s(best) * (1 + WORTH):
-            return f"{reach:,.0f} steps/s at most, by what its row measured"
+            return f"{reach:,.0f} {known.unit} at most, by what its row measured"
     if ended:
         return ended
     if best and not known.measured_in(row):

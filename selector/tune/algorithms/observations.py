@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -162,10 +162,19 @@ class SearchEnded(Exception):
 
 
 class Observations:
-    """The answers so far. Nothing wins over `own`, the config as given, within the noise."""
+    """The answers so far. Nothing wins over `own`, the config as given, within the noise.
 
-    def __init__(self, space: Space, longest_s: float, own: Candidate | None = None) -> None:
+    `efficiency`: what a step of a candidate is worth. Every rate is then a goodput: its steps/s
+    times that.
+    """
+
+    def __init__(
+        self, space: Space, longest_s: float, own: Candidate | None = None,
+        efficiency: Callable[[Candidate], float] | None = None,
+    ) -> None:  # fmt: skip
         self.rows, self.longest_s, self.own, self.asked = space.rows, longest_s, own, 0
+        self.unit = "steps/s" if efficiency is None else "steps/s of goodput"
+        self._efficiency = efficiency or (lambda _: 1.0)
         self._answers: dict[Candidate, list[Measured]] = {}
         self._failed: dict[Candidate, Failed] = {}
         self._splits = space.splits
@@ -186,7 +195,9 @@ class Observations:
         if isinstance(answer, Failed):
             self._failed[ask.candidate] = answer
         elif answer.steps_per_s > 0:
-            self._answers.setdefault(ask.candidate, []).append(answer)
+            rate = answer.steps_per_s * self._efficiency(ask.candidate)
+            worth = replace(answer, steps_per_s=rate)
+            self._answers.setdefault(ask.candidate, []).append(worth)
         else:
             self._failed[ask.candidate] = Failed("hang", f"{answer.steps_per_s} steps/s")
 
@@ -303,7 +314,7 @@ class Observations:
         rate = throughput_bound(points, candidate.num_env) if points else math.inf
         if not math.isfinite(rate):
             rate = self.steps_per_s(best)
-        return ITERATIONS * candidate.samples / rate
+        return ITERATIONS * candidate.samples / (rate / self._efficiency(candidate))
 
     def top(self, row: int) -> int:
         """Counts those of a row, from its first, not barred by failures, memory or time."""
@@ -337,19 +348,19 @@ class Observations:
         number = len(self.usable())
         second = max((c for c in self.usable() if c != winner), key=self._rank, default=None)
         if winner == best:
-            why = f"the most steps/s of {number} measured"
+            why = f"the most {self.unit} of {number} measured"
         elif winner == self.own:
             held = [combined(self._answers[candidate]) for candidate in (winner, best)]
             off = noise_margin(*held) / self.steps_per_s(best)
             why = (
-                f"it is the config as given, and of {number} measured none is faster "
-                f"beyond the noise of {off:.0%}"
+                f"it is the config as given, and of {number} measured none has more "
+                f"{self.unit} beyond the noise of {off:.0%}"
             )
         else:
             why = (
                 f"the fewest samples between two updates of {len(self._alike(best))} that are "
-                f"alike: up to {self.steps_per_s(best):,.0f} steps/s, within {SAME:.0%} and the "
-                "noise"
+                f"alike: up to {self.steps_per_s(best):,.0f} {self.unit}, within {SAME:.0%} and "
+                "the noise"
             )
         over = "".join(f"; {text}" for text in self._passed_over(best))
         return Chosen(winner, second, tuple(skipped), complete, f"{why}{over}")
