@@ -12,12 +12,15 @@ from __future__ import annotations
 from gmi_drl.placement.checks.config import check, layout_faults_of
 from gmi_drl.placement.config.algorithms import (
     ALGORITHMS,
+    A2CConfig,
     A3CConfig,
     ActorCriticConfig,
     AlgorithmConfig,
+    APPOConfig,
     CustomAlgorithmConfig,
     DQNConfig,
     IMPALAConfig,
+    PGConfig,
     PPOConfig,
     ReplayConfig,
     algorithm_config,
@@ -51,13 +54,13 @@ from .update_size import UpdateSize
 
 __all__ = [
     "ABSENT", "ALGORITHMS", "AUTO", "CONFIG_VERSION", "NETWORKS", "STRATEGIES", "TEMPLATES",
-    "A3CConfig", "ActorCriticConfig", "AlgorithmConfig", "CommConfig", "Config", "ConfigError",
-    "CustomAlgorithmConfig", "DQNConfig", "Device", "EnvConfig", "ExperienceConfig", "Fault",
-    "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig", "Layout", "LayoutConfig",
-    "LayoutError", "MigInstance", "MigSlice", "PPOConfig", "RangeConfig", "ReplayConfig",
-    "RoleConfig", "RunConfig", "SearchConfig", "Strategy", "Template", "Topology", "TuneConfig",
-    "UpdateSize", "algorithm_1", "algorithm_config", "check", "choose_backend", "counted",
-    "decoupled", "format_cores", "from_yaml", "hidden_sizes", "layout_faults_of", "layout_of",
-    "load_config", "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex",
-    "tdg", "tdg_ex", "template_of", "to_yaml",
+    "A2CConfig", "A3CConfig", "APPOConfig", "ActorCriticConfig", "AlgorithmConfig", "CommConfig",
+    "Config", "ConfigError", "CustomAlgorithmConfig", "DQNConfig", "Device", "EnvConfig",
+    "ExperienceConfig", "Fault", "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig",
+    "Layout", "LayoutConfig", "LayoutError", "MigInstance", "MigSlice", "PGConfig", "PPOConfig",
+    "RangeConfig", "ReplayConfig", "RoleConfig", "RunConfig", "SearchConfig", "Strategy",
+    "Template", "Topology", "TuneConfig", "UpdateSize", "algorithm_1", "algorithm_config", "check",
+    "choose_backend", "counted", "decoupled", "format_cores", "from_yaml", "hidden_sizes",
+    "layout_faults_of", "layout_of", "load_config", "reducing", "resolved", "settings_of",
+    "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex", "template_of", "to_yaml",
 ]  # fmt: skip

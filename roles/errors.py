@@ -118,3 +118,11 @@ class ContextError(RoleError):
     """A role asked for a GMI, a group or a peer that its layout does not have."""
 
     told_alone = False  # which line of the role asked is in the traceback
+
+
+class EvaluatorLate(RoleError):
+    """No evaluator has answered in time."""
+
+
+class SampleLost(RoleError):
+    """An evaluator was killed after it had sampled, and has nothing to differentiate."""

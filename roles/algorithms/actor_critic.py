@@ -1,4 +1,4 @@
-"""The actor-critic loss on whole segments, which IMPALA and A3C share.
+"""The actor-critic loss on whole segments, which IMPALA, APPO and A3C share.
 
 They differ in the targets and the weights of the policy gradient. Values are in the value
 normaliser's units inside the network, and so are advantages in the loss (Hessel et al., 2019,
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gmi_drl.placement import ActorCriticConfig
-from gmi_drl.roles.policies.distributions import beyond_bounds
 from gmi_drl.roles.policies.normalize import (
     SCALAR_MOMENTS,
     Normalizers,
@@ -26,6 +25,7 @@ from gmi_drl.roles.policies.normalize import (
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
+from .terms import weighted_sum
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,29 @@ def actor_critic_loss(
     settings: ActorCriticConfig,
 ) -> Losses:
     """The loss for `advantage` and value `targets` [T, B], both in the rewards' units."""
-    wanted = targets
     if values is not None:
         advantage = advantage * values.inv_std
-        wanted = values.normalize(targets)
     policy_loss = -(advantage * now.log_prob).mean()
+    return segment_losses(network, now, policy_loss, targets, values, settings)
+
+
+def segment_losses(
+    network: Any,
+    now: SegmentEvaluation,
+    policy_loss: Tensor,
+    targets: Tensor,
+    values: RunningNormalizer | None,
+    settings: ActorCriticConfig,
+) -> Losses:
+    """The loss of a policy's loss and value `targets` [T, B] in the rewards' units."""
+    wanted = targets if values is None else values.normalize(targets)
     value_loss = 0.5 * (now.value - wanted).square().mean()
-    total = policy_loss + settings.value_coef * value_loss
-    entropy = network.distribution.entropy(now.params, network.log_std)
-    if settings.entropy_coef:
-        total = total - settings.entropy_coef * entropy
-    bounds_loss = value_loss.new_zeros(())
-    if settings.bounds_coef and network.log_std.numel():
-        bounds_loss = beyond_bounds(now.params)
-        total = total + settings.bounds_coef * bounds_loss
+    total, terms = weighted_sum(network, now.params, policy_loss, value_loss, settings)
     stats = {
         "kl": -now.log_rho.mean(),  # estimate of KL(behaviour || policy): how old it is
         "rho": now.log_rho.clamp(max=0.0).exp().mean(),  # 1 is on-policy
-        "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
-        "bounds_loss": bounds_loss,
-    }  # fmt: skip
+        **terms,
+    }
     return Losses(total, stats, extras={"targets": targets})
 
 

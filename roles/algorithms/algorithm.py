@@ -93,8 +93,14 @@ class Algorithm(ABC):
     def measure(self, batch: Batch, out: Tensor) -> None:
         """Write this GMI's moments of a batch into `out` [num_batch_moments]."""
 
+    def learn_batch_moments(self, moments: Tensor) -> None:
+        """Takes in everyone's `moments` [k, num_batch_moments] before a batch is trained on."""
+
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        """Fill the batch's columns `filled`; `moments` [k, num_batch_moments] are everyone's."""
+        """Fill the batch's columns `filled`; `moments` [k, num_batch_moments] are everyone's.
+
+        They were given to `learn_batch_moments` just before.
+        """
 
     def changed(self, batch: Batch) -> list[Tensor]:
         """Returns the tensors that `postprocess` changes in place and no update makes anew.

@@ -9,9 +9,11 @@ device; `stats` reads what came of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
@@ -22,6 +24,8 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.clock import Clock
 
 from .gradient_step import GradientStep, Together, meet_timed
+
+_ORDERS: Final = 5  # the stream of seeds that the orders of shards are drawn by
 
 
 class Learner:
@@ -41,8 +45,11 @@ class Learner:
         pool: Pool | None = None,
         capture_loss: bool = True,
         static: bool | None = None,
+        shards: Sequence[Shard] = (),
     ) -> None:
-        """`static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
+        """`shards`: what the batch is joined of, each with the order of its own rows.
+
+        `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
         `pool`: where that way's work is captured, when it is first done after `connect`; None:
         nowhere. `capture_loss`: whether the loss may be captured too.
         """
@@ -61,6 +68,7 @@ class Learner:
         self._fill: Together | None = None
         self._width = 0 if self._observations is None else self._observations.width
         self._by_rows = batch is not None and not algorithm.whole_segments
+        self._shards = list(shards)
         if batch is not None and self._by_rows:
             self._shuffle(batch)
         self.updates = 0
@@ -126,7 +134,7 @@ class Learner:
             self._fill()
         self.noise.begin(len(self._minibatch_rows))
         for _ in range(self._epochs):
-            torch.randperm(len(self._rows), generator=self._generator, out=self._order)
+            self._draw()
             for pick in self._picks:
                 beat()
                 # Not captured with the rest: one launch either way, and rows may lie anywhere.
@@ -137,6 +145,19 @@ class Learner:
         if self._observations is not None:
             # Only now: this batch was seen through the old statistics.
             self._observations.update(self._seen)
+
+    def _draw(self) -> None:
+        """Draw the order of an epoch: minibatch i has minibatch i of every shard."""
+        if not self._shards:
+            torch.randperm(len(self._rows), generator=self._generator, out=self._order)
+            return
+        assert self._batch is not None
+        width, parts = self._batch["reward"].shape[1], len(self._picks)
+        orders, first = [], 0
+        for shard in self._shards:
+            orders.append(shard.rows(first, width).view(parts, -1))
+            first += shard.num_env
+        torch.cat(orders, 1, out=self._order.view(parts, -1))
 
     def _update_by_segments(self, batch: Batch) -> None:
         segments = batch.segments(self._observations, self.algorithm.segment_fields)
@@ -225,6 +246,7 @@ class Learner:
         own = self.algorithm.num_batch_moments
         everyone = self._none if self._moments is None else self._moments.everyone
         assert self._batch is not None
+        self.algorithm.learn_batch_moments(everyone[:, :own])
         self.algorithm.postprocess(self._batch, everyone[:, :own])
         if self._observations is not None:
             self._seen.copy_(merge_moments(everyone[:, own:]))
@@ -262,6 +284,31 @@ class Learner:
         self.noise.scale.load_state_dict(state.get("noise_scale", {}))
         if "algorithm" in state:
             self.algorithm.load_state_dict(state["algorithm"])
+
+
+class Shard:
+    """The environments of a batch that one evaluator has sampled, and the order of their rows."""
+
+    def __init__(self, steps: int, num_env: int, generator: torch.Generator) -> None:
+        self.num_env = num_env
+        self._steps, self._generator = steps, generator
+
+    @classmethod
+    def of(cls, steps: int, num_env: int, seed: int, rank: int) -> Shard:
+        """Returns that of evaluator `rank`, whose order is the same wherever it is drawn."""
+        mixed = int(np.random.SeedSequence((seed, rank, _ORDERS)).generate_state(1)[0])
+        return cls(steps, num_env, torch.Generator().manual_seed(mixed))
+
+    def rows(self, first: int = 0, width: int | None = None) -> Tensor:
+        """Draws the order of an epoch, as rows of a batch of `width` environments (its own alone).
+
+        `first`: where in that batch its environments begin.
+        """
+        count = self._steps * self.num_env
+        order = torch.randperm(count, generator=self._generator)
+        if width is None:
+            return order
+        return order // self.num_env * width + first + order % self.num_env
 
 
 class SharedMoments:

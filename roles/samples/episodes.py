@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+_WINDOW: Final = 100  # episodes that a mean is over
 
 
 class Seen(NamedTuple):
@@ -28,6 +31,33 @@ class Seen(NamedTuple):
     def plus(self, other: Seen) -> Seen:
         """Returns the sum of both."""
         return Seen(*(one + more for one, more in zip(self, other, strict=True)))
+
+
+class RecentEpisodes:
+    """The episodes of the last iterations: the fewest whole iterations that have 100."""
+
+    def __init__(self) -> None:
+        self._seen: deque[Seen] = deque()
+
+    def add(self, seen: Seen) -> None:
+        """Adds those of an iteration."""
+        if seen.episodes:
+            self._seen.append(seen)
+        while sum(seen.episodes for seen in list(self._seen)[1:]) >= _WINDOW:
+            self._seen.popleft()
+
+    def means(self) -> tuple[float | None, float | None]:
+        """Returns the means of return and length; None before the first episode has ended."""
+        if not self._seen:
+            return None, None
+        count, returns, lengths = (sum(numbers) for numbers in zip(*self._seen, strict=True))
+        return returns / count, lengths / count
+
+    def state_dict(self) -> list[list[float]]:
+        return [list(seen) for seen in self._seen]
+
+    def load_state_dict(self, state: list[list[float]]) -> None:
+        self._seen = deque(Seen(*row) for row in state)
 
 
 class EpisodeStats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout, counted
-from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 from gmi_drl.runtime.cache_files import replace_file
 
-_WINDOW: Final = 100  # episodes a reported return is the mean of
 # What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
 # agent that samples in turn waits while its trainer trains, and the trainer while it samples.
 TOGETHER: Final = ("simulate", "infer", "train", "reduce")
@@ -48,8 +46,7 @@ class Progress:
         self._agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in self._trainers]
         self._phases = TRAINERS if self._agents else TOGETHER
         self._agent_phases, self._extra = tuple(agent_phases), extra
-        # Whole iterations: the fewest that have 100 episodes.
-        self._recent: deque[Seen] = deque()
+        self._recent = RecentEpisodes()
 
     def connect(self, group: Group) -> None:
         """Make the bucket; again after the group was re-formed."""
@@ -59,14 +56,7 @@ class Progress:
     @property
     def return_mean(self) -> float | None:
         """The mean return of the last 100 episodes; None before the first one has ended."""
-        return self._means()[0]
-
-    def _means(self) -> tuple[float | None, float | None]:
-        """The means of return and length."""
-        if not self._recent:
-            return None, None
-        count, returns, lengths = (sum(numbers) for numbers in zip(*self._recent, strict=True))
-        return returns / count, lengths / count
+        return self._recent.means()[0]
 
     def agree(
         self,
@@ -87,11 +77,8 @@ class Progress:
         self._bucket.buffer.copy_(torch.tensor([*mine, *extra], dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         sums = [sum(column) for column in zip(*rows, strict=True)]
-        if sums[1]:
-            self._recent.append(Seen(*sums[1:4]))
-        while sum(seen.episodes for seen in list(self._recent)[1:]) >= _WINDOW:
-            self._recent.popleft()
-        return_mean, length_mean = self._means()
+        self._recent.add(Seen(*sums[1:4]))
+        return_mean, length_mean = self._recent.means()
         at, each = 4 + len(self._phases), len(self._agent_phases)
         end = at + each * len(self._agents)
         trainer_seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
@@ -112,10 +99,10 @@ class Progress:
         return Agreement(bool(sums[0]), metrics, gmi_seconds, extras)
 
     def state_dict(self) -> list[list[float]]:
-        return [list(seen) for seen in self._recent]
+        return self._recent.state_dict()
 
     def load_state_dict(self, state: list[list[float]]) -> None:
-        self._recent = deque(Seen(*row) for row in state)
+        self._recent.load_state_dict(state)
 
 
 def _means(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -527,10 +527,10 @@ def test_a_layout_file_fixes_what_auto_would_find():
             "impala",
         ),
         ("TD3", "gmi-drl does not have this algorithm"),
-        ("PPO", "must be one of ppo, impala, a3c, dqn. Did you mean ppo?"),
+        ("PPO", "must be one of ppo, a2c, pg, impala, appo, a3c, dqn. Did you mean ppo?"),
         ("impalla", "Did you mean impala?"),
         ("dnq", "Did you mean dqn?"),
-        ("abc", "must be one of ppo, impala, a3c, dqn. Correct it, or leave it out"),
+        ("abc", "must be one of ppo, a2c, pg, impala, appo, a3c, dqn. Correct it, or leave it"),
     ],
 )
 def test_only_a_slip_of_an_algorithm_is_guessed_at(name, told):

@@ -1,4 +1,4 @@
-"""The losses of IMPALA and A3C: numbers worked by hand, gradients by finite differences."""
+"""The losses of IMPALA, APPO and A3C: worked by hand, and gradients by finite differences."""
 
 import math
 
@@ -8,6 +8,7 @@ from torch import distributions as td
 
 from gmi_drl.placement import ALGORITHMS
 from gmi_drl.roles.algorithms.a3c import a3c_loss
+from gmi_drl.roles.algorithms.appo import appo_loss
 from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
@@ -110,6 +111,11 @@ def test_gradients_are_the_slopes_of_the_reference(policy, name):
         given = advantage, advantage + worth[:-1]
     here = reference(policy, batch, *given, values, s)
     assert ours.total.item() == pytest.approx(here.item(), rel=1e-9)
+    check_slopes(policy, lambda: reference(policy, batch, *given, values, s).item())
+
+
+def check_slopes(policy, total):
+    """The gradients of a policy's parameters against the slopes of `total`."""
     step = 1e-6
     for parameter in filter(torch.numel, policy.parameters()):  # logits have no log-std
         numbers = parameter.data.view(-1)
@@ -117,7 +123,7 @@ def test_gradients_are_the_slopes_of_the_reference(policy, name):
             before, sides = numbers[i].item(), []
             for side in (before + step, before - step):
                 numbers[i] = side
-                sides.append(reference(policy, batch, *given, values, s).item())
+                sides.append(total())
             numbers[i] = before
             assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient, rel=1e-5, abs=1e-8)
 
@@ -152,6 +158,51 @@ def test_a_step_worked_by_hand(name, ratio, advantage):
     assert parts.stats["rho"].item() == pytest.approx(min(ratio, 1.0), rel=1e-5)
     total = advantage * log_2 + 2.0 * 0.5 * advantage**2 - 0.1 * log_2
     assert parts.total.item() == pytest.approx(total, rel=1e-5)
+
+
+@torch.no_grad()
+def test_the_gradients_of_appo_are_the_slopes_of_the_reference(policy):
+    """With targets by V-trace's sum of products (Espeholt et al., 2018, eq. 1), as given numbers."""
+    batch, values = a_batch(policy), values_normalizer()
+    s = settings_of("appo", lam=1.0, clip=0.3, rho_clip=0.9, c_clip=0.8)
+    with torch.enable_grad():
+        ours = appo_loss(policy, batch, values, s)
+        ours.total.backward()
+
+    def ratio_of():
+        head = policy(batch["observations"][:-1])
+        now = policy.distribution.log_prob(head[..., :-1], policy.log_std, batch["action"])
+        return (now - batch["log_prob"]).exp()
+
+    worth = values.denormalize(policy(batch["observations"])[..., -1])
+    discount, rho = s.gamma * (1 - batch["done"]), ratio_of()
+    delta = rho.clamp(max=0.9) * (batch["reward"] + discount * worth[1:] - worth[:-1])
+    targets = worth[:-1].clone()
+    for t in range(T):
+        weight = torch.ones(B).double()
+        for later in range(t, T):
+            targets[t] += weight * delta[later]
+            weight = weight * discount[later] * rho[later].clamp(max=0.8)
+    following = torch.cat([targets[1:], worth[-1:]])
+    advantage = (batch["reward"] + discount * following - worth[:-1]) * values.inv_std
+
+    def total():
+        ratio = ratio_of()
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.7, 1.3) * advantage)
+        rest = reference(policy, batch, torch.zeros_like(advantage), targets, values, s)
+        return rest - surrogate.mean()
+
+    assert torch.allclose(ours.extras["targets"], targets)
+    assert ours.total.item() == pytest.approx(total().item(), rel=1e-9)
+    check_slopes(policy, lambda: total().item())
+
+
+def test_appo_clips_against_the_policy_that_sampled():
+    # reward 1 + 0.5 * 3 - 3 = -0.5: an action that is worth less is held at 1 - clip.
+    settings = settings_of("appo", gamma=0.5, clip=0.2)
+    for ratio, wanted in ((0.5, 0.8), (1.1, 1.1), (2.0, 2.0)):
+        parts = appo_loss(*one_step(math.log(ratio)), None, settings)
+        assert parts.stats["policy_loss"].item() == pytest.approx(0.5 * wanted, rel=1e-5)
 
 
 def test_on_policy_the_two_are_one(policy):

@@ -7,24 +7,28 @@ from typing import Any, Final
 
 from gmi_drl.placement.faults import Fault, closest
 
+from .a2c import A2CConfig, PGConfig
 from .a3c import A3CConfig
 from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig, ReplayConfig
 from .custom import CustomAlgorithmConfig, settings_of
 from .dqn import DQNConfig
-from .impala import IMPALAConfig
+from .impala import APPOConfig, IMPALAConfig
 from .ppo import PPOConfig
 
 __all__ = [
-    "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A3CConfig", "ActorCriticConfig",
-    "AlgorithmConfig", "CustomAlgorithmConfig", "DQNConfig", "IMPALAConfig", "PPOConfig",
-    "ReplayConfig", "algorithm_config", "algorithms_of", "mode_faults", "section_class",
+    "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig", "APPOConfig",
+    "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DQNConfig", "IMPALAConfig",
+    "PGConfig", "PPOConfig", "ReplayConfig", "algorithm_config", "algorithms_of", "mode_faults", "section_class",
     "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
 ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "ppo": PPOConfig,
+    "a2c": A2CConfig,
+    "pg": PGConfig,
     "impala": IMPALAConfig,
+    "appo": APPOConfig,
     "a3c": A3CConfig,
     "dqn": DQNConfig,
 }
@@ -32,8 +36,8 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
 # What people ask for by name, and is not here.
 LACKING: Final = frozenset(
     {
-        "a2c", "acer", "acktr", "apex", "appo", "ars", "c51", "cql", "ddpg", "dreamer",
-        "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "pg", "qr-dqn", "qrdqn",
+        "acer", "acktr", "apex", "ars", "c51", "cql", "ddpg", "dreamer",
+        "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "qr-dqn", "qrdqn",
         "r2d2", "rainbow", "recurrentppo", "redq", "reinforce", "sac", "td3", "tqc", "trpo", "vpg",
     }
 )  # fmt: skip

@@ -204,6 +204,23 @@ class ActorCriticConfig(AlgorithmConfig):
             )  # fmt: skip
 
 
+class RowsConfig(ActorCriticConfig):
+    """The keys of algorithms that train on the rows of fresh experience, whichever they are."""
+
+    normalize_advantage: bool = True
+    """Normalise advantages over the samples of an update, of all GMIs."""
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields a fault unless the samples of an update divide by the minibatches."""
+        num_env, each = config.env.num_env, max(1, agents // trainers) if trainers else 1
+        product = f"num_env={num_env} x horizon={self.horizon}"
+        if each > 1:
+            product += f" x {each} agents"
+        yield from self.minibatch_faults(
+            num_env * self.horizon * each, "samples of an update of one GMI", product, "horizon"
+        )
+
+
 class ReplayConfig(AlgorithmConfig):
     """The keys of algorithms that train on kept experience."""
 

@@ -1,0 +1,48 @@
+"""Defines the settings of A2C and PG, which take one step for each batch."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from gmi_drl.placement.config.section import Int
+
+from .common import Horizon, RowsConfig
+
+
+class OneStepConfig(RowsConfig):
+    """The keys of algorithms that take one step down the policy gradient for each batch."""
+
+    minibatches: Int = Field(default=1, ge=1, le=1)
+    """1: a second step would be down the gradient of a policy that has not sampled."""
+    epochs: Int = Field(default=1, ge=1, le=1)
+    """1, for the same reason."""
+    schedule: Literal["constant", "linear"] = "linear"
+    """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
+    learning_rate: float = Field(default=7e-4, gt=0, le=1)
+    value_coef: float = Field(default=0.5, ge=0)
+    max_grad_norm: float | None = Field(default=0.5, ge=0)
+    normalize_advantage: bool = False
+
+
+class A2CConfig(OneStepConfig):
+    """Advantage actor-critic, the synchronous form of A3C."""
+
+    implementation: ClassVar[str] = "gmi_drl.roles.algorithms.a2c:A2C"
+
+    name: Literal["a2c"] = "a2c"
+    horizon: Horizon = 8
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """Lambda of GAE; 1 is the n-step return."""
+
+
+class PGConfig(OneStepConfig):
+    """REINFORCE with a baseline: an action is worth what followed it, less the state's value."""
+
+    implementation: ClassVar[str] = "gmi_drl.roles.algorithms.pg:PG"
+
+    name: Literal["pg"] = "pg"
+    horizon: Horizon = 64
+    lam: float = Field(default=1.0, ge=1, le=1)
+    """1: returns as they were, to the end of an episode or of the horizon."""

@@ -1,0 +1,71 @@
+"""Advantages of fresh experience by GAE, for algorithms that train on rows of it: A2C, PG, PPO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.policies.normalize import (
+    SCALAR_MOMENTS,
+    Normalizers,
+    batch_moments,
+    merge_moments,
+)
+from gmi_drl.roles.returns import gae
+from gmi_drl.roles.samples.batch import Batch
+
+from .algorithm import Algorithm, Losses
+
+
+class AdvantageActorCritic(Algorithm):
+    """Fills `advantage` and `ret` of each row; a subclass has the `loss` of rows.
+
+    Advantages are GAE's, normalised over the experience of all GMIs if the settings say so; values
+    are learned in the units of a value normaliser, which learns from the returns of all GMIs first.
+    """
+
+    filled = ("advantage", "ret")
+    bootstrap = ("value",)
+    num_batch_moments = 2 * SCALAR_MOMENTS  # of the advantages, then of the returns
+
+    def __init__(
+        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
+    ) -> None:
+        super().__init__(settings, policy, normalizers, loss)
+        self._advantage = torch.empty(0)
+
+    def measure(self, batch: Batch, out: Tensor) -> None:
+        reward, value = batch["reward"], batch["value"]
+        if self._advantage.shape != reward.shape:
+            self._advantage = torch.zeros_like(reward)
+        gamma, lam, last = self.settings.gamma, self.settings.lam, batch.bootstrap["value"]
+        advantage = gae(reward, value, batch["done"], last, gamma, lam=lam, out=self._advantage)
+        batch_moments(advantage.view(-1, 1), out[:SCALAR_MOMENTS])
+        batch_moments((advantage + value).view(-1, 1), out[SCALAR_MOMENTS:])
+
+    def learn_batch_moments(self, moments: Tensor) -> None:
+        if self.normalizers.values is not None:
+            self.normalizers.values.update(merge_moments(moments[:, SCALAR_MOMENTS:]))
+
+    def postprocess(self, batch: Batch, moments: Tensor) -> None:
+        value, advantage, normalizer = batch["value"], self._advantage, self.normalizers.values
+        returns = advantage + value
+        if normalizer is not None:
+            value.copy_(normalizer.normalize(value))
+            returns = normalizer.normalize(returns)
+        batch["ret"].copy_(returns)
+        if self.settings.normalize_advantage:
+            count, mean, squares = merge_moments(moments[:, :SCALAR_MOMENTS]).unbind()
+            advantage = (advantage - mean) / ((squares / count).sqrt() + 1e-8)
+        batch["advantage"].copy_(advantage)
+
+    def changed(self, batch: Batch) -> list[Tensor]:
+        """Returns the values and the value normaliser, which are renewed in place."""
+        normalizer = self.normalizers.values
+        return [batch["value"], *([] if normalizer is None else normalizer.tensors)]
+
+    def losses(self, batch: Batch) -> Losses:
+        network, log_std = self.policy.network, batch.row_constants["log_std"]
+        return self.loss_function(network, batch.rows, batch.row_layout, log_std, self.settings)

@@ -1,0 +1,79 @@
+"""Evaluators that are asked, and answer in their own time: objects here, or actors of the runtime."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from gmi_drl import runtime
+from gmi_drl.roles.errors import EvaluatorLate, RoleError
+
+from .standalone import Evaluator
+
+TIMEOUT: Final = timedelta(minutes=5)  # for the first of those that were asked
+
+
+class Fleet:
+    """Evaluators by number. One is asked for one thing at a time, and is busy until it answers."""
+
+    def __init__(self, evaluators: Sequence[Any], timeout: timedelta = TIMEOUT) -> None:
+        """`evaluators`: `Evaluator` objects, or handles of actors of that class."""
+        if not evaluators:
+            raise RoleError("no evaluators; an optimizer needs one or more. Make some first.")
+        self._evaluators, self._timeout = list(evaluators), timeout
+        self._refs: dict[runtime.ObjectRef, int] = {}
+        self._answers: deque[tuple[int, Any]] = deque()  # of objects, which answer at once
+
+    @property
+    def size(self) -> int:
+        """Returns how many there are."""
+        return len(self._evaluators)
+
+    @property
+    def busy(self) -> set[int]:
+        """Returns the numbers of those that have not answered."""
+        return {*self._refs.values(), *(number for number, _ in self._answers)}
+
+    def ask(self, number: int, what: str, *arguments: Any) -> None:
+        """Ask evaluator `number` for what its method `what` returns."""
+        evaluator = self._evaluators[number]
+        if isinstance(evaluator, Evaluator):
+            self._answers.append((number, getattr(evaluator, what)(*arguments)))
+        else:
+            self._refs[getattr(evaluator, what).remote(*arguments)] = number
+
+    def first(self) -> tuple[int, Any]:
+        """Returns who was the first to answer, and what; EvaluatorLate if nobody does in time.
+
+        Raises what an evaluator has raised.
+        """
+        if self._answers:
+            return self._answers.popleft()
+        ready, _ = runtime.wait(list(self._refs), timeout=self._timeout.total_seconds())
+        if not ready:
+            late = ", ".join(map(str, sorted(self._refs.values())))
+            raise EvaluatorLate(
+                f"timed out after {self._timeout.total_seconds():g} s: evaluator {late} has not "
+                "answered. If it only takes longer, raise `timeout`."
+            )
+        number = self._refs.pop(ready[0])
+        return number, runtime.get(ready[0])
+
+    def put(self, value: Any) -> Any:
+        """Returns what stands for `value` in arguments: a reference, where that spares copies."""
+        if all(isinstance(one, Evaluator) for one in self._evaluators):
+            return value
+        return runtime.put(value)
+
+    def close(self) -> None:
+        """End those that are actors; objects let their environments go."""
+        self._refs.clear()
+        self._answers.clear()
+        actors = [one for one in self._evaluators if not isinstance(one, Evaluator)]
+        if actors and runtime.is_initialized():
+            runtime.kill(actors)
+        for one in self._evaluators:
+            if isinstance(one, Evaluator):
+                one.close()

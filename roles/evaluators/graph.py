@@ -1,0 +1,84 @@
+"""The policy graph of RLlib's paper: a network, its statistics, and the mathematics on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.policies.actor_critic import observation_width
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.samples.batch import Batch
+
+Weights = dict[str, Any]  # what `PolicyGraph.weights` gives: numpy arrays, which travel well
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """Says how a policy graph is made: the same wherever it is."""
+
+    algorithm: type[Algorithm]
+    settings: AlgorithmConfig
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    seed: int = 0  # of the first parameters
+
+
+class PolicyGraph:
+    """A policy, its parameters as one vector, and its algorithm, on the CPU."""
+
+    def __init__(self, spec: GraphSpec) -> None:
+        kind, settings = spec.algorithm, spec.settings
+        generator = torch.Generator().manual_seed(spec.seed)
+        network = kind.make_network(settings, spec, generator)  # type: ignore[arg-type]
+        self.width = observation_width(spec.observation_space)
+        self.spec, self.policy = spec, kind.make_policy(network, settings)
+        self.normalizers = Normalizers.of(settings, self.width)
+        self.algorithm = kind(settings, self.policy, self.normalizers)
+        self.parameters = FlatParameters(network)
+        both = {"observations": self.normalizers.observations, "values": self.normalizers.values}
+        self._running = {name: one for name, one in both.items() if one is not None}
+
+    @property
+    def num_moments(self) -> int:
+        """Counts the float64 numbers that evaluators share of a batch."""
+        seen = 0 if self.normalizers.observations is None else 1 + 2 * self.width
+        return self.algorithm.num_batch_moments + seen
+
+    def batch(self, num_env: int) -> Batch:
+        """Returns the buffers of a horizon of so many environments."""
+        algorithm = self.algorithm
+        return Batch.allocate(
+            self.spec.settings.horizon, num_env, self.width, self.policy, torch.device("cpu"),
+            filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
+        )  # fmt: skip
+
+    def statistics(self) -> Weights:
+        """Returns the weights without the parameters, copied."""
+        there = {name: one.state_dict()["moments"].numpy() for name, one in self._running.items()}
+        return {"algorithm": self.algorithm.state_dict(), **there}
+
+    def weights(self) -> Weights:
+        """Returns what another graph of this spec needs to be the same, copied."""
+        return {"parameters": self.parameters.data.detach().numpy().copy(), **self.statistics()}
+
+    @torch.no_grad()
+    def set_weights(self, weights: Weights) -> None:
+        """Be the graph that gave `weights`."""
+        self.parameters.data.copy_(_tensor(weights["parameters"]))
+        for name, one in self._running.items():
+            one.load_state_dict({"moments": _tensor(weights[name])})
+        if weights["algorithm"]:
+            self.algorithm.load_state_dict(weights["algorithm"])
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Returns a copy of an array that may be read-only, as those are that have travelled."""
+    return torch.from_numpy(np.array(array))

@@ -1,0 +1,278 @@
+"""An evaluator on its own, in this process or as an actor of the runtime: what Python asks of one.
+
+    evaluator = Evaluator.remote(env="CartPole-v1", algorithm=PG)
+
+It samples, and differentiates what it has sampled; who asks it, and for what, is the optimizer's
+business (see `gmi_drl.rl`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl import runtime
+from gmi_drl.comm import solo_group
+from gmi_drl.placement import ALGORITHMS
+from gmi_drl.roles.algorithms.algorithm import Algorithm, checked
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.errors import RoleError, SampleLost
+from gmi_drl.roles.optimizers.learner import Shard
+from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.episodes import Seen
+
+from .evaluate import evaluate_together
+from .graph import GraphSpec, PolicyGraph, Weights
+
+_ENVIRONMENTS, _ACTIONS = 1, 2  # streams of seeds
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A horizon of experience as bytes (see BatchCodec), and the episodes that ended in it."""
+
+    memory: np.ndarray[Any, Any]
+    episodes: Seen
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a loss, and what the others are to know of what it was made of."""
+
+    vector: np.ndarray[Any, Any]  # [n] float32, as FlatParameters lays it out
+    stats: np.ndarray[Any, Any]  # what the algorithm reports, in the order of its `stats`
+    moments: np.ndarray[Any, Any]  # [m] float64: the algorithm's, then those of observations
+    episodes: Seen
+
+
+class Evaluator:
+    """Environments, a policy and its algorithm in one place."""
+
+    def __init__(
+        self,
+        env: str,
+        algorithm: type[Algorithm],
+        *,
+        num_env: int = 8,
+        seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`num_env` environments `env`, with their `options`; `settings` are the algorithm's keys.
+
+        Raises EnvSpecError or pydantic's ValidationError for what is wrong with them. Nothing is
+        sampled before `begin`.
+        """
+        self._id, self._num_env, self._options, self._seed = env, num_env, options, seed
+        its = algorithm.Settings(**(settings or {}))
+        if its.target_networks or algorithm.whole_segments or "value" not in algorithm.bootstrap:
+            raise RoleError(
+                f"{algorithm.__name__} is trained on kept or sent experience, and an evaluator "
+                f"samples fresh one. Use one of {', '.join(_fresh())}."
+            )
+        with_env = make_env(env, 1, options=options)
+        try:
+            spec = GraphSpec(algorithm, its, with_env.observation_space, with_env.action_space, seed)
+        finally:
+            with_env.close()
+        self._graph = PolicyGraph(spec)
+        self._rank = self._lives = -1
+
+    @classmethod
+    def remote(cls, **arguments: Any) -> runtime.ActorHandle:
+        """Starts one as an actor of the runtime, which is started if it is not there.
+
+        One that is killed comes back, with new episodes, and is asked again what it was asked.
+        """
+        if not runtime.is_initialized():
+            runtime.init(["gmi_drl.rl"])
+        actor = runtime.remote(max_restarts=-1, checkpoint_every=1, num_threads=1)(cls)
+        return actor.remote(**arguments)
+
+    def begin(self, rank: int) -> tuple[GraphSpec, int]:
+        """Begin as evaluator number `rank`, with episodes of its own; its spec and `num_env`."""
+        self._start(rank, 0)
+        return self._graph.spec, self._num_env
+
+    def _start(self, rank: int, lives: int) -> None:
+        if self._rank >= 0:
+            self._collector.close()
+            self._env.close()
+        self._rank, self._lives = rank, lives
+        graph, entropy = self._graph, (self._seed, rank, lives)
+        seeds = np.random.SeedSequence(entropy).generate_state(3)
+        env_seed = int(seeds[_ENVIRONMENTS]) % 2**31
+        self._env = make_env(self._id, self._num_env, options=self._options, seed=env_seed)
+        self._batch = graph.batch(self._num_env)
+        generator = torch.Generator().manual_seed(int(seeds[_ACTIONS]))
+        self._collector = Collector(self._env, graph.algorithm, self._batch, generator)
+        self._codec = codec_of(graph, self._num_env)
+        self._shard = Shard.of(graph.spec.settings.horizon, self._num_env, self._seed, rank)
+        self._gradient = torch.zeros(graph.parameters.numel)
+        graph.parameters.bind_gradients(self._gradient)
+        self._iteration = 0
+        self._moments: Tensor | None = None  # of the batch as it is
+        self._parts: list[Tensor] = []
+        self._pulled: list[Any] = []  # what the shards of a parameter server have answered last
+
+    def save(self) -> tuple[int, int]:
+        """Returns what the runtime keeps of it: who it is."""
+        return self._rank, self._lives
+
+    def restore(self, state: tuple[int, int]) -> None:
+        """Go on, in a new process, as the one that gave `state`: in new episodes."""
+        rank, lives = state
+        if rank >= 0:
+            self._start(rank, lives + 1)
+
+    def sample(self, weights: Weights, steps: int) -> Sample:
+        """Collects a horizon with a policy that has learned from `steps` steps."""
+        self._collect(weights, steps)
+        memory = torch.zeros(self._codec.nbytes, dtype=torch.uint8)
+        self._codec.pack(memory, self._batch, ())
+        return Sample(memory.numpy(), self._seen)
+
+    def gradient(self, weights: Weights, steps: int) -> Gradient:
+        """Collects a horizon, and differentiates the loss of all of it, by its own moments."""
+        own = self.measure(weights, steps)
+        return self._differentiate(self._batch.flat(), own)
+
+    def push(
+        self, shards: Sequence[Any], statistics: Weights, steps: int, rate: float | None
+    ) -> Gradient:
+        """Collects and differentiates as `gradient`, by the parameters that `shards` hold.
+
+        Each shard is pushed its slice of the gradient, clipped as a whole, and applies it with the
+        learning rate `rate`, if there is one. What they answer, the slices of new parameters, is
+        taken at the next call: meanwhile nobody waits. `statistics`: weights without parameters.
+        """
+        slices = [_value(answer) for answer in self._pulled or [_ask(s, "pull") for s in shards]]
+        self._pulled = []
+        made = self.gradient({**statistics, "parameters": np.concatenate(slices)}, steps)
+        most, vector = self._graph.spec.settings.max_grad_norm, made.vector
+        if most:
+            norm = float(torch.linalg.vector_norm(self._gradient))
+            vector = vector * np.float32(min(1.0, most / (norm + 1e-6)))
+        ends = np.cumsum([len(one) for one in slices])[:-1]
+        parts = np.split(vector, ends)
+        self._pulled = [_ask(s, "push", part, rate) for s, part in zip(shards, parts, strict=True)]
+        return replace(made, vector=vector[:0])
+
+    def measure(self, weights: Weights, steps: int) -> np.ndarray[Any, Any]:
+        """Collects a horizon; returns its moments, the algorithm's and those of observations."""
+        self._collect(weights, steps)
+        self._moments = measured(self._graph, self._batch)
+        return self._moments.numpy()
+
+    def minibatches(self, everyone: np.ndarray[Any, Any]) -> None:
+        """Begin an update of what was measured, with the moments [k, m] of all evaluators."""
+        self._sampled()
+        own = self._graph.algorithm.num_batch_moments
+        moments = torch.from_numpy(np.array(everyone))[:, :own]
+        self._graph.algorithm.learn_batch_moments(moments)
+        self._graph.algorithm.postprocess(self._batch, moments)
+        self._parts = []
+
+    def minibatch(self, weights: Weights) -> Gradient:
+        """Differentiates the next minibatch, with these parameters, of epochs without end."""
+        self._sampled()
+        if not self._parts:
+            parts = self._graph.spec.settings.minibatches
+            self._parts = list(self._shard.rows().view(parts, -1))
+        self._graph.set_weights(weights)
+        rows = self._batch.flat().rows
+        assert rows is not None
+        return self._gradient_of(self._batch.minibatch(rows[self._parts.pop(0)]))
+
+    def evaluate(self, weights: Weights, num_env: int = 20, seed: int = 2) -> dict[str, float]:
+        """Plays an episode in each of `num_env` new environments, greedily: mean and deviation."""
+        self._graph.set_weights(weights)
+        env = make_env(self._id, num_env, options=self._options, seed=seed)
+        try:
+            return evaluate_together(
+                env, self._graph.policy, self._graph.normalizers.observations, solo_group(),
+                lambda: False, lambda: None,
+            )  # fmt: skip
+        finally:
+            env.close()
+
+    def close(self) -> None:
+        """Let the environments go."""
+        if self._rank >= 0:
+            self._collector.close()
+            self._env.close()
+            self._rank = -1
+
+    def _sampled(self) -> Tensor:
+        """Returns the moments of what was sampled; SampleLost if that was by a process before."""
+        if self._moments is None:
+            raise SampleLost(f"evaluator {self._rank} was killed, and what it had sampled is lost")
+        return self._moments
+
+    def _collect(self, weights: Weights, steps: int) -> None:
+        self._graph.set_weights(weights)
+        self._graph.algorithm.before_sampling(steps)
+        self._collector.collect(self._iteration)
+        self._iteration += 1
+        _, self._seen = self._collector.read()
+
+    def _differentiate(self, batch: Batch, own: np.ndarray[Any, Any]) -> Gradient:
+        self.minibatches(own[None])
+        return self._gradient_of(batch)
+
+    def _gradient_of(self, minibatch: Batch) -> Gradient:
+        algorithm = self._graph.algorithm
+        self._gradient.zero_()
+        losses = checked(algorithm, algorithm.losses(minibatch))
+        torch.autograd.backward(losses.total)
+        stats = torch.stack([losses.stats[name].detach() for name in algorithm.stats])
+        return Gradient(
+            self._gradient.numpy().copy(), stats.numpy(), self._sampled().numpy(), self._seen
+        )
+
+
+def _ask(shard: Any, what: str, *arguments: Any) -> Any:
+    """Asks a shard, an object or an actor; its answer, or the reference of it."""
+    if isinstance(shard, runtime.ActorHandle):
+        return getattr(shard, what).remote(*arguments)
+    return getattr(shard, what)(*arguments)
+
+
+def _value(answer: Any) -> Any:
+    return runtime.get(answer) if isinstance(answer, runtime.ObjectRef) else answer
+
+
+def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
+    """Returns the codec of what an evaluator of `num_env` environments samples."""
+    sent = sent_columns(graph.policy, graph.algorithm.recorded)
+    of_bytes = graph.spec.observation_space.dtype == np.uint8
+    return BatchCodec(graph.batch(1), num_env, sent, of_bytes, stats=0)
+
+
+def measured(graph: PolicyGraph, batch: Batch) -> Tensor:
+    """Returns the moments of a batch: the algorithm's, and those of observations."""
+    own = graph.algorithm.num_batch_moments
+    moments = torch.zeros(graph.num_moments, dtype=torch.float64)
+    graph.algorithm.measure(batch, moments[:own])
+    if graph.normalizers.observations is not None:
+        batch_moments(batch["raw_observation"].flatten(0, 1), moments[own:])
+    return moments
+
+
+def learn_observations(graph: PolicyGraph, everyone: Tensor) -> None:
+    """Takes in what all have seen, after an update: moments [k, m] as `measured` gives them."""
+    if graph.normalizers.observations is not None:
+        seen = everyone[:, graph.algorithm.num_batch_moments :]
+        graph.normalizers.observations.update(merge_moments(seen))
+
+
+def _fresh() -> Sequence[str]:
+    return [name for name, its in ALGORITHMS.items() if its.optimizers == ("all_reduce",)]

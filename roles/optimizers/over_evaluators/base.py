@@ -1,0 +1,194 @@
+"""Optimizers over evaluators that answer in their own time: who samples, differentiates and waits.
+
+The algorithm is the same under each (RLlib's paper, section 4 and figure 4). One `step()` is one
+round; between rounds an optimizer can be asked for its policy, evaluated, saved and loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
+from gmi_drl.roles.evaluators.graph import PolicyGraph
+from gmi_drl.roles.optimizers.descent import Descent
+from gmi_drl.roles.optimizers.gradient_step import check_finite
+from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
+
+
+class EvaluatorOptimizer:
+    """What the optimizers share: the policy graph of the driver, its evaluators, and the counts.
+
+    `steps` counts the steps of environments that were learned from, `updates` those of the
+    parameters, `dropped` the samples that came too late and were left out.
+    """
+
+    name: ClassVar[str] = ""
+    single_step: ClassVar[bool] = False  # needs an algorithm that takes one step for each batch
+
+    def __init__(
+        self,
+        algorithm: type[Algorithm],
+        evaluators: Sequence[Any],
+        *,
+        total_steps: int | None = None,
+        timeout: timedelta = TIMEOUT,
+    ) -> None:
+        """`evaluators` are `rl.Evaluator` objects or actors, all of `algorithm`.
+
+        `total_steps`: where a learning rate that is scheduled ends; None: it stays what it is.
+        """
+        self.fleet = Fleet(evaluators, timeout)
+        for number in range(self.fleet.size):
+            self.fleet.ask(number, "begin", number)
+        begun = dict(self.fleet.first() for _ in range(self.fleet.size))
+        specs = [begun[number][0] for number in range(self.fleet.size)]
+        self._num_env = [begun[number][1] for number in range(self.fleet.size)]
+        for number, spec in enumerate(specs):
+            if spec.algorithm is not algorithm:
+                raise RoleError(
+                    f"evaluator {number} is of {spec.algorithm.__name__}, and the optimizer of "
+                    f"{algorithm.__name__}. Make both of the same algorithm."
+                )
+            if spec.settings != specs[0].settings or self._num_env[number] != self._num_env[0]:
+                raise RoleError(
+                    f"evaluator {number} has other settings or num_env than evaluator 0, and "
+                    "samples are weighed alike. Make all alike."
+                )
+        self._spec, self._settings = specs[0], specs[0].settings
+        updates = self._settings.gradient_steps(self._settings.horizon * self._num_env[0])
+        updates *= getattr(self._settings, "epochs", 1)
+        if self.single_step and updates != 1:
+            raise RoleError(
+                f"{type(self).__name__} takes one step for each gradient, and {algorithm.__name__} "
+                f"takes {updates} for each batch. Use AllReduce or Local, or A2C or PG."
+            )
+        self.graph = PolicyGraph(self._spec)
+        self._total_steps = total_steps
+        self.steps = self.updates = self.dropped = 0
+        self._episodes = RecentEpisodes()
+        self._round = 0
+        self._asked: dict[int, int] = {}  # by evaluator: in which round it was asked last
+
+    def step(self) -> dict[str, Any]:
+        """Takes one round; returns how far it is and what it came to."""
+        raise NotImplementedError
+
+    def foreach_policy(self, function: Callable[[PolicyGraph], Any]) -> list[Any]:
+        """Returns what `function` gives for the policy graph of each policy: here there is one.
+
+        What it changes is what evaluators get with the next weights.
+        """
+        return [function(self.graph)]
+
+    def evaluate(self, num_env: int = 20) -> dict[str, float]:
+        """Plays greedily in `num_env` environments of an evaluator: mean and deviation.
+
+        What an evaluator brings meanwhile is left out.
+        """
+        self._round += 1
+        while not self._idle():
+            self._first()
+        self._ask(self._idle()[0], "evaluate", self.graph.weights(), num_env)
+        while (answered := self._first()) is None:
+            pass
+        return dict(answered[1])
+
+    def _idle(self) -> list[int]:
+        busy = self.fleet.busy
+        return [number for number in range(self.fleet.size) if number not in busy]
+
+    def _ask(self, number: int, what: str, *arguments: Any) -> None:
+        """Ask an evaluator, in this round."""
+        self._asked[number] = self._round
+        self.fleet.ask(number, what, *arguments)
+
+    def _first(self) -> tuple[int, Any] | None:
+        """Returns the first answer; None if it is of a round that went on without it.
+
+        Then it is left out, and the evaluator may be asked again.
+        """
+        number, answer = self.fleet.first()
+        if self._asked[number] == self._round:
+            return number, answer
+        self.dropped += 1
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what goes on: parameters, optimizer, statistics and counts; no episodes."""
+        return {
+            "weights": self.graph.weights(), "steps": self.steps, "updates": self.updates,
+            "dropped": self.dropped, "episodes": self._episodes.state_dict(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave `state`, with new episodes."""
+        self.graph.set_weights(state["weights"])
+        self.steps, self.updates = state["steps"], state["updates"]
+        self.dropped = state["dropped"]
+        self._episodes.load_state_dict(state["episodes"])
+
+    def save(self, path: Path | str) -> None:
+        """Write the state to a file, which is there whole or not at all."""
+        path = Path(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        torch.save(_tensors(self.state_dict()), part)
+        os.replace(part, path)
+
+    def load(self, path: Path | str) -> None:
+        """Go on from a file that `save` wrote."""
+        self.load_state_dict(_arrays(torch.load(path, weights_only=True)))
+
+    def close(self) -> None:
+        """End the evaluators that are actors; those of this process let their environments go."""
+        self.fleet.close()
+
+    def _anneal(self, descent: Descent) -> None:
+        """Set the learning rate for how far training is, if it is scheduled."""
+        if self._settings.anneals and self._total_steps:
+            left = max(1.0 - self.steps / self._total_steps, 0.0)
+            descent.learning_rate = self._settings.learning_rate * left
+
+    def _result(self, seen: Seen, samples: int, stats: dict[str, float | None]) -> dict[str, Any]:
+        """Counts `samples` evaluators' horizons, and returns what a round came to."""
+        check_finite(stats)
+        self.steps += samples * self._settings.horizon * self._num_env[0]
+        self._episodes.add(seen)
+        return_mean, length_mean = self._episodes.means()
+        counts = {"steps": self.steps, "updates": self.updates, "dropped": self.dropped}
+        return {**counts, "return_mean": return_mean, "length_mean": length_mean, **stats}
+
+
+def checked_drop(drop_slowest: int, size: int) -> int:
+    """Returns `drop_slowest` if so many of `size` evaluators can be left out; RoleError if not."""
+    if not 0 <= drop_slowest < size:
+        raise RoleError(
+            f"drop_slowest={drop_slowest}; must be at least 0 and less than the {size} evaluators. "
+            "Lower it, or make more."
+        )
+    return drop_slowest
+
+
+def _tensors(state: Any) -> Any:
+    """Returns a state with tensors for its arrays: what a file is loaded from safely."""
+    if isinstance(state, dict):
+        return {name: _tensors(value) for name, value in state.items()}
+    return torch.from_numpy(np.array(state)) if isinstance(state, np.ndarray) else state
+
+
+def _arrays(state: Any) -> Any:
+    """Returns a state with arrays for the tensors of its weights, as `_tensors` had it."""
+    weights = {
+        name: value.numpy() if isinstance(value, Tensor) else value
+        for name, value in state["weights"].items()
+    }
+    return {**state, "weights": weights}

@@ -1,0 +1,167 @@
+"""A sharded parameter server: parameters in pieces, to which evaluators push gradients.
+
+Evaluators and shards speak with each other, and the driver only says who goes on: it sees no
+parameter and no gradient (Li et al., 2014; RLlib's paper, figure 5a). With one shard this is
+`AsyncGradients` with the parameters elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gmi_drl import runtime
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.evaluators.graph import PolicyGraph
+from gmi_drl.roles.evaluators.standalone import Evaluator, learn_observations
+from gmi_drl.roles.optimizers.descent import Descent
+from gmi_drl.roles.policies import PARAMETER_MULTIPLE
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
+
+from .base import EvaluatorOptimizer
+
+_CHECKPOINT_EVERY = 50  # pushes; a shard that is killed is brought back by those since
+
+
+class ParameterShard:
+    """A slice of the parameters, and Adam's moments of it."""
+
+    def __init__(self, slice_: np.ndarray[Any, Any], settings: AlgorithmConfig) -> None:
+        self._slice = FlatParameters(nn.ParameterList([torch.from_numpy(np.array(slice_))]))
+        unclipped = settings.model_copy(update={"max_grad_norm": None})  # who pushes has clipped
+        self._descent = Descent(self._slice, unclipped)
+
+    def pull(self) -> np.ndarray[Any, Any]:
+        """Returns a copy of the parameters [n]."""
+        return self._slice.data.detach().numpy().copy()
+
+    def push(self, gradient: np.ndarray[Any, Any], rate: float | None) -> np.ndarray[Any, Any]:
+        """Takes a step down `gradient` [n], with this learning rate if there is one; as `pull`."""
+        if rate is not None:
+            self._descent.learning_rate = rate
+        with torch.no_grad():
+            self._descent.step(torch.from_numpy(np.array(gradient)), torch.zeros(()))
+        return self.pull()
+
+    def save(self) -> dict[str, Any]:
+        """Returns the parameters and Adam's state."""
+        state = self._descent.state_dict()
+        moments = {name: one.numpy().copy() for name, one in state["state"][0].items()}
+        return {"parameters": self.pull(), "rate": self._descent.learning_rate, "moments": moments}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave `state`."""
+        with torch.no_grad():
+            self._slice.data.copy_(torch.from_numpy(np.array(state["parameters"])))
+        moments = {name: torch.from_numpy(np.array(one)) for name, one in state["moments"].items()}
+        groups = [{"lr": state["rate"]}]
+        self._descent.load_state_dict({"state": {0: moments}, "param_groups": groups})
+
+
+class ParameterServer(EvaluatorOptimizer):
+    """Each evaluator pulls parameters, pushes a gradient, and goes on: nobody waits for another."""
+
+    name = "parameter_server"
+    single_step = True
+
+    def __init__(
+        self, algorithm: type[Algorithm], evaluators: Sequence[Any], *, shards: int = 1, **rest: Any
+    ) -> None:
+        """`shards`: the pieces of the parameters, each in an actor (an object, for objects)."""
+        super().__init__(algorithm, evaluators, **rest)
+        parameters = self.graph.parameters.data.detach().numpy()
+        pieces = len(parameters) // PARAMETER_MULTIPLE
+        if not 1 <= shards <= pieces:
+            raise RoleError(
+                f"shards={shards}; must be between 1 and {pieces}, as parameters are cut in "
+                f"pieces of {PARAMETER_MULTIPLE}. Choose one of these."
+            )
+        ends = [PARAMETER_MULTIPLE * (pieces * i // shards) for i in range(1, shards)]
+        make: Callable[..., Any] = ParameterShard
+        if not all(isinstance(one, Evaluator) for one in evaluators):
+            options = {"max_restarts": -1, "checkpoint_every": _CHECKPOINT_EVERY, "num_threads": 1}
+            make = runtime.remote(**options)(ParameterShard).remote
+        self._shards = [make(one, self._settings) for one in np.split(parameters, ends)]
+        self._began: dict[int, int] = {}  # by evaluator: the updates before it was asked
+
+    def step(self) -> dict[str, Any]:
+        answered = None
+        while answered is None:
+            for number in self._idle():
+                self._began[number] = self.updates
+                arguments = (self._shards, self.graph.statistics(), self.steps, self._rate())
+                self._ask(number, "push", *arguments)
+            answered = self._first()
+        number, gradient = answered
+        moments, algorithm = torch.from_numpy(np.array(gradient.moments))[None], self.graph.algorithm
+        algorithm.learn_batch_moments(moments[:, : algorithm.num_batch_moments])
+        learn_observations(self.graph, moments)
+        lag, self.updates = self.updates - self._began[number], self.updates + 1
+        stats = dict(zip(algorithm.stats, gradient.stats.tolist(), strict=True))
+        return self._result(gradient.episodes, 1, stats) | {"lag": lag}
+
+    def foreach_policy(self, function: Callable[[PolicyGraph], Any]) -> list[Any]:
+        self._pull()
+        told = super().foreach_policy(function)
+        self._restore(self._saved())
+        return told
+
+    def evaluate(self, num_env: int = 20) -> dict[str, float]:
+        self._pull()
+        return super().evaluate(num_env)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._pull()
+        return super().state_dict() | {"shards": self._all("save")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._restore(state["shards"])
+
+    def close(self) -> None:
+        if runtime.is_initialized():
+            runtime.kill([one for one in self._shards if isinstance(one, runtime.ActorHandle)])
+        super().close()
+
+    def _rate(self) -> float | None:
+        """Returns the learning rate that a push is to be applied with, if it is scheduled."""
+        if not (self._settings.anneals and self._total_steps):
+            return None
+        return float(self._settings.learning_rate * max(1.0 - self.steps / self._total_steps, 0.0))
+
+    def _all(self, what: str) -> list[Any]:
+        """Asks all shards for the same."""
+        if isinstance(self._shards[0], runtime.ActorHandle):
+            return list(runtime.get([getattr(one, what).remote() for one in self._shards]))
+        return [getattr(one, what)() for one in self._shards]
+
+    def _pull(self) -> None:
+        """Make the driver's graph what the shards hold."""
+        slices = np.concatenate(self._all("pull"))
+        with torch.no_grad():
+            self.graph.parameters.data.copy_(torch.from_numpy(slices))
+
+    def _saved(self) -> list[dict[str, Any]]:
+        """Returns the shards' states with the parameters of the driver's graph."""
+        states, first = self._all("save"), 0
+        parameters = self.graph.parameters.data.detach().numpy()
+        for state in states:
+            count = len(state["parameters"])
+            state["parameters"] = parameters[first : first + count].copy()
+            first += count
+        return states
+
+    def _restore(self, states: Sequence[dict[str, Any]]) -> None:
+        if isinstance(self._shards[0], runtime.ActorHandle):
+            runtime.get(
+                [one.restore.remote(s) for one, s in zip(self._shards, states, strict=True)]
+            )
+        else:
+            for one, state in zip(self._shards, states, strict=True):
+                one.restore(state)

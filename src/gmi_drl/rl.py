@@ -1,0 +1,30 @@
+"""The parts of RLlib's paper in Python: evaluators, optimizers over them, and algorithms.
+
+    from gmi_drl import rl
+
+    evaluators = [rl.Evaluator.remote(env="CartPole-v1", algorithm=rl.A2C) for _ in range(4)]
+    optimizer = rl.AsyncGradients(rl.A2C, evaluators)
+    while optimizer.steps < 100_000:
+        print(optimizer.step())
+
+Any algorithm of fresh experience, also one of yours, under any optimizer that it allows.
+"""
+
+from __future__ import annotations
+
+from gmi_drl.roles.algorithms.a2c import A2C
+from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
+from gmi_drl.roles.algorithms.pg import PG
+from gmi_drl.roles.algorithms.ppo import PPO
+from gmi_drl.roles.evaluators.standalone import Evaluator
+from gmi_drl.roles.optimizers.over_evaluators.base import EvaluatorOptimizer
+from gmi_drl.roles.optimizers.over_evaluators.gradients import AllReduce, AsyncGradients
+from gmi_drl.roles.optimizers.over_evaluators.local import Local
+from gmi_drl.roles.optimizers.over_evaluators.parameter_server import ParameterServer
+
+__all__ = [
+    "A2C", "PG", "PPO", "Algorithm", "AllReduce", "AsyncGradients", "Evaluator",
+    "EvaluatorOptimizer", "Local", "Losses", "ParameterServer", "PolicyGradient",
+]  # fmt: skip
+
+PolicyGradient = PG

@@ -1,0 +1,274 @@
+"""Optimizers over evaluators from Python: the same mathematics whoever samples and differentiates."""
+
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+import torch
+
+from gmi_drl import rl, runtime
+from gmi_drl.placement import IMPALAConfig
+from gmi_drl.roles.algorithms.impala import IMPALA
+from gmi_drl.roles.envs import EnvSpecError
+from gmi_drl.roles.errors import EvaluatorLate, RoleError
+
+SETTINGS = {"network": [16, 8], "horizon": 8, "learning_rate": 3e-3, "schedule": "constant"}
+PPO = {**SETTINGS, "minibatches": 2, "epochs": 2, "schedule": "adaptive", "clip": 0.2}
+
+
+def evaluators(algorithm, count, **settings):
+    keys = {**(PPO if algorithm is rl.PPO else SETTINGS), **settings}
+    return [
+        rl.Evaluator("CartPole-v1", algorithm, num_env=4, seed=3, settings=keys)
+        for _ in range(count)
+    ]
+
+
+def parameters(optimizer):
+    (weights,) = optimizer.foreach_policy(lambda graph: graph.weights())
+    return torch.from_numpy(weights["parameters"]), weights
+
+
+def alike(one, other, steps):
+    """Both optimizers go the same way; returns what the last step of each came to."""
+    before, _ = parameters(one)
+    for _ in range(steps):
+        told = one.step(), other.step()
+    mine, theirs = parameters(one), parameters(other)
+    assert torch.allclose(mine[0], theirs[0], atol=2e-5)
+    assert (mine[0] - before).abs().max() > 1e-3
+    for name in ("observations", "values"):
+        first, second = (torch.from_numpy(weights[name]) for _, weights in (mine, theirs))
+        assert first[0] > 0
+        assert torch.allclose(first, second, rtol=1e-4)
+    return told
+
+
+@pytest.mark.parametrize("algorithm", [rl.PPO, rl.A2C, rl.PG], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_all_reduce_over_k_is_local_on_the_joined_batch(algorithm, count):
+    reduced = rl.AllReduce(algorithm, evaluators(algorithm, count))
+    local = rl.Local(algorithm, evaluators(algorithm, count))
+    first, second = alike(reduced, local, steps=4)
+    assert first["steps"] == second["steps"] == 4 * 8 * 4 * count
+    assert first["updates"] == second["updates"] == 4 * (4 if algorithm is rl.PPO else 1)
+    assert first["learning_rate"] == pytest.approx(second["learning_rate"])
+    if algorithm is rl.PPO:
+        assert first["kl"] == pytest.approx(second["kl"], abs=1e-5)
+        assert first["learning_rate"] != 3e-3  # it has followed the KL divergence
+
+
+@pytest.mark.parametrize("other", ["async_gradients", "one shard", "three shards"])
+def test_with_one_evaluator_gradients_that_are_sent_are_those_of_local(other):
+    def make(optimizer, **more):
+        return optimizer(rl.A2C, evaluators(rl.A2C, 1, max_grad_norm=0.2), **more)
+
+    if other == "async_gradients":
+        sent = make(rl.AsyncGradients)
+    else:
+        sent = make(rl.ParameterServer, shards=1 if other == "one shard" else 3)
+    told, _ = alike(sent, make(rl.Local), steps=5)
+    assert told["lag"] == 0
+    assert told["steps"] == 5 * 8 * 4
+
+
+def test_gradients_of_several_evaluators_are_as_old_as_what_the_others_did_meanwhile():
+    optimizer = rl.AsyncGradients(rl.A2C, evaluators(rl.A2C, 3))
+    lags = [optimizer.step()["lag"] for _ in range(9)]
+    assert lags == [0, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert optimizer.updates == 9
+
+
+def test_a_scheduled_learning_rate_ends_where_training_does():
+    for make in (rl.AllReduce, rl.Local, rl.AsyncGradients, rl.ParameterServer):
+        its = evaluators(rl.A2C, 1, schedule="linear")
+        optimizer = make(rl.A2C, its, total_steps=4 * 8 * 4)
+        for _ in range(4):
+            optimizer.step()
+        before, _ = parameters(optimizer)
+        optimizer.step()
+        assert torch.equal(parameters(optimizer)[0], before), make.__name__
+
+
+def test_who_has_answered_is_asked_again_until_the_batch_is_full():
+    optimizer = rl.Local(rl.A2C, evaluators(rl.A2C, 2), samples=5)
+    assert optimizer.step()["steps"] == 5 * 8 * 4
+    again = rl.Local(rl.A2C, evaluators(rl.A2C, 2), samples=5)
+    again.step()
+    assert torch.equal(parameters(optimizer)[0], parameters(again)[0])
+
+
+@pytest.mark.parametrize("make", [rl.Local, rl.AllReduce])
+def test_the_slowest_are_left_out_and_counted(make):
+    optimizer = make(rl.A2C, evaluators(rl.A2C, 3), drop_slowest=1)
+    told = [optimizer.step() for _ in range(4)]
+    assert [one["steps"] for one in told] == [64 * n for n in (1, 2, 3, 4)]
+    assert told[0]["dropped"] == 0  # it is not known yet
+    assert told[-1]["dropped"] == 3
+
+
+@pytest.mark.parametrize(
+    "make", [rl.Local, rl.AllReduce, rl.AsyncGradients, rl.ParameterServer],
+)  # fmt: skip
+def test_it_goes_on_from_a_file(make, tmp_path):
+    first = make(rl.A2C, evaluators(rl.A2C, 1))
+    for _ in range(3):
+        first.step()
+    first.save(tmp_path / "state.pt")
+    second = make(rl.A2C, evaluators(rl.A2C, 1))
+    second.load(tmp_path / "state.pt")
+    assert torch.equal(parameters(first)[0], parameters(second)[0])
+    assert (second.steps, second.updates) == (first.steps, first.updates) == (96, 3)
+    mine, theirs = first.state_dict(), second.state_dict()
+    assert mine["episodes"] == theirs["episodes"]
+    assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
+    second.step()
+    assert second.updates == 4
+
+
+def test_what_a_function_changes_of_a_policy_is_what_evaluators_get():
+    def halve(graph):
+        with torch.no_grad():
+            graph.parameters.data.mul_(0.5)
+        return graph.policy.network.head.weight.norm().item()
+
+    for make in (rl.Local, rl.ParameterServer):
+        optimizer = make(rl.A2C, evaluators(rl.A2C, 1))
+        before, _ = parameters(optimizer)
+        (norm,) = optimizer.foreach_policy(halve)
+        assert norm > 0
+        assert torch.allclose(parameters(optimizer)[0], before / 2)
+        assert 8 <= optimizer.evaluate(num_env=3)["eval_return"] <= 500
+        optimizer.step()
+        assert torch.allclose(parameters(optimizer)[0], before / 2, atol=0.02)
+
+
+def test_what_does_not_fit_is_refused():
+    mixed = [*evaluators(rl.A2C, 1), *evaluators(rl.PG, 1)]
+    with pytest.raises(RoleError, match=r"evaluator 1 is of PG, and the optimizer of A2C"):
+        rl.Local(rl.A2C, mixed)
+    unequal = [*evaluators(rl.A2C, 1), *evaluators(rl.A2C, 1, gamma=0.5)]
+    with pytest.raises(RoleError, match=r"evaluator 1 has other settings"):
+        rl.Local(rl.A2C, unequal)
+    for make in (rl.AsyncGradients, rl.ParameterServer):
+        with pytest.raises(RoleError, match=r"PPO takes 4 for each batch. Use AllReduce or Local"):
+            make(rl.PPO, evaluators(rl.PPO, 1))
+    with pytest.raises(RoleError, match=r"drop_slowest=2; must be .* less than the 2 evaluators"):
+        rl.Local(rl.A2C, evaluators(rl.A2C, 2), drop_slowest=2)
+    with pytest.raises(RoleError, match=r"shards=99; must be between 1 and"):
+        rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 1), shards=99)
+    with pytest.raises(RoleError, match="no evaluators"):
+        rl.Local(rl.A2C, [])
+    with pytest.raises(RoleError, match=r"IMPALA is trained on .* Use one of ppo, a2c, pg"):
+        rl.Evaluator("CartPole-v1", IMPALA)
+    assert IMPALA.Settings is IMPALAConfig
+    with pytest.raises(EnvSpecError):
+        rl.Evaluator("CartPoll-v1", rl.A2C)
+
+
+@pytest.fixture
+def actors():
+    """Makes evaluators that are actors, and ends the runtime afterwards."""
+    runtime.init(["gmi_drl.rl"])
+
+    def make(count, algorithm=rl.A2C):
+        keys = PPO if algorithm is rl.PPO else SETTINGS
+        its = {"env": "CartPole-v1", "algorithm": algorithm, "num_env": 4, "seed": 3}
+        return [rl.Evaluator.remote(**its, settings=keys) for _ in range(count)]
+
+    yield make
+    runtime.shutdown()
+
+
+@pytest.mark.parametrize("make", [rl.Local, rl.AllReduce])
+def test_actors_learn_what_objects_learn(actors, make):
+    far, near = make(rl.PPO, actors(2, rl.PPO)), make(rl.PPO, evaluators(rl.PPO, 2))
+    alike(far, near, steps=3)
+    far.close()
+
+
+def test_the_papers_loop_runs_as_printed(actors):
+    evaluators = [
+        rl.Evaluator.remote(env="CartPole-v1", algorithm=rl.PolicyGradient) for _ in range(2)
+    ]
+    optimizer = rl.AsyncGradients(rl.PolicyGradient, evaluators)
+    while optimizer.steps < 4 * 64 * 8:
+        told = optimizer.step()
+    assert told["updates"] == 4
+    assert 0 <= told["lag"] <= 3
+    assert told["return_mean"] > 8
+
+
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (rl.Local, {}), (rl.AllReduce, {}), (rl.AsyncGradients, {}),
+        (rl.ParameterServer, {"shards": 2}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)  # fmt: skip
+def test_training_goes_on_when_an_evaluator_is_killed(actors, make, more):
+    its = actors(2)
+    optimizer = make(rl.A2C, its, **more)
+    optimizer.step()
+    before = runtime.process_id(its[1])
+    os.kill(before, signal.SIGKILL)
+    steps = optimizer.steps
+    brought = 0
+    while brought < 6 or runtime.process_id(its[1]) in (None, before):
+        optimizer.step()
+        brought += 1
+    assert optimizer.steps > steps
+    assert parameters(optimizer)[0].isfinite().all()
+    optimizer.close()
+
+
+def test_a_shard_that_is_killed_has_lost_nothing(actors):
+    optimizer = rl.ParameterServer(rl.A2C, actors(1), shards=2)
+    for _ in range(3):
+        optimizer.step()
+    before, _ = parameters(optimizer)
+    os.kill(runtime.process_id(optimizer._shards[1]), signal.SIGKILL)
+    assert torch.equal(parameters(optimizer)[0], before)
+    optimizer.step()
+    optimizer.close()
+
+
+def test_evaluators_that_answer_nothing_are_named(actors):
+    its = actors(2)
+    optimizer = rl.Local(rl.A2C, its, timeout=timedelta(seconds=20))
+    pids = [runtime.process_id(one) for one in its]
+    optimizer.fleet._timeout = timedelta(seconds=1)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EvaluatorLate, match=r"timed out after 1 s: evaluator 0, 1 has not"):
+            optimizer.step()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "algorithm"),
+    [
+        (rl.AllReduce, rl.A2C), (rl.Local, rl.A2C), (rl.AsyncGradients, rl.A2C),
+        (rl.ParameterServer, rl.A2C), (rl.AllReduce, rl.PG), (rl.Local, rl.PPO),
+        (rl.AllReduce, rl.PPO),
+    ],
+    ids=lambda one: one.__name__,
+)  # fmt: skip
+def test_cartpole_is_learned(make, algorithm):
+    keys = {"network": [64, 64], "activation": "tanh", "learning_rate": 2e-3, "horizon": 16}
+    if algorithm is rl.PPO:
+        keys |= {"schedule": "linear", "minibatches": 4, "epochs": 4, "learning_rate": 1e-3}
+    its = [
+        rl.Evaluator("CartPole-v1", algorithm, num_env=8, seed=1, settings=keys) for _ in range(2)
+    ]
+    optimizer = make(algorithm, its, total_steps=300_000)
+    while optimizer.steps < 300_000:
+        told = optimizer.step()
+    assert told["return_mean"] >= 400
+    assert optimizer.evaluate()["eval_return"] >= 450
