@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -101,6 +101,12 @@ def _short(value: Any, limit: int = 80) -> str:
     text = repr(value)  # the end of a path says more than its middle
     half = (limit - 3) // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Returns names as one lists them: a, b and c."""
+    *others, end = names
+    return f"{', '.join(others)} {last} {end}" if others else end
 
 
 def counted(count: int, thing: str) -> str:

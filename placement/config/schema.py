@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gmi_drl.placement.faults import ABSENT, Fault, closest
+from gmi_drl.placement.faults import ABSENT, Fault, closest, listed
 
 from .algorithms import ALGORITHMS, LACKING, AlgorithmConfig, algorithms_of
 from .config import Config
@@ -178,7 +178,7 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
         if keys == _NAME:
             known = list(ALGORITHMS)
             if value.lower() in LACKING:
-                has = (f"mode {m} has {' and '.join(algorithms_of(m))}" for m in ("sync", "async"))
+                has = (f"mode {m} has {listed(algorithms_of(m))}" for m in ("sync", "async"))
                 rule = f"gmi-drl does not have this algorithm: {', '.join(has)}"
                 return rule, "Use one of these, or algorithm.class for one of yours."
         near = closest(value, known)
@@ -197,11 +197,11 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
     if keys[:-1] == ("algorithm",):
         users = [name for name, settings in ALGORITHMS.items() if last in settings.model_fields]
         if users:
-            names = " and ".join(users)
+            names = listed(users)
             own = next(
                 (n for n, settings in ALGORITHMS.items() if settings is section), "one of yours"
             )
-            remedy = f"Leave it out, or use {' or '.join(users)}."
+            remedy = f"Leave it out, or use {listed(users, 'or')}."
             return f"is a setting of {names}, and the algorithm is {own}", remedy
     where = ".".join(keys[:-1])
     known_keys = f"{where or 'the top level'} has {', '.join(known)}"

@@ -7,11 +7,11 @@ PPO").
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from gmi_drl.placement import A2CConfig
+from gmi_drl.placement import A2CConfig, AlgorithmConfig
 from gmi_drl.roles.samples.batch import RowLayout
 
 from .advantages import AdvantageActorCritic
@@ -38,6 +38,6 @@ def a2c_loss(
 class A2C(AdvantageActorCritic):
     """One step down the policy gradient for each batch."""
 
-    Settings = A2CConfig
+    Settings: ClassVar[type[AlgorithmConfig]] = A2CConfig
     stats = ("policy_loss", "value_loss", "entropy", "bounds_loss")
     loss = staticmethod(a2c_loss)

@@ -1,4 +1,4 @@
-"""Evaluators that are asked, and answer in their own time: objects here, or actors of the runtime."""
+"""Evaluators that answer in their own time: objects of this process, or actors of the runtime."""
 
 from __future__ import annotations
 

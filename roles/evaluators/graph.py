@@ -72,13 +72,13 @@ class PolicyGraph:
     @torch.no_grad()
     def set_weights(self, weights: Weights) -> None:
         """Be the graph that gave `weights`."""
-        self.parameters.data.copy_(_tensor(weights["parameters"]))
+        self.parameters.data.copy_(tensor_of(weights["parameters"]))
         for name, one in self._running.items():
-            one.load_state_dict({"moments": _tensor(weights[name])})
+            one.load_state_dict({"moments": tensor_of(weights[name])})
         if weights["algorithm"]:
             self.algorithm.load_state_dict(weights["algorithm"])
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """Returns a copy of an array that may be read-only, as those are that have travelled."""
-    return torch.from_numpy(np.array(array))
+def tensor_of(array: np.ndarray[Any, Any] | Tensor) -> Tensor:
+    """Returns a copy; arrays that have travelled may be read-only."""
+    return array.clone() if isinstance(array, Tensor) else torch.from_numpy(np.array(array))

@@ -21,6 +21,7 @@ from gmi_drl.comm import solo_group
 from gmi_drl.placement import ALGORITHMS
 from gmi_drl.roles.algorithms.algorithm import Algorithm, checked
 from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import RoleError, SampleLost
 from gmi_drl.roles.optimizers.learner import Shard
 from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
@@ -30,7 +31,7 @@ from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
 
 from .evaluate import evaluate_together
-from .graph import GraphSpec, PolicyGraph, Weights
+from .graph import GraphSpec, PolicyGraph, Weights, tensor_of
 
 _ENVIRONMENTS, _ACTIONS = 1, 2  # streams of seeds
 
@@ -80,11 +81,15 @@ class Evaluator:
             )
         with_env = make_env(env, 1, options=options)
         try:
-            spec = GraphSpec(algorithm, its, with_env.observation_space, with_env.action_space, seed)
+            spec = GraphSpec(
+                algorithm, its, with_env.observation_space, with_env.action_space, seed
+            )
         finally:
             with_env.close()
         self._graph = PolicyGraph(spec)
         self._rank = self._lives = -1
+        self._env: VecEnv | None = None
+        self._collector: Collector | None = None
 
     @classmethod
     def remote(cls, **arguments: Any) -> runtime.ActorHandle:
@@ -95,7 +100,8 @@ class Evaluator:
         if not runtime.is_initialized():
             runtime.init(["gmi_drl.rl"])
         actor = runtime.remote(max_restarts=-1, checkpoint_every=1, num_threads=1)(cls)
-        return actor.remote(**arguments)
+        handle: runtime.ActorHandle = actor.remote(**arguments)
+        return handle
 
     def begin(self, rank: int) -> tuple[GraphSpec, int]:
         """Begin as evaluator number `rank`, with episodes of its own; its spec and `num_env`."""
@@ -103,9 +109,7 @@ class Evaluator:
         return self._graph.spec, self._num_env
 
     def _start(self, rank: int, lives: int) -> None:
-        if self._rank >= 0:
-            self._collector.close()
-            self._env.close()
+        self.close()
         self._rank, self._lives = rank, lives
         graph, entropy = self._graph, (self._seed, rank, lives)
         seeds = np.random.SeedSequence(entropy).generate_state(3)
@@ -176,7 +180,7 @@ class Evaluator:
         """Begin an update of what was measured, with the moments [k, m] of all evaluators."""
         self._sampled()
         own = self._graph.algorithm.num_batch_moments
-        moments = torch.from_numpy(np.array(everyone))[:, :own]
+        moments = tensor_of(everyone)[:, :own]
         self._graph.algorithm.learn_batch_moments(moments)
         self._graph.algorithm.postprocess(self._batch, moments)
         self._parts = []
@@ -185,7 +189,7 @@ class Evaluator:
         """Differentiates the next minibatch, with these parameters, of epochs without end."""
         self._sampled()
         if not self._parts:
-            parts = self._graph.spec.settings.minibatches
+            parts: int = getattr(self._graph.spec.settings, "minibatches", 1)
             self._parts = list(self._shard.rows().view(parts, -1))
         self._graph.set_weights(weights)
         rows = self._batch.flat().rows
@@ -206,10 +210,11 @@ class Evaluator:
 
     def close(self) -> None:
         """Let the environments go."""
-        if self._rank >= 0:
+        if self._collector is not None:
             self._collector.close()
+        if self._env is not None:
             self._env.close()
-            self._rank = -1
+        self._collector = self._env = None
 
     def _sampled(self) -> Tensor:
         """Returns the moments of what was sampled; SampleLost if that was by a process before."""
@@ -220,6 +225,7 @@ class Evaluator:
     def _collect(self, weights: Weights, steps: int) -> None:
         self._graph.set_weights(weights)
         self._graph.algorithm.before_sampling(steps)
+        assert self._collector is not None, "begin comes first"
         self._collector.collect(self._iteration)
         self._iteration += 1
         _, self._seen = self._collector.read()

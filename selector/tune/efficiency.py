@@ -15,8 +15,8 @@ from typing import Final
 
 from .candidate import Candidate
 
-# In updates of the config as given. What their sizes were worth in training lies between these,
-# while single measurements of the noise scale are up to 100 times as far apart.
+# In updates of the config as given, which is taken to be written for updates about as large. The
+# noise scale moves by more than a hundred times within a run (docs/noise-scale.md).
 _LEAST_NOISE: Final = 1.0
 _MOST_NOISE: Final = 8.0
 _MOST_DECAY: Final = 0.9999  # what does not decay: shares are as the horizons

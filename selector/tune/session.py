@@ -275,10 +275,7 @@ def _chosen(
             chosen = replace(chosen, winner=raced.winner, runner_up=chosen.winner, why=raced.why)
     winner = chosen.winner
     assert winner is not None
-    factor = 1.0
-    if prediction is not None and config.tune.keep == "update":
-        factor = max(1.0, 1 / prediction.of(winner))
-        factor = 1.0 if factor < 1 + SAME else float(f"{factor:.3g}")
+    factor = _steps_factor(config, prediction, winner)
     measured = measured_of(journal, winner)
     changes = "; ".join(_changes(request, winner, factor))
     even = winner.row.percents is None
@@ -292,6 +289,14 @@ def _chosen(
     facts["answer"] = identity.answer_key(resolved, request.topology, request.beside)
     journal.chose(chosen, facts)
     return [note for note in (*notes, changes) if note]
+
+
+def _steps_factor(config: Config, prediction: Prediction | None, candidate: Candidate) -> float:
+    """Returns how many times the steps of the config as given a run of a candidate needs."""
+    if prediction is None or config.tune.keep != "update":
+        return 1.0
+    factor = 1 / prediction.of(candidate)
+    return 1.0 if factor < 1 + SAME else float(f"{factor:.3g}")
 
 
 def _noise(
@@ -374,8 +379,10 @@ def _raced(
         text = candidate_text(candidate, space.splits)
         screen.racing(f"race, round {number}: {text}, {seconds:.0f} s", end_s - time.monotonic())
         begun_s = time.monotonic()
-        again = config.run.model_copy(update={"seed": config.run.seed + number - 1})
-        seeded = config.model_copy(update={"run": again})
+        # With the steps it would have: a learning rate that falls is part of what is raced.
+        longer = _longer(config, _steps_factor(config, prediction, candidate))
+        again = longer.run.model_copy(update={"seed": config.run.seed + number - 1})
+        seeded = longer.model_copy(update={"run": again})
         curve = train_for(seconds, candidate, seeded, request.topology, request.beside)
         cost_s = time.monotonic() - begun_s
         journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))

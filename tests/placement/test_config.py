@@ -100,13 +100,14 @@ def test_a_field_that_the_algorithm_does_not_use_is_a_fault(tmp_path):
     )
     assert faults_of(path) == [
         "algorithm.c_clip=1.0; must be at most rho_clip, 0.5. Lower it, or raise rho_clip.",
-        "line 5: algorithm.clip=0.2; is a setting of ppo, and the algorithm is impala. Leave it "
-        "out, or use ppo.",
+        "line 5: algorithm.clip=0.2; is a setting of ppo and appo, and the algorithm is impala. "
+        "Leave it out, or use ppo or appo.",
         "line 6: algorithm.schedule='adaptive'; must be one of constant, linear. Correct it, or "
         "leave it out for the default, linear.",
     ]
-    assert "is a setting of impala, and the algorithm is ppo. Leave it out, or use" in only_fault(
-        MINIMAL, "algorithm.c_clip=1"
+    assert (
+        "is a setting of impala and appo, and the algorithm is ppo. Leave it out, or"
+        in only_fault(MINIMAL, "algorithm.c_clip=1")
     )
 
 
@@ -188,8 +189,8 @@ def test_the_class_of_an_algorithm_says_what_settings_there_are():
     with pytest.raises(ConfigError) as caught:
         settings(epsilon=2, epsilom=1, clip=0.1, optimizer="all_reduce")
     assert sorted(str(fault) for fault in caught.value.faults) == [
-        "algorithm.clip=0.1; is a setting of ppo, and the algorithm is one of yours. Leave it "
-        "out, or use ppo.",
+        "algorithm.clip=0.1; is a setting of ppo and appo, and the algorithm is one of yours. "
+        "Leave it out, or use ppo or appo.",
         "algorithm.epsilom; unknown key. Did you mean algorithm.epsilon? algorithm has name, "
         "optimizer, network, activation, horizon, gamma, learning_rate, max_grad_norm, "
         "reward_scale, normalize_observation, bootstrap_time_limit, precision, epsilon.",
@@ -523,8 +524,8 @@ def test_a_layout_file_fixes_what_auto_would_find():
     [
         (
             "sac",
-            "gmi-drl does not have this algorithm: mode sync has ppo and dqn, mode async has "
-            "impala",
+            "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg and dqn, mode async "
+            "has impala, appo and a3c.",
         ),
         ("TD3", "gmi-drl does not have this algorithm"),
         ("PPO", "must be one of ppo, a2c, pg, impala, appo, a3c, dqn. Did you mean ppo?"),

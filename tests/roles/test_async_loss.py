@@ -162,7 +162,7 @@ def test_a_step_worked_by_hand(name, ratio, advantage):
 
 @torch.no_grad()
 def test_the_gradients_of_appo_are_the_slopes_of_the_reference(policy):
-    """With targets by V-trace's sum of products (Espeholt et al., 2018, eq. 1), as given numbers."""
+    """Given targets by V-trace's sum of products (Espeholt et al., 2018, eq. 1)."""
     batch, values = a_batch(policy), values_normalizer()
     s = settings_of("appo", lam=1.0, clip=0.3, rho_clip=0.9, c_clip=0.8)
     with torch.enable_grad():

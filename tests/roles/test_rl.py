@@ -1,4 +1,4 @@
-"""Optimizers over evaluators from Python: the same mathematics whoever samples and differentiates."""
+"""Optimizers over evaluators from Python: what is learned, whoever samples and differentiates."""
 
 import os
 import signal
@@ -104,8 +104,9 @@ def test_the_slowest_are_left_out_and_counted(make):
     optimizer = make(rl.A2C, evaluators(rl.A2C, 3), drop_slowest=1)
     told = [optimizer.step() for _ in range(4)]
     assert [one["steps"] for one in told] == [64 * n for n in (1, 2, 3, 4)]
-    assert told[0]["dropped"] == 0  # it is not known yet
-    assert told[-1]["dropped"] == 3
+    # What came too late is known when it comes: in the same round, or in the next one.
+    assert told[0]["dropped"] <= 1
+    assert 3 <= told[-1]["dropped"] <= 4
 
 
 @pytest.mark.parametrize(

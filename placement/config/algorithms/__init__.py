@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gmi_drl.placement.faults import Fault, closest
+from gmi_drl.placement.faults import Fault, closest, listed
 
 from .a2c import A2CConfig, PGConfig
 from .a3c import A3CConfig
@@ -18,8 +18,8 @@ from .ppo import PPOConfig
 __all__ = [
     "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig", "APPOConfig",
     "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DQNConfig", "IMPALAConfig",
-    "PGConfig", "PPOConfig", "ReplayConfig", "algorithm_config", "algorithms_of", "mode_faults", "section_class",
-    "settings_of",
+    "PGConfig", "PPOConfig", "ReplayConfig", "algorithm_config", "algorithms_of", "mode_faults",
+    "section_class", "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -75,10 +75,10 @@ def mode_faults(settings: AlgorithmConfig, mode: str) -> Iterator[Fault]:
     if home != mode and not fitting and settings.name in ALGORITHMS:
         yield Fault(
             "algorithm.name", settings.name, f"it trains {rule}",
-            f"Use {' or '.join(algorithms_of(mode))}, or set mode: {home}.",
+            f"Use {listed(algorithms_of(mode), 'or')}, or set mode: {home}.",
         )  # fmt: skip
     elif home != mode:
-        other = f"Use {' or '.join(fitting)}, or set" if fitting else "Set"
+        other = f"Use {listed(fitting, 'or')}, or set" if fitting else "Set"
         yield Fault(
             "algorithm.optimizer", settings.optimizer, f"{optimizer} runs {rule}",
             f"{other} mode: {home}.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from gmi_drl.placement.config.section import NETWORKS, Int, Network, Section, broken
-from gmi_drl.placement.faults import Fault, counted
+from gmi_drl.placement.faults import Fault, counted, listed
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config
@@ -129,7 +129,7 @@ class AlgorithmConfig(Section):
     @classmethod
     def _can_run_under(cls, value: str) -> str:
         if value not in ("auto", *cls.optimizers):
-            names = " or ".join(cls.optimizers)
+            names = listed(cls.optimizers, "or")
             raise broken(f"the algorithm runs under {names}", f"Use {cls.optimizers[0]}, or auto.")
         return value
 

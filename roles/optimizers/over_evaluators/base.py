@@ -19,7 +19,7 @@ from torch import Tensor
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
-from gmi_drl.roles.evaluators.graph import PolicyGraph
+from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.optimizers.descent import Descent
 from gmi_drl.roles.optimizers.gradient_step import check_finite
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
@@ -182,7 +182,9 @@ def _tensors(state: Any) -> Any:
     """Returns a state with tensors for its arrays: what a file is loaded from safely."""
     if isinstance(state, dict):
         return {name: _tensors(value) for name, value in state.items()}
-    return torch.from_numpy(np.array(state)) if isinstance(state, np.ndarray) else state
+    if isinstance(state, list):
+        return [_tensors(value) for value in state]
+    return tensor_of(state) if isinstance(state, np.ndarray) else state
 
 
 def _arrays(state: Any) -> Any:

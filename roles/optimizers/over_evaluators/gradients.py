@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import SampleLost
+from gmi_drl.roles.evaluators.graph import tensor_of
 from gmi_drl.roles.evaluators.standalone import Gradient, learn_observations
 from gmi_drl.roles.optimizers.descent import Descent
 from gmi_drl.roles.samples.episodes import Seen
@@ -81,7 +82,7 @@ class AllReduce(Descending):
                 if number not in measured:
                     self._ask(number, "measure", weights, self.steps)
             if (answered := self._first()) is not None:
-                measured[answered[0]] = torch.from_numpy(np.array(answered[1]))
+                measured[answered[0]] = tensor_of(answered[1])
         there = sorted(measured)
         everyone = torch.stack([measured[number] for number in there])
         algorithm.learn_batch_moments(everyone[:, : algorithm.num_batch_moments])
@@ -136,7 +137,10 @@ class AsyncGradients(Descending):
             answered = self._first()
         number, gradient = answered
         lag = self.updates - self._began[number]
-        moments, algorithm = torch.from_numpy(np.array(gradient.moments))[None], self.graph.algorithm
+        moments, algorithm = (
+            tensor_of(gradient.moments)[None],
+            self.graph.algorithm,
+        )
         algorithm.learn_batch_moments(moments[:, : algorithm.num_batch_moments])
         stats = self._descend([gradient])
         learn_observations(self.graph, moments)
@@ -145,7 +149,7 @@ class AsyncGradients(Descending):
 
 def _mean(arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
     """Returns the mean, added up in this order: the same whoever was first."""
-    total = torch.from_numpy(np.array(arrays[0]))
+    total = tensor_of(arrays[0])
     for one in arrays[1:]:
-        total += torch.from_numpy(np.array(one))
+        total += tensor_of(one)
     return total / len(arrays)

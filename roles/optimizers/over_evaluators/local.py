@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from gmi_drl.comm import solo_group
 from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.evaluators.graph import tensor_of
 from gmi_drl.roles.evaluators.standalone import Sample, codec_of
 from gmi_drl.roles.optimizers.learner import Learner, Shard
 from gmi_drl.roles.samples.codec import complete
@@ -76,7 +76,7 @@ class Local(EvaluatorOptimizer):
         return self._result(seen, self._width, self._learner.stats())
 
     def _take(self, sample: Sample, first: int) -> None:
-        self._codec.unpack(torch.from_numpy(np.array(sample.memory)), self._batch, first)
+        self._codec.unpack(tensor_of(sample.memory), self._batch, first)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"descent": self._learner.descent.state_dict()}

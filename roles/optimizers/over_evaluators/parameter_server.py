@@ -18,7 +18,7 @@ from gmi_drl import runtime
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import RoleError
-from gmi_drl.roles.evaluators.graph import PolicyGraph
+from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Evaluator, learn_observations
 from gmi_drl.roles.optimizers.descent import Descent
 from gmi_drl.roles.policies import PARAMETER_MULTIPLE
@@ -33,7 +33,7 @@ class ParameterShard:
     """A slice of the parameters, and Adam's moments of it."""
 
     def __init__(self, slice_: np.ndarray[Any, Any], settings: AlgorithmConfig) -> None:
-        self._slice = FlatParameters(nn.ParameterList([torch.from_numpy(np.array(slice_))]))
+        self._slice = FlatParameters(nn.ParameterList([tensor_of(slice_)]))
         unclipped = settings.model_copy(update={"max_grad_norm": None})  # who pushes has clipped
         self._descent = Descent(self._slice, unclipped)
 
@@ -46,7 +46,7 @@ class ParameterShard:
         if rate is not None:
             self._descent.learning_rate = rate
         with torch.no_grad():
-            self._descent.step(torch.from_numpy(np.array(gradient)), torch.zeros(()))
+            self._descent.step(tensor_of(gradient), torch.zeros(()))
         return self.pull()
 
     def save(self) -> dict[str, Any]:
@@ -58,8 +58,8 @@ class ParameterShard:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave `state`."""
         with torch.no_grad():
-            self._slice.data.copy_(torch.from_numpy(np.array(state["parameters"])))
-        moments = {name: torch.from_numpy(np.array(one)) for name, one in state["moments"].items()}
+            self._slice.data.copy_(tensor_of(state["parameters"]))
+        moments = {name: tensor_of(one) for name, one in state["moments"].items()}
         groups = [{"lr": state["rate"]}]
         self._descent.load_state_dict({"state": {0: moments}, "param_groups": groups})
 
@@ -99,7 +99,10 @@ class ParameterServer(EvaluatorOptimizer):
                 self._ask(number, "push", *arguments)
             answered = self._first()
         number, gradient = answered
-        moments, algorithm = torch.from_numpy(np.array(gradient.moments))[None], self.graph.algorithm
+        moments, algorithm = (
+            tensor_of(gradient.moments)[None],
+            self.graph.algorithm,
+        )
         algorithm.learn_batch_moments(moments[:, : algorithm.num_batch_moments])
         learn_observations(self.graph, moments)
         lag, self.updates = self.updates - self._began[number], self.updates + 1
