@@ -9,9 +9,9 @@ STEPS = 200_000
 
 
 def main(steps: int = STEPS) -> float:
-    settings = {"network": [64, 64], "activation": "tanh", "horizon": 16, "learning_rate": 2e-3}
+    settings = {"network": [64, 64], "activation": "tanh", "horizon": 8, "learning_rate": 1e-3}
     evaluators = [
-        rl.Evaluator.remote(env="CartPole-v1", algorithm=rl.A2C, num_env=8, settings=settings)
+        rl.Evaluator.remote(env="CartPole-v1", algorithm=rl.A2C, num_env=4, settings=settings)
         for _ in range(2)
     ]
     optimizer = rl.AsyncGradients(rl.A2C, evaluators, total_steps=steps)

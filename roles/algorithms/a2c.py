@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from gmi_drl.placement import A2CConfig, AlgorithmConfig
-from gmi_drl.roles.samples.batch import RowLayout
+from gmi_drl.roles.policies.normalize import SCALAR_MOMENTS, merge_moments
+from gmi_drl.roles.samples.batch import Batch, RowLayout
 
 from .advantages import AdvantageActorCritic
 from .algorithm import Losses
-from .terms import weighted_sum
+from .terms import learn_values, weighted_sum
 
 
 def a2c_loss(
@@ -40,4 +41,16 @@ class A2C(AdvantageActorCritic):
 
     Settings: ClassVar[type[AlgorithmConfig]] = A2CConfig
     stats = ("policy_loss", "value_loss", "entropy", "bounds_loss")
+    changes_parameters = True
     loss = staticmethod(a2c_loss)
+
+    def learn_batch_moments(self, moments: Tensor) -> None:
+        values = self.normalizers.values
+        if values is not None:
+            its = merge_moments(moments[:, SCALAR_MOMENTS:])
+            learn_values(self.policy.network, values, its)
+
+    def changed(self, batch: Batch) -> list[Tensor]:
+        """Returns the parameters too: the head follows the value normaliser."""
+        parameters = [one.detach() for one in self.policy.network.parameters()]
+        return [*super().changed(batch), *parameters]

@@ -25,7 +25,7 @@ from gmi_drl.roles.policies.normalize import (
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
-from .terms import weighted_sum
+from .terms import learn_values, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,5 @@ class SegmentActorCritic(Algorithm):
         batch_moments(targets.reshape(-1, 1), out)
 
     def learn_moments(self, moments: Tensor) -> None:
-        # The head is changed with the normaliser, so that values stay what they were (van Hasselt
-        # et al., 2016, "PopArt"). Without it targets made of values grow with their own deviation,
-        # and with old experience nothing stops them.
-        values = self.normalizers.values
-        assert values is not None
-        mean, inv_std = values.mean.clone(), values.inv_std.clone()
-        values.update(merge_moments(moments))
-        scale = values.inv_std / inv_std
-        self.policy.network.map_value(scale, (mean - values.mean) * values.inv_std)
+        assert self.normalizers.values is not None
+        learn_values(self.policy.network, self.normalizers.values, merge_moments(moments))

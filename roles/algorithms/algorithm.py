@@ -55,6 +55,8 @@ class Algorithm(ABC):
     replayed: ClassVar[tuple[str, ...]] = ("raw_observation", "action", "reward", "done")
     num_batch_moments: ClassVar[int] = 0  # numbers shared of a batch before it is trained on
     num_update_moments: int = 0  # and of an update, after it
+    # Whether `learn_batch_moments` changes the network, and not only the normalisers.
+    changes_parameters: ClassVar[bool] = False
     # The loss as a function, which a role may replace: `losses` calls `loss_function` with what is
     # the algorithm's own. None: `losses` is all there is.
     loss: ClassVar[Any] = None

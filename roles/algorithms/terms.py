@@ -1,4 +1,4 @@
-"""Sums up what every actor-critic loss is made of: policy, value, entropy, and means in bounds."""
+"""Has what actor-critic algorithms share: the sum of their losses, and values that keep theirs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gmi_drl.placement import ActorCriticConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
+from gmi_drl.roles.policies.normalize import RunningNormalizer
 
 
 def weighted_sum(
@@ -33,3 +34,14 @@ def weighted_sum(
         "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
         "bounds_loss": bounds_loss,
     }  # fmt: skip
+
+
+def learn_values(network: Any, values: RunningNormalizer, moments: Tensor) -> None:
+    """Merges `moments` [3] of value targets into `values`, and changes the network's head with it.
+
+    Values stay what they were (van Hasselt et al., 2016, "PopArt"). Without it targets made of
+    values grow with their own deviation, and a network that takes few steps does not keep up.
+    """
+    mean, inv_std = values.mean.clone(), values.inv_std.clone()
+    values.update(moments)
+    network.map_value(values.inv_std / inv_std, (mean - values.mean) * values.inv_std)

@@ -23,7 +23,6 @@ class OneStepConfig(RowsConfig):
     learning_rate: float = Field(default=7e-4, gt=0, le=1)
     value_coef: float = Field(default=0.5, ge=0)
     max_grad_norm: float | None = Field(default=0.5, ge=0)
-    normalize_advantage: bool = False
 
 
 class A2CConfig(OneStepConfig):

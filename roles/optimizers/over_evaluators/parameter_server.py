@@ -75,6 +75,12 @@ class ParameterServer(EvaluatorOptimizer):
     ) -> None:
         """`shards`: the pieces of the parameters, each in an actor (an object, for objects)."""
         super().__init__(algorithm, evaluators, **rest)
+        if algorithm.changes_parameters and self._settings.learns_value_scale:
+            raise RoleError(
+                f"{algorithm.__name__} keeps its values by changing the network's head "
+                "(normalize_value), and here that lies in the shards. Give the evaluators settings "
+                "with normalize_value=False, and a reward_scale that brings returns near 1."
+            )
         parameters = self.graph.parameters.data.detach().numpy()
         pieces = len(parameters) // PARAMETER_MULTIPLE
         if not 1 <= shards <= pieces:
