@@ -108,6 +108,13 @@ def run_page(page):
     assert run("page.py").splitlines() == [text.strip() for text in wanted]
 
 
+@pytest.mark.slow
+def test_a3c_learns_from_gradients_that_two_processes_send():
+    lines = run(ROOT / "examples" / "rl" / "a3c.py").splitlines()
+    assert len(lines) > 10
+    assert numbers(lines[-1])[0] >= 450
+
+
 def test_the_page_of_the_runtime_does_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page("runtime.md")

@@ -40,6 +40,22 @@ def test_cartpole_is_solved_by_two_gmis(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("a2c_cartpole.yaml", ()),
+        ("a2c_cartpole.yaml", ("layout.gmi_per_gpu=2", "env.num_env=4")),
+        ("a2c_cartpole.yaml", ("algorithm.name=pg", "algorithm.horizon=16")),
+        ("async_cartpole.yaml", ("algorithm.name=appo",)),
+    ],
+    ids=["a2c", "a2c by two GMIs", "pg", "appo"],
+)
+def test_cartpole_is_solved_by_others(example, words, tmp_path):
+    assert trained(example, tmp_path, *words) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_cartpole_is_solved_in_bf16(tmp_path):
     # With seeds 2 to 5 the last policy balances 500 steps; with 1 it had done so a while before.
     bf16 = ("algorithm.precision=bf16", "run.seed=2")

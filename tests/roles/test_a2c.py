@@ -20,7 +20,7 @@ OBS, ROWS = 5, 64
 SHARED = {
     "network": [16, 8], "activation": "tanh", "schedule": "constant", "value_coef": 0.7,
     "entropy_coef": 0.01, "bounds_coef": 0.3, "max_grad_norm": 0.5, "learning_rate": 1e-3,
-    "horizon": 8, "gamma": 0.9, "lam": 0.8, "normalize_advantage": True,
+    "horizon": 8, "gamma": 0.9, "lam": 0.8, "normalize_value": False,
 }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_a2c_is_ppo_of_one_epoch_and_one_minibatch_without_clipping():
 def test_the_returns_of_pg_are_the_discounted_rewards_until_an_episode_ends():
     network = ActorCritic(2, Normal(1), [8], generator=torch.Generator().manual_seed(0))
     keys = {**SHARED, "lam": 1.0, "normalize_advantage": False, "bootstrap_time_limit": False}
-    settings = PGConfig(**keys, normalize_value=False, normalize_observation=False)
+    settings = PGConfig(**keys, normalize_observation=False)
     batch, _ = trained(settings, network, updates=1)
     # Episodes of 5 steps pay 1, 2, 3, 4, 5; a horizon of 8 ends in the third step of the second.
     paid, gamma = [1.0, 2.0, 3.0, 4.0, 5.0], settings.gamma
