@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes three updates of IMPALA's and A3C's trainer on fixed batches.
+"""Takes three updates of IMPALA's trainer on fixed batches.
 
 Asynchronous runs do not repeat, but an update does. Policies, batches and minibatches are seeded.
 Runs in any commit from b1b0e10 on, with PYTHONPATH=<checkout>/src; writes all tensors that came of
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 STEPS, ENVIRONMENTS, OBSERVATION, ACTIONS = 8, 12, 5, 3
-ALGORITHMS: Final = ("impala", "a3c")
+ALGORITHMS: Final = ("impala",)
 UPDATES: Final = 3
 Columns = dict[str, Tensor]
 

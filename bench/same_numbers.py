@@ -66,7 +66,7 @@ RUNS: Final = {
     "ppo/cartpole/tdg_ex": config("CartPole-v1", 8, "tdg_ex", 2),
     "ppo/pendulum/tdg_ex": config("Pendulum-v1", 8, "tdg_ex", 2),
 }
-UPDATES: Final = ("impala", "a3c")
+UPDATES: Final = ("impala",)
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ import faults
 import gmi_drl
 from bodies_recovery import Watched
 from gmi_drl.roles import Agent, Trainer
+from gmi_drl.roles.evaluators.gradients import GradientLoop
 from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
 from gmi_drl.roles.state import checkpoint
 from hooked import Hooked, after
@@ -29,7 +30,9 @@ class _Torn:
         checkpoint.write_part = torn
 
 
-class _MortalLoop(RolloutLoop):
+class _Mortal:
+    """A mixin for loops that follow orders: passes points of each."""
+
     def _follow(self):
         self._role.strike("follow")
         super()._follow()
@@ -48,6 +51,14 @@ class _MortalLoop(RolloutLoop):
         return failure
 
 
+class _MortalLoop(_Mortal, RolloutLoop):
+    pass
+
+
+class _MortalGradients(_Mortal, GradientLoop):
+    pass
+
+
 class MortalAgent(_Torn, Agent):
     """Passes points of an order, by the iteration that it is of."""
 
@@ -62,7 +73,8 @@ class MortalAgent(_Torn, Agent):
 
     def make_sampler(self, env):
         self._tear()
-        return _MortalLoop(self, env)
+        sends = self.mgr.config.algorithm.resolved_optimizer == "async_gradients"
+        return (_MortalGradients if sends else _MortalLoop)(self, env)
 
 
 class MortalTrainer(_Torn, Hooked, Trainer):
@@ -82,11 +94,12 @@ class MortalTrainer(_Torn, Hooked, Trainer):
     def hook(self, optimizer):
         super().hook(optimizer)
         self._tear()
-        evaluators = optimizer._evaluators
+        evaluators = getattr(optimizer, "_evaluators", optimizer)
         after(checkpoint, "commit", lambda: self.strike("committed"))
         after(self.group, "finish", lambda: self.strike("finished"))
         after(evaluators._coordinator, "save", lambda: self.strike("parts written"))
-        for codec in evaluators._codecs.values():
+        codecs = evaluators._codecs.values() if evaluators is not optimizer else [optimizer._codec]
+        for codec in codecs:
             after(codec, "unpack", lambda: self.strike("took"))
         after(
             optimizer, "finish",

@@ -46,6 +46,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     return [
         *of_mode,
         *_policy(config),
+        *_optimizer(config, layout, trainers),
         *faults,
         *learning_faults(config, sum(agents), sum(trainers)),
         *_reduction(config, [range(count) for count in trainers if count]),
@@ -63,6 +64,27 @@ def _policy(config: Config) -> Iterator[Fault]:
         yield Fault(
             "run.policy", config.run.policy, f"it is served, and the mode is {config.mode}",
             "Set mode: serving; to train on, use gmi-drl launch --resume.",
+        )  # fmt: skip
+
+
+def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -> Iterator[Fault]:
+    """Yields what gradients that agents send need of the layout: agents apart, and one trainer."""
+    settings = config.algorithm
+    known = settings.optimizer != "auto" or bool(settings.optimizers_in(config.mode))
+    if config.mode != "sync" or not known or settings.resolved_optimizer != "async_gradients":
+        return
+    name = template_of(config).name if layout is None else layout.template
+    if name in TEMPLATES and not TEMPLATES[name].is_split:
+        yield Fault(
+            "layout.template", name,
+            "under async_gradients agents send gradients to a trainer, and here each GMI is both",
+            "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce.",
+        )  # fmt: skip
+    elif sum(trainers) > 1:
+        yield Fault(
+            "algorithm.optimizer", "async_gradients",
+            f"one GMI holds the parameters, and the layout has {counted(sum(trainers), 'trainer')}",
+            "Set hardware.num_gpus: 1, or give a layout file with one trainer.",
         )  # fmt: skip
 
 

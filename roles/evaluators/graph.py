@@ -46,12 +46,6 @@ class PolicyGraph:
         both = {"observations": self.normalizers.observations, "values": self.normalizers.values}
         self._running = {name: one for name, one in both.items() if one is not None}
 
-    @property
-    def num_moments(self) -> int:
-        """Counts the float64 numbers that evaluators share of a batch."""
-        seen = 0 if self.normalizers.observations is None else 1 + 2 * self.width
-        return self.algorithm.num_batch_moments + seen
-
     def batch(self, num_env: int) -> Batch:
         """Returns the buffers of a horizon of so many environments."""
         algorithm = self.algorithm

@@ -18,13 +18,13 @@ closed knows that all training was done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from gmi_drl.roles.role.readiness import (
     heartbeats_in,
     send_heartbeat,
 )
+from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.state import checkpoint, saving
 from gmi_drl.roles.telemetry.phases import phase
@@ -62,16 +63,30 @@ _CPU: Final = torch.device("cpu")
 class Order(IntEnum):
     """The words by which an agent is told what to do."""
 
-    COLLECT = 0  # the packet is the policy
+    COLLECT = 0  # the packet is the policy; to be answered with a rollout, or with its gradient
     SAVE = 1
     LEAVE = 2
+
+
+class Codec(Protocol):
+    """Says how an answer to `COLLECT` lies in memory; both ends make the same."""
+
+    nbytes: int
+    schema: bytes
+
+
+class Published(Protocol):
+    """The policy that an order carries."""
+
+    def load(self, vector: Tensor) -> None:
+        """Make the policy what the trainer wrote."""
 
 
 @dataclass(frozen=True)
 class _Agent:
     orders: Sender
     answers: Receiver
-    codec: BatchCodec
+    codec: Codec
 
 
 class RolloutCoordinator:
@@ -87,7 +102,7 @@ class RolloutCoordinator:
         out: Mapping[int, LinkSpec],
         back: Mapping[int, LinkSpec],
         policy_numel: int,
-        codecs: Mapping[int, BatchCodec],
+        codecs: Mapping[int, Codec],
         timeout: timedelta,
         heartbeats: Heartbeats,
         still: Callable[[], object],
@@ -96,6 +111,7 @@ class RolloutCoordinator:
         self._heartbeats, self._still = heartbeats, still
         streams = [StreamSpec(4 * policy_numel, _ORDERS)]
         self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
+        self._asked: dict[int, int] = {}  # the number of the order, of agents asked one by one
         self._agents = {
             gmi_id: _Agent(
                 link.sender(b"", streams, timeout), back[gmi_id].receiver(timeout), codecs[gmi_id]
@@ -116,6 +132,39 @@ class RolloutCoordinator:
         LinkTimeout names an agent that is late.
         """
 
+        try:
+            self._give(Order.COLLECT, iteration, write)
+            self._await("has not brought its experience", self._checked(take))
+        except LinkEnded:
+            return False
+        return True
+
+    def ask(self, gmi_id: int, iteration: int, write: Callable[[Tensor], None]) -> None:
+        """Have one agent collect, with the policy that `write` puts into a vector [policy_numel].
+
+        LinkEnded when it has left, as training was done.
+        """
+        self._number += 1
+        self._asked[gmi_id] = self._number
+        self._send(self._agents[gmi_id], Order.COLLECT, iteration, write)
+
+    def first(self, take: Callable[[int, Tensor], None]) -> int:
+        """Takes the answer of whoever is first of those that were asked; its gmi_id.
+
+        LinkTimeout names an agent that is late, LinkEnded one that has left.
+        """
+        gmi_id = self._first(self._asked, "has not brought its gradient", self._checked(take))
+        del self._asked[gmi_id]
+        return gmi_id
+
+    @property
+    def asked(self) -> set[int]:
+        """Returns the agents that were asked, one by one, and have not answered."""
+        return set(self._asked)
+
+    def _checked(self, take: Callable[[int, Tensor], None]) -> Callable[[int, Packet], None]:
+        """Returns what hands the memory of an answer to `take` if it is of the right schema."""
+
         def taken(gmi_id: int, packet: Packet) -> None:
             agent = self._agents[gmi_id]
             if agent.answers.schema != agent.codec.schema:
@@ -126,12 +175,7 @@ class RolloutCoordinator:
                 )
             take(gmi_id, packet.memory)
 
-        try:
-            self._give(Order.COLLECT, iteration, write)
-            self._await("has not brought its experience", taken)
-        except LinkEnded:
-            return False
-        return True
+        return taken
 
     def save(self, iteration: int) -> str | None:
         """Have all agents write their part of checkpoint `iteration`.
@@ -163,6 +207,7 @@ class RolloutCoordinator:
         self, order: Order, iteration: int, write: Callable[[Tensor], None] = lambda vector: None
     ) -> None:
         self._number += 1
+        self._asked.clear()  # agents follow the newest order, and answer no older one
         for agent in self._agents.values():
             self._send(agent, order, iteration, write)
 
@@ -175,27 +220,41 @@ class RolloutCoordinator:
 
     def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
         """Take every agent's answer to the last order, as they come."""
-        missing, deadline = dict(self._agents), HeartbeatDeadline(self._timeout, self._heartbeats)
+        missing = dict.fromkeys(self._agents, self._number)
+        while missing:
+            del missing[self._first(missing, late, take)]
+
+    def _first(
+        self, missing: Mapping[int, int], late: str, take: Callable[[int, Packet], None]
+    ) -> int:
+        """Takes the first answer to an order of its number in `missing`, by gmi_id; whose it is.
+
+        Of those that are there, the one that was asked first.
+        """
+        agents = {
+            gmi_id: self._agents[gmi_id] for gmi_id in sorted(missing, key=missing.__getitem__)
+        }
+        deadline = HeartbeatDeadline(self._timeout, self._heartbeats)
         told_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
         look_s = min(_LOOK_S, every_s / 2)
         while True:
-            for gmi_id, agent in list(missing.items()):
-                while gmi_id in missing and (packet := agent.answers.poll()) is not None:
+            for gmi_id, agent in agents.items():
+                while (packet := agent.answers.poll()) is not None:
                     header = packet.header
                     mine = header.policy_version == agent.orders.incarnation
-                    if mine and header.sequence == self._number:
+                    is_wanted = mine and header.sequence == missing[gmi_id]
+                    if is_wanted:
                         take(gmi_id, packet)
-                        del missing[gmi_id]
                     agent.answers.release(packet)
-            if not missing:
-                return
-            first, left_s = deadline.first(missing)
+                    if is_wanted:
+                        return gmi_id
+            first, left_s = deadline.first(agents)
             if left_s <= 0:
-                raise late_one(missing[first].answers, self._timeout, late)
+                raise late_one(agents[first].answers, self._timeout, late)
             if perf_counter() > told_s + every_s:
                 self._still()
                 told_s = perf_counter()
-            waiting = [agent.answers for agent in missing.values()]
+            waiting = [agent.answers for agent in agents.values()]
             wait_any(waiting, timedelta(seconds=min(look_s, left_s)))
 
 
@@ -210,7 +269,7 @@ class RolloutWorker:
         self,
         orders: LinkSpec,
         answers: LinkSpec,
-        codec: BatchCodec,
+        codec: Codec,
         timeout: timedelta,
         trainer: int,
         heartbeats: Heartbeats,
@@ -284,12 +343,17 @@ class RolloutLoop:
     def __init__(self, role: ActingRole, env: VecEnv) -> None:
         self._role, self._mgr = role, role.mgr
         self._collector = role.collector(env, role.batch(env.num_env))
-        self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
-        self._codec = codec_of(role, env.num_env)
+        self._parameters = FlatParameters(role.policy.network)
+        self._make_codec(env.num_env)
         self._send_s = 0.0
         self._round_steps = round_steps(self._mgr.config, self._mgr.layout)
         if not self._mgr.context.replaced:  # else its episodes have gone with its process
             self._resume()
+
+    def _make_codec(self, num_env: int) -> None:
+        """Make what orders and answers are read and written by."""
+        self._published: Published = PublishedPolicy(self._parameters, self._role.normalizers)
+        self._codec: Codec = codec_of(self._role, num_env)
 
     def run(self) -> dict[str, Any]:
         """Follows orders to the end, and returns the steps of this GMI in all its lives.
@@ -345,12 +409,14 @@ class RolloutLoop:
         stats = (*seen, simulate_s, infer_s, self._send_s, waited_s)
         self._mgr.tally[self._mgr.GMI_id, "steps"] += batch["reward"].numel()
 
-        def write(memory: Tensor) -> None:
-            self._codec.pack(memory, batch, stats)
-
         with phase("send"):
-            worker.bring(write, self._codec.nbytes)
+            worker.bring(lambda memory: self._pack(memory, batch, stats), self._codec.nbytes)
         self._send_s = perf_counter() - start
+
+    def _pack(self, memory: Tensor, batch: Batch, stats: Sequence[float]) -> None:
+        """Write the answer to `COLLECT` into memory [>= codec.nbytes] uint8."""
+        assert isinstance(self._codec, BatchCodec)
+        self._codec.pack(memory, batch, stats)
 
     def _save(self, iteration: int) -> str:
         """Write this GMI's part of a checkpoint; why not, if the disk does not take it."""

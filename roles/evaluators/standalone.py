@@ -19,18 +19,19 @@ from torch import Tensor
 from gmi_drl import runtime
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import ALGORITHMS
-from gmi_drl.roles.algorithms.algorithm import Algorithm, checked
+from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import RoleError, SampleLost
 from gmi_drl.roles.optimizers.learner import Shard
-from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
+from gmi_drl.roles.policies.normalize import merge_moments
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
 
 from .evaluate import evaluate_together
+from .gradients import GradientMaker
 from .graph import GraphSpec, PolicyGraph, Weights, tensor_of
 
 _ENVIRONMENTS, _ACTIONS = 1, 2  # streams of seeds
@@ -120,8 +121,7 @@ class Evaluator:
         self._collector = Collector(self._env, graph.algorithm, self._batch, generator)
         self._codec = codec_of(graph, self._num_env)
         self._shard = Shard.of(graph.spec.settings.horizon, self._num_env, self._seed, rank)
-        self._gradient = torch.zeros(graph.parameters.numel)
-        graph.parameters.bind_gradients(self._gradient)
+        self._maker = GradientMaker(graph.algorithm, graph.normalizers, graph.parameters)
         self._iteration = 0
         self._moments: Tensor | None = None  # of the batch as it is
         self._parts: list[Tensor] = []
@@ -163,7 +163,7 @@ class Evaluator:
         made = self.gradient({**statistics, "parameters": np.concatenate(slices)}, steps)
         most, vector = self._graph.spec.settings.max_grad_norm, made.vector
         if most:
-            norm = float(torch.linalg.vector_norm(self._gradient))
+            norm = float(torch.linalg.vector_norm(self._maker.gradient))
             vector = vector * np.float32(min(1.0, most / (norm + 1e-6)))
         ends = np.cumsum([len(one) for one in slices])[:-1]
         parts = np.split(vector, ends)
@@ -173,16 +173,13 @@ class Evaluator:
     def measure(self, weights: Weights, steps: int) -> np.ndarray[Any, Any]:
         """Collects a horizon; returns its moments, the algorithm's and those of observations."""
         self._collect(weights, steps)
-        self._moments = measured(self._graph, self._batch)
+        self._moments = self._maker.measure(self._batch).clone()
         return self._moments.numpy()
 
     def minibatches(self, everyone: np.ndarray[Any, Any]) -> None:
         """Begin an update of what was measured, with the moments [k, m] of all evaluators."""
         self._sampled()
-        own = self._graph.algorithm.num_batch_moments
-        moments = tensor_of(everyone)[:, :own]
-        self._graph.algorithm.learn_batch_moments(moments)
-        self._graph.algorithm.postprocess(self._batch, moments)
+        self._maker.prepare(self._batch, tensor_of(everyone))
         self._parts = []
 
     def minibatch(self, weights: Weights) -> Gradient:
@@ -235,14 +232,9 @@ class Evaluator:
         return self._gradient_of(batch)
 
     def _gradient_of(self, minibatch: Batch) -> Gradient:
-        algorithm = self._graph.algorithm
-        self._gradient.zero_()
-        losses = checked(algorithm, algorithm.losses(minibatch))
-        torch.autograd.backward(losses.total)
-        stats = torch.stack([losses.stats[name].detach() for name in algorithm.stats])
-        return Gradient(
-            self._gradient.numpy().copy(), stats.numpy(), self._sampled().numpy(), self._seen
-        )
+        stats = self._maker.differentiate(minibatch)
+        gradient, moments = self._maker.gradient.numpy().copy(), self._sampled().numpy()
+        return Gradient(gradient, stats.numpy(), moments, self._seen)
 
 
 def _ask(shard: Any, what: str, *arguments: Any) -> Any:
@@ -263,16 +255,6 @@ def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
     return BatchCodec(graph.batch(1), num_env, sent, of_bytes, stats=0)
 
 
-def measured(graph: PolicyGraph, batch: Batch) -> Tensor:
-    """Returns the moments of a batch: the algorithm's, and those of observations."""
-    own = graph.algorithm.num_batch_moments
-    moments = torch.zeros(graph.num_moments, dtype=torch.float64)
-    graph.algorithm.measure(batch, moments[:own])
-    if graph.normalizers.observations is not None:
-        batch_moments(batch["raw_observation"].flatten(0, 1), moments[own:])
-    return moments
-
-
 def learn_observations(graph: PolicyGraph, everyone: Tensor) -> None:
     """Takes in what all have seen, after an update: moments [k, m] as `measured` gives them."""
     if graph.normalizers.observations is not None:
@@ -281,4 +263,4 @@ def learn_observations(graph: PolicyGraph, everyone: Tensor) -> None:
 
 
 def _fresh() -> Sequence[str]:
-    return [name for name, its in ALGORITHMS.items() if its.optimizers == ("all_reduce",)]
+    return [name for name, its in ALGORITHMS.items() if "all_reduce" in its.optimizers]

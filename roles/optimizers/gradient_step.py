@@ -78,6 +78,15 @@ class GradientStep:
         self.noise.measure()
         self._steps += 1
 
+    def apply(self, gradient: Tensor, losses: Tensor) -> None:
+        """Take one step down a gradient [n] that was made elsewhere; nobody is met."""
+        self._reducer.buffer[: len(gradient)].copy_(gradient)
+        self._mine.copy_(losses)
+        self._reduce()
+        self._descend()
+        self.noise.measure()
+        self._steps += 1
+
     def repeat(self, loss: Callable[[], Losses]) -> None:
         """Take one step down what `loss` gives, the same function since `connect`; collective.
 

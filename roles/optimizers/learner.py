@@ -199,6 +199,20 @@ class Learner:
         self._after_step()
         return losses
 
+    def apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
+        """Take one step down a gradient [n] that was made elsewhere, by a learner without peers.
+
+        `losses`: what its loss reports, in the order of `stats`; `moments`: those of its batch, the
+        algorithm's and then those of what was observed.
+        """
+        beat("update")
+        algorithm, own = self.algorithm, self.algorithm.num_batch_moments
+        algorithm.learn_batch_moments(moments[None, :own])
+        self._step.apply(gradient, losses)
+        if self._observations is not None:
+            self._observations.update(moments[own:])
+        self._after_step()
+
     def observe(self, batch: Batch, first_epoch: Sequence[Losses] = ()) -> None:
         """Merge what all trainers saw in a batch into the observation normaliser; collective.
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.evaluators.gradients import GradientLoop
 from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
 from gmi_drl.roles.evaluators.sample_sender import SampleSender
 from gmi_drl.roles.optimizers import make_optimizer, samples_in_turn
@@ -56,4 +57,6 @@ class Agent(ActingRole):
 
     def make_sampler(self, env: VecEnv) -> RolloutLoop | SampleSender:
         """Returns what samples in `env` as the optimizer wants it, with the policy built."""
+        if self.mgr.config.algorithm.resolved_optimizer == "async_gradients":
+            return GradientLoop(self, env)
         return (RolloutLoop if samples_in_turn(self.mgr.config) else SampleSender)(self, env)

@@ -266,7 +266,7 @@ def show(console: Console, record: TuneRecord) -> None:
         table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
         console.out("")
     if record.races:
-        head = ("round", "setting", "after", "return", "")
+        head = ("round", "setting", "in", "mean return", "")
         table("Return at equal time", head, _races(record, results))
         console.out("")
     if results.failures:
@@ -353,7 +353,7 @@ def _closer(
 
 
 def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
-    """Lists what decided: the returns when all of a round had trained for as long."""
+    """Lists what decided: mean returns over the time that all of a round had trained."""
     scores = sorted(scores_of(record), key=lambda score: score.round)
     last = max((score.round for score in scores), default=0)
     winner = results.winner and results.winner.candidate

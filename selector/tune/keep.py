@@ -177,7 +177,9 @@ def kept_sentence(config: Config, topology: Topology, update: Update) -> str:
     told = "" if config.is_resolved or config.tune.batch else base
     text = f"an update takes {update.samples:,} steps instead of {before:,}{told}"
     if follows:
-        return f"{text}, by {follows}"
+        return f"{text}, with {follows}"
+    if may_grow(config):
+        return text
     keeps = "" if config.tune.keep != "none" else " (tune.keep: update keeps it)"
     return f"{text}, which may slow learning down{keeps}"
 

@@ -1,4 +1,7 @@
-"""Races a few candidates for equal time where the prediction is unsure: return decides.
+"""Races a few candidates for equal time where the prediction is unsure: returns decide.
+
+Who has the higher return in the mean over that time is ahead: it was there sooner, or has come
+further, and a return on the way is of more episodes than one at the end.
 
 Successive halving in two rounds: all for a part of the time, then the predicted best and the best
 of the others, from the beginning again with another seed, for longer. One seed says little, so
@@ -19,7 +22,6 @@ FINALISTS: Final = 4
 LEAST_S: Final = 8.0  # of training, each in the first round: less says nothing of learning
 UNSURE: Final = 2.0  # candidates whose goodput differs by a smaller factor are raced
 _LAST: Final = 2  # of the second round
-_ALIKE: Final = 0.01  # returns that differ by less, of the best, are called the same
 _MOVED: Final = 0.05  # of a return: one that rises by less has not moved
 _OTHER: Final = 1.5  # times the environments of a GMI: fewer are learned with alike
 
@@ -35,7 +37,7 @@ class TrainingCurve:
 
 @dataclass(frozen=True)
 class RaceScore:
-    """Holds a finalist's return in a round, when all of that round had trained for so long."""
+    """Holds a finalist's mean return over the time that all of a round had trained."""
 
     round: int
     candidate: Candidate
@@ -95,14 +97,14 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
     predicted, (ahead, value) = candidates[0], standing[0]
     if ahead == predicted:
         return RaceResult(
-            predicted, f"it led the race, with a return of {value:.1f}", tuple(scores)
+            predicted, f"it led the race, with a mean return of {value:.1f}", tuple(scores)
         )
     again, _ = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
     if not again or again[0][0] == predicted:
         why = "another led one round of the race, and it the other"
         return RaceResult(predicted, why, tuple(scores))
     others = f", against {again[1][1]:.1f} of what was predicted to be best" if again[1:] else ""
-    why = f"it led both rounds of the race, with a return of {again[0][1]:.1f}{others}"
+    why = f"it led both rounds of the race, with a mean return of {again[0][1]:.1f}{others}"
     return RaceResult(ahead, why, tuple(scores))
 
 
@@ -110,29 +112,26 @@ def _round(
     candidates: Sequence[Candidate], train: Train, seconds: float, number: int,
     scores: list[RaceScore],
 ) -> tuple[list[tuple[Candidate, float]], bool]:  # fmt: skip
-    """Lists whose return was seen, best first, of alike ones the sooner; and whether any rose.
+    """Lists whose return was seen, best first; and whether any rose. Adds to `scores`.
 
-    Adds to `scores`.
+    Behind the last return of all that were seen there is nothing to compare.
     """
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
     equal_s = min((curve.seconds for _, curve in curves), default=0.0)
+    last_s = max((at_s for _, curve in curves for at_s, _ in curve.points), default=0.0)
+    until_s = min(equal_s, last_s)
+    standing = []
     for one, run in runs:
         if isinstance(run, Failed):
             scores.append(RaceScore(number, one, 0.0, None, run.text))
-        else:
-            scores.append(RaceScore(number, one, equal_s, return_at(run, equal_s)))
-    standing = [
-        (one, value, _mean_until(curve, equal_s))
-        for one, curve in curves
-        if (value := return_at(curve, equal_s)) is not None
-    ]
-    # At the ceiling of a task all are alike: who was there first had the higher return on the way.
-    best = max((value for _, value, _ in standing), default=0.0)
-    near = best - _ALIKE * abs(best)
-    standing.sort(key=lambda s: (s[1] >= near, s[2] if s[1] >= near else s[1]), reverse=True)
-    moved = any(_has_risen(curve) for _, curve in curves)
-    return [(one, value) for one, value, _ in standing], moved
+            continue
+        mean = _mean_until(run, until_s)
+        scores.append(RaceScore(number, one, until_s, mean))
+        if mean is not None:
+            standing.append((one, mean))
+    standing.sort(key=lambda s: s[1], reverse=True)
+    return standing, any(_has_risen(curve) for _, curve in curves)
 
 
 def _has_risen(curve: TrainingCurve) -> bool:
@@ -140,24 +139,23 @@ def _has_risen(curve: TrainingCurve) -> bool:
     return bool(values) and max(values) - values[0] > _MOVED * abs(values[0])
 
 
-def _mean_until(curve: TrainingCurve, seconds: float) -> float:
-    """Averages the return over these seconds; before the first point it is that one's."""
+def _mean_until(curve: TrainingCurve, seconds: float) -> float | None:
+    """Averages the return over these seconds; before the first point it is that one's.
+
+    None if no episode had ended by then.
+    """
     points = [point for point in curve.points if point[0] <= seconds]
+    if not points:
+        return None
     area, before_s, value = 0.0, 0.0, points[0][1]
     for at_s, now in points:
-        area += (at_s - before_s) * value
+        area += (at_s - before_s) * (value + now) / 2
         before_s, value = at_s, now
-    area += (seconds - before_s) * value
-    return area / seconds if seconds else value
-
-
-def return_at(curve: TrainingCurve, seconds: float) -> float | None:
-    """Returns the mean return when it had trained so long; None if no episode had ended."""
-    return next((value for at_s, value in reversed(curve.points) if at_s <= seconds), None)
+    return (area + (seconds - before_s) * value) / seconds
 
 
 def scores_of(record: TuneRecord) -> list[RaceScore]:
-    """Lists how the race was judged that led to the choice; before, what each run came to."""
+    """Lists how the race was judged that led to the choice; before, how each run ended."""
     if "judged" in record.choice:
         return [
             RaceScore(**{**line, "candidate": candidate_of(line["candidate"])})

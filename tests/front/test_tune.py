@@ -85,7 +85,7 @@ def test_what_follows_num_env_is_as_tune_keep_says_and_is_told(config, machine):
     each = resolved.env.num_env * resolved.layout.gmi_per_gpu
     assert resolved.algorithm.horizon * each == 1088
     assert notes[1:] == [
-        "an update takes 1,088 steps instead of 1,024, by horizon 17 instead of 32"
+        "an update takes 1,088 steps instead of 1,024, with horizon 17 instead of 32"
     ]
 
 

@@ -1,4 +1,4 @@
-"""IMPALA and A3C learn, from a policy that is some updates behind (docs/async.md)."""
+"""IMPALA and APPO learn, from a policy that is some updates behind (docs/async.md)."""
 
 import pytest
 import torch
@@ -31,6 +31,6 @@ def test_impala_balances_the_pole_with_experience_eight_updates_old():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "lag", "wanted"), [("impala", 0, 450), ("a3c", 2, 400)])
+@pytest.mark.parametrize(("name", "lag", "wanted"), [("impala", 0, 450), ("appo", 2, 450)])
 def test_the_pole_is_balanced_from_experience_of_another_age(name, lag, wanted):
     assert cartpole(name, lag, seed=2) >= wanted

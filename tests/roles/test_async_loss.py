@@ -1,4 +1,4 @@
-"""The losses of IMPALA, APPO and A3C: worked by hand, and gradients by finite differences."""
+"""The losses of IMPALA and APPO: worked by hand, and gradients by finite differences."""
 
 import math
 
@@ -7,7 +7,6 @@ import torch
 from torch import distributions as td
 
 from gmi_drl.placement import ALGORITHMS
-from gmi_drl.roles.algorithms.a3c import a3c_loss
 from gmi_drl.roles.algorithms.appo import appo_loss
 from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
@@ -17,7 +16,7 @@ from gmi_drl.roles.returns import gae, vtrace
 from gmi_drl.roles.samples.batch import Batch
 
 T, B, OBS = 5, 3, 4
-LOSSES = {"impala": impala_loss, "a3c": a3c_loss}
+LOSSES = {"impala": impala_loss, "appo": appo_loss}
 
 
 def settings_of(name, **changes):
@@ -86,32 +85,22 @@ def reference(policy, batch, advantage, targets, values, settings):
     return loss - settings.entropy_coef * pi.entropy().mean() + settings.bounds_coef * bounds
 
 
-@pytest.mark.parametrize("name", LOSSES)
 @torch.no_grad()
-def test_gradients_are_the_slopes_of_the_reference(policy, name):
-    batch, s, values = a_batch(policy), settings_of(name), values_normalizer()
+def test_gradients_are_the_slopes_of_the_reference(policy):
+    batch, s, values = a_batch(policy), settings_of("impala"), values_normalizer()
     with torch.enable_grad():
-        ours = LOSSES[name](policy, batch, values, s)
+        ours = impala_loss(policy, batch, values, s)
         ours.total.backward()
     head = policy(batch["observations"])
     worth = values.denormalize(head[..., -1])
     log_prob = policy.distribution.log_prob(head[:-1, :, :-1], policy.log_std, batch["action"])
-    if name == "impala":
-        vs, advantages = vtrace(
-            log_prob - batch["log_prob"], s.gamma * (1 - batch["done"]), batch["reward"],
-            worth[:-1], worth[-1], lam=s.lam,
-        )  # fmt: skip
-        given = advantages, vs
-    else:
-        advantage = torch.empty_like(batch["reward"])
-        gae(
-            batch["reward"], worth[:-1], batch["done"], worth[-1], gamma=s.gamma, lam=s.lam,
-            out=advantage,
-        )  # fmt: skip
-        given = advantage, advantage + worth[:-1]
-    here = reference(policy, batch, *given, values, s)
+    targets, advantages = vtrace(
+        log_prob - batch["log_prob"], s.gamma * (1 - batch["done"]), batch["reward"],
+        worth[:-1], worth[-1], lam=s.lam,
+    )  # fmt: skip
+    here = reference(policy, batch, advantages, targets, values, s)
     assert ours.total.item() == pytest.approx(here.item(), rel=1e-9)
-    check_slopes(policy, lambda: reference(policy, batch, *given, values, s).item())
+    check_slopes(policy, lambda: reference(policy, batch, advantages, targets, values, s).item())
 
 
 def check_slopes(policy, total):
@@ -142,14 +131,14 @@ def one_step(log_ratio):
 
 
 @pytest.mark.parametrize(
-    ("name", "ratio", "advantage"),
+    ("ratio", "advantage"),
     # reward 1 + 0.5 * 3 - 3 = -0.5; V-trace takes half of it when the policy would act so half as
     # often as the behaviour, and never more than all of it.
-    [("impala", 0.5, -0.25), ("impala", 2.0, -0.5), ("a3c", 0.5, -0.5), ("a3c", 2.0, -0.5)],
+    [(0.5, -0.25), (2.0, -0.5)],
 )
-def test_a_step_worked_by_hand(name, ratio, advantage):
-    settings = settings_of(name, gamma=0.5, value_coef=2.0, entropy_coef=0.1)
-    parts = LOSSES[name](*one_step(math.log(ratio)), None, settings)
+def test_a_step_worked_by_hand(ratio, advantage):
+    settings = settings_of("impala", gamma=0.5, value_coef=2.0, entropy_coef=0.1)
+    parts = impala_loss(*one_step(math.log(ratio)), None, settings)
     log_2 = math.log(2.0)
     assert parts.stats["policy_loss"].item() == pytest.approx(advantage * log_2, rel=1e-5)
     assert parts.stats["value_loss"].item() == pytest.approx(0.5 * advantage**2, rel=1e-5)
@@ -205,20 +194,27 @@ def test_appo_clips_against_the_policy_that_sampled():
         assert parts.stats["policy_loss"].item() == pytest.approx(0.5 * wanted, rel=1e-5)
 
 
-def test_on_policy_the_two_are_one(policy):
-    batch = a_batch(policy)
+def test_on_policy_impala_is_the_policy_gradient_by_gae(policy):
+    batch, settings = a_batch(policy), settings_of("impala")
     with torch.no_grad():
-        params = policy(batch["observations"][:-1])[..., :-1]
+        head = policy(batch["observations"])
+        params, worth = head[:-1, :, :-1], head[..., -1]
         log_prob = policy.distribution.log_prob(params, policy.log_std, batch["action"])
     batch = batch_of(
         batch["observations"], batch["action"], log_prob, batch["reward"], batch["done"]
     )
-    first = impala_loss(policy, batch, None, settings_of("impala"))
-    second = a3c_loss(policy, batch, None, settings_of("a3c"))
-    assert first.total.item() == pytest.approx(second.total.item(), abs=1e-9)
-    for name in ("policy_loss", "value_loss", "kl", "rho"):
-        one, other = first.stats[name].item(), second.stats[name].item()
-        assert one == pytest.approx(other, abs=1e-9)
+    advantage = torch.empty_like(batch["reward"])
+    gae(
+        batch["reward"], worth[:-1], batch["done"], worth[-1], gamma=settings.gamma,
+        lam=settings.lam, out=advantage,
+    )  # fmt: skip
+    ours = impala_loss(policy, batch, None, settings)
+    policy_loss = -(advantage * log_prob).mean().item()
+    assert ours.stats["policy_loss"].item() == pytest.approx(policy_loss, abs=1e-9)
+    targets = ours.extras["targets"]
+    assert torch.allclose(targets, advantage + worth[:-1], atol=1e-9)
+    assert ours.stats["kl"].item() == pytest.approx(0.0, abs=1e-9)
+    assert ours.stats["rho"].item() == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -137,7 +137,7 @@ def test_an_update_waits_for_nothing(distribution, group):
         learner.stats()  # this is where the device is waited for
 
 
-@pytest.mark.parametrize("name", ["impala", "a3c"])
+@pytest.mark.parametrize("name", ["impala", "appo"])
 def test_an_update_on_segments_waits_for_nothing_before_its_losses_are_read(name):
     policy, how = a_policy(Normal(3)), ALGORITHMS[name](network=[16, 8], minibatches=3)
     batch = experience(policy)

@@ -134,7 +134,7 @@ def test_keep_gradient_steps_keeps_the_horizon_and_the_minibatch():
         128, 24_576, {"minibatches": 48},
     )  # fmt: skip
     assert kept_sentence(config, CORES, update) == (
-        "an update takes 24,576 steps instead of 2,048, by minibatches 48 instead of 4"
+        "an update takes 24,576 steps instead of 2,048, with minibatches 48 instead of 4"
     )
     small = update_of(config, CORES, 1, 2)
     assert (small.samples, dict(small.changes)) == (

@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, replace
 
+import pytest
+
 from gmi_drl.selector.record.record import TuneJournal, read
 from gmi_drl.selector.tune.candidate import Candidate, Chosen, DeviceSplit, Failed
 from gmi_drl.selector.tune.race import (
@@ -12,7 +14,6 @@ from gmi_drl.selector.tune.race import (
     finalists,
     from_record,
     race,
-    return_at,
     scores_of,
 )
 
@@ -60,7 +61,7 @@ def test_another_wins_that_leads_both_rounds():
     ]  # fmt: skip
     assert sum(seconds for _, _, seconds in train.ran) == 80.0
     assert found.why == (
-        "it led both rounds of the race, with a return of 60.0, against 20.0 of what was "
+        "it led both rounds of the race, with a mean return of 30.1, against 10.0 of what was "
         "predicted to be best"
     )
 
@@ -75,7 +76,7 @@ def test_what_was_predicted_to_be_best_stays_unless_it_loses_twice():
     led = race([candidate(64), candidate(32)], Trainer({64: 2.0, 32: 1.0}), 40.0)
     assert led.winner == candidate(64)
     assert {score.round for score in led.scores} == {1}
-    assert led.why == "it led the race, with a return of 20.0"
+    assert led.why == "it led the race, with a mean return of 10.1"
 
 
 def test_returns_that_do_not_rise_decide_nothing():
@@ -85,21 +86,27 @@ def test_returns_that_do_not_rise_decide_nothing():
     assert found.why == "no return rose in 10 s of training"
 
 
-def test_returns_are_compared_at_the_time_that_all_have_trained():
+def test_returns_are_compared_over_the_time_that_all_have_trained():
     slow = TrainingCurve(((4.0, 4.0), (9.0, 9.0)), 9.0)
     longer = TrainingCurve(((4.0, 3.0), (8.0, 8.0), (12.0, 99.0)), 12.0)
-    assert return_at(longer, 9.0) == 8.0
-    assert return_at(longer, 3.0) is None
     found = race([candidate(64), candidate(32)], Trainer({64: slow, 32: longer}), 40.0)
     assert found.winner == candidate(64)
+    # In 9 s: 4 until the first point, and 6.5 in the mean until the second; the other alike.
+    wanted = [(4 * 4.0 + 5 * 6.5) / 9, (4 * 3.0 + 4 * 5.5 + 8.0) / 9]
+    assert [score.return_mean for score in found.scores] == pytest.approx(wanted)
+    assert found.scores[1].seconds == 9.0
 
 
-def test_a_run_that_did_all_its_steps_keeps_its_return():
-    done = TrainingCurve(((1.0, 10.0), (25.0, 90.0)), 75.0)
-    rises = TrainingCurve(((25.0, 50.0), (70.0, 95.0)), 75.0)
-    runs = {64: done, 32: rises, 16: Failed("slow", "2.0 of 75.0 s of training after 155 s")}
+def test_who_was_there_sooner_wins_and_what_follows_the_last_return_counts_for_nothing():
+    soon = TrainingCurve(((1.0, 10.0), (5.0, 80.0), (25.0, 90.0)), 75.0)
+    late = TrainingCurve(((1.0, 10.0), (20.0, 95.0)), 75.0)
+    runs = {64: soon, 32: late, 16: Failed("slow", "2.0 of 75.0 s of training after 155 s")}
     found = race([candidate(num) for num in runs], Trainer(runs), 450.0)
-    assert found.winner == candidate(32)  # at 25 s it would be the other
+    assert found.winner == candidate(64)
+    assert {score.seconds for score in found.scores} == {25.0, 0.0}
+    further = TrainingCurve(((1.0, 10.0), (6.0, 300.0)), 75.0)
+    found = race([candidate(64), candidate(32)], Trainer({64: soon, 32: further}), 450.0)
+    assert found.winner == candidate(32)
 
 
 def test_what_decided_is_what_is_recorded_and_shown(tmp_path):
@@ -110,7 +117,7 @@ def test_what_decided_is_what_is_recorded_and_shown(tmp_path):
     found = race([candidate(num) for num in runs], Trainer(runs), 54.0)
     assert found.winner == candidate(64)
     first = [(its.candidate.num_env, its.seconds, its.return_mean) for its in found.scores[:3]]
-    assert first == [(64, 9.0, 9.0), (32, 9.0, 8.0), (16, 0.0, None)]
+    assert first == [(64, 9.0, 48.5 / 9), (32, 9.0, 42 / 9), (16, 0.0, None)]
     assert found.scores[2].text == "it died"
     record, _ = TuneJournal.open(tmp_path / "r.jsonl", {}, anew=False)
     for num, run in runs.items():
@@ -123,16 +130,6 @@ def test_what_decided_is_what_is_recorded_and_shown(tmp_path):
     assert tuple(scores_of(seen)) == found.scores
     ends = {line["candidate"].num_env: line["points"][-1] for line in curves_of(seen)}
     assert ends == {64: [9.0, 9.0], 32: [8.0, 8.0]}
-
-
-def test_at_the_ceiling_of_a_task_who_was_there_sooner_wins():
-    late = TrainingCurve(((1.0, 20.0), (8.0, 500.0), (10.0, 500.0)), 10.0)
-    soon = TrainingCurve(((1.0, 20.0), (3.0, 480.0), (10.0, 498.0)), 10.0)
-    found = race([candidate(64), candidate(32)], Trainer({64: late, 32: soon}), 40.0)
-    assert found.winner == candidate(32)
-    worse = TrainingCurve(((1.0, 400.0), (10.0, 480.0)), 10.0)
-    found = race([candidate(64), candidate(32)], Trainer({64: late, 32: worse}), 40.0)
-    assert found.winner == candidate(64)
 
 
 def test_without_a_return_the_choice_by_steps_stands():

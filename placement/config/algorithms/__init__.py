@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from gmi_drl.placement.faults import Fault, closest, listed
 
-from .a2c import A2CConfig, PGConfig
-from .a3c import A3CConfig
+from .a2c import A2CConfig, A3CConfig, PGConfig
 from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig, ReplayConfig
 from .custom import CustomAlgorithmConfig, settings_of
 from .dqn import DQNConfig
@@ -27,9 +26,9 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "ppo": PPOConfig,
     "a2c": A2CConfig,
     "pg": PGConfig,
+    "a3c": A3CConfig,
     "impala": IMPALAConfig,
     "appo": APPOConfig,
-    "a3c": A3CConfig,
     "dqn": DQNConfig,
 }
 

@@ -1,4 +1,4 @@
-"""Defines the settings of A2C and PG, which take one step for each batch."""
+"""Defines the settings of A2C, A3C and PG, which take one step for each batch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from .common import Horizon, RowsConfig
 class OneStepConfig(RowsConfig):
     """The keys of algorithms that take one step down the policy gradient for each batch."""
 
+    optimizers: ClassVar[tuple[str, ...]] = ("all_reduce", "async_gradients")
+
     minibatches: Int = Field(default=1, ge=1, le=1)
     """1: a second step would be down the gradient of a policy that has not sampled."""
     epochs: Int = Field(default=1, ge=1, le=1)
@@ -25,15 +27,28 @@ class OneStepConfig(RowsConfig):
     max_grad_norm: float | None = Field(default=0.5, ge=0)
 
 
-class A2CConfig(OneStepConfig):
-    """Advantage actor-critic, the synchronous form of A3C."""
+class NStepConfig(OneStepConfig):
+    """The keys of A2C, whoever computes the gradients."""
 
     implementation: ClassVar[str] = "gmi_drl.roles.algorithms.a2c:A2C"
 
-    name: Literal["a2c"] = "a2c"
     horizon: Horizon = 8
     lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda of GAE; 1 is the n-step return."""
+
+
+class A2CConfig(NStepConfig):
+    """Advantage actor-critic, the synchronous form of A3C."""
+
+    name: Literal["a2c"] = "a2c"
+
+
+class A3CConfig(NStepConfig):
+    """A2C by gradients that agents send, each applied as it comes (Mnih et al., 2016)."""
+
+    optimizers: ClassVar[tuple[str, ...]] = ("async_gradients",)
+
+    name: Literal["a3c"] = "a3c"
 
 
 class PGConfig(OneStepConfig):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # The optimizers there are, and the mode that each runs in.
 MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "all_reduce": "sync",
+    "async_gradients": "sync",
     "async_samples": "async",
     "replay": "sync",
 }
@@ -37,9 +38,10 @@ class AlgorithmConfig(Section):
     """The algorithm. Default: `ppo`, and `impala` for `mode: async`."""
     optimizer: str = "auto"
     """Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): every GMI that
-    trains on its own experience, with reduced gradients; `async_samples` (mode async): trainers on
-    what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
-    kept. `auto`: the algorithm's own for the mode."""
+    trains on its own experience, with reduced gradients; `async_gradients` (mode sync, template
+    tdg_ex with one trainer): agents that send gradients, each applied as it comes; `async_samples`
+    (mode async): trainers on what agents send them meanwhile; `replay` (mode sync): every GMI that
+    trains on what it has kept. `auto`: the algorithm's own for the mode."""
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "

@@ -1,0 +1,150 @@
+"""Gradients that are made where experience is: of a batch just sampled, by moments of its own.
+
+`GradientLoop` is the agent that brings them, in place of its experience: A3C's worker (Mnih et al.,
+2016).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.algorithms.algorithm import Algorithm, checked
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
+from gmi_drl.roles.policies.normalize import Normalizers, batch_moments
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.telemetry.progress import WORKER_STATS
+
+from .rollout_worker import Codec, Published, RolloutLoop
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+
+class GradientMaker:
+    """Differentiates the loss of a batch, into `gradient` [n] as `parameters` lie.
+
+    The moments of a batch are the algorithm's, then those of what was observed.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, normalizers: Normalizers, parameters: FlatParameters
+    ) -> None:
+        self._algorithm, self._observations = algorithm, normalizers.observations
+        device = parameters.data.device
+        self.gradient = torch.zeros(parameters.numel, device=device)
+        parameters.bind_gradients(self.gradient)
+        count = moments_of(algorithm, normalizers)
+        self._moments = torch.zeros(count, dtype=torch.float64, device=device)
+
+    def measure(self, batch: Batch) -> Tensor:
+        """Returns the moments [m] of a batch, in the same tensor each time."""
+        own = self._algorithm.num_batch_moments
+        self._algorithm.measure(batch, self._moments[:own])
+        if self._observations is not None:
+            batch_moments(batch["raw_observation"].flatten(0, 1), self._moments[own:])
+        return self._moments
+
+    def prepare(self, batch: Batch, everyone: Tensor) -> None:
+        """Fill in what `batch` is trained towards, by the moments [k, m] of all."""
+        moments = everyone[:, : self._algorithm.num_batch_moments]
+        self._algorithm.learn_batch_moments(moments)
+        self._algorithm.postprocess(batch, moments)
+
+    def differentiate(self, minibatch: Batch) -> Tensor:
+        """Writes `gradient`, of the loss of a minibatch; what that reports, in order of `stats`."""
+        algorithm = self._algorithm
+        self.gradient.zero_()
+        losses = checked(algorithm, algorithm.losses(minibatch))
+        torch.autograd.backward(losses.total)
+        return torch.stack([losses.stats[name].detach() for name in algorithm.stats])
+
+
+def moments_of(algorithm: Algorithm, normalizers: Normalizers) -> int:
+    """Counts the moments of a batch: the algorithm's, and those of what was observed."""
+    seen = normalizers.observations
+    return algorithm.num_batch_moments + (0 if seen is None else 1 + 2 * seen.width)
+
+
+class GradientCodec:
+    """A gradient as the bytes of one packet: numbers of its making in float64, then itself."""
+
+    def __init__(self, algorithm: Algorithm, normalizers: Normalizers, numel: int) -> None:
+        """`numel` float32 numbers are a gradient."""
+        moments = moments_of(algorithm, normalizers)
+        self._counts = (WORKER_STATS, moments, len(algorithm.stats))
+        self._numbers, self._numel = sum(self._counts), numel
+        self.nbytes = 8 * self._numbers + 4 * self._numel
+        self.schema = json.dumps({"numbers": self._counts, "gradient": self._numel}).encode()
+
+    def pack(
+        self,
+        memory: Tensor,
+        gradient: Tensor,
+        stats: Sequence[float],
+        moments: Tensor,
+        losses: Tensor,
+    ) -> None:
+        """Write them into memory [>= nbytes] uint8."""
+        numbers, place = self._parts(memory)
+        told = torch.tensor(stats, dtype=torch.float64, device=moments.device)
+        numbers.copy_(torch.cat([told, moments, losses.double()]))
+        place.copy_(gradient)
+
+    def unpack(self, memory: Tensor) -> tuple[Tensor, list[float], Tensor, Tensor]:
+        """Returns gradient, stats, moments and losses; the first is a view of `memory`."""
+        numbers, gradient = self._parts(memory)
+        stats, moments, losses = torch.split(numbers.clone(), list(self._counts))
+        return gradient, stats.tolist(), moments, losses.float()
+
+    def _parts(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        end = 8 * self._numbers
+        return memory[:end].view(torch.float64), memory[end : self.nbytes].view(torch.float32)
+
+
+class ExactPolicy:
+    """A published policy with the moments of its value normaliser, to be merged with more."""
+
+    def __init__(self, parameters: FlatParameters, normalizers: Normalizers) -> None:
+        self._policy, self._values = PublishedPolicy(parameters, normalizers), normalizers.values
+        self.numel = self._policy.numel
+        if self._values is not None:
+            self.numel += 2 * len(self._values.tensors[0])  # float64 in the place of two float32
+
+    @torch.no_grad()
+    def write(self, out: Tensor) -> None:
+        """Write the policy as it is now into `out` [numel] float32."""
+        self._policy.write(out[: self._policy.numel])
+        if self._values is not None:
+            out[self._policy.numel :].view(torch.float64).copy_(self._values.tensors[0])
+
+    @torch.no_grad()
+    def load(self, vector: Tensor) -> None:
+        """Make the policy what another one wrote: `vector` [numel] is copied."""
+        self._policy.load(vector[: self._policy.numel])
+        if self._values is not None:
+            moments = vector[self._policy.numel :].view(torch.float64)
+            self._values.load_state_dict({"moments": moments})
+
+
+class GradientLoop(RolloutLoop):
+    """Follows the trainer's orders, and answers with the gradient of what it has sampled."""
+
+    def _make_codec(self, num_env: int) -> None:
+        role: ActingRole = self._role
+        self._published: Published = ExactPolicy(self._parameters, role.normalizers)
+        self._maker = GradientMaker(role.algorithm, role.normalizers, self._parameters)
+        numel = self._parameters.numel
+        self._gradients = GradientCodec(role.algorithm, role.normalizers, numel)
+        self._codec: Codec = self._gradients
+
+    def _pack(self, memory: Tensor, batch: Batch, stats: Sequence[float]) -> None:
+        maker = self._maker
+        moments = maker.measure(batch).clone()
+        maker.prepare(batch, moments[None])
+        losses = maker.differentiate(batch.flat())
+        self._gradients.pack(memory, maker.gradient, stats, moments, losses)

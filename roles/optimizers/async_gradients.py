@@ -1,0 +1,150 @@
+"""Asynchronous training on gradients: each agent has one under way, and who is first is applied.
+
+A3C as its paper has it (Mnih et al., 2016): agents sample and differentiate, the trainer holds the
+parameters. A gradient is of a policy as old as the steps that others took meanwhile, its lag. A
+round is as many gradients as there are agents, whoever brought them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm import Group
+from gmi_drl.comm.errors import LinkEnded
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.evaluators.gradients import ExactPolicy, GradientCodec
+from gmi_drl.roles.evaluators.rollout_worker import RolloutCoordinator
+from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
+from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.roles.telemetry.progress import Progress
+
+from . import round_steps
+from .gradient_step import check_finite
+from .learner import Learner
+from .optimizer import NoMore, Round
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+
+def make(role: ActingRole) -> AsyncGradients:
+    """Make the optimizer of a role, over the agents that it is joined with."""
+    role.build_for_spaces()
+    return AsyncGradients(role)
+
+
+class AsyncGradients:
+    """Applies the gradients of agents as they come."""
+
+    def __init__(self, role: ActingRole) -> None:
+        mgr, context = role.mgr, role.mgr.context
+        algorithm, settings = role.algorithm, role.algorithm.settings
+        epochs, minibatches = getattr(settings, "epochs", 1), getattr(settings, "minibatches", 1)
+        if epochs * minibatches > 1 or algorithm.whole_segments:
+            raise RoleError(
+                f"{type(algorithm).__name__} takes {epochs * minibatches} steps for each batch of "
+                "rows or segments, and an agent sends one gradient of rows. Use all_reduce, or a2c."
+            )
+        self._mgr, self._algorithm = mgr, algorithm
+        generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
+        self.learner = Learner(algorithm, generator)
+        self._published = ExactPolicy(self.learner.parameters, role.normalizers)
+        numel = self.learner.parameters.numel
+        self._codec = GradientCodec(algorithm, role.normalizers, numel)
+        wires = context.wires
+        out = wires.out_of(mgr.GMI_id)
+        self._agents = sorted(out)
+        self._coordinator = RolloutCoordinator(
+            out, wires.into(mgr.GMI_id), self._published.numel,
+            dict.fromkeys(self._agents, self._codec), mgr.timeout,
+            heartbeats=heartbeats_in(mgr.tally), still=self._still, device=context.device,
+        )  # fmt: skip
+        self.progress = Progress(mgr.layout)
+        self._round_steps = round_steps(mgr.config, mgr.layout)
+        self._total_steps = mgr.config.run.total_steps
+        self._began: dict[int, int] = {}  # by agent: the updates before it was asked
+
+    def connect(self, group: Group, iteration: int) -> None:
+        self.learner.connect(group)
+        self.progress.connect(group)
+
+    def step(self, iteration: int, steps: int) -> Round | NoMore:
+        learner, start = self.learner, perf_counter()
+        self._algorithm.before_sampling(steps)
+        seen, lags, train_s = Seen(0.0, 0.0, 0.0), [], 0.0
+        seconds = {agent: [0.0, 0.0, 0.0, 0.0] for agent in self._agents}
+        each = self._round_steps / len(self._agents)
+        learner.noise.begin(int(each))
+        for number in range(len(self._agents)):
+            learner.anneal((steps + number * each) / self._total_steps)
+            brought: list[tuple[Tensor, list[float], Tensor, Tensor]] = []
+
+            def take(_: int, memory: Tensor, brought: list[Any] = brought) -> None:
+                gradient, *told = self._codec.unpack(memory)
+                brought.append((gradient.clone(), *told))
+
+            try:
+                with phase("wait"):
+                    for agent in self._agents:
+                        if agent not in self._coordinator.asked:
+                            self._ask(agent, iteration)
+                    agent = self._coordinator.first(take)
+            except LinkEnded:
+                return NoMore(stopped=False)
+            begun = perf_counter()
+            ((gradient, stats, moments, losses),) = brought
+            with phase("train"):
+                lags.append(learner.updates - self._began[agent])
+                learner.apply(gradient, losses, moments)
+            train_s += perf_counter() - begun
+            seen = seen.plus(Seen(*stats[:3]))
+            seconds[agent] = [a + b for a, b in zip(seconds[agent], stats[3:], strict=True)]
+        told = learner.stats()
+        check_finite(told)
+        took_s = perf_counter() - start
+        phases = (took_s - train_s, train_s, 0.0)
+        agreed = self.progress.agree(seen, phases, self._mgr.stop_requested(), seconds)
+        metrics = {
+            "steps_per_s": self._round_steps / took_s, **agreed.metrics,
+            "gradient_lag_mean": sum(lags) / len(lags), "gradient_lag_max": max(lags), **told,
+        }  # fmt: skip
+        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
+
+    def _ask(self, agent: int, iteration: int) -> None:
+        self._began[agent] = self.learner.updates
+        self._coordinator.ask(agent, iteration, self._published.write)
+
+    def _still(self) -> None:
+        send_heartbeat(self._mgr.tally, self._mgr.GMI_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict() | {"episodes": self.progress.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        self.progress.load_state_dict(state["episodes"])
+
+    def own_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Leaves it to each agent to read its own part."""
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        missing = begin() or self._coordinator.save(iteration)
+        return missing is not None, missing or ""
+
+    def finish(self) -> None:
+        self._coordinator.dismiss()
+
+    def outcome(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self.learner.close()
