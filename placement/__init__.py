@@ -38,7 +38,7 @@ from gmi_drl.placement.config.config import (
     RunConfig,
     TuneConfig,
 )
-from gmi_drl.placement.config.section import AUTO, NETWORKS, hidden_sizes
+from gmi_drl.placement.config.section import AUTO, CONVOLUTIONAL, NETWORKS, hidden_sizes
 
 from .config.load import load_config
 from .config.search import RangeConfig, SearchConfig
@@ -53,7 +53,8 @@ from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
 from .update_size import UpdateSize
 
 __all__ = [
-    "ABSENT", "ALGORITHMS", "AUTO", "CONFIG_VERSION", "NETWORKS", "STRATEGIES", "TEMPLATES",
+    "ABSENT", "ALGORITHMS", "AUTO", "CONFIG_VERSION", "CONVOLUTIONAL", "NETWORKS", "STRATEGIES",
+    "TEMPLATES",
     "A2CConfig", "A3CConfig", "APPOConfig", "ActorCriticConfig", "AlgorithmConfig", "CommConfig",
     "Config", "ConfigError", "CustomAlgorithmConfig", "DQNConfig", "Device", "EnvConfig",
     "ExperienceConfig", "Fault", "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig",

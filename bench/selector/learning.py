@@ -59,9 +59,12 @@ from report import RESULTS, commit, emit, machine
 
 from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
+from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
-from gmi_drl.selector.tune.candidate import shape_text
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, shape_text
+from gmi_drl.selector.tune.keep import Update, update_of
+from gmi_drl.selector.tune.space import config_of
 from gmi_drl.selector.tune.tuning import tune
 
 Config = Mapping[str, Any]
@@ -98,7 +101,7 @@ _UPDATES: Final = 4  # or so many updates
 def given_of(task: str, steps: int | None = None) -> Config:
     """Returns the config as a user would write it: an example's, 1 GMI with 16 environments."""
     its = TASKS[task]
-    gmis, num_env = GRID[GIVEN_SHAPE]
+    gmis, num_env, _ = GRID[GIVEN_SHAPE]
     words = [
         f"env.id={task}", f"env.num_env={num_env}", f"layout.gmi_per_gpu={gmis}",
         "layout.template=tcg_ex", f"run.total_steps={steps or its.steps}", "run.eval_episodes=0",
@@ -123,17 +126,18 @@ def shape_of(config: Config) -> dict[str, int]:
 
 
 def grid_of(given: Config) -> dict[str, Config]:
-    """Returns the grid's configs but the one as given; an update has the same samples in all."""
-    samples = shape_of(given)["samples"]
+    """Returns the grid's configs but the one as given, each as the tuner would write it."""
+    config = load_config(given)
+    topology = find_devices(config)
     configs = {}
-    for shape, (gmis, num_env) in GRID.items():
+    for shape, (gmis, num_env, grown) in GRID.items():
         if shape != GIVEN_SHAPE:
-            configs[way_of(shape)] = changed(
-                given,
-                env={"num_env": num_env},
-                layout={"gmi_per_gpu": gmis},
-                algorithm={"horizon": samples // (gmis * num_env)},
-            )
+            update = update_of(config, topology, gmis, num_env, grown=grown)
+            assert isinstance(update, Update), update  # else the grid asks for too much
+            split = DeviceSplit(gmis, "cpu", grown=grown)
+            sizes = (num_env, update.horizon, update.samples, update.changes)
+            its = config_of(config, Candidate(split, *sizes))
+            configs[way_of(shape)] = its.model_dump(mode="json", exclude_unset=True)
     return configs
 
 

@@ -82,7 +82,7 @@ class RawFile:
         self.lines: list[Line] = []
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
-        if whole != text:
+        if whole != text and options is not None:  # else nothing is added to it
             os.truncate(path, len(whole.encode()))
         first, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
         if first is None:

@@ -18,8 +18,15 @@ from learning_raw import GIVEN, RawFile, TrainingRun, TuneRun
 from gmi_drl.selector.tune.efficiency import Prediction
 
 TUNED: Final = ("learning", "steps", "paper")
-# A small grid: GMIs on the device x num_env of each. The config as given is one of its points.
-GRID: Final = {f"{g}x{n}": (g, n) for g in (1, 2) for n in (8, 16, 32, 64)}
+# A small grid: GMIs on the device x num_env of each, and whether updates grow with them (a +), or
+# keep their samples. The config as given is one of its points.
+_KEPT: Final = ((1, 16), (1, 32), (2, 8), (2, 16), (2, 32))
+_GROWN: Final = ((1, 64), (2, 16), (2, 32), (2, 64))
+GRID: Final = {
+    f"{gmis}x{num_env}{'+' * grown}": (gmis, num_env, grown)
+    for grown, points in ((False, _KEPT), (True, _GROWN))
+    for gmis, num_env in points
+}
 GIVEN_SHAPE: Final = "1x16"
 # The claim, of `learning`: over the seconds of the config as given, and against the grid's best.
 MEDIAN: Final = 0.7

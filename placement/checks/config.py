@@ -68,21 +68,23 @@ def _policy(config: Config) -> Iterator[Fault]:
 
 
 def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -> Iterator[Fault]:
-    """Yields what gradients that agents send need of the layout: agents apart, and one trainer."""
+    """Yields what optimizers need of the layout whose agents are apart from their trainer."""
     settings = config.algorithm
     known = settings.optimizer != "auto" or bool(settings.optimizers_in(config.mode))
-    if config.mode != "sync" or not known or settings.resolved_optimizer != "async_gradients":
+    wanted = settings.resolved_optimizer if known and config.mode == "sync" else ""
+    if wanted not in ("local", "async_gradients"):
         return
     name = template_of(config).name if layout is None else layout.template
+    what = "samples" if wanted == "local" else "gradients"
     if name in TEMPLATES and not TEMPLATES[name].is_split:
         yield Fault(
             "layout.template", name,
-            "under async_gradients agents send gradients to a trainer, and here each GMI is both",
+            f"under {wanted} agents send {what} to a trainer, and here each GMI is both",
             "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce.",
         )  # fmt: skip
-    elif sum(trainers) > 1:
+    elif wanted == "async_gradients" and sum(trainers) > 1:
         yield Fault(
-            "algorithm.optimizer", "async_gradients",
+            "algorithm.optimizer", wanted,
             f"one GMI holds the parameters, and the layout has {counted(sum(trainers), 'trainer')}",
             "Set hardware.num_gpus: 1, or give a layout file with one trainer.",
         )  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gmi_drl.placement.config.config import Config
-from gmi_drl.placement.config.section import hidden_sizes
+from gmi_drl.placement.config.section import CONVOLUTIONAL, hidden_sizes
 from gmi_drl.placement.faults import Fault
 from gmi_drl.placement.layout import GmiSpec, Layout
 from gmi_drl.placement.slicing import memory_share
@@ -43,7 +43,10 @@ class Sizes:
         """Returns the number of parameters of the config's network."""
         if self.has_own_network:
             return 0
-        layers = [self.observation, *hidden_sizes(config.algorithm.network), self.parameters + 1]
+        name = config.algorithm.network
+        layers = [self.observation, *hidden_sizes(name), self.parameters + 1]
+        if name in CONVOLUTIONAL:  # whose convolutions are few, and what they give is not known
+            layers = layers[1:]
         return sum(a * b + b for a, b in itertools.pairwise(layers))
 
 

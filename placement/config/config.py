@@ -96,7 +96,7 @@ class EnvConfig(Section):
     adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym"] = "auto"
     """Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour and ShadowHand as a batch;
     `torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered id of
-    [spaces that a policy takes](writing-a-role.md#environments-whose-spaces-are-others); `warp`:
+    [spaces that a policy takes](writing-a-role.md#spaces); `warp`:
     Ant, BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named (see
     [simulation on the GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in JAX, only when
     named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id."""

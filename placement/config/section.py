@@ -19,9 +19,13 @@ NETWORKS: Final[dict[str, tuple[int, ...]]] = {
 }
 
 
+# Networks for images, with the dense layers behind their convolutions.
+CONVOLUTIONAL: Final[dict[str, tuple[int, ...]]] = {"nature": (512,), "impala": (256,)}
+
+
 def hidden_sizes(network: str | tuple[int, ...] | list[int]) -> tuple[int, ...]:
-    """Returns the sizes themselves, or those of the preset with this name."""
-    return NETWORKS[network] if isinstance(network, str) else tuple(network)
+    """Returns the sizes themselves, or those of the preset with this name: its dense layers."""
+    return {**NETWORKS, **CONVOLUTIONAL}[network] if isinstance(network, str) else tuple(network)
 
 
 # What `auto` is inside, where a number is given or found by `gmi-drl tune`: less than any of them.
@@ -54,13 +58,13 @@ def broken(rule: str, remedy: str) -> PydanticCustomError:
 
 def _network(value: Any) -> Any:
     sizes = as_tuple(value)
-    if isinstance(sizes, str) and sizes in NETWORKS:
+    if isinstance(sizes, str) and sizes in {*NETWORKS, *CONVOLUTIONAL}:
         return sizes
     if isinstance(sizes, tuple) and sizes and all(type(s) is int and s > 0 for s in sizes):
         return sizes
     raise broken(
         "must be a preset or a list of hidden layer sizes",
-        f"Use one of {', '.join(NETWORKS)}, or for example [256, 128, 64].",
+        f"Use one of {', '.join([*NETWORKS, *CONVOLUTIONAL])}, or for example [256, 128, 64].",
     )
 
 

@@ -16,8 +16,9 @@ from gmi_drl.placement import AlgorithmConfig, DQNConfig, hidden_sizes
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
-from gmi_drl.roles.policies.actor_critic import observation_width
+from gmi_drl.roles.policies.actor_critic import observation_width, trunk_of
 from gmi_drl.roles.policies.check_policy import forward_faults
+from gmi_drl.roles.policies.convolutions import ConvolutionalTrunk
 from gmi_drl.roles.policies.trunk import Trunk
 from gmi_drl.roles.samples.batch import Batch
 
@@ -33,10 +34,12 @@ class QNetwork(nn.Module):
         actions: int,
         settings: AlgorithmConfig,
         generator: torch.Generator | None = None,
+        trunk: Trunk | ConvolutionalTrunk | None = None,
     ) -> None:
+        """`trunk`: instead of hidden layers of the settings' sizes."""
         super().__init__()
         self._hidden, self._activation = list(hidden_sizes(settings.network)), settings.activation
-        self.trunk = Trunk(obs_dim, self._hidden, settings.activation, settings.precision)
+        self.trunk = trunk or Trunk(obs_dim, self._hidden, settings.activation, settings.precision)
         self.head = nn.Linear(self.trunk.features, actions)
         with torch.no_grad():
             self.trunk.initialise(generator)
@@ -127,7 +130,7 @@ class DQN(Algorithm):
         cls, settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
     ) -> QNetwork:
         width = observation_width(env.observation_space)
-        return QNetwork(width, _choices(env), settings, generator)
+        return QNetwork(width, _choices(env), settings, generator, trunk_of(settings, env))
 
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> QPolicy:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gmi_drl.placement import ActorCriticConfig
-from gmi_drl.roles.policies.distributions import beyond_bounds
+from gmi_drl.roles.policies.distributions import Joint, beyond_bounds
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 
 
@@ -28,7 +28,9 @@ def weighted_sum(
         total = total - settings.entropy_coef * entropy
     bounds_loss = value_loss.new_zeros(())
     if settings.bounds_coef and network.log_std.numel():
-        bounds_loss = beyond_bounds(params)
+        distribution = network.distribution
+        several = isinstance(distribution, Joint)
+        bounds_loss = beyond_bounds(distribution.means(params) if several else params)
         total = total + settings.bounds_coef * bounds_loss
     return total, {
         "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,

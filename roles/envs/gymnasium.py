@@ -7,24 +7,25 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .adapters import time_limit
 from .buffers import HostBuffers, checked_action
 from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateError
+from .flatten import Flattener, unflattened_action
 from .protocol import Step, VecEnvSpec
-from .spaces import can_be_batched, space_faults
+from .spaces import action_columns, space_faults
 
 
 class GymnasiumVecEnv:
     """Steps N environments in this process (`vectorization: sync`) or in one each (`async`).
 
-    Observations and actions: Box or Discrete. Integer observations keep their type (images stay
-    uint8), the others are handed over in `dtype`. Environments hold their state where nobody can
-    save it: `state_dict` is None.
+    Observations are vectors (see `spaces`), and `structured_space` is what the environment has.
+    Those of an integer Box keep their type (images stay uint8), the others are handed over in
+    `dtype`. Actions are rows of numbers, [N] for a Discrete alone. Environments hold their state
+    where nobody can save it: `state_dict` is None.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
@@ -49,14 +50,19 @@ class GymnasiumVecEnv:
         except Exception as error:
             raise self._error("constructor", error) from error
         self._closed = False
-        self.observation_space: gymnasium.Space[Any] = self._env.single_observation_space
+        self.structured_space: gymnasium.Space[Any] = self._env.single_observation_space
         self.action_space: gymnasium.Space[Any] = self._env.single_action_space
-        if not (can_be_batched(self.observation_space) and can_be_batched(self.action_space)):
+        if faults := space_faults(env_id, self.structured_space, self.action_space):
             self.close()
-            raise EnvSpecError(space_faults(env_id, self.observation_space, self.action_space))
-        shape = self.observation_space.shape or ()
-        dtype = _torch_dtype(self.observation_space, spec.dtype)
-        self._buffers = HostBuffers(num_env, shape, dtype, spec.dtype, spec.device)
+            raise EnvSpecError(faults)
+        self._flattener = Flattener(self.structured_space)
+        self.observation_space = flat = self._flattener.flat
+        # A Discrete is one number: its row is that.
+        its_columns = action_columns(self.action_space)
+        alone = isinstance(self.action_space, Discrete)
+        self._action_shape = (num_env,) if alone else (num_env, its_columns)
+        dtype = _torch_dtype(flat, spec.dtype)
+        self._buffers = HostBuffers(num_env, flat.shape, dtype, spec.dtype, spec.device)
         self._seed: int | None = spec.seed
 
     def reset(self, seed: int | None = None) -> Tensor:
@@ -65,7 +71,7 @@ class GymnasiumVecEnv:
             observation = self._env.reset(seed=seed)[0]
         except Exception as error:
             raise self._error("reset", error) from error
-        self._buffers.observation[...] = observation
+        self._flattener.write(observation, self._buffers.observation)
         return self._buffers.publish_reset()
 
     def step(self, action: Tensor) -> Step:
@@ -75,7 +81,7 @@ class GymnasiumVecEnv:
             observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
             raise self._error("step", error) from error
-        b.observation[...] = observation
+        self._flattener.write(observation, b.observation)
         b.reward[...] = reward
         b.terminated[...] = terminated
         b.truncated[...] = truncated
@@ -84,26 +90,21 @@ class GymnasiumVecEnv:
             return b.publish(any_done=False)
         b.final_observation[...] = b.observation
         for i in np.flatnonzero(ended):
-            b.final_observation[i] = info["final_obs"][i]
+            self._flattener.write_one(info["final_obs"][i], b.final_observation[i])
         return b.publish(any_done=True)
 
-    def _actions(self, action: Tensor) -> NDArray[Any]:
-        shape = self.action_space.shape or ()
-        array = checked_action(self.env_id, action, (self.num_env, *shape))
-        if isinstance(self.action_space, Discrete):  # policies count from 0
-            indices: NDArray[Any] = array.astype(np.int64) + self.action_space.start
-            return indices
+    def _actions(self, action: Tensor) -> Any:
+        array = checked_action(self.env_id, action, self._action_shape)
         if not np.isfinite(array).all():
             raise EnvActionError.not_finite(self.env_id, array)
-        cast: NDArray[Any] = array.astype(self.action_space.dtype, copy=False)
-        return cast
+        return unflattened_action(self.action_space, array.reshape(self.num_env, -1))
 
     def _error(self, what: str, error: Exception) -> Exception:
         """Returns what to raise for an error of the environment's own code."""
         if isinstance(error, MemoryError):
             return error
-        if what != "constructor":
-            wanted = self.observation_space.shape
+        if what != "constructor" and isinstance(self.structured_space, Box):
+            wanted = self.structured_space.shape
             for seen in getattr(self._env, "_env_obs", None) or ():  # what each has given, if sync
                 if seen is not None and np.shape(seen) != wanted:
                     return EnvError(

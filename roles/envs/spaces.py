@@ -1,19 +1,36 @@
-"""Says which spaces a policy can be trained on, and which wrapper makes others so.
+"""Says which spaces a policy can be trained on, and what observations and actions become there.
 
 It is the one place that does: for adapters, policies and `gmi-drl check`. Imports no torch.
+
+A *leaf* is a space of which others are made: Box, Discrete, MultiDiscrete and MultiBinary; Dict and
+Tuple hold some, in their own order. Observations become vectors by the rule of
+`gymnasium.spaces.flatten`: a Box its numbers row by row, a Discrete a one for the choice among
+zeros, a MultiDiscrete such a block for each of its numbers, a MultiBinary its bits. An action has a
+column for each number of a Box, for each choice and for each bit.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, flatten_space
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Tuple,
+    flatten_space,
+)
 
 from gmi_drl.placement.faults import counted
 
-_MOST_CHOICES: Final = 10_000  # of one Discrete that stands for several choices
+Leaf: TypeAlias = Box | Discrete | MultiDiscrete | MultiBinary
+Path: TypeAlias = tuple[Any, ...]  # the keys that lead to a leaf: of Dicts, and places in Tuples
 _SHOWN: Final = 120  # characters of a space
 
 
@@ -23,14 +40,9 @@ def space_faults(env_id: str, observation: Space[Any], action: Space[Any]) -> li
     return [f"env {env_id}: {fault}" for fault in faults if fault]
 
 
-def can_be_batched(space: Space[Any]) -> bool:
-    """Tells whether a batch of this space is one tensor, which a role of one's own may use."""
-    return isinstance(space, Box | Discrete)
-
-
 def observation_fault(space: Space[Any]) -> str:
     """Returns why a policy cannot take such observations; "" if it can."""
-    if _is_vector(space):
+    if _is_known(space) and any(width_of(leaf) for _, leaf in leaves(space)):
         return ""
     flat = _flattened(space)
     remedy = "gymnasium.wrappers.TransformObservation, by a function to a one-dimensional Box."
@@ -38,34 +50,76 @@ def observation_fault(space: Space[Any]) -> str:
         numbers = counted(flat.shape[0], "number")
         remedy = f"gymnasium.wrappers.FlattenObservation, which makes it a Box of {numbers}."
     return (
-        f"observation space {_shown(space)}; must be a one-dimensional Box of one number or more. "
+        f"observation space {_shown(space)}; must be made of Box, Discrete, MultiDiscrete and "
+        "MultiBinary, in Dict and Tuple, of one number or more, or be a one-dimensional Box. "
         f"Register the environment wrapped in {remedy}"
     )
 
 
 def action_fault(space: Space[Any]) -> str:
     """Returns why a policy cannot act in this space; "" if it can."""
-    if _is_vector(space) or isinstance(space, Discrete):
+    if _is_known(space) and all(map(_is_action, (leaf for _, leaf in leaves(space)))):
         return ""
-    origin = "a Discrete or a one-dimensional Box"
-    if isinstance(space, MultiDiscrete | MultiBinary):
-        if isinstance(space, MultiDiscrete):
-            flat_choices = math.prod(int(choices) for choices in space.nvec.flat)
-        else:
-            flat_choices = 1 << math.prod(space.shape)
-        if flat_choices <= _MOST_CHOICES:
-            origin = f"Discrete({flat_choices})"
-    elif isinstance(space, Box) and 0 not in space.shape:
-        origin = f"a Box of {counted(math.prod(space.shape), 'number')}"
     return (
-        f"action space {_shown(space)}; must be Discrete, or a one-dimensional Box of one number "
-        "or more. Register the environment wrapped in gymnasium.wrappers.TransformAction, by a "
-        f"function from {origin}."
+        f"action space {_shown(space)}; must be made of Box, Discrete, MultiDiscrete and "
+        "MultiBinary, in Dict and Tuple, each of one number or more. Register the environment "
+        "wrapped in gymnasium.wrappers.TransformAction, by a function from a one-dimensional Box "
+        "or a Discrete."
     )
 
 
-def _is_vector(space: Space[Any]) -> bool:
-    return isinstance(space, Box) and len(space.shape) == 1 and space.shape[0] > 0
+def _is_action(leaf: Leaf) -> bool:
+    """Tells whether a policy acts in it; a Box of shape [] gives Gymnasium no array to check."""
+    return action_columns(leaf) > 0 and not (isinstance(leaf, Box) and leaf.shape == ())
+
+
+def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
+    """Yields the leaves of a space that has no others, in their order, with their paths."""
+    if isinstance(space, Dict):
+        for key, part in space.spaces.items():
+            yield from leaves(part, (*path, key))
+    elif isinstance(space, Tuple):
+        for place, part in enumerate(space.spaces):
+            yield from leaves(part, (*path, place))
+    else:
+        assert isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary), space
+        yield path, space
+
+
+def width_of(leaf: Leaf) -> int:
+    """Counts the numbers that an observation of a leaf becomes."""
+    if isinstance(leaf, Discrete):
+        return int(leaf.n)
+    if isinstance(leaf, MultiDiscrete):
+        return int(leaf.nvec.sum())
+    return math.prod(leaf.shape)
+
+
+def action_columns(space: Space[Any]) -> int:
+    """Counts the columns of an action row; 0 in part or whole for what is empty."""
+    return sum(
+        1 if isinstance(leaf, Discrete) else math.prod(leaf.shape) for _, leaf in leaves(space)
+    )
+
+
+def flat_space(space: Space[Any]) -> Box:
+    """Returns the vector that observations become: of its own type for a Box, else of float32."""
+    if isinstance(space, Box):
+        if len(space.shape) == 1:
+            return space
+        return Box(space.low.ravel(), space.high.ravel(), dtype=space.dtype.type)
+    flat = flatten_space(space)
+    assert isinstance(flat, Box), space
+    return Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+
+
+def _is_known(space: Space[Any]) -> bool:
+    """Tells whether a space is made of leaves, one or more."""
+    if isinstance(space, Dict):
+        return bool(space.spaces) and all(map(_is_known, space.spaces.values()))
+    if isinstance(space, Tuple):
+        return bool(space.spaces) and all(map(_is_known, space.spaces))
+    return isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary)
 
 
 def _flattened(space: Space[Any]) -> Box | None:
@@ -74,7 +128,8 @@ def _flattened(space: Space[Any]) -> Box | None:
         flat = flatten_space(space)
     except (NotImplementedError, TypeError, ValueError):  # a kind of one's own; an empty Dict
         return None
-    return flat if isinstance(flat, Box) and _is_vector(flat) else None
+    is_vector = isinstance(flat, Box) and len(flat.shape) == 1 and flat.shape[0] > 0
+    return flat if isinstance(flat, Box) and is_vector else None
 
 
 def _shown(space: Space[Any]) -> str:

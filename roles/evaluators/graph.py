@@ -27,6 +27,7 @@ class GraphSpec:
     algorithm: type[Algorithm]
     settings: AlgorithmConfig
     observation_space: spaces.Space[Any]
+    structured_space: spaces.Space[Any]  # of observations before they become vectors
     action_space: spaces.Space[Any]
     seed: int = 0  # of the first parameters
 

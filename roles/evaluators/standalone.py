@@ -25,6 +25,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import RoleError, SampleLost
 from gmi_drl.roles.optimizers.learner import Shard
 from gmi_drl.roles.policies.normalize import merge_moments
+from gmi_drl.roles.policies.structure import structured_space
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.samples.collector import Collector
@@ -83,8 +84,9 @@ class Evaluator:
         with_env = make_env(env, 1, options=options)
         try:
             spec = GraphSpec(
-                algorithm, its, with_env.observation_space, with_env.action_space, seed
-            )
+                algorithm, its, with_env.observation_space, structured_space(with_env),
+                with_env.action_space, seed,
+            )  # fmt: skip
         finally:
             with_env.close()
         self._graph = PolicyGraph(spec)

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .actor_critic import ActorCritic, distribution_for, observation_width
+    from .structure import structured_space, unflatten
 
 # float32 numbers: what each parameter begins at a multiple of, and what a rollout's row is one of.
 # cuBLAS takes slow kernels for a matrix whose address or rows are not multiples of 16 bytes.
 PARAMETER_MULTIPLE: Final = 64
 ROW_MULTIPLE: Final = 8
 
-__all__ = ["ActorCritic", "distribution_for", "observation_width"]
+__all__ = [
+    "ActorCritic", "distribution_for", "observation_width", "structured_space", "unflatten",
+]  # fmt: skip
+_STRUCTURE: Final = ("structured_space", "unflatten")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.actor_critic"), name)
+    home = "structure" if name in _STRUCTURE else "actor_critic"
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
@@ -12,9 +14,11 @@ from torch import Tensor, nn
 from gmi_drl.placement import AlgorithmConfig, hidden_sizes
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.envs.spaces import action_fault, observation_fault
+from gmi_drl.roles.envs.spaces import action_fault, flat_space, leaves, observation_fault
 
-from .distributions import Categorical, Distribution, Normal
+from .convolutions import ConvolutionalTrunk, is_convolutional
+from .distributions import Bernoulli, Categorical, Distribution, Joint, Normal
+from .structure import structured_space
 from .trunk import Precision, Trunk
 
 if TYPE_CHECKING:
@@ -25,18 +29,23 @@ def distribution_for(space: spaces.Space[Any]) -> Distribution:
     """The action distribution of a Gymnasium space; EnvSpecError for what no policy here can do."""
     if fault := action_fault(space):
         raise EnvSpecError([fault])
-    if isinstance(space, spaces.Discrete):
-        return Categorical(int(space.n))
-    assert isinstance(space, spaces.Box)
-    return Normal(space.shape[0])
+    parts: list[Normal | Categorical | Bernoulli] = []
+    for _, leaf in leaves(space):
+        if isinstance(leaf, spaces.Box):
+            parts.append(Normal(math.prod(leaf.shape)))
+        elif isinstance(leaf, spaces.MultiBinary):
+            parts.append(Bernoulli(math.prod(leaf.shape)))
+        else:
+            choices = [leaf.n] if isinstance(leaf, spaces.Discrete) else leaf.nvec.ravel()
+            parts += [Categorical(int(number)) for number in choices]
+    return parts[0] if len(parts) == 1 else Joint(parts)
 
 
 def observation_width(space: spaces.Space[Any]) -> int:
-    """Length of an observation vector; EnvSpecError for what is none."""
+    """Length of the vector that an observation is; EnvSpecError for what becomes none."""
     if fault := observation_fault(space):
         raise EnvSpecError([fault])
-    assert space.shape is not None
-    return space.shape[0]
+    return flat_space(space).shape[0]
 
 
 class ActorCritic(nn.Module):
@@ -57,16 +66,15 @@ class ActorCritic(nn.Module):
         init_log_std: float = 0.0,
         generator: torch.Generator | None = None,
         precision: Precision = "fp32",
+        trunk: Trunk | ConvolutionalTrunk | None = None,
     ) -> None:
+        """`trunk`: instead of hidden layers of the sizes `hidden`."""
         super().__init__()
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation
-        self.trunk = Trunk(obs_dim, hidden, activation, precision)
+        self.trunk = trunk or Trunk(obs_dim, hidden, activation, precision)
         self.head = nn.Linear(self.trunk.features, distribution.parameters + 1)
-        continuous = isinstance(distribution, Normal)
-        self.log_std = nn.Parameter(
-            torch.full((distribution.parameters if continuous else 0,), init_log_std)
-        )
+        self.log_std = nn.Parameter(torch.full((distribution.deviations,), init_log_std))
         # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
         # nearly the same in every state), 1 for the value: the settings compared in
         # "What matters in on-policy RL" (Andrychowicz et al., 2021).
@@ -82,7 +90,7 @@ class ActorCritic(nn.Module):
         A checkpoint keeps it and is refused where it differs. Add what is your own to it.
         """
         return {
-            "distribution": type(self.distribution).__name__,
+            "distribution": _named(self.distribution),
             "network": self._hidden,
             "activation": self._activation,
         }
@@ -95,6 +103,13 @@ class ActorCritic(nn.Module):
         """Make the value that comes out `scale` * value + `shift`, in every state."""
         self.head.weight[-1].mul_(scale)
         self.head.bias[-1:].mul_(scale).add_(shift)
+
+
+def _named(distribution: Distribution) -> str:
+    """Names a distribution; one of several parts by these."""
+    if not isinstance(distribution, Joint):
+        return type(distribution).__name__
+    return ", ".join(f"{type(part).__name__} {part.parameters}" for part in distribution.parts)
 
 
 class ActorCriticPolicy:
@@ -146,5 +161,15 @@ def actor_critic_of(
         observation_width(env.observation_space), distribution_for(env.action_space),
         hidden_sizes(settings.network), activation=settings.activation,
         init_log_std=getattr(settings, "init_log_std", 0.0), generator=generator,
-        precision=settings.precision,
+        precision=settings.precision, trunk=trunk_of(settings, env),
     )  # fmt: skip
+
+
+def trunk_of(settings: AlgorithmConfig, env: VecEnv) -> Trunk | ConvolutionalTrunk:
+    """The hidden layers of a config's network, for the observations of `env`."""
+    if not is_convolutional(settings.network):
+        width, hidden = observation_width(env.observation_space), hidden_sizes(settings.network)
+        return Trunk(width, hidden, settings.activation, settings.precision)
+    in_bytes = env.observation_space.dtype == np.uint8 and not settings.normalize_observation
+    space, name = structured_space(env), str(settings.network)
+    return ConvolutionalTrunk(name, space, in_bytes=in_bytes, precision=settings.precision)

@@ -9,9 +9,10 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from gmi_drl.roles.envs.spaces import action_columns
 from gmi_drl.roles.errors import PolicyError
 
-from .distributions import Categorical, Normal
+from .distributions import Distribution
 
 _METHODS: Final = ("noise", "sample", "mode", "log_prob", "entropy", "kl")
 _COUNTS: Final = ("parameters", "action_columns", "noise_columns")
@@ -49,14 +50,14 @@ def _faults(policy: Any, width: int, action: spaces.Space[Any]) -> Iterator[str]
         yield f"{what}{', '.join(lacking) if distribution is not None else ''} (give it what " \
             "gmi_drl.roles.policies.distribution_for(env.action_space) makes)"  # fmt: skip
         return
-    columns = 1 if isinstance(action, spaces.Discrete) else (action.shape or (1,))[0]
+    columns = action_columns(action)
     if distribution.action_columns != columns:
         yield (
             f"its distribution has {distribution.action_columns} action columns, and the action "
             f"space {action} takes {columns}"
         )
-    if isinstance(log_std, torch.Tensor) and isinstance(distribution, Normal | Categorical):
-        numbers = distribution.parameters if isinstance(distribution, Normal) else 0
+    if isinstance(log_std, torch.Tensor) and isinstance(distribution, Distribution):
+        numbers = distribution.deviations
         if log_std.shape != (numbers,):
             yield f"its log_std has shape {list(log_std.shape)}; must be [{numbers}]"
     means = "distribution.parameters and then the value"

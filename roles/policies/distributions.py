@@ -1,18 +1,22 @@
 """Action distributions, written out for the hot path: Normal for Box, Categorical for Discrete.
 
-Both read the *parameters* a policy head gives (means, or logits), so that a whole batch is
-evaluated in a few tensor operations. `tests/roles/test_distributions.py` holds them to
-`torch.distributions`.
+Bernoulli is for MultiBinary, and Joint for spaces of several parts. All read the *parameters* a
+policy head gives (means, or logits), so that a whole batch is evaluated in a few tensor operations.
+`tests/roles/test_distributions.py` holds them to `torch.distributions`.
 
-Shapes: B rows; A = action dimensions (Box) or number of choices (Discrete).
+Shapes: B rows; A = action dimensions (Box) or number of choices (Discrete). `deviations` counts
+the numbers of `log_std` that a distribution has.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -21,7 +25,7 @@ class Normal:
     """Diagonal Gaussian with a log-std that does not depend on the state."""
 
     def __init__(self, action_dim: int) -> None:
-        self.parameters = action_dim  # head outputs per row
+        self.parameters = self.deviations = action_dim  # head outputs per row
         self.action_columns = action_dim  # columns an action takes in the rollout buffer
         self.noise_columns = action_dim  # random columns one sample consumes
 
@@ -60,7 +64,7 @@ class Normal:
 class Categorical:
     """One of `choices` actions, from unnormalised logits; its methods do what `Normal`'s do."""
 
-    action_columns = 1
+    action_columns, deviations = 1, 0
 
     def __init__(self, choices: int) -> None:
         self.parameters = self.noise_columns = choices
@@ -91,7 +95,104 @@ class Categorical:
         return (log_old.exp() * (log_old - new.log_softmax(-1))).sum(-1).mean()
 
 
-Distribution = Normal | Categorical  # the part of a policy that an action space decides
+class Bernoulli:
+    """`bits` actions that are 0 or 1 each, from logits; its methods do what `Normal`'s do."""
+
+    deviations = 0
+
+    def __init__(self, bits: int) -> None:
+        self.parameters = self.action_columns = self.noise_columns = bits
+
+    def noise(
+        self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
+    ) -> Tensor:
+        # Logistic noise: logit + noise is above 0 with the probability sigmoid(logit).
+        uniform = torch.rand((*shape, self.noise_columns), generator=generator, out=out)
+        uniform.clamp_(1e-10, 1.0 - 1e-7)
+        return out.copy_(uniform.log() - torch.log1p(-uniform))
+
+    def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
+        return out.copy_(params + noise > 0)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return (params > 0).to(params.dtype)
+
+    def log_prob(self, params: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+        return functional.logsigmoid((2.0 * action - 1.0) * params).sum(-1)
+
+    def entropy(self, params: Tensor, log_std: Tensor) -> Tensor:
+        return (functional.softplus(params) - params * params.sigmoid()).sum(-1).mean()
+
+    def kl(self, old: Tensor, old_log_std: Tensor, new: Tensor, new_log_std: Tensor) -> Tensor:
+        spread = functional.softplus(new) - functional.softplus(old)
+        return (spread + old.sigmoid() * (old - new)).sum(-1).mean()
+
+
+class Joint:
+    """Several distributions side by side, each of its own columns; they are independent."""
+
+    def __init__(self, parts: Sequence[Normal | Categorical | Bernoulli]) -> None:
+        self.parts = list(parts)
+        self.parameters = sum(part.parameters for part in parts)
+        self.action_columns = sum(part.action_columns for part in parts)
+        self.noise_columns = sum(part.noise_columns for part in parts)
+        self.deviations = sum(part.deviations for part in parts)
+        self._parameters = _slices([part.parameters for part in parts])
+        self._actions = _slices([part.action_columns for part in parts])
+        self._noise = _slices([part.noise_columns for part in parts])
+        self._deviations = _slices([part.deviations for part in parts])
+
+    def noise(
+        self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
+    ) -> Tensor:
+        for part, place, mine in zip(self.parts, self._noise, self._deviations, strict=True):
+            part.noise(shape, log_std[mine], generator, out[..., place])
+        return out
+
+    def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
+        places = zip(self.parts, self._parameters, self._noise, self._actions, strict=True)
+        for part, its, drawn, columns in places:
+            part.sample(params[..., its], noise[..., drawn], out[..., columns])
+        return out
+
+    def mode(self, params: Tensor) -> Tensor:
+        its = zip(self.parts, self._parameters, strict=True)
+        return torch.cat([part.mode(params[..., mine]) for part, mine in its], -1)
+
+    def log_prob(self, params: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+        places = zip(self.parts, self._parameters, self._deviations, self._actions, strict=True)
+        each = [
+            part.log_prob(params[..., its], log_std[mine], action[..., columns])
+            for part, its, mine, columns in places
+        ]
+        return torch.stack(each).sum(0)
+
+    def entropy(self, params: Tensor, log_std: Tensor) -> Tensor:
+        places = zip(self.parts, self._parameters, self._deviations, strict=True)
+        each = [part.entropy(params[..., its], log_std[mine]) for part, its, mine in places]
+        return torch.stack(each).sum()
+
+    def kl(self, old: Tensor, old_log_std: Tensor, new: Tensor, new_log_std: Tensor) -> Tensor:
+        places = zip(self.parts, self._parameters, self._deviations, strict=True)
+        each = [
+            part.kl(old[..., its], old_log_std[mine], new[..., its], new_log_std[mine])
+            for part, its, mine in places
+        ]
+        return torch.stack(each).sum()
+
+    def means(self, params: Tensor) -> Tensor:
+        """Returns the means of the Normal parts, [..., deviations]."""
+        its = zip(self.parts, self._parameters, strict=True)
+        return torch.cat([params[..., mine] for part, mine in its if part.deviations], -1)
+
+
+def _slices(widths: Sequence[int]) -> list[slice]:
+    ends = list(accumulate(widths))
+    return [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
+
+
+# The part of a policy that an action space decides.
+Distribution = Normal | Categorical | Bernoulli | Joint
 
 
 def beyond_bounds(means: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement.faults import closest
+from gmi_drl.roles.envs.spaces import action_columns, leaves
 from gmi_drl.roles.policies import ROW_MULTIPLE
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
@@ -168,19 +169,40 @@ class Batch:
 
 
 def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the function that turns a policy's action rows [N, A] into the environment's.
+    """Return the function that turns a policy's action rows [N, A] into what `step` takes.
 
-    A policy acts in [-1, 1]; a bounded Box is reached by clamping and scaling, one with infinite
-    bounds gets the action as it is, clamped to those that are finite, Discrete gets an int64
+    A policy acts in [-1, 1]: where a Box is bounded it is reached by clamping and scaling, one with
+    infinite bounds gets the action as it is, clamped to those that are finite. Choices and bits
+    stay the numbers they are, and adapters add the space's start; a Discrete alone gets an int64
     vector [N].
     """
     if isinstance(space, spaces.Discrete):
-        return lambda action: action[:, 0].long()  # from 0: adapters add the space's start
-    assert isinstance(space, spaces.Box)
+        return lambda action: action[:, 0].long()
+    if isinstance(space, spaces.Box):
+        return _to_box(space, device)
+    boxes: list[tuple[slice, Callable[[Tensor], Tensor]]] = []
+    end = 0
+    for _, leaf in leaves(space):
+        begin, end = end, end + action_columns(leaf)
+        if isinstance(leaf, spaces.Box):
+            boxes.append((slice(begin, end), _to_box(leaf, device)))
+    if not boxes:
+        return lambda action: action
+
+    def by_parts(action: Tensor) -> Tensor:
+        out = action.clone()
+        for place, to_box in boxes:
+            out[:, place] = to_box(action[:, place])
+        return out
+
+    return by_parts
+
+
+def _to_box(space: spaces.Box, device: torch.device) -> Callable[[Tensor], Tensor]:
     if not (space.bounded_below.any() or space.bounded_above.any()):
         return lambda action: action
-    low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
-    high = torch.as_tensor(space.high, dtype=torch.float32, device=device)
+    low = torch.as_tensor(space.low.ravel(), dtype=torch.float32, device=device)
+    high = torch.as_tensor(space.high.ravel(), dtype=torch.float32, device=device)
     if not space.is_bounded():
         return lambda action: torch.minimum(torch.maximum(action, low), high)
     half, middle = (high - low) / 2, (high + low) / 2

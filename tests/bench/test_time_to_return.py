@@ -183,16 +183,21 @@ def test_ranks_of_alike_values_are_shared(rows):
     assert rows.rank_correlation([1.0, 2.0], [1.0, 2.0]) is None
 
 
-def test_the_grid_keeps_the_samples_of_an_update(learning):
+def test_the_grid_keeps_updates_or_lets_them_grow(learning):
     for task in learning.TASKS:
         given = learning.given_of(task)
         shape = learning.shape_of(given)
         assert (shape["gmi_per_gpu"], shape["num_env"]) == (1, 16)
         configs = learning.grid_of(given)
         assert len(configs) == len(learning.GRID) - 1
-        assert {learning.shape_of(config)["samples"] for config in configs.values()} == {
-            shape["samples"]
-        }
+        for point, config in configs.items():
+            its, given_horizon = learning.shape_of(config), shape["horizon"]
+            if point.endswith("+"):
+                assert its["horizon"] == given_horizon
+                assert its["samples"] > 1.9 * shape["samples"]
+            else:
+                assert its["horizon"] <= given_horizon
+                assert 0.9 * shape["samples"] <= its["samples"] <= 2 * shape["samples"]
         assert {config["env"]["id"] for config in configs.values()} == {task}
 
 
@@ -273,7 +278,7 @@ def test_ways_take_turns_and_what_is_there_is_not_run_again(fake_machine, call, 
 
     code, rows, _ = call("--seeds", "2", "--ways", "given", "learning", "grid")
     assert code == 0
-    assert len(fake_machine.asked) == 7 * 3  # a length and two seeds of all but that as given
+    assert len(fake_machine.asked) == 8 * 3  # a length and two seeds of all but that as given
     assert {until for _, _, until in fake_machine.until} == {200.0}  # the lower of both
     assert rows[f"{TASK}/grid"]["complete"]
 

@@ -11,7 +11,7 @@ import faults
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.placement import Topology, check, load_config
+from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.roles.state import checkpoint
 
 ITERATIONS, SAMPLES = 6, 8 * 8
@@ -118,5 +118,11 @@ def test_where_gradients_cannot_be_sent_it_is_said():
     two = ("algorithm.name=a3c", "layout.template=tdg_ex", "layout.gmi_per_gpu=2", "two")
     (fault,) = told(*two)
     assert "one GMI holds the parameters, and the layout has 2 trainers" in fault
-    (fault,) = told("algorithm.name=a2c", "algorithm.optimizer=async_gradients")
-    assert "Use tdg_ex" in fault
+    for name, optimizer in (("a2c", "async_gradients"), ("ppo", "local")):
+        (fault,) = told(f"algorithm.name={name}", f"algorithm.optimizer={optimizer}")
+        assert f"under {optimizer} agents send" in fault
+        assert "Use tdg_ex" in fault
+    words = ("algorithm.optimizer=local", "layout.template=tdg_ex", "layout.gmi_per_gpu=2")
+    assert not told(*words)
+    with pytest.raises(ConfigError, match="the algorithm runs under all_reduce or local"):
+        told("algorithm.optimizer=async_gradients")

@@ -40,10 +40,10 @@ def config_of(name, **sections):
 def test_check_makes_the_environment_that_lies_beside_the_config(tmp_path, capsys):
     shutil.copy(OWN, tmp_path / "own.py")
     path = tmp_path / "c.yaml"
-    path.write_text('version: 1\nenv: {id: "own:ShowsDict-v0", num_env: 2}\n')
+    path.write_text('version: 1\nenv: {id: "own:ShowsOneOf-v0", num_env: 2}\n')
     assert main.main(["check", str(path)]) == 1
     told = capsys.readouterr().err
-    assert "env own:ShowsDict-v0: observation space Dict(" in told
+    assert "env own:ShowsOneOf-v0: observation space OneOf(" in told
     assert "gymnasium.wrappers.FlattenObservation" in told
 
 
@@ -213,7 +213,7 @@ def warm():
     ("name", "said"),
     [
         ("ShowsGraph", "observation space Graph(Box(-1.0, 1.0, (2,), float32), None); must be "),
-        ("TakesMatrix", "action space Box(-1.0, 1.0, (2, 3), float32); must be Discrete, or "),
+        ("TakesText", "action space Text(1, 5, charset="),
         ("BrokenInStep", "its step raised RuntimeError: no licence file ("),
     ],
 )

@@ -141,8 +141,8 @@ def test_an_optimizer_must_be_one_that_the_algorithm_runs_under():
     assert config.model_dump()["algorithm"]["optimizer"] == "all_reduce"
     assert load_config(MINIMAL).algorithm.resolved_optimizer == "all_reduce"
     assert only_fault(MINIMAL, "algorithm.optimizer=async_samples") == (
-        "--set algorithm.optimizer='async_samples'; the algorithm runs under all_reduce. Use "
-        "all_reduce, or auto."
+        "--set algorithm.optimizer='async_samples'; the algorithm runs under all_reduce or "
+        "local. Use all_reduce, or auto."
     )
     config = load_config({**MINIMAL, "mode": "async"})
     assert config.algorithm.resolved_optimizer == "async_samples"
@@ -212,7 +212,9 @@ def test_settings_that_no_algorithm_can_have_are_told(optimizers, said):
     section = load_config({**MINIMAL, "algorithm": {"class": "a:Bad"}}).algorithm
     with pytest.raises(ConfigError) as caught:
         settings_of(Bad, section)
-    assert said.format("all_reduce, async_gradients, async_samples, replay") in str(caught.value)
+    assert said.format("all_reduce, local, async_gradients, async_samples, replay") in str(
+        caught.value
+    )
 
 
 def test_settings_that_are_derived_from_those_of_a_shipped_algorithm_have_its_keys():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributions as td
 
-from gmi_drl.roles.policies.distributions import Categorical, Normal
+from gmi_drl.roles.policies.distributions import Bernoulli, Categorical, Joint, Normal
 
 
 @pytest.fixture
@@ -55,3 +55,57 @@ def test_categorical_samples_have_its_frequencies(generator):
     action = ours.sample(logits, noise, torch.empty(30_000, 1))
     frequency = torch.bincount(action[:, 0].long(), minlength=3) / 30_000
     assert torch.allclose(frequency, probabilities, atol=0.015)
+
+
+def test_bernoulli_equals_torch(generator):
+    logits, old_logits = 2 * torch.randn(2, 16, 5, generator=generator)
+    action = torch.randint(0, 2, (16, 5), generator=generator).float()
+    ours, nothing = Bernoulli(5), torch.empty(0)
+    theirs, old = (td.Independent(td.Bernoulli(logits=one), 1) for one in (logits, old_logits))
+    assert torch.allclose(
+        ours.log_prob(logits, nothing, action), theirs.log_prob(action), atol=1e-5
+    )
+    assert torch.allclose(ours.entropy(logits, nothing), theirs.entropy().mean(), atol=1e-5)
+    kl = ours.kl(old_logits, nothing, logits, nothing)
+    assert torch.allclose(kl, td.kl_divergence(old, theirs).mean(), atol=1e-5)
+    assert torch.equal(ours.mode(logits), (logits > 0).float())
+
+
+def test_bernoulli_samples_have_its_frequencies(generator):
+    ours, probabilities = Bernoulli(3), torch.tensor([0.2, 0.7, 0.5])
+    logits = torch.logit(probabilities).expand(30_000, 3)
+    noise = torch.empty(30_000, 3)
+    ours.noise((30_000,), torch.empty(0), generator, noise)
+    action = ours.sample(logits, noise, torch.empty(30_000, 3))
+    assert torch.allclose(action.mean(0), probabilities, atol=0.015)
+
+
+def test_what_is_joint_is_the_sum_of_its_parts(generator):
+    normal, categorical, bernoulli = Normal(2), Categorical(3), Bernoulli(2)
+    joint = Joint([categorical, normal, bernoulli])
+    assert (joint.parameters, joint.action_columns, joint.noise_columns) == (7, 5, 7)
+    assert joint.deviations == 2
+    params, old = torch.randn(2, 16, 7, generator=generator)
+    log_std, old_log_std = 0.3 * torch.randn(2, 2, generator=generator)
+    noise, action = torch.empty(4, 16, 7), torch.empty(16, 5)
+    joint.noise((4, 16), log_std, generator, noise)
+    joint.sample(params, noise[2], action)
+    parts = [
+        (categorical, slice(0, 3), slice(0, 1)), (normal, slice(3, 5), slice(1, 3)),
+        (bernoulli, slice(5, 7), slice(3, 5)),
+    ]  # fmt: skip
+    for part, its, columns in parts:
+        out = torch.empty(16, columns.stop - columns.start)
+        alone = part.sample(params[:, its], noise[2][:, its], out)
+        assert torch.equal(action[:, columns], alone)
+        assert torch.equal(joint.mode(params)[:, columns], part.mode(params[:, its]))
+    mine = joint.log_prob(params, log_std, action)
+    each = [
+        part.log_prob(params[:, its], log_std, action[:, columns]) for part, its, columns in parts
+    ]
+    assert torch.allclose(mine, sum(each), atol=1e-6)
+    entropies = [part.entropy(params[:, its], log_std) for part, its, _ in parts]
+    assert torch.allclose(joint.entropy(params, log_std), sum(entropies), atol=1e-6)
+    kls = [part.kl(old[:, its], old_log_std, params[:, its], log_std) for part, its, _ in parts]
+    assert torch.allclose(joint.kl(old, old_log_std, params, log_std), sum(kls), atol=1e-5)
+    assert torch.equal(joint.means(params), params[:, 3:5])

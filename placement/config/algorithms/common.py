@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # The optimizers there are, and the mode that each runs in.
 MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "all_reduce": "sync",
+    "local": "sync",
     "async_gradients": "sync",
     "async_samples": "async",
     "replay": "sync",
@@ -38,15 +39,17 @@ class AlgorithmConfig(Section):
     """The algorithm. Default: `ppo`, and `impala` for `mode: async`."""
     optimizer: str = "auto"
     """Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): every GMI that
-    trains on its own experience, with reduced gradients; `async_gradients` (mode sync, template
-    tdg_ex with one trainer): agents that send gradients, each applied as it comes; `async_samples`
-    (mode async): trainers on what agents send them meanwhile; `replay` (mode sync): every GMI that
-    trains on what it has kept. `auto`: the algorithm's own for the mode."""
+    trains on its own experience, with reduced gradients; `local` (mode sync, template tdg_ex):
+    trainers on what their agents sample in turn with them, which `all_reduce` is there too;
+    `async_gradients` (mode sync, template tdg_ex with one trainer): agents that send gradients,
+    each applied as it comes; `async_samples` (mode async): trainers on what agents send them
+    meanwhile; `replay` (mode sync): every GMI that trains on what it has kept. `auto`: the
+    algorithm's own for the mode."""
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
         + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
-        + ".",
+        + "; or for images `nature` (Mnih et al., 2015) or `impala` (Espeholt et al., 2018).",
     )
     activation: Literal["elu", "tanh", "relu"] = "elu"
     """Activation of the hidden layers."""
@@ -208,6 +211,8 @@ class ActorCriticConfig(AlgorithmConfig):
 
 class RowsConfig(ActorCriticConfig):
     """The keys of algorithms that train on the rows of fresh experience, whichever they are."""
+
+    optimizers: ClassVar[tuple[str, ...]] = ("all_reduce", "local")
 
     normalize_advantage: bool = True
     """Normalise advantages over the samples of an update, of all GMIs."""

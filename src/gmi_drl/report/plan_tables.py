@@ -11,6 +11,7 @@ from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.launcher.view.tables import print_folded, print_table
 from gmi_drl.launcher.watch.noise_watch import why_none
 from gmi_drl.placement import (
+    CONVOLUTIONAL,
     Config,
     Device,
     GmiSpec,
@@ -128,6 +129,8 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     algorithm, experience = config.algorithm, config.experience
     total = sum(gmi.num_env for gmi in layout.gmis)
     sizes = ":".join(map(str, hidden_sizes(algorithm.network)))
+    if algorithm.network in CONVOLUTIONAL:
+        sizes = f"{algorithm.network}, {sizes}"
     rows = [
         ["environment", f"{config.env.id}, {total} in all"],
         ["policy", f"{sizes} {algorithm.activation}"],

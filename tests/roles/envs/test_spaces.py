@@ -3,6 +3,7 @@
 import gymnasium
 import pytest
 import torch
+from gymnasium.spaces.utils import flatten
 from gymnasium.wrappers import FlattenObservation
 
 import bodies_spaces
@@ -10,7 +11,9 @@ from batches import collector_of
 from gmi_drl.launcher.plan import user_code
 from gmi_drl.placement import PPOConfig, load_config
 from gmi_drl.roles.envs import EnvError, EnvRaised, make_env
+from gmi_drl.roles.envs.flatten import unflattened_action
 from gmi_drl.roles.envs.spaces import action_fault, observation_fault
+from gmi_drl.roles.policies import structured_space, unflatten
 from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
 from gmi_drl.roles.samples.batch import env_action
 
@@ -97,6 +100,62 @@ def test_what_an_environment_raised_names_the_line_and_keeps_the_error():
     with pytest.raises(EnvRaised, match=r"bodies_spaces\.py, line \d+\)\. Look there") as caught:
         make_env("bodies_spaces:BrokenInConstructor-v0", 1)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "space"), [(name, space) for name, fits, space in OBSERVATIONS if fits]
+)
+def test_observations_become_what_gymnasium_flattens_them_to(name, space):
+    env = make_env(f"bodies_spaces:{name}-v0", 3)
+    flat = env.reset(seed=5)
+    for i in range(3):
+        space.seed(5 + i)
+        wanted = flatten(space, space.sample())
+        assert flat[i].tolist() == pytest.approx(wanted.tolist(), rel=1e-6)
+    assert env.observation_space.shape == (flat.shape[1],)
+    assert (flat.dtype == torch.uint8) == (name in ("ShowsBytes", "ShowsImage"))
+    assert env.observation_space.contains(flat[0].numpy().astype(env.observation_space.dtype))
+    env.close()
+
+
+def test_the_observation_that_an_episode_ended_with_is_flattened_too():
+    env = make_env("bodies_spaces:ShowsNested-v0", 2)
+    env.reset(seed=0)
+    action = torch.zeros(2, dtype=torch.int64)
+    for _ in range(4):
+        assert not env.step(action).terminated.any()
+    step = env.step(action)
+    assert step.terminated.all()
+    assert step.final_observation.shape == (2, 4)
+    assert (step.final_observation != step.observation).any(1).all()
+    assert (step.final_observation.abs() <= 1).all()
+    env.close()
+
+
+def test_a_network_may_have_the_structure_back():
+    env = make_env("bodies_spaces:ShowsShifted-v0", 2)
+    flat, space = env.reset(seed=1), structured_space(env)
+    parts = unflatten(flat, space)
+    assert space == bodies_spaces.OBSERVATIONS["Shifted"][1]
+    assert {name: tuple(part.shape) for name, part in parts.items()} == {"a": (2, 3), "b": (2, 11)}
+    assert parts["a"].sum(1).tolist() == [1.0, 1.0]
+    assert parts["b"].sum(1).tolist() == [4.0, 4.0]
+    env.close()
+    image = bodies_spaces.OBSERVATIONS["Image"][1]
+    assert unflatten(torch.zeros(5, 192), image).shape == (5, 8, 8, 3)
+
+
+def test_actions_of_several_parts_are_taken_apart():
+    space = bodies_spaces.ACTIONS["Mixed"][1]
+    rows = env_action(space, torch.device("cpu"))(
+        torch.tensor([[1.0, -1.0, 0.5, 0.0, 1.0, 1.0], [0.0, 5.0, 0.0, 1.0, 0.0, 0.0]])
+    )
+    choice, box, bits = unflattened_action(space, rows.numpy())
+    assert choice.tolist() == [3, 2]  # from its start
+    assert box.tolist() == [[0.0, 3.0], [4.0, 2.0]]  # from [-1, 1] to its bounds
+    assert bits.tolist() == [[0, 1, 1], [1, 0, 0]]
+    for i in range(2):
+        assert space.contains((choice[i], box[i].astype("f4"), bits[i]))
 
 
 def test_actions_stay_within_the_bounds_that_are_finite():

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.placement import ConfigError, CustomAlgorithmConfig, load_config
+from gmi_drl.placement import CONVOLUTIONAL, ConfigError, CustomAlgorithmConfig, load_config
 from gmi_drl.placement.checks.memory import Sizes
 
 from .child_process import ChildFailed, ask
@@ -98,7 +98,9 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
             faults = list(_faults(env.id, envs))
         if not (faults or own_network or custom):
             settings = config.algorithm
-            least = settings.model_copy(update={"network": (1,)})  # it needs the same spaces
+            least = settings  # with a small network, if it needs no image: the same spaces
+            if settings.network not in CONVOLUTIONAL:
+                least = settings.model_copy(update={"network": (1,)})
             algorithm_class(settings).make_network(least, envs, None)
     except EnvError as error:
         return {"faults": str(error).splitlines()}

@@ -1,0 +1,89 @@
+"""Turns what environments give and take into rows of numbers, for whole batches: see `spaces`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from numpy.typing import NDArray
+
+from .spaces import Leaf, Path, flat_space, leaves, width_of
+
+
+class Flattener:
+    """Writes observations of a space as vectors of `flat`."""
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.flat = flat_space(space)
+        self._places: list[tuple[Path, Leaf, slice]] = []
+        end = 0
+        for path, leaf in leaves(space):
+            begin, end = end, end + width_of(leaf)
+            self._places.append((path, leaf, slice(begin, end)))
+
+    def write(self, batch: Any, out: NDArray[Any]) -> None:
+        """Write observations [N, ...], batched as Gymnasium does it, into `out` [N, D]."""
+        for path, leaf, place in self._places:
+            _write(leaf, np.asarray(_at(batch, path)), out[:, place])
+
+    def write_one(self, observation: Any, out: NDArray[Any]) -> None:
+        """Write one observation into `out` [D]."""
+        for path, leaf, place in self._places:
+            _write(leaf, np.asarray(_at(observation, path))[None], out[None, place])
+
+
+def _at(structure: Any, path: Path) -> Any:
+    for key in path:
+        structure = structure[key]
+    return structure
+
+
+def _write(leaf: Leaf, values: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write values [N, ...] of a leaf into `out` [N, width]."""
+    rows = len(values)
+    if isinstance(leaf, Box | MultiBinary):
+        out[...] = values.reshape(rows, -1)
+        return
+    if isinstance(leaf, Discrete):
+        chosen, begins = values.reshape(rows, 1) - leaf.start, np.zeros(1, dtype=np.int64)
+    else:
+        chosen = values.reshape(rows, -1) - leaf.start.ravel()
+        sizes = leaf.nvec.ravel()
+        begins = np.cumsum(sizes) - sizes
+    out[...] = 0
+    out[np.arange(rows)[:, None], begins + chosen] = 1
+
+
+def unflattened_action(space: Space[Any], rows: NDArray[Any]) -> Any:
+    """Returns action rows [N, A] as the environments take them, batched as Gymnasium does it.
+
+    Choices count from 0 in the rows, and from the space's start in what is returned.
+    """
+    columns = iter(_columns(space, rows))
+    return _structured(space, columns)
+
+
+def _columns(space: Space[Any], rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yields the part of each leaf."""
+    end = 0
+    for _, leaf in leaves(space):
+        begin, end = end, end + (1 if isinstance(leaf, Discrete) else math.prod(leaf.shape))
+        yield rows[:, begin:end]
+
+
+def _structured(space: Space[Any], columns: Iterator[NDArray[Any]]) -> Any:
+    if isinstance(space, Dict):
+        return {key: _structured(part, columns) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_structured(part, columns) for part in space.spaces)
+    mine = next(columns)
+    if isinstance(space, Discrete):
+        return mine[:, 0].astype(np.int64) + space.start
+    shaped = mine.reshape(len(mine), *(space.shape or ()))
+    if isinstance(space, MultiDiscrete):
+        return shaped.astype(space.dtype) + space.start
+    return shaped.astype(space.dtype, copy=False)
