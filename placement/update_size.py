@@ -22,6 +22,9 @@ class UpdateSize:
         """Returns that of a config that trains, on its layout."""
         algorithm, trainers = config.algorithm, len(layout.holding("trainer"))
         own = config.env.num_env * algorithm.horizon * config.experience.batch_segments
+        if algorithm.sends_gradients:  # and each is an update
+            own = config.env.num_env * algorithm.horizon
+            return cls(trainers, own, own, len(layout.holding("agent")))
         if config.mode == "sync":  # of one or more agents each
             own = sum(gmi.num_env for gmi in layout.gmis) * algorithm.horizon // trainers
         return cls(

@@ -73,7 +73,7 @@ class MortalAgent(_Torn, Agent):
 
     def make_sampler(self, env):
         self._tear()
-        sends = self.mgr.config.algorithm.resolved_optimizer == "async_gradients"
+        sends = self.mgr.config.algorithm.sends_gradients
         return (_MortalGradients if sends else _MortalLoop)(self, env)
 
 

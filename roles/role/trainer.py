@@ -57,6 +57,6 @@ class Agent(ActingRole):
 
     def make_sampler(self, env: VecEnv) -> RolloutLoop | SampleSender:
         """Returns what samples in `env` as the optimizer wants it, with the policy built."""
-        if self.mgr.config.algorithm.resolved_optimizer == "async_gradients":
+        if self.mgr.config.algorithm.sends_gradients:
             return GradientLoop(self, env)
         return (RolloutLoop if samples_in_turn(self.mgr.config) else SampleSender)(self, env)

@@ -55,6 +55,8 @@ class Update:
 def environments(config: Config, topology: Topology) -> int:
     """Counts the steps that an update takes of all GMIs for each step of the horizon."""
     simulators, trainers = _roles(config, topology)
+    if config.algorithm.sends_gradients:
+        return config.env.num_env  # each agent's gradient is an update
     if config.mode == "async":
         return config.env.num_env * config.experience.batch_segments * trainers
     return config.env.num_env * simulators
@@ -200,7 +202,7 @@ def _with(
     if isinstance(settings, SegmentsConfig):
         rows //= horizon  # segments are not cut
     size = whole / settings.minibatches
-    kept = chosen.tune.keep == "update"
+    kept = chosen.tune.keep == "update" or settings.one_step
     wanted = settings.minibatches if kept else samples / size
     minibatches = min(_divisors(rows), key=lambda n: (abs(math.log(n / wanted)), n))
     changes: dict[str, float] = {"minibatches": minibatches}

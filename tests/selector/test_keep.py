@@ -142,6 +142,16 @@ def test_keep_gradient_steps_keeps_the_horizon_and_the_minibatch():
     )  # fmt: skip
 
 
+def test_what_takes_one_step_for_a_batch_keeps_doing_so():
+    config = config_with("gradient_steps", algorithm={"name": "a2c"})
+    (change,) = update_of(config, CORES, 2, 64).changes
+    assert change == ("learning_rate", pytest.approx(7e-4 * math.sqrt(8), rel=0.01))
+    sent = config_with(
+        algorithm={"name": "a3c"}, layout={"template": "tdg_ex", "gmi_per_gpu": 3}, num_env=8
+    )
+    assert own_update(sent, CORES) == 8 * 8  # of each of two agents
+
+
 def test_a_learning_rate_that_follows_the_kl_is_left_alone():
     config = config_with("gradient_steps", **ppo(schedule="adaptive"))
     assert dict(update_of(config, CORES, 1, 2).changes) == {"minibatches": 1}

@@ -15,6 +15,7 @@ class OneStepConfig(RowsConfig):
     """The keys of algorithms that take one step down the policy gradient for each batch."""
 
     optimizers: ClassVar[tuple[str, ...]] = ("all_reduce", "local", "async_gradients")
+    one_step: ClassVar[bool] = True
 
     minibatches: Int = Field(default=1, ge=1, le=1)
     """1: a second step would be down the gradient of a policy that has not sampled."""

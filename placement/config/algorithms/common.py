@@ -78,6 +78,12 @@ class AlgorithmConfig(Section):
         """The optimizer that it runs under."""
         return self.optimizers[0] if self.optimizer == "auto" else self.optimizer
 
+    @property
+    def sends_gradients(self) -> bool:
+        """Tells whether agents send gradients, each of which is an update."""
+        its = next(iter(self.optimizers), "") if self.optimizer == "auto" else self.optimizer
+        return its == "async_gradients"
+
     @classmethod
     def optimizers_in(cls, mode: str) -> list[str]:
         """Returns those of its optimizers that run in a mode."""
@@ -150,6 +156,8 @@ class ActorCriticConfig(AlgorithmConfig):
 
     The defaults are the paper's settings for Ant.
     """
+
+    one_step: ClassVar[bool] = False  # a batch is one minibatch, once
 
     minibatches: Int = Field(default=2, ge=1)
     """Minibatches in an epoch; must divide `num_env` x `horizon`, with template tdg_ex that x the

@@ -61,10 +61,12 @@ def test_sync_lives_here_and_takes_options_and_shifted_discrete_actions():
     env.close()
 
 
-def test_integer_observations_keep_their_type():
+def test_a_discrete_observation_is_a_one_among_zeros():
     env = make_env("FrozenLake-v1", 2)
-    assert env.reset().dtype == torch.int64
-    assert env.step(torch.tensor([1, 1])).observation.shape == (2,)
+    assert env.reset().tolist() == [[1.0, *[0.0] * 15]] * 2
+    seen = env.step(torch.tensor([1, 1])).observation
+    assert seen.shape == (2, 16)
+    assert seen.sum(1).tolist() == [1.0, 1.0]
     env.close()
 
 
@@ -78,9 +80,9 @@ def test_first_reset_uses_the_seed_and_later_ones_go_on():
     two.close()
 
 
-def test_spaces_that_are_no_tensor_are_refused_with_a_remedy():
-    with pytest.raises(EnvSpecError, match="FlattenObservation"):
-        make_env("bodies_gym:GmiDict-v0", 2)
+def test_spaces_of_no_fixed_width_are_refused_with_a_remedy():
+    with pytest.raises(EnvSpecError, match="TransformObservation"):
+        make_env("bodies_spaces:ShowsSequence-v0", 2)
 
 
 def test_state_cannot_be_had_and_bad_actions_are_refused():
