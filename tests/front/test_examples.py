@@ -16,8 +16,10 @@ def output_of(name):
     return run(FOLDER / f"{name}.py")
 
 
-def run(*arguments):
-    ended = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=50)
+def run(*arguments, timeout_s=50):
+    ended = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout_s
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
     return ended.stdout
@@ -109,8 +111,9 @@ def run_page(page):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a3c_learns_from_gradients_that_two_processes_send():
-    lines = run(ROOT / "examples" / "rl" / "a3c.py").splitlines()
+    lines = run(ROOT / "examples" / "rl" / "a3c.py", timeout_s=280).splitlines()
     assert len(lines) > 10
     assert numbers(lines[-1])[0] >= 450
 
