@@ -26,7 +26,7 @@ from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 
 
 class EvaluatorOptimizer:
-    """What the optimizers share: the policy graph of the driver, its evaluators, and the counts.
+    """Holds what the optimizers share: the policy graph of the driver, its evaluators, the counts.
 
     `steps` counts the steps of environments that were learned from, `updates` those of the
     parameters, `dropped` the samples that came too late and were left out.
