@@ -102,7 +102,7 @@ class SegmentActorCritic(Algorithm):
 
     def losses(self, batch: Batch) -> Losses:
         values = self.normalizers.values
-        return self.loss_function(self.policy.network, batch, values, self.settings)
+        return self.loss_function(self.policy.network_for(batch), batch, values, self.settings)
 
     def measure_update(self, first_epoch: Sequence[Losses], out: Tensor) -> None:
         targets = torch.cat([losses.extras["targets"] for losses in first_epoch], 1)

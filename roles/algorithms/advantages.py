@@ -67,5 +67,5 @@ class AdvantageActorCritic(Algorithm):
         return [batch["value"], *([] if normalizer is None else normalizer.tensors)]
 
     def losses(self, batch: Batch) -> Losses:
-        network, log_std = self.policy.network, batch.row_constants["log_std"]
+        network, log_std = self.policy.network_for(batch), batch.row_constants["log_std"]
         return self.loss_function(network, batch.rows, batch.row_layout, log_std, self.settings)

@@ -15,8 +15,8 @@ from torch import Tensor
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import RoleError
-from gmi_drl.roles.policies.actor_critic import ActorCriticPolicy, actor_critic_of
 from gmi_drl.roles.policies.check_policy import check_policy
+from gmi_drl.roles.policies.networks import actor_critic_of, policy_of
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.samples.batch import Batch
@@ -81,7 +81,7 @@ class Algorithm(ABC):
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> Policy:
         """Returns the policy that acts by that network."""
-        return ActorCriticPolicy(network)
+        return policy_of(network)
 
     @classmethod
     def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:

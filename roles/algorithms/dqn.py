@@ -16,9 +16,10 @@ from gmi_drl.placement import AlgorithmConfig, DQNConfig, hidden_sizes
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
-from gmi_drl.roles.policies.actor_critic import observation_width, trunk_of
+from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.check_policy import forward_faults
 from gmi_drl.roles.policies.convolutions import ConvolutionalTrunk
+from gmi_drl.roles.policies.networks import trunk_of
 from gmi_drl.roles.policies.trunk import Trunk
 from gmi_drl.roles.samples.batch import Batch
 
@@ -58,6 +59,7 @@ class QPolicy:
     """Acts greedily by a Q network, or, in a share `epsilon` of all steps, at random."""
 
     action_columns = 1
+    state_columns = 0
     noise_columns = 2  # whether to explore, and which action to take then
     columns: Mapping[str, int] = {}
     column_groups: Mapping[str, tuple[str, str]] = {}
@@ -83,11 +85,11 @@ class QPolicy:
     def finish(self, batch: Batch) -> None:
         """Nothing is made for all steps at once."""
 
-    def value(self, observation: Tensor) -> Tensor:
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         value: Tensor = self.network(observation).amax(-1)
         return value
 
-    def mode(self, observation: Tensor) -> Tensor:
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         action: Tensor = self.network(observation).argmax(-1, keepdim=True)
         return action.float()
 

@@ -47,6 +47,7 @@ def evaluate_together(
     actor, to_env = GreedyActor(policy, normalizer), env_action(env.action_space, env.device)
     observation, left = env.reset(), longest_episode(env)
     running = torch.ones(env.num_env, device=env.device)
+    ended = torch.zeros(env.num_env, dtype=torch.bool, device=env.device)
     returns = torch.zeros(env.num_env, device=env.device)  # undiscounted
     await_set_up()  # the first reset of environments may compile
     going = [1]
@@ -57,9 +58,10 @@ def evaluate_together(
             left -= 1
             if running.is_cpu and not running.any():
                 break
-            step = env.step(to_env(actor.act(observation)))
+            step = env.step(to_env(actor.act(observation, ended)))
             returns += step.reward * running
-            running.masked_fill_(step.terminated | step.truncated, 0.0)
+            torch.logical_or(step.terminated, step.truncated, out=ended)
+            running.masked_fill_(ended, 0.0)
             observation = step.observation
         # A GPU is waited for once in so many steps.
         going = group.exchange(2 if stop else int(left > 0 and bool(running.any())))

@@ -47,6 +47,11 @@ class PolicyGraph:
         both = {"observations": self.normalizers.observations, "values": self.normalizers.values}
         self._running = {name: one for name, one in both.items() if one is not None}
 
+    @property
+    def pieces_each(self) -> int:
+        """How many pieces each environment gives to minibatches: its steps, or it is one."""
+        return 1 if self.policy.state_columns else self.spec.settings.horizon
+
     def batch(self, num_env: int) -> Batch:
         """Returns the buffers of a horizon of so many environments."""
         algorithm = self.algorithm

@@ -38,7 +38,13 @@ from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
-from gmi_drl.roles.samples.codec import END_FIELD, SEGMENT_STATS, STATS_FIELD, dtype_name
+from gmi_drl.roles.samples.codec import (
+    END_FIELD,
+    SEGMENT_STATS,
+    STATE_FIELD,
+    STATS_FIELD,
+    dtype_name,
+)
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.runtime.cache_files import replace_file
@@ -124,7 +130,10 @@ class SampleSender:
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
         stats = torch.tensor((*seen, *seconds), dtype=torch.float64)
-        dispatcher.end({END_FIELD: self._collector.observation, STATS_FIELD: stats})
+        once = {END_FIELD: self._collector.observation, STATS_FIELD: stats}
+        if self._collector.batch.sequences is not None:
+            once[STATE_FIELD] = self._collector.batch.sequences.state
+        dispatcher.end(once)
         self._count("sent", 1)
         return perf_counter() - start
 
@@ -142,14 +151,17 @@ class SampleSender:
         self._rows = [{name: column[t] for name, column in each.items()} for t in range(steps)]
         links = context.wires.out_of(self._gmi_id)
         last = self._collector.observation
-        channels = (
+        channels = [
             *(Channel(name, tuple(t.shape[2:]), dtype_name(t)) for name, t in each.items()),
             Channel(END_FIELD, tuple(last.shape), dtype_name(last), True),
             Channel(STATS_FIELD, (len(SEGMENT_STATS),), "float64", True),
-        )
-        grouping = self._grouping(channels, steps, num_env, next(iter(links.values())))
+        ]
+        if batch.sequences is not None:
+            shape = tuple(batch.sequences.state.shape)
+            channels.append(Channel(STATE_FIELD, shape, "float32", True))
+        grouping = self._grouping(tuple(channels), steps, num_env, next(iter(links.values())))
         lz4 = frozenset(wanted.lz4)
-        schema = Schema(channels, grouping, steps, num_env, wanted.capacity, lz4)
+        schema = Schema(tuple(channels), grouping, steps, num_env, wanted.capacity, lz4)
         raw, streams = schema.to_bytes(), schema.streams()
         routes = []
         for trainer, link in links.items():

@@ -30,6 +30,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.samples.minibatch import Minibatch
 
 from .evaluate import evaluate_together
 from .gradients import GradientMaker
@@ -122,11 +123,13 @@ class Evaluator:
         generator = torch.Generator().manual_seed(int(seeds[_ACTIONS]))
         self._collector = Collector(self._env, graph.algorithm, self._batch, generator)
         self._codec = codec_of(graph, self._num_env)
-        self._shard = Shard.of(graph.spec.settings.horizon, self._num_env, self._seed, rank)
+        self._parts: list[Tensor] = []
+        self._count: int = getattr(graph.spec.settings, "minibatches", 1)
+        self._minibatch = Minibatch(self._batch, self._count)
+        self._shard = Shard.of(graph.pieces_each, self._num_env, self._seed, rank)
         self._maker = GradientMaker(graph.algorithm, graph.normalizers, graph.parameters)
         self._iteration = 0
         self._moments: Tensor | None = None  # of the batch as it is
-        self._parts: list[Tensor] = []
         self._pulled: list[Any] = []  # what the shards of a parameter server have answered last
 
     def save(self) -> tuple[int, int]:
@@ -188,12 +191,10 @@ class Evaluator:
         """Differentiates the next minibatch, with these parameters, of epochs without end."""
         self._sampled()
         if not self._parts:
-            parts: int = getattr(self._graph.spec.settings, "minibatches", 1)
-            self._parts = list(self._shard.rows().view(parts, -1))
+            self._parts = list(self._shard.rows().view(self._count, -1))
         self._graph.set_weights(weights)
-        rows = self._batch.flat().rows
-        assert rows is not None
-        return self._gradient_of(self._batch.minibatch(rows[self._parts.pop(0)]))
+        self._minibatch.fill(self._parts.pop(0))
+        return self._gradient_of(self._minibatch.batch)
 
     def evaluate(self, weights: Weights, num_env: int = 20, seed: int = 2) -> dict[str, float]:
         """Plays an episode in each of `num_env` new environments, greedily: mean and deviation."""

@@ -21,6 +21,7 @@ from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses, checked
 from gmi_drl.roles.graphs import Pool, static_on
 from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.minibatch import Minibatch
 from gmi_drl.roles.telemetry.clock import Clock
 
 from .gradient_step import GradientStep, Together, meet_timed
@@ -32,8 +33,8 @@ class Learner:
     """Updates an algorithm's policy from batches, together with the trainers it is connected to.
 
     `batch`: the one that every `update` is given, where its tensors stay the same; its rows are
-    then cut by a shuffle, unless the algorithm takes whole segments. `generator`: draws
-    minibatches, and is this trainer's own.
+    then cut by a shuffle, unless the algorithm takes whole segments: of rows, or of environments
+    where the policy remembers. `generator`: draws minibatches, and is this trainer's own.
     """
 
     def __init__(
@@ -75,14 +76,11 @@ class Learner:
 
     def _shuffle(self, batch: Batch) -> None:
         """The memory of a shuffled batch, and of one minibatch, of which captured work is sure."""
-        rows, parts = batch.flat().rows, self._minibatches
-        assert rows is not None
-        self._rows, size = rows, len(rows) // parts
-        self._order = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
-        self._picks = [self._order[i * size : (i + 1) * size] for i in range(parts)]
-        self._minibatch_rows = torch.zeros(size, rows.shape[1], device=self._device)
-        minibatch = batch.minibatch(self._minibatch_rows)
-        self._loss = lambda: self._checked(minibatch)
+        self._minibatch = minibatch = Minibatch(batch, self._minibatches)
+        self._order = torch.zeros(minibatch.pieces, dtype=torch.int64, device=self._device)
+        size = minibatch.size
+        self._picks = [self._order[i * size : (i + 1) * size] for i in range(self._minibatches)]
+        self._loss = lambda: self._checked(minibatch.batch)
 
     def connect(self, group: Group) -> None:
         """Make the buckets that trainers meet in; again after the group was re-formed."""
@@ -132,13 +130,15 @@ class Learner:
     def _update_by_rows(self) -> None:
         if self._fill is not None:
             self._fill()
-        self.noise.begin(len(self._minibatch_rows))
+        rows = self._minibatch.batch.rows
+        assert rows is not None
+        self.noise.begin(len(rows))
         for _ in range(self._epochs):
             self._draw()
             for pick in self._picks:
                 beat()
                 # Not captured with the rest: one launch either way, and rows may lie anywhere.
-                torch.index_select(self._rows, 0, pick, out=self._minibatch_rows)
+                self._minibatch.fill(pick)
                 self._step.repeat(self._loss)
                 self._after_step()
             self.noise.end()  # later epochs have fitted these samples
@@ -149,7 +149,7 @@ class Learner:
     def _draw(self) -> None:
         """Draw the order of an epoch: minibatch i has minibatch i of every shard."""
         if not self._shards:
-            torch.randperm(len(self._rows), generator=self._generator, out=self._order)
+            torch.randperm(len(self._order), generator=self._generator, out=self._order)
             return
         assert self._batch is not None
         width, parts = self._batch["reward"].shape[1], len(self._picks)
@@ -301,7 +301,10 @@ class Learner:
 
 
 class Shard:
-    """The environments of a batch that one evaluator has sampled, and the order of their rows."""
+    """The environments of a batch that one evaluator has sampled, and the order of their rows.
+
+    Of environments with all their steps, where the policy remembers: with `steps` 1.
+    """
 
     def __init__(self, steps: int, num_env: int, generator: torch.Generator) -> None:
         self.num_env = num_env

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .actor_critic import ActorCritic, distribution_for, observation_width
+    from .recurrent import RecurrentActorCritic
     from .structure import structured_space, unflatten
 
 # float32 numbers: what each parameter begins at a multiple of, and what a rollout's row is one of.
@@ -18,13 +19,16 @@ PARAMETER_MULTIPLE: Final = 64
 ROW_MULTIPLE: Final = 8
 
 __all__ = [
-    "ActorCritic", "distribution_for", "observation_width", "structured_space", "unflatten",
+    "ActorCritic", "RecurrentActorCritic", "distribution_for", "observation_width",
+    "structured_space", "unflatten",
 ]  # fmt: skip
-_STRUCTURE: Final = ("structured_space", "unflatten")
+_ELSEWHERE: Final = {
+    "RecurrentActorCritic": "recurrent", "structured_space": "structure", "unflatten": "structure",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "structure" if name in _STRUCTURE else "actor_critic"
+    home = _ELSEWHERE.get(name, "actor_critic")
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -6,19 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from gmi_drl.placement import AlgorithmConfig, hidden_sizes
 from gmi_drl.roles.envs.errors import EnvSpecError
-from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import action_fault, flat_space, leaves, observation_fault
 
-from .convolutions import ConvolutionalTrunk, is_convolutional
+from .convolutions import ConvolutionalTrunk
 from .distributions import Bernoulli, Categorical, Distribution, Joint, Normal
-from .structure import structured_space
 from .trunk import Precision, Trunk
 
 if TYPE_CHECKING:
@@ -67,13 +63,17 @@ class ActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         precision: Precision = "fp32",
         trunk: Trunk | ConvolutionalTrunk | None = None,
+        features: int | None = None,
     ) -> None:
-        """`trunk`: instead of hidden layers of the sizes `hidden`."""
+        """`trunk`: instead of hidden layers of the sizes `hidden`.
+
+        `features`: that the head takes, where a subclass puts something between trunk and head.
+        """
         super().__init__()
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation
         self.trunk = trunk or Trunk(obs_dim, hidden, activation, precision)
-        self.head = nn.Linear(self.trunk.features, distribution.parameters + 1)
+        self.head = nn.Linear(features or self.trunk.features, distribution.parameters + 1)
         self.log_std = nn.Parameter(torch.full((distribution.deviations,), init_log_std))
         # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
         # nearly the same in every state), 1 for the value: the settings compared in
@@ -118,6 +118,8 @@ class ActorCriticPolicy:
     It alone knows that what the network puts out is P distribution parameters, then the value.
     """
 
+    state_columns = 0
+
     def __init__(self, network: Any) -> None:
         self.network = network
         self.distribution: Distribution = network.distribution
@@ -130,6 +132,10 @@ class ActorCriticPolicy:
     @property
     def row_constants(self) -> dict[str, Tensor]:
         return {"log_std": self.network.log_std.detach()}
+
+    def network_for(self, batch: Batch) -> Any:
+        """Returns the network, to be called with the observations of a minibatch or of segments."""
+        return self.network
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
         shape, log_std = batch["noise"].shape[:2], batch.row_constants["log_std"]
@@ -144,32 +150,10 @@ class ActorCriticPolicy:
         log_prob = self.distribution.log_prob(flat["parameters"], log_std, flat["action"])
         flat["log_prob"].copy_(log_prob)
 
-    def value(self, observation: Tensor) -> Tensor:
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """The value of normalised observations [N, D], in the value normaliser's units: [N]."""
         value: Tensor = self.network(observation)[:, -1]
         return value
 
-    def mode(self, observation: Tensor) -> Tensor:
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         return self.distribution.mode(self.network(observation)[:, :-1])
-
-
-def actor_critic_of(
-    settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None = None
-) -> ActorCritic:
-    """The network of a config for the spaces of `env`, where no role makes another."""
-    return ActorCritic(
-        observation_width(env.observation_space), distribution_for(env.action_space),
-        hidden_sizes(settings.network), activation=settings.activation,
-        init_log_std=getattr(settings, "init_log_std", 0.0), generator=generator,
-        precision=settings.precision, trunk=trunk_of(settings, env),
-    )  # fmt: skip
-
-
-def trunk_of(settings: AlgorithmConfig, env: VecEnv) -> Trunk | ConvolutionalTrunk:
-    """The hidden layers of a config's network, for the observations of `env`."""
-    if not is_convolutional(settings.network):
-        width, hidden = observation_width(env.observation_space), hidden_sizes(settings.network)
-        return Trunk(width, hidden, settings.activation, settings.precision)
-    in_bytes = env.observation_space.dtype == np.uint8 and not settings.normalize_observation
-    space, name = structured_space(env), str(settings.network)
-    return ConvolutionalTrunk(name, space, in_bytes=in_bytes, precision=settings.precision)

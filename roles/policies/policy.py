@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 class Policy(Protocol):
     """A network that acts; it knows no loss and no process.
 
-    T = steps, N = environments, D = width of an observation, A = numbers of an action row.
+    T = steps, N = environments, D = width of an observation, A = numbers of an action row. One that
+    remembers has a state [N, S] of each environment, zero where an episode begins; others are given
+    none.
     """
 
     network: nn.Module  # its parameters are what is trained, saved and published
     action_columns: int  # A
     noise_columns: int  # random numbers that one action consumes
+    state_columns: int  # S; 0: it does not remember
 
     @property
     def columns(self) -> Mapping[str, int]:
@@ -45,60 +48,83 @@ class Policy(Protocol):
         """Write `step["action"]` [N, A] and what else is to be recorded; return the actions.
 
         `step` has the parts of a batch at one time: the normalised `observation` [N, D], `noise`,
-        and this policy's columns and groups. The same work on the same memory each time.
+        and this policy's columns and groups; where it remembers also `state` [N, S], the same
+        tensor at all times, which becomes what it is after this step. The same work on the same
+        memory each time.
         """
 
     def finish(self, batch: Batch) -> None:
         """Fill in the columns that are made for all steps of a horizon at once."""
 
-    def value(self, observation: Tensor) -> Tensor:
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """The value [N] of normalised observations, where the algorithm bootstraps by it."""
 
-    def mode(self, observation: Tensor) -> Tensor:
-        """The most likely, or greedy, action rows [N, A] for normalised observations [N, D]."""
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        """The most likely, or greedy, action rows [N, A] for normalised observations [N, D].
+
+        `state` [N, S] becomes what it is after this step.
+        """
 
 
 class GreedyActor:
-    """Acts in its most likely way with a policy that does not change."""
+    """Acts in its most likely way with a policy that does not change, in the same environments."""
 
     def __init__(self, policy: Policy, normalizer: RunningNormalizer | None) -> None:
         self._policy, self._normalizer = policy, normalizer
+        self.remembers = policy.state_columns > 0
+        self._state: Tensor | None = None
+
+    @property
+    def changed(self) -> list[Tensor]:
+        """Returns the tensors that acting changes, once it has acted."""
+        return [] if self._state is None else [self._state]
 
     @torch.no_grad()
-    def act(self, observation: Tensor) -> Tensor:
-        """The policy's action rows [N, A] for raw observations [N, D]."""
+    def act(self, observation: Tensor, began: Tensor) -> Tensor:
+        """The policy's action rows [N, A] for raw observations [N, D].
+
+        `began` [N] bool: where they are the first of an episode.
+        """
         seen = observation.to(torch.float32)  # images are bytes
         if self._normalizer is not None:
             seen = self._normalizer.normalize(seen)
-        return self._policy.mode(seen)
+        if not self.remembers:
+            return self._policy.mode(seen)
+        if self._state is None:
+            self._state = seen.new_zeros(len(seen), self._policy.state_columns)
+        self._state.masked_fill_(began[:, None], 0.0)
+        return self._policy.mode(seen, self._state)
 
 
 class CapturedActor(GreedyActor):
-    """Acts as a `GreedyActor` does, by a CUDA graph for each shape of observations.
+    """Acts as a `GreedyActor` does, by a CUDA graph that is captured at the first call.
 
-    It is captured when the shape first comes. Actions are this object's own, until the next ones
-    for observations of that shape.
+    Actions are this object's own, until the next ones.
     """
 
     def __init__(self, policy: Policy, normalizer: RunningNormalizer | None, pool: Pool) -> None:
         super().__init__(policy, normalizer)
         self._pool = pool
-        self._held: dict[torch.Size, tuple[Tensor, Tensor, Graph]] = {}
+        self._held: tuple[Tensor, Tensor, Tensor, Graph] | None = None
 
     @torch.no_grad()
-    def act(self, observation: Tensor) -> Tensor:
-        if observation.shape not in self._held:
-            self._held[observation.shape] = self._capture(observation)
-        seen, action, graph = self._held[observation.shape]
+    def act(self, observation: Tensor, began: Tensor) -> Tensor:
+        if self._held is None:
+            self._held = self._capture(observation, began)
+        seen, first, action, graph = self._held
         seen.copy_(observation)
+        first.copy_(began)
         graph()
         return action
 
-    def _capture(self, observation: Tensor) -> tuple[Tensor, Tensor, Graph]:
-        seen, action = observation.clone(), super().act(observation).clone()
-        act = super().act
+    def _capture(self, observation: Tensor, began: Tensor) -> tuple[Tensor, Tensor, Tensor, Graph]:
+        act, seen, first = super().act, observation.clone(), torch.ones_like(began)
+        action = act(seen, first).clone()
 
         def work() -> None:
-            action.copy_(act(seen))
+            action.copy_(act(seen, first))
 
-        return seen, action, Graph(work, seen.device, pool=self._pool, name="acting")
+        graph = Graph(work, seen.device, keep=self.changed, pool=self._pool, name="acting")
+        for state in self.changed:
+            state.zero_()
+        return seen, first, action, graph

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import Config, Layout
+from gmi_drl.placement import AlgorithmConfig, Config, Layout
 from gmi_drl.placement.faults import closest
 from gmi_drl.roles.algorithms import algorithm_class, with_settings
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import space_faults
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.errors import PolicyError, RoleError
 from gmi_drl.roles.graphs import Pool, graphs_on
 from gmi_drl.roles.optimizers.gradient_step import bucket_numel
 from gmi_drl.roles.policies.actor_critic import observation_width
@@ -25,6 +25,7 @@ from gmi_drl.roles.policies.description import described
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.policies.recurrent import RecurrentActorCritic
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 
@@ -84,7 +85,9 @@ class ActingRole(DRL_role):
         width = observation_width(env.observation_space)
         network = self.make_policy(env, shared)
         if self.overrides("make_policy"):
-            kind.check_network(network, f"{type(self).__name__}.make_policy", width, env)
+            maker = f"{type(self).__name__}.make_policy"
+            kind.check_network(network, maker, width, env)
+            _check_memory(network, maker, settings)
         network = network.to(device)
         self.policy = kind.make_policy(network, settings)
         self.normalizers = Normalizers.of(settings, width, device)
@@ -155,6 +158,17 @@ class ActingRole(DRL_role):
                 f"{name}, but {', '.join(takes) or 'none'}."
                 f"{f' Did you mean {near}?' if near else ''}"
             )
+
+
+def _check_memory(network: Any, maker: str, settings: AlgorithmConfig) -> None:
+    """Raises PolicyError unless a network remembers where the config says so, and only there."""
+    remembers = isinstance(network, RecurrentActorCritic)
+    if remembers != (getattr(settings, "recurrent", None) is not None):
+        fault = "it keeps no state, and algorithm.recurrent is given"
+        if remembers:
+            fault = "it keeps a state, and algorithm.recurrent is not given"
+        base = "gmi_drl.roles.policies.RecurrentActorCritic"
+        raise PolicyError(maker, type(network).__name__, [fault], base)
 
 
 def _check_arguments(loss: Callable[..., Losses], kind: type[Algorithm]) -> None:

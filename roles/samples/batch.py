@@ -48,6 +48,14 @@ class RowLayout:
         return {name: rows[..., index] for name, index in self.indices.items()}
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """How rows follow each other, for a policy that remembers: T steps of N environments."""
+
+    state: Tensor  # [N, S] before the first step
+    done: Tensor  # [T, N], 1 where the state is dropped after the step
+
+
 @dataclass
 class Batch:
     """Experience of N environments over T steps, or a minibatch of it.
@@ -68,6 +76,7 @@ class Batch:
     row_constants: dict[str, Tensor] = field(default_factory=dict)  # of the policy that sampled
     rows: Tensor | None = None  # [T, N, W] or [B, W], what packed columns are views of
     row_layout: RowLayout | None = None
+    sequences: Sequences | None = None  # where the policy remembers
 
     @classmethod
     def allocate(
@@ -99,12 +108,17 @@ class Batch:
         if "terminated" in recorded:
             columns["terminated"] = torch.zeros(shape, dtype=torch.bool, device=device)
         after = {"value": (num_env,), "observation": (num_env, obs_dim)}
+        sequences: Sequences | None = None
+        if policy.state_columns:
+            state = torch.zeros(num_env, policy.state_columns, device=device)
+            sequences = Sequences(state, columns["done"])
         return cls(
             columns,
             {name: torch.zeros(after[name], device=device) for name in bootstrap},
             {name: constant.clone() for name, constant in policy.row_constants.items()},
             rows,
             row_layout,
+            sequences,
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -126,12 +140,13 @@ class Batch:
     def flat(self) -> Batch:
         """The packed columns of all steps and environments as one minibatch [T * N]; views."""
         assert self.rows is not None
-        return self.minibatch(self.rows.flatten(0, 1))
+        return self.minibatch(self.rows.flatten(0, 1), self.sequences)
 
-    def minibatch(self, rows: Tensor) -> Batch:
+    def minibatch(self, rows: Tensor, sequences: Sequences | None = None) -> Batch:
         """Returns `rows` [B, W], packed as these are, as a minibatch; views."""
         assert self.row_layout is not None
-        return Batch(self.row_layout.views(rows), {}, self.row_constants, rows, self.row_layout)
+        columns = self.row_layout.views(rows)
+        return Batch(columns, {}, self.row_constants, rows, self.row_layout, sequences)
 
     def steps(self) -> list[dict[str, Tensor]]:
         """Returns all columns at each step; made once: a view costs as much as its copy."""
@@ -150,7 +165,8 @@ class Batch:
         observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
         for seen, out in ((raw, observations[:-1]), (last, observations[-1])):
             normalized(normalizer, seen, out)
-        return Batch({"observations": observations, **{name: self[name] for name in fields}})
+        columns = {"observations": observations, **{name: self[name] for name in fields}}
+        return Batch(columns, sequences=self.sequences)
 
     def transitions(self, normalizer: RunningNormalizer | None) -> Batch:
         """Rows [B] made ready for a loss: `observation`, and `next_observation` where it is, are
@@ -165,7 +181,12 @@ class Batch:
 
     def environments(self, picked: Tensor) -> Batch:
         """The part of some environments (indices [n]) with all their steps, copied."""
-        return Batch({name: c.index_select(1, picked) for name, c in self.columns.items()})
+        columns = {name: c.index_select(1, picked) for name, c in self.columns.items()}
+        its = self.sequences
+        if its is not None:
+            state, done = its.state.index_select(0, picked), its.done.index_select(1, picked)
+            its = Sequences(state, done)
+        return Batch(columns, sequences=its)
 
 
 def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -19,14 +19,16 @@ from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
-from .batch import Batch
+from .batch import Batch, Sequences
 
 _TYPES: Final = {n: getattr(torch, n) for n in ("float64", "float32", "uint8", "bool")}
 
-# Of segments that agents send all the time (see gmi_drl.comm.experience): the channel of what was
-# seen last, and what a segment says of its making, float64: episodes that ended, the sums of their
-# returns and lengths, and the seconds spent simulating, inferring and sending the segment before.
+# Of segments that agents send all the time (see gmi_drl.comm.experience): the channels of what was
+# seen last, of what the policy remembered first, and of what a segment says of its making, float64:
+# episodes that ended, the sums of their returns and lengths, and the seconds spent simulating,
+# inferring and sending the segment before.
 END_FIELD: Final = "last_observation"
+STATE_FIELD: Final = "first_state"  # where the policy remembers
 STATS_FIELD: Final = "stats"
 SEGMENT_STATS: Final = (
     "episodes", "return_sum", "length_sum", "simulate_s", "infer_s", "send_s",
@@ -52,6 +54,8 @@ class BatchCodec:
         for name in self._bootstrap:
             last = batch.bootstrap[name]
             self._fields[f"last {name}"] = (dtype_name(last), (num_env, *last.shape[1:]))
+        if batch.sequences is not None:
+            self._fields["first state"] = ("float32", (num_env, batch.sequences.state.shape[1]))
         if of_bytes:
             for name in ("raw_observation", "next_observation", "last observation"):
                 if name in self._fields:
@@ -78,6 +82,8 @@ class BatchCodec:
             parts[name].copy_(batch[name], non_blocking=pinned)
         for name in self._bootstrap:
             parts[f"last {name}"].copy_(batch.bootstrap[name], non_blocking=pinned)
+        if batch.sequences is not None:
+            parts["first state"].copy_(batch.sequences.state, non_blocking=pinned)
 
     def unpack(self, memory: Tensor, batch: Batch, first: int) -> list[float]:
         """Copy what `pack` wrote into the environments from `first` on; returns its stats.
@@ -90,6 +96,8 @@ class BatchCodec:
             batch[name][:, mine].copy_(parts[name], non_blocking=pinned)
         for name in self._bootstrap:
             batch.bootstrap[name][mine].copy_(parts[f"last {name}"], non_blocking=pinned)
+        if batch.sequences is not None:
+            batch.sequences.state[mine].copy_(parts["first state"], non_blocking=pinned)
         stats: list[float] = parts["stats"].tolist()
         return stats
 
@@ -110,12 +118,16 @@ def received(
 ) -> Batch:
     """Returns the batch of segments that arrived; views.
 
-    It has `fields` and `observation` of every step [T, B, ...], and the last observations
-    [segments, N, D], in the order in which segments lie along B.
+    It has `fields` and `observation` of every step [T, B, ...], the last observations [segments, N,
+    D] and, where the policy remembers, the states before the first step [segments, N, S], in the
+    order in which segments lie along B.
     """
     raw = columns["observation"].to(torch.float32)  # of bytes where the environment has images
     batch = {"raw_observation": raw, **{name: columns[name] for name in fields}}
-    return Batch(batch, {"observation": per_segment[END_FIELD].flatten(0, 1)})
+    its: Sequences | None = None
+    if STATE_FIELD in per_segment:
+        its = Sequences(per_segment[STATE_FIELD].flatten(0, 1), columns["done"])
+    return Batch(batch, {"observation": per_segment[END_FIELD].flatten(0, 1)}, sequences=its)
 
 
 def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None) -> None:

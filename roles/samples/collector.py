@@ -56,6 +56,12 @@ class Collector:
         self.observation = env.reset().clone()  # [N, D], what is acted on next
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
+        # What the policy remembers of each environment, in the same tensor at all times.
+        self._state: Tensor | None = None
+        if batch.sequences is not None:
+            self._state = torch.zeros_like(batch.sequences.state)
+            for step in self._steps:
+                step["state"] = self._state
         self._records = "next_observation" in batch.columns
         self._reads_final = settings.bootstrap_time_limit
         # An algorithm that is told where each step led to values that itself.
@@ -87,6 +93,8 @@ class Collector:
         for name, constant in policy.row_constants.items():
             batch.row_constants[name].copy_(constant)
         policy.noise(self._generator, batch)
+        if batch.sequences is not None and self._state is not None:
+            batch.sequences.state.copy_(self._state)
         if self._static:
             self._collect_masked()
         else:
@@ -115,6 +123,7 @@ class Collector:
         return {
             "env": self._env.state_dict(),
             "observation": self.observation,
+            "state": self._state,
             "episodes": self.episodes.state_dict(),
             "generator": self._generator.get_state(),
         }
@@ -129,6 +138,8 @@ class Collector:
             return False
         self._env.load_state_dict(state["env"])
         self.observation.copy_(state["observation"])
+        if self._state is not None:
+            self._state.copy_(state["state"])
         self.episodes.load_state_dict(state["episodes"])
         return True
 
@@ -140,10 +151,18 @@ class Collector:
         normalized(self._normalizer, observation, step["observation"])
         return self._to_env(self._policy.act(step))
 
-    def _value(self, observation: Tensor) -> Tensor:
+    def _value(self, observation: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The value of what some environments show next, of those `rows` alone if given."""
         floats = torch.empty_like(observation, dtype=torch.float32)  # images are bytes
-        value = self._policy.value(normalized(self._normalizer, observation, floats))
-        return self._denormalized(value)
+        seen, state = normalized(self._normalizer, observation, floats), self._state
+        if state is not None and rows is not None:
+            state = state[rows]
+        return self._denormalized(self._policy.value(seen, state))
+
+    def _forget(self, done: Tensor) -> None:
+        """Drops what the policy remembers of episodes that have ended; their value comes first."""
+        if self._state is not None:
+            self._state.masked_fill_(done[:, None], 0.0)
 
     def _denormalized(self, value: Tensor) -> Tensor:
         normalizer = self._value_normalizer
@@ -192,6 +211,7 @@ class Collector:
                 self._read_final(t, cut, step.final_observation)
             if self._records:
                 self._record_next(at, step)
+            self._forget(done)
         self.observation = self.observation.clone()  # the env's buffer is its own
         if not bool(torch.isfinite(self._sum_of_all())):
             raise self._not_finite()
@@ -212,7 +232,7 @@ class Collector:
                 # A time limit is not the end of the world: the cut episode is credited with the
                 # value of the state it was cut in. The reward is scaled at the end, so undo that
                 # here.
-                future = self._value(final) * (self._gamma / self._reward_scale)
+                future = self._value(final, rows) * (self._gamma / self._reward_scale)
                 self.batch["reward"][t, rows] += future
 
     # On a GPU: launches only, the same ones in every iteration ---------------------------------
@@ -242,6 +262,7 @@ class Collector:
             assert self._pool is not None
             # A trial run counts episodes, and its last one converts values that were converted.
             keep = [*self.episodes.tensors, *self._converted] if i else []
+            keep += [] if self._state is None else [self._state]
             work, name = partial(self._between, i), f"the work before step {i}"
             device, pool = self._env.device, self._pool
             self._graphs[i] = Graph(work, device, keep=keep, pool=pool, name=name)
@@ -273,6 +294,7 @@ class Collector:
         if self._bootstrap:
             future = self._value(step.final_observation) * (self._gamma / self._reward_scale)
             at["reward"].add_(future.masked_fill_(~cut, 0.0))
+        self._forget(done)
         if self._reward_scale != 1.0:
             at["reward"].mul_(self._reward_scale)
 

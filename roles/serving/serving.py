@@ -44,6 +44,8 @@ class Simulation:
         self.env = env
         self.static = static_on(env.device, static)
         self.observation = env.reset()  # [N, D], the environment's own
+        # [N], where that is the first of an episode; on the static way once the step is counted.
+        self.began = torch.ones(env.num_env, dtype=torch.bool, device=env.device)
         self.episodes = EpisodeStats(env.num_env, env.device)
         self.to_env = env_action(env.action_space, env.device)
         self.steady = Steady()
@@ -61,7 +63,8 @@ class Simulation:
             self.steady.take(step)
             step, self.uncounted = self.steady.step, True
         else:
-            self.episodes.add(step.reward, torch.logical_or(step.terminated, step.truncated))
+            torch.logical_or(step.terminated, step.truncated, out=self.began)
+            self.episodes.add(step.reward, self.began)
         self.observation = step.observation
 
     def settle(self) -> None:
@@ -74,7 +77,8 @@ class Simulation:
     def count(self) -> None:
         """Count the last step, by launches only."""
         step = self.steady.step
-        self.episodes.add_masked(step.reward, torch.logical_or(step.terminated, step.truncated))
+        torch.logical_or(step.terminated, step.truncated, out=self.began)
+        self.episodes.add_masked(step.reward, self.began)
 
 
 class Turns:
@@ -85,7 +89,7 @@ class Turns:
     ) -> None:
         self._simulation, self._actor, self._pool = simulation, actor, pool
         # What the environments are to do next; on the static way in the same tensor each time.
-        self.action = simulation.to_env(actor.act(simulation.observation)).clone()
+        self.action = simulation.to_env(self._chosen()).clone()
         self._graph: Graph | None = None
         self._captured_at = 0
 
@@ -93,7 +97,7 @@ class Turns:
         """Choose `action` for what the environments show; count the step that led there."""
         simulation, steady = self._simulation, self._simulation.steady
         if not simulation.static:
-            self.action = simulation.to_env(self._actor.act(simulation.observation))
+            self.action = simulation.to_env(self._chosen())
             return
         if self._pool is None or steady.taken < 2:  # the second step tells whether they stay
             simulation.settle()
@@ -102,7 +106,8 @@ class Turns:
         if self._graph is None or steady.moves != self._captured_at:
             self.close()
             self._captured_at = steady.moves
-            work, keep = self._count_and_choose, simulation.episodes.tensors
+            work = self._count_and_choose
+            keep = [*simulation.episodes.tensors, *self._actor.changed]
             device, name = simulation.env.device, "the work between two steps"
             self._graph = Graph(work, device, keep=keep, pool=self._pool, name=name)
         self._graph()
@@ -120,8 +125,10 @@ class Turns:
 
     @torch.no_grad()
     def _choose(self) -> None:
-        simulation = self._simulation
-        self.action.copy_(simulation.to_env(self._actor.act(simulation.observation)))
+        self.action.copy_(self._simulation.to_env(self._chosen()))
+
+    def _chosen(self) -> torch.Tensor:
+        return self._actor.act(self._simulation.observation, self._simulation.began)
 
 
 class Server(ActingRole):
@@ -188,17 +195,20 @@ class Server(ActingRole):
         spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return spent
 
-    def _actor(self, env: VecEnv, pool: Pool | None = None) -> GreedyActor:
-        """Returns what acts by `run.policy` or a new policy, captured in `pool` if there is one."""
+    def _load(self, env: VecEnv) -> None:
+        """Make the policy that acts in environments like `env`: `run.policy`, or a new one."""
         self.build(env)
         network, normalizers = self.policy.network, self.normalizers
         if (path := self.mgr.config.run.policy) is not None and (
             warning := load_policy(Path(path), network, normalizers, self.description)
         ):
             self.mgr.warn(warning)
+
+    def _actor(self, pool: Pool | None = None) -> GreedyActor:
+        """Returns what acts by the policy in some environments, captured if there is a `pool`."""
         if pool is not None:
-            return CapturedActor(self.policy, normalizers.observations, pool)
-        return GreedyActor(self.policy, normalizers.observations)
+            return CapturedActor(self.policy, self.normalizers.observations, pool)
+        return GreedyActor(self.policy, self.normalizers.observations)
 
 
 class Serving(Server):
@@ -211,7 +221,8 @@ class Serving(Server):
         self.mgr.close_later(env.close)
         pool, clock, leash = self.pool(env.device), Clock(env.device), Leash(env.device)
         simulation = Simulation(env, pool)
-        turns = Turns(simulation, self._actor(env), pool)
+        self._load(env)
+        turns = Turns(simulation, self._actor(), pool)
         self._clock = clock
         self._begin(("simulate", "infer"))
         while self._goes_on():

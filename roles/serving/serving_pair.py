@@ -24,6 +24,7 @@ from torch import Tensor
 from gmi_drl.comm.errors import LinkClosed, LinkEnded
 from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
+from gmi_drl.placement import Config
 from gmi_drl.roles.evaluators.rollout_worker import late_one
 from gmi_drl.roles.policies.actor_critic import distribution_for, observation_width
 from gmi_drl.roles.policies.policy import GreedyActor
@@ -52,7 +53,9 @@ class ServingSimulator(Server):
         simulations = [Simulation(env, pool) for env in envs]
         self._width = distribution_for(envs[0].action_space).action_columns
         timeout = self.mgr.timeout
-        shapes = [list(one.observation.shape) for one in simulations]
+        # Where the policy remembers, a column more says which observations begin an episode.
+        self._tells = _remembers(self.mgr.config)
+        shapes = [[one.env.num_env, one.observation.shape[1] + self._tells] for one in simulations]
         streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, width in shapes]
         out, back = _links(self)
         self._begin(("simulate", "wait"))
@@ -81,7 +84,10 @@ class ServingSimulator(Server):
     def _ask(self, half: int, simulation: Simulation) -> None:
         """Send what a half shows."""
         self._asked[half] += 1
-        _send(self._sender, half, simulation.observation, self._asked[half], 0)
+        shown = simulation.observation
+        if self._tells:
+            shown = torch.cat([shown, simulation.began[:, None]], 1)
+        _send(self._sender, half, shown, self._asked[half], 0)
 
     def _step(self, half: int, simulation: Simulation) -> bool:
         """Await the actions of a half and act; False if asked to stop meanwhile."""
@@ -132,9 +138,9 @@ class ServingAgent(Server):
         self.check_no_params(params)
         with self.mgr.closed_after(self.make_env(1, seed=3)) as env:
             pool = self.pool(self.mgr.context.device)
-            actor = self._actor(env, pool)
+            self._load(env)
             width = distribution_for(env.action_space).action_columns
-            observations = observation_width(env.observation_space)
+            observations = observation_width(env.observation_space) + _remembers(self.mgr.config)
         timeout = self.mgr.timeout
         out, back = _links(self)
         self._begin(("infer", "wait"))
@@ -146,18 +152,20 @@ class ServingAgent(Server):
             with out.sender(b"", streams, timeout) as sender:
                 sender.pin(self.mgr.context.device)
                 receiver.pin(self.mgr.context.device)
-                self._act(actor, receiver, sender, shapes)
+                actors = [self._actor(pool) for _ in shapes]
+                self._act(actors, receiver, sender, shapes)
         self._report(last=True)
         return {"steps": self._steps}
 
     def _act(
         self,
-        actor: GreedyActor,
+        actors: Sequence[GreedyActor],
         receiver: Receiver,
         sender: Sender,
         shapes: Sequence[Sequence[int]],
     ) -> None:
-        device = self.mgr.context.device
+        device, told = self.mgr.context.device, actors[0].remembers
+        nowhere = [torch.zeros(rows, dtype=torch.bool, device=device) for rows, _ in shapes]
         heard_s = perf_counter()
         while True:
             start = perf_counter()
@@ -171,12 +179,15 @@ class ServingAgent(Server):
                         raise late_one(receiver, self.mgr.timeout, "has not asked")
                     self._seconds["wait"] += perf_counter() - start
                     continue
-                rows, width = shapes[packet.header.stream]
-                if packet.header.stream == 0:  # of the halves of a step the first
+                half = packet.header.stream
+                rows, width = shapes[half]
+                if half == 0:  # of the halves of a step the first
                     self._turn()
                 with phase("infer"):
-                    seen = _read(packet, rows, width, device)
-                    self._send(sender, packet, actor.act(seen))
+                    seen, began = _read(packet, rows, width, device), nowhere[half]
+                    if told:
+                        seen, began = seen[:, :-1], seen[:, -1].bool()
+                    self._send(sender, packet, actors[half].act(seen, began))
                     receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
                 return
@@ -189,6 +200,11 @@ class ServingAgent(Server):
         """Answer a question, which the packet is."""
         header = packet.header
         _send(sender, header.stream, action, header.sequence, header.incarnation)
+
+
+def _remembers(config: Config) -> bool:
+    """Tells whether the policy of a config remembers."""
+    return getattr(config.algorithm, "recurrent", None) is not None
 
 
 def _links(role: Server) -> tuple[LinkSpec, LinkSpec]:

@@ -199,8 +199,8 @@ def _with(
     if not isinstance(settings, ActorCriticConfig):
         return Update(horizon, samples)
     rows = samples // max(trainers, 1)
-    if isinstance(settings, SegmentsConfig):
-        rows //= horizon  # segments are not cut
+    if isinstance(settings, SegmentsConfig) or settings.recurrent is not None:
+        rows //= horizon  # environments stay together with all their steps
     size = whole / settings.minibatches
     kept = chosen.tune.keep == "update" or settings.one_step
     wanted = settings.minibatches if kept else samples / size

@@ -21,14 +21,16 @@ def warm():
     runtime.shutdown()
 
 
-def metrics(folder, gmis, role):
+def metrics(folder, gmis, role, **algorithm):
     run = {"name": role.__name__, "folder": str(folder), "eval_episodes": 0, "log_every": 1}
     config = {
         "version": 1, "mode": "sync", "run": run | {"total_steps": 4 * 8 * 16 * gmis},
         "env": {
             "id": "Pendulum-v1", "adapter": "torch", "num_env": 16, "max_episode_steps": 10,
         },
-        "algorithm": {"network": [8], "horizon": 8, "minibatches": 2, "epochs": 2},
+        "algorithm": {
+            "network": [8], "horizon": 8, "minibatches": 2, "epochs": 2, **algorithm,
+        },
         "hardware": {"backend": "cpu", "num_gpus": 1}, "layout": {"gmi_per_gpu": gmis},
     }  # fmt: skip
     path = folder / f"{role.__name__}.yaml"
@@ -38,11 +40,12 @@ def metrics(folder, gmis, role):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.parametrize("recurrent", [None, {"size": 8}], ids=["", "lstm"])
 @pytest.mark.parametrize("gmis", [1, 2])
 @pytest.mark.slow
-def test_a_run_that_is_captured_learns_what_one_that_is_not_does(tmp_path, gmis):
+def test_a_run_that_is_captured_learns_what_one_that_is_not_does(tmp_path, gmis, recurrent):
     captured, launched = (
-        metrics(tmp_path, gmis, role)
+        metrics(tmp_path, gmis, role, recurrent=recurrent)
         for role in (bodies_captured.Captured, bodies_captured.Launched)
     )
     assert len(captured) == 4

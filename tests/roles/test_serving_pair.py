@@ -47,7 +47,7 @@ class BusyAgent(ServingAgent):
 def test_an_agent_that_was_busy_gives_its_simulator_all_the_time_from_then_on(monkeypatch):
     now_s, waits = [0.0], [0]
 
-    def act(seen):
+    def act(seen, began):
         now_s[0] += 1.0
         return seen
 
@@ -60,7 +60,7 @@ def test_an_agent_that_was_busy_gives_its_simulator_all_the_time_from_then_on(mo
     monkeypatch.setattr(serving_pair, "wait_any", silence)
     receiver = Played(packet(0) for _ in range(10))
     with pytest.raises(LinkTimeout, match="after 5 s: gmi 0, device 0 has not asked"):
-        BusyAgent()._act(SimpleNamespace(act=act), receiver, None, [[1, 2]])
+        BusyAgent()._act([SimpleNamespace(act=act, remembers=False)], receiver, None, [[1, 2]])
     assert len(receiver.released) == 10
     assert waits[0] * 0.2 == pytest.approx(5.0, abs=0.3)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from device_only import DeviceOnly, RecordedPool
+from gmi_drl.placement import RecurrentConfig
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.policies.actor_critic import (
     ActorCritic,
@@ -11,8 +12,10 @@ from gmi_drl.roles.policies.actor_critic import (
     distribution_for,
     observation_width,
 )
+from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
 from gmi_drl.roles.policies.policy import CapturedActor, GreedyActor
+from gmi_drl.roles.policies.recurrent import RecurrentActorCritic, RecurrentPolicy
 from gmi_drl.roles.serving.serving import Simulation, Turns
 from gmi_drl.roles.telemetry.clock import Leash
 
@@ -80,15 +83,26 @@ def test_a_gpus_turns_do_not_wait_and_give_what_the_hosts_give(env_id):
 
 def test_actions_of_a_captured_actor_are_an_actors():
     policy, normalizer = parts(environments("Pendulum-v1", False))
-    plain, captured = (
-        GreedyActor(policy, normalizer),
-        CapturedActor(policy, normalizer, RecordedPool()),
-    )
-    generator = torch.Generator().manual_seed(1)
-    for rows in (3, 5, 3, 5):
-        observation = torch.randn(rows, 3, generator=generator)
+    plain = GreedyActor(policy, normalizer)
+    captured = CapturedActor(policy, normalizer, RecordedPool())
+    generator, began = torch.Generator().manual_seed(1), torch.zeros(5, dtype=torch.bool)
+    for _ in range(4):
+        observation = torch.randn(5, 3, generator=generator)
         policy.network.head.weight.data.mul_(1.1)
-        assert torch.equal(captured.act(observation), plain.act(observation))
+        assert torch.equal(captured.act(observation, began), plain.act(observation, began))
+
+
+def test_a_captured_actor_remembers_what_an_actor_does():
+    recurrent = RecurrentConfig(cell="gru", size=6)
+    generator = torch.Generator().manual_seed(0)
+    network = RecurrentActorCritic(3, Normal(1), [8], recurrent=recurrent, generator=generator)
+    policy = RecurrentPolicy(network)
+    plain, captured = GreedyActor(policy, None), CapturedActor(policy, None, RecordedPool())
+    for step in range(6):
+        observation = torch.randn(5, 3, generator=generator)
+        began = torch.rand(5, generator=generator) < (0.3 if step else 1.0)
+        actions = captured.act(observation, began), plain.act(observation, began)
+        assert torch.equal(*actions)
 
 
 @pytest.mark.gpu

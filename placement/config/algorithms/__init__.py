@@ -8,7 +8,13 @@ from typing import Any, Final
 from gmi_drl.placement.faults import Fault, closest, listed
 
 from .a2c import A2CConfig, A3CConfig, PGConfig
-from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig, ReplayConfig
+from .common import (
+    MODE_OF_OPTIMIZER,
+    ActorCriticConfig,
+    AlgorithmConfig,
+    RecurrentConfig,
+    ReplayConfig,
+)
 from .custom import CustomAlgorithmConfig, settings_of
 from .dqn import DQNConfig
 from .impala import APPOConfig, IMPALAConfig
@@ -17,8 +23,8 @@ from .ppo import PPOConfig
 __all__ = [
     "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig", "APPOConfig",
     "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DQNConfig", "IMPALAConfig",
-    "PGConfig", "PPOConfig", "ReplayConfig", "algorithm_config", "algorithms_of", "mode_faults",
-    "section_class", "settings_of",
+    "PGConfig", "PPOConfig", "RecurrentConfig", "ReplayConfig", "algorithm_config", "algorithms_of",
+    "mode_faults", "section_class", "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -37,7 +43,7 @@ LACKING: Final = frozenset(
     {
         "acer", "acktr", "apex", "ars", "c51", "cql", "ddpg", "dreamer",
         "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "qr-dqn", "qrdqn",
-        "r2d2", "rainbow", "recurrentppo", "redq", "reinforce", "sac", "td3", "tqc", "trpo", "vpg",
+        "r2d2", "rainbow", "redq", "reinforce", "sac", "td3", "tqc", "trpo", "vpg",
     }
 )  # fmt: skip
 

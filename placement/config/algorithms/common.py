@@ -151,6 +151,15 @@ class AlgorithmConfig(Section):
         return {key: keys[key] for key in keys if (key, keys[key]) != ("optimizer", "auto")}
 
 
+class RecurrentConfig(Section):
+    """What a policy remembers with, between its hidden layers and its last one."""
+
+    cell: Literal["lstm", "gru"] = "lstm"
+    """The kind of cell."""
+    size: Int = Field(default=128, ge=1, le=1_000_000)
+    """Numbers that the cell puts out."""
+
+
 class ActorCriticConfig(AlgorithmConfig):
     """The keys of algorithms that train a policy and its value on fresh experience.
 
@@ -179,6 +188,11 @@ class ActorCriticConfig(AlgorithmConfig):
     """Normalise value targets by their running mean and deviation."""
     init_log_std: float = Field(default=0.0, ge=-20, le=2)
     """Initial logarithm of the action's standard deviation (continuous actions)."""
+    recurrent: RecurrentConfig | None = None
+    """A policy that remembers what it saw in an episode: the `cell`, `lstm` (default) or `gru`, and
+    its `size` (128); `{}` is the defaults. Minibatches are whole environments with all their steps
+    then. `null`: it acts by what it sees. See [policies that
+    remember](writing-a-role.md#policies-that-remember)."""
 
     @property
     def anneals(self) -> bool:
@@ -198,6 +212,16 @@ class ActorCriticConfig(AlgorithmConfig):
     def update_text(self, samples: int, where: str) -> str:
         each = f"{self.minibatch_size(samples):,} samples in each {where}"
         return f"{self.minibatches} of {each}, {counted(self.epochs, 'epoch')}"
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields a fault if the policy remembers, and has nothing to learn that from."""
+        if self.recurrent is not None and self.horizon < 2:
+            yield Fault(
+                "algorithm.horizon", self.horizon,
+                "must be 2 or more where algorithm.recurrent is given: along a horizon a policy "
+                "learns what to remember",
+                "Raise it, to 16 or more if you can, or leave recurrent out.",
+            )  # fmt: skip
 
     def minibatch_faults(self, rows: int, what: str, product: str, factor: str) -> Iterator[Fault]:
         """Yields a fault unless the minibatches divide the `rows` of an update.
@@ -227,7 +251,13 @@ class RowsConfig(ActorCriticConfig):
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields a fault unless the samples of an update divide by the minibatches."""
+        yield from super().faults(config, agents, trainers)
         num_env, each = config.env.num_env, max(1, agents // trainers) if trainers else 1
+        if self.recurrent is not None:
+            product = f"num_env={num_env}" + (f" x {each} agents" if each > 1 else "")
+            what = "environments of an update of one GMI, whose steps stay together"
+            yield from self.minibatch_faults(num_env * each, what, product, "recurrent")
+            return
         product = f"num_env={num_env} x horizon={self.horizon}"
         if each > 1:
             product += f" x {each} agents"

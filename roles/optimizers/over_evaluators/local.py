@@ -43,9 +43,10 @@ class Local(EvaluatorOptimizer):
         super().__init__(algorithm, evaluators, **rest)
         self._drop = checked_drop(drop_slowest, self.fleet.size)
         self._width = samples or self.fleet.size - self._drop
-        num_env, horizon, graph = self._num_env[0], self._settings.horizon, self.graph
+        num_env, graph = self._num_env[0], self.graph
         self._batch, self._codec = graph.batch(num_env * self._width), codec_of(graph, num_env)
-        shards = [Shard.of(horizon, num_env, self._spec.seed, i) for i in range(self._width)]
+        each = graph.pieces_each
+        shards = [Shard.of(each, num_env, self._spec.seed, i) for i in range(self._width)]
         generator = torch.Generator().manual_seed(self._spec.seed)
         self._learner = Learner(graph.algorithm, generator, self._batch, shards=shards)
         self._learner.connect(solo_group())

@@ -135,6 +135,8 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         ["environment", f"{config.env.id}, {total} in all"],
         ["policy", f"{sizes} {algorithm.activation}"],
     ]
+    if (recurrent := getattr(algorithm, "recurrent", None)) is not None:
+        rows[1][1] += f", {recurrent.cell} {recurrent.size}"
     if config.mode == "serving":
         rows[1][1] += f", of {config.run.policy}" if config.run.policy else ", of random weights"
         return [*rows, ["steps", f"{config.run.total_steps:,}"]]

@@ -1,0 +1,112 @@
+"""Policies that remember, end to end: learned, sent, resumed and served."""
+
+import pytest
+import torch
+import yaml
+
+import bodies_memory
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.placement import Device, Topology, check, load_config
+from gmi_drl.roles.state import checkpoint
+
+BEST = bodies_memory.STEPS - bodies_memory.BEFORE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def config(tmp_path, steps=60_000, template="tcg_ex", **algorithm):
+    base = {
+        "version": 1,
+        "run": {
+            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": steps, "seed": 1,
+            "eval_episodes": 16, "checkpoint_every": 2,
+        },
+        "env": {"id": "bodies_memory:Repeat-v0", "num_env": 32},
+        "algorithm": {
+            "network": [32], "horizon": 16, "learning_rate": 5e-3, "schedule": "constant",
+            "minibatches": 2, "recurrent": {"cell": "gru", "size": 32}, "gamma": 0.5, **algorithm,
+        },
+        "layout": {"template": template, "gmi_per_gpu": 1 + (template == "tdg_ex")},
+        "hardware": {"backend": "cpu", "num_gpus": 1},
+    }  # fmt: skip
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return path
+
+
+def launch(path=None, *overrides, **options):
+    return gmi_drl.launch(path, overrides=list(overrides), view="none", **options)
+
+
+def policy_of(result):
+    return checkpoint.find(result.folder).load("shared")["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_ppo_learns_what_is_to_be_remembered_and_the_policy_is_served(tmp_path, cell):
+    path = config(tmp_path, recurrent={"cell": cell, "size": 32})
+    trained = launch(path)
+    assert trained.eval_return >= 0.9 * BEST
+    for template, gmis in (("tcg", 1), ("tdg", 2)):
+        served = launch(
+            path, "mode=serving", f"run.policy={trained.folder}", f"layout.template={template}",
+            f"layout.gmi_per_gpu={gmis}", "run.total_steps=4096", "run.checkpoint_every=0",
+            "env.num_env=8", "run.eval_episodes=0",
+        )  # fmt: skip
+        assert served.return_mean >= 0.9 * BEST
+    without = launch(path, "algorithm.recurrent=null")
+    assert without.eval_return <= BEST / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["impala", "appo"])
+def test_segments_carry_what_was_remembered(tmp_path, name):
+    path = config(
+        tmp_path, 120_000, "decoupled", name=name, minibatches=1, learning_rate=3e-3,
+        normalize_value=True,
+    )  # fmt: skip
+    found = launch(path, "mode=async", "layout.gmi_per_gpu=1", "hardware.num_gpus=2")
+    assert found.return_mean >= 0.6 * BEST
+
+
+# Environments that can be saved, and few: the cores of a GMI do not change how it rounds.
+SMALL = ("env.id=CartPole-v1", "env.num_env=8", "algorithm.recurrent={size: 8}")
+
+
+@pytest.mark.slow
+def test_agents_learn_what_one_gmi_learns(tmp_path):
+    apart = launch(config(tmp_path, 1024, "tdg_ex"), *SMALL)
+    together = launch(config(tmp_path, 1024), *SMALL)
+    assert torch.equal(policy_of(apart), policy_of(together))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["tcg_ex", "tdg_ex"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, template):
+    path = config(tmp_path, 6 * 48, template, horizon=6, minibatches=4)
+    whole = launch(path, *SMALL)
+    half = launch(path, *SMALL, f"run.total_steps={2 * 48}")
+    rest = launch(None, f"run.total_steps={6 * 48}", resume=half.folder)
+    assert torch.equal(policy_of(rest), policy_of(whole))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm.horizon=1"], "must be 2 or more where algorithm.recurrent is given"),
+        (["algorithm.minibatches=5"], "must divide the 32 environments of an update"),
+    ],
+)
+def test_what_cannot_be_learned_so_is_refused(tmp_path, words, said):
+    there = Topology((Device(0, "cpu", "group 0", (0,)),))
+    (fault,) = check(load_config(config(tmp_path), words), there)
+    assert said in fault.rule
