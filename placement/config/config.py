@@ -87,19 +87,39 @@ class RunConfig(Section):
     cores a seeded run with one GMI repeats bit for bit either way."""
 
 
+def _entries(value: Any) -> Any:
+    """Returns a list of wrappers as the tuple that is kept, if each is a name or has one."""
+    for entry in value if isinstance(value, list | tuple) else ():
+        whole = isinstance(entry, dict) and len(entry) == 1
+        if not isinstance(entry, str) and not (
+            whole and all(isinstance(its, dict | None) for its in entry.values())
+        ):
+            raise broken(
+                f"has {entry!r}, which is no wrapper",
+                "Write a name, or one name with its options: frame_stack: {count: 4}.",
+            )
+    return as_tuple(value)
+
+
+Wrappers = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_entries)]
+
+
 class EnvConfig(Section):
     """The environment that is simulated."""
 
     id: str = Field(min_length=1)
     """Environment id, such as `Ant-v5`; `module:Id` imports the module that registers it first,
     which may lie beside the config file."""
-    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym"] = "auto"
+    adapter: Literal[
+        "auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "envpool", "isaacgym"
+    ] = "auto"  # fmt: skip
     """Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour and ShadowHand as a batch;
     `torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered id of
     [spaces that a policy takes](writing-a-role.md#spaces); `warp`:
     Ant, BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named (see
     [simulation on the GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in JAX, only when
-    named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id."""
+    named; `envpool`: what EnvPool has, only when named; `isaacgym`: IsaacGymEnvs tasks. `auto`
+    takes the fastest of the others that has the id. `gmi-drl envs` lists them."""
     num_env: Count = Field(default=64, le=1_000_000)
     """Environments in each GMI (not in all of them together). `auto`: what `gmi-drl tune` finds to
     be fastest."""
@@ -107,6 +127,11 @@ class EnvConfig(Section):
     """Keyword arguments of the environment."""
     max_episode_steps: Int | None = Field(default=None, ge=1)
     """Time limit of an episode in steps; `null`: the one the id is registered with."""
+    wrappers: Wrappers = ()
+    """What environments are wrapped in, the innermost first: names, or one name with its options,
+    such as `frame_stack: {count: 4}`. There are `clip_reward`, `frame_stack` and `keep_numbers`,
+    and `module:Class` for one of yours or Gymnasium's. See
+    [wrappers](environments.md#wrappers)."""
 
 
 MAX_OVERCOMMIT: Final = 60  # as many as MPS takes clients of a device, from CUDA 13.1 on

@@ -10,7 +10,7 @@ mujoco, to read its options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .adapters import ADAPTERS, check_env, choose_adapter, load
@@ -22,16 +22,19 @@ from .errors import (
     EnvStateError,
     UnstableSimulation,
 )
+from .wrappers import single_wrappers, wrapped
 
 if TYPE_CHECKING:
     import torch
 
+    from .batch_wrappers import EnvWrapper
     from .protocol import Step, VecEnv
     from .single import SingleEnv, as_gymnasium
 
 __all__ = [
-    "EnvActionError", "EnvError", "EnvRaised", "EnvSpecError", "EnvStateError", "SingleEnv", "Step",
-    "UnstableSimulation", "VecEnv", "as_gymnasium", "check_env", "choose_adapter", "make_env",
+    "EnvActionError", "EnvError", "EnvRaised", "EnvSpecError", "EnvStateError", "EnvWrapper",
+    "SingleEnv", "Step", "UnstableSimulation", "VecEnv", "as_gymnasium", "check_env",
+    "choose_adapter", "make_env",
 ]  # fmt: skip
 
 
@@ -46,18 +49,20 @@ def make_env(
     seed: int = 0,
     threads: int = 1,
     dtype: torch.dtype | None = None,
+    wrappers: Sequence[Any] = (),
 ) -> VecEnv:
     """Returns `num_env` environments `id`, environment i seeded seed + i; call `reset` first.
 
     `max_episode_steps` None takes the registered time limit. `threads` (the caller's included) is
-    for MuJoCo physics. `dtype` (default float32) is that of observations and rewards. Raises
-    EnvSpecError with every fault.
+    for MuJoCo physics. `dtype` (default float32) is that of observations and rewards. `wrappers`,
+    the innermost first: names, or mappings of one name to its options. Raises EnvSpecError with
+    every fault.
     """
     import torch
 
     from .protocol import VecEnvSpec
 
-    faults = check_env(id, adapter, options)
+    faults = check_env(id, adapter, options, wrappers)
     if num_env < 1:
         faults.append(f"env.num_env={num_env}; must be at least 1. Use 1 or more.")
     if max_episode_steps is not None and max_episode_steps < 1:
@@ -72,10 +77,10 @@ def make_env(
     spec = VecEnvSpec(
         env_id=id, num_env=num_env, options=dict(options or {}),
         max_episode_steps=max_episode_steps, device=torch.device(device), seed=seed,
-        threads=threads, dtype=dtype or torch.float32,
+        threads=threads, dtype=dtype or torch.float32, wrappers=tuple(single_wrappers(wrappers)),
     )  # fmt: skip
     env: VecEnv = load(ADAPTERS[choose_adapter(id, adapter)].make)(spec)
-    return env
+    return wrapped(env, id, wrappers)
 
 
 def __getattr__(name: str) -> Any:
@@ -83,6 +88,10 @@ def __getattr__(name: str) -> Any:
         from . import protocol
 
         return getattr(protocol, name)
+    if name == "EnvWrapper":
+        from .batch_wrappers import EnvWrapper
+
+        return EnvWrapper
     if name in ("SingleEnv", "as_gymnasium"):
         from . import single
 

@@ -10,15 +10,17 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
+from gymnasium.error import DependencyNotInstalled
 
 from gmi_drl.placement.faults import close_names, install
 
 from .options import parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
+from .wrappers import wrapper_faults
 
 MUJOCO_IDS = (
     "Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5",
@@ -29,11 +31,32 @@ ROBOT_IDS = ("Barkour-v0", "ShadowHand-v0")  # of adapter mujoco, too; Gymnasium
 TORCH_IDS = tuple(TORCH_OPTIONS)
 WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_IDS)
 MJX_IDS = ("Ant-v5", "BallBalance-v0", "Barkour-v0", "HalfCheetah-v5", "Humanoid-v5")
+# What EnvPool takes that the config says with keys of its own, or that would change what a step is.
+_SAID_ELSEWHERE: Final = {
+    "num_envs", "num_threads", "batch_size", "seed", "env_seed", "max_episode_steps",
+    "gym_reset_return_info", "base_path",
+}  # fmt: skip
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (
     "render_mode", "width", "height", "camera_id", "camera_name", "default_camera_config",
     "max_geom", "visual_options",
 )  # fmt: skip
+
+
+class Family(NamedTuple):
+    """Says which package registers the ids that begin so."""
+
+    begins: str
+    module: str
+    extra: str  # of gmi-drl, that has the package
+    register: str = ""  # the function of the module that registers them, if importing does not
+
+
+FAMILIES: Final = (
+    Family("ALE/", "ale_py", "atari"),
+    Family("MinAtar/", "minatar.gym", "minatar", "register_envs"),
+    Family("popgym-", "popgym", "popgym"),
+)
 
 
 class Adapter(NamedTuple):
@@ -64,14 +87,18 @@ def choose_adapter(env_id: str, adapter: str = "auto") -> str:
 
 
 def check_env(
-    env_id: str, adapter: str = "auto", options: Mapping[str, Any] | None = None
+    env_id: str,
+    adapter: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
 ) -> list[str]:
     """Returns every reason `make_env` would refuse, one sentence each with value, rule, remedy."""
     if adapter not in ("auto", *ADAPTERS):
         known = ", ".join(("auto", *ADAPTERS))
         return [f"env.adapter={adapter!r}; known: {known}. Leave it out for auto."]
     chosen = choose_adapter(env_id, adapter)
-    return ADAPTERS[chosen].check(chosen, env_id, options or {})
+    faults = ADAPTERS[chosen].check(chosen, env_id, options or {})
+    return [*faults, *wrapper_faults(wrappers, chosen)]
 
 
 def time_limit(env_id: str, asked: int | None) -> int | None:
@@ -81,11 +108,29 @@ def time_limit(env_id: str, asked: int | None) -> int | None:
 
 
 def find_spec(env_id: str) -> EnvSpec | None:
-    """Returns Gymnasium's entry for `env_id`; "module:Id" imports the registering module first."""
+    """Returns Gymnasium's entry for `env_id`.
+
+    "module:Id" imports the registering module first, and so does an id of `FAMILIES`.
+    """
     module, _, name = env_id.rpartition(":")
     if module:
         importlib.import_module(module)
+    elif name not in registry and (family := _family(name)):
+        register_family(family)
     return registry.get(name)
+
+
+def register_family(family: Family) -> None:
+    """Have a family's package register its ids, if it is installed and has not."""
+    if absent({family.module: ""}) or any(one.startswith(family.begins) for one in registry):
+        return
+    its = importlib.import_module(family.module)
+    if family.register:
+        getattr(its, family.register)()
+
+
+def _family(env_id: str) -> Family | None:
+    return next((one for one in FAMILIES if env_id.startswith(one.begins)), None)
 
 
 def _unknown_id(env_id: str, adapter: str) -> str:
@@ -107,6 +152,19 @@ def _unknown_id(env_id: str, adapter: str) -> str:
     )
 
 
+def newest_ids(ids: Iterable[str]) -> list[str]:
+    """Returns the ids in order, of those that differ in their version alone the newest."""
+    newest: dict[str, str] = {}
+    for env_id in sorted(ids, key=_version):
+        newest[_name(env_id)] = env_id
+    return sorted(newest.values())
+
+
+def _version(env_id: str) -> int:
+    found = re.search(r"-v(\d+)$", env_id)
+    return int(found[1]) if found else -1
+
+
 def _closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
     """Returns up to three ids most like `env_id`, or whose names without the version are."""
     ids = sorted(known, reverse=True)  # the newest version first
@@ -125,13 +183,8 @@ def _registering(env_id: str) -> str:
     """Tells how an id that nobody has registered is registered."""
     name = env_id.rpartition(":")[2]
     namespace, slash, _ = name.rpartition("/")
-    if namespace == "ALE":
-        lacks = importlib.util.find_spec("ale_py") is None
-        return (
-            f"The package ale-py registers it: {'pip install ale-py, and ' if lacks else ''}write "
-            f"ale_py:{name}. It shows images, and a policy here takes a one-dimensional Box: add "
-            "env.options.obs_type: ram."
-        )
+    if (family := _family(name)) and absent({family.module: ""}):
+        return f"{install(family.extra)} adds the package that has it."
     if slash:
         return (
             f"Nothing has registered the namespace {namespace}: install the package that does, "
@@ -143,7 +196,7 @@ def _registering(env_id: str) -> str:
     )
 
 
-def _missing(packages: Mapping[str, str]) -> list[str]:
+def absent(packages: Mapping[str, str]) -> list[str]:
     """Returns the packages of `packages` whose modules are not there."""
     return [
         package
@@ -158,7 +211,7 @@ def _check_tasks(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[
     if env_id not in ADAPTERS[adapter].ids:
         return [_unknown_id(env_id, adapter)]
     asks = f"env.id={env_id!r}" if adapter == choose_adapter(env_id) else f"env.adapter={adapter}"
-    if missing := _missing(ADAPTERS[adapter].packages):
+    if missing := absent(ADAPTERS[adapter].packages):
         return [
             f"{asks} needs the package {package}, which is not installed. {install(adapter)}."
             for package in missing
@@ -185,7 +238,7 @@ def _only_of_warp(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> s
     """Returns the names in `options` that adapter warp has for this id, and `kind` has not."""
     unknown = options.keys() - {field.name for field in dataclasses.fields(kind)}
     warp = ADAPTERS["warp"]
-    if not unknown or env_id not in warp.ids or _missing({"mujoco": "mujoco"}):
+    if not unknown or env_id not in warp.ids or absent({"mujoco": "mujoco"}):
         return set()
     return unknown & {field.name for field in dataclasses.fields(load(warp.options)[env_id])}
 
@@ -212,6 +265,9 @@ def _check_gymnasium(adapter: str, env_id: str, options: Mapping[str, Any]) -> l
         entry = spec.entry_point
         creator = load_env_creator(entry) if isinstance(entry, str) else entry
     except Exception as error:  # whatever importing someone's package raises
+        if isinstance(error, DependencyNotInstalled) and "box2d" in str(spec.entry_point):
+            lacks = f"env.id={env_id!r} needs Box2D, which is not installed. {install('box2d')}."
+            return [*faults, lacks]
         return [
             *faults,
             f"env.id={env_id!r} cannot be loaded: {error}. Install the package it comes from.",
@@ -228,11 +284,30 @@ def _check_gymnasium(adapter: str, env_id: str, options: Mapping[str, Any]) -> l
     ]
 
 
+def _check_envpool(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
+    if absent(ADAPTERS[adapter].packages):
+        return [
+            f"env.adapter=envpool needs the package envpool, which is not installed. "
+            f"{install(adapter)}, or choose another adapter."
+        ]
+    envpool = importlib.import_module("envpool")
+    known = envpool.list_all_envs()
+    if env_id not in known:
+        near = _closest_ids(env_id, known)
+        hint = f" Close: {', '.join(near)}." if near else ""
+        return [
+            f"env.id={env_id!r}: EnvPool does not have it.{hint} Use one of "
+            "envpool.list_all_envs(), or another adapter."
+        ]
+    keys = set(envpool.make_spec(env_id).config._fields) - _SAID_ELSEWHERE
+    return [unknown_option(f"env {env_id}", name, keys) for name in options if name not in keys]
+
+
 def _check_isaacgym(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
     return [
         f"env.adapter=isaacgym needs the package {name}, which is not installed. Install Isaac Gym "
         "Preview 4 and IsaacGymEnvs (both from NVIDIA, Python 3.8), or choose another adapter."
-        for name in _missing(ADAPTERS[adapter].packages)
+        for name in absent(ADAPTERS[adapter].packages)
     ]
 
 
@@ -268,6 +343,9 @@ ADAPTERS: Final[Mapping[str, Adapter]] = {
         options="on_device.tasks:MJX_OPTIONS",
         packages={"mujoco": "mujoco", "jax": "jax", "mujoco.mjx": "mujoco-mjx"},
         compiles="reset",
+    ),
+    "envpool": Adapter(
+        make="envpool:EnvPoolVecEnv", check=_check_envpool, packages={"envpool": "envpool"}
     ),
     "isaacgym": Adapter(
         make="isaacgym:IsaacGymVecEnv",

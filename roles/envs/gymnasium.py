@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from .adapters import time_limit
+from .adapters import find_spec, time_limit
 from .buffers import HostBuffers, checked_action
 from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateError
 from .flatten import Flattener, unflattened_action
@@ -33,10 +33,15 @@ class GymnasiumVecEnv:
         asynchronous = arguments.pop("vectorization", "sync") == "async"
         env_id, num_env = spec.env_id, spec.num_env
         self.env_id, self.num_env, self.device = env_id, num_env, spec.device
-        self.max_episode_steps = time_limit(env_id, spec.max_episode_steps)
+        self.max_episode_steps = limit = time_limit(env_id, spec.max_episode_steps)
+        wrappers, entry = spec.wrappers, find_spec(env_id)
+        assert entry is not None  # it was checked
 
         def one() -> gymnasium.Env[Any, Any]:
-            return gymnasium.make(env_id, max_episode_steps=self.max_episode_steps, **arguments)
+            made = gymnasium.make(entry, max_episode_steps=limit, **arguments)
+            for wrapper in wrappers:
+                made = wrapper(made)
+            return made
 
         copies, mode = [one] * num_env, AutoresetMode.SAME_STEP
         self._env: SyncVectorEnv | AsyncVectorEnv
@@ -61,7 +66,7 @@ class GymnasiumVecEnv:
         its_columns = action_columns(self.action_space)
         alone = isinstance(self.action_space, Discrete)
         self._action_shape = (num_env,) if alone else (num_env, its_columns)
-        dtype = _torch_dtype(flat, spec.dtype)
+        dtype = torch_dtype(flat, spec.dtype)
         self._buffers = HostBuffers(num_env, flat.shape, dtype, spec.dtype, spec.device)
         self._seed: int | None = spec.seed
 
@@ -132,7 +137,8 @@ class GymnasiumVecEnv:
                 raise EnvRaised.of(self.env_id, "close", error) from error
 
 
-def _torch_dtype(space: gymnasium.Space[Any], floating: torch.dtype) -> torch.dtype:
+def torch_dtype(space: gymnasium.Space[Any], floating: torch.dtype) -> torch.dtype:
+    """Returns the type of the tensors that observations of a flat space are handed over in."""
     assert space.dtype is not None
     if np.issubdtype(space.dtype, np.floating):
         return floating

@@ -10,7 +10,7 @@ returns the first observation of the next episode, and keeps the one the episode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -33,6 +33,7 @@ class VecEnvSpec:
     seed: int = 0
     threads: int = 1
     dtype: torch.dtype = torch.float32
+    wrappers: tuple[Callable[[Any], Any], ...] = ()  # of one environment of Gymnasium's
 
 
 class Step(NamedTuple):

@@ -69,20 +69,24 @@ class Evaluator:
         seed: int = 0,
         settings: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        wrappers: Sequence[Any] = (),
     ) -> None:
-        """`num_env` environments `env`, with their `options`; `settings` are the algorithm's keys.
+        """`num_env` environments `env`, with their `options` and in `wrappers` (see `make_env`).
+
+        `settings` are the algorithm's keys.
 
         Raises EnvSpecError or pydantic's ValidationError for what is wrong with them. Nothing is
         sampled before `begin`.
         """
-        self._id, self._num_env, self._options, self._seed = env, num_env, options, seed
+        self._id, self._num_env, self._seed = env, num_env, seed
+        self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
         its = algorithm.Settings(**(settings or {}))
         if its.target_networks or algorithm.whole_segments or "value" not in algorithm.bootstrap:
             raise RoleError(
                 f"{algorithm.__name__} is trained on kept or sent experience, and an evaluator "
                 f"samples fresh one. Use one of {', '.join(_fresh())}."
             )
-        with_env = make_env(env, 1, options=options)
+        with_env = make_env(env, 1, **self._shaped)
         try:
             spec = GraphSpec(
                 algorithm, its, with_env.observation_space, structured_space(with_env),
@@ -118,7 +122,7 @@ class Evaluator:
         graph, entropy = self._graph, (self._seed, rank, lives)
         seeds = np.random.SeedSequence(entropy).generate_state(3)
         env_seed = int(seeds[_ENVIRONMENTS]) % 2**31
-        self._env = make_env(self._id, self._num_env, options=self._options, seed=env_seed)
+        self._env = make_env(self._id, self._num_env, **self._shaped, seed=env_seed)
         self._batch = graph.batch(self._num_env)
         generator = torch.Generator().manual_seed(int(seeds[_ACTIONS]))
         self._collector = Collector(self._env, graph.algorithm, self._batch, generator)
@@ -199,7 +203,7 @@ class Evaluator:
     def evaluate(self, weights: Weights, num_env: int = 20, seed: int = 2) -> dict[str, float]:
         """Plays an episode in each of `num_env` new environments, greedily: mean and deviation."""
         self._graph.set_weights(weights)
-        env = make_env(self._id, num_env, options=self._options, seed=seed)
+        env = make_env(self._id, num_env, **self._shaped, seed=seed)
         try:
             return evaluate_together(
                 env, self._graph.policy, self._graph.normalizers.observations, solo_group(),

@@ -20,6 +20,7 @@ from torch.nn.functional import linear
 from gmi_drl.placement import RecurrentConfig
 
 from .actor_critic import ActorCritic, ActorCriticPolicy
+from .recurrent_steps import GRUSteps, LSTMSteps
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch, Sequences
@@ -37,6 +38,11 @@ class LSTM(nn.LSTMCell):
         let_in, keep, new, show = gates.chunk(4, -1)
         memory = torch.addcmul(keep.sigmoid() * memory, let_in.sigmoid(), new.tanh())
         return show.sigmoid() * memory.tanh(), memory
+
+    def outputs(self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor) -> Tensor:
+        """Returns the outputs [T, N, H] of all steps; `kept` [T, N, 1] of the state before each."""
+        outputs: Tensor = LSTMSteps.apply(inputs, self.weight_hh, *state, kept)
+        return outputs
 
     def inputs(self, features: Tensor) -> Tensor:
         """Returns what the features add to the gates: [..., 4 H]."""
@@ -57,6 +63,11 @@ class GRU(nn.GRUCell):
         reset, keep = gates.chunk(2, -1)
         new = torch.addcmul(inputs[:, 2 * size :], reset, remembered[:, 2 * size :]).tanh()
         return (torch.lerp(new, output, keep),)
+
+    def outputs(self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor) -> Tensor:
+        """Returns the outputs [T, N, H] of all steps; `kept` [T, N, 1] of the state before each."""
+        outputs: Tensor = GRUSteps.apply(inputs, self.weight_hh, self.bias_hh, *state, kept)
+        return outputs
 
     def inputs(self, features: Tensor) -> Tensor:
         """Returns what the features add to the gates: [..., 3 H]."""
@@ -111,14 +122,10 @@ class RecurrentActorCritic(ActorCritic):
         """
         steps, num_env = observations.shape[:2]
         inputs = self.cell.inputs(self.trunk(observations.flatten(0, 1)))
-        alive = (1.0 - done)[..., None]
-        parts, outputs = state.chunk(self.cell.parts, -1), []
-        for t, each in enumerate(inputs.view(steps, num_env, -1).unbind()):
-            if t:
-                parts = tuple(part * alive[t - 1] for part in parts)
-            parts = self.cell.advance(each, parts)
-            outputs.append(parts[0])
-        head: Tensor = self.head(torch.stack(outputs))
+        kept = torch.ones_like(inputs[:, :1]).view(steps, num_env, 1)
+        kept[1:, :, 0] -= done[: steps - 1]
+        parts = state.chunk(self.cell.parts, -1)
+        head: Tensor = self.head(self.cell.outputs(inputs.view(steps, num_env, -1), parts, kept))
         return head
 
 

@@ -24,6 +24,7 @@ from gmi_drl.comm import Group, Reducer, solo_group
 from gmi_drl.comm.shm import heartbeat
 from gmi_drl.placement import Config, GmiSpec, Layout
 from gmi_drl.roles.envs import VecEnv, choose_adapter, make_env
+from gmi_drl.roles.envs.batch_wrappers import unwrapped
 from gmi_drl.roles.envs.compiling import AT_RESET, COMPILES, compiling
 from gmi_drl.roles.errors import ContextError
 
@@ -244,9 +245,10 @@ class GMI_manager:
                 env.id, number, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps, device=context.device,
                 seed=self.seed(seed), threads=max(1, len(context.spec.cores)),
+                wrappers=env.wrappers,
             )  # fmt: skip
         if adapter in AT_RESET:
-            made.compiling = round_it  # type: ignore[attr-defined]
+            unwrapped(made).compiling = round_it  # type: ignore[attr-defined]
         return made
 
     def await_set_up(self) -> None:

@@ -19,11 +19,14 @@ from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, ServerConfig
 from . import child_setup, descendants, run_directory
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
-# Threads that wait must sleep: a GMI's simulator threads want the same cores.
+# Threads that wait must sleep, as a GMI's simulator threads want the same cores, but not at once:
+# small operations follow each other within microseconds, and waking a thread takes as long as ten
+# of them. So many turns of libgomp's loop are tens of microseconds.
 _ONE_THREAD: Final = {
     **dict.fromkeys(THREAD_VARIABLES, "1"),
     "OMP_PROC_BIND": "false",
     "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "10000",
 }
 _END_S: Final = 8.0
 _LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own

@@ -78,6 +78,24 @@ def test_a_segment_is_its_steps_with_the_state_dropped_where_an_episode_ended(ce
     assert torch.equal(network(seen[0]), network.step(seen[0], torch.zeros_like(state))[0])
 
 
+@CELLS
+def test_gradients_by_hand_are_those_of_finite_differences(cell):
+    network = network_of(cell).double()
+    _, state, done = some_segments(columns=network.state_columns)
+    kept = 1 - torch.cat([torch.zeros(1, 5), done[:-1]])[..., None].double()
+    inputs = torch.randn(7, 5, network.cell.weight_hh.shape[0], dtype=torch.float64)
+    parts = [part.double().requires_grad_() for part in state.chunk(network.cell.parts, -1)]
+
+    def outputs(inputs, *rest):
+        weights = dict(zip(names, rest[len(parts) :], strict=True))
+        with torch.nn.utils.stateless._reparametrize_module(network.cell, weights):
+            return network.cell.outputs(inputs, rest[: len(parts)], kept)
+
+    names = ["weight_hh"] if cell == "lstm" else ["weight_hh", "bias_hh"]
+    weights = [getattr(network.cell, name).detach().clone().requires_grad_() for name in names]
+    assert torch.autograd.gradcheck(outputs, (inputs.requires_grad_(), *parts, *weights))
+
+
 @pytest.mark.parametrize("static", [False, True], ids=["host", "static"])
 @CELLS
 def test_what_was_sampled_is_what_the_loss_sees(cell, static):
@@ -146,11 +164,12 @@ def test_minibatches_are_environments_with_all_their_steps():
     learner.close()
 
 
+@CELLS
 @pytest.mark.parametrize("settings", [PPOConfig, A2CConfig])
-def test_the_gradient_goes_back_through_the_steps_of_an_episode_and_no_further(settings):
+def test_the_gradient_goes_back_through_the_steps_of_an_episode_and_no_further(settings, cell):
     """Against autograd on steps that are taken one by one."""
     its = settings(**SETTINGS, horizon=5, minibatches=1, epochs=1)
-    network = network_of()
+    network = network_of(cell)
     collector = collector_of(
         ToyEnv(4, limit=3), network, its, horizon=5, generator=torch.Generator().manual_seed(0)
     )

@@ -240,6 +240,19 @@ def runs(
 
 
 @command
+def envs(
+    text: Annotated[str, typer.Argument(help="Only ids that have this in them.")] = "",
+) -> int:
+    """List the environments that this machine can run, with adapters and spaces."""
+    from gmi_drl.report.env_list import print_envs
+
+    if print_envs(console_for(), text) or not text:
+        return 0
+    print(f"no environment that can be run here has {text!r} in its id", file=sys.stderr)
+    return 1
+
+
+@command
 def state(run: _Run = None, as_json: AsJson = False) -> int:
     """Show the tasks, actors, objects and last events of a run."""
     import json

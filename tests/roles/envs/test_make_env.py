@@ -140,8 +140,6 @@ def test_errors_survive_a_trip_between_processes():
         ("Amt-v5", "Close: Ant-v5"),
         ("cartpole", "Close: CartPole-v1"),
         ("HalfCheeta-v5", "Close: HalfCheetah-v5"),
-        ("ALE/Pong-v5", "The package ale-py registers it: "),
-        ("ALE/Pong-v5", "write ale_py:ALE/Pong-v5. It shows images"),
         ("Foo/Bar-v0", "Nothing has registered the namespace Foo: install the package that does"),
         ("Zork-v1", "not a registered environment. Write module:Id"),
     ],

@@ -36,6 +36,7 @@ from gmi_drl.placement.checks.memory import Sizes, memory_faults
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
+from gmi_drl.roles.envs.wrappers import named_faults
 from gmi_drl.roles.policies import PARAMETER_MULTIPLE
 
 from .wiring import wires_fault
@@ -101,7 +102,8 @@ def planned(config: Config, source: str | None = None, check_config: Check = che
 def faults_anywhere(config: Config) -> list[Fault | str]:
     """Lists what no other devices, and no other placement, would mend."""
     env = config.env
-    return [*check_env(env.id, env.adapter, env.options), *policy_faults(config)]
+    faults = check_env(env.id, env.adapter, env.options)
+    return [*faults, *named_faults(env.wrappers), *policy_faults(config)]
 
 
 def policy_faults(config: Config) -> list[Fault]:

@@ -70,7 +70,7 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     sys.path.insert(0, folder)
     config = load_config(json.loads(text))
     env, adapter = config.env, choose_adapter(config.env.id, config.env.adapter)
-    faults = check_env(env.id, env.adapter, env.options)
+    faults = check_env(env.id, env.adapter, env.options, env.wrappers)
     for name, role in config.roles.items():
         faults += role_problems(name, role.class_, folder)
     custom = isinstance(config.algorithm, CustomAlgorithmConfig)
@@ -88,12 +88,12 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     notes = []
     try:
         if compiles:
-            envs = make_env(env.id, 1)  # of the same spaces
+            envs = make_env(env.id, 1, wrappers=env.wrappers)  # of the same spaces
             notes.append(f"adapter {adapter}: the environment was not made on a GPU")
         else:
             envs = make_env(
                 env.id, _NUM_ENV, adapter=env.adapter, options=env.options,
-                max_episode_steps=env.max_episode_steps,
+                max_episode_steps=env.max_episode_steps, wrappers=env.wrappers,
             )  # fmt: skip
             faults = list(_faults(env.id, envs))
         if not (faults or own_network or custom):

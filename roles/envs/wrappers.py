@@ -1,0 +1,147 @@
+"""Changes what environments show and pay: wrappers of a whole batch, named in a config.
+
+    env:
+      wrappers: [clip_reward, frame_stack: {count: 4}, "my_module:MyWrapper": {scale: 2.0}]
+
+The first is the innermost. One of Gymnasium's own kind wraps each environment of adapter
+`gymnasium`, below all wrappers of the batch. Imports torch only where one is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import gymnasium
+
+from gmi_drl.placement.faults import closest
+
+from .errors import EnvRaised, EnvSpecError
+from .options import unknown_option
+
+if TYPE_CHECKING:
+    from .protocol import VecEnv
+
+# The class in `batch_wrappers` and its options, by name.
+_NAMED: Final = {
+    "clip_reward": ("ClipReward", ("low", "high")),
+    "frame_stack": ("FrameStack", ("count",)),
+    "keep_numbers": ("KeepNumbers", ("places",)),
+}
+
+
+class Wrapper(NamedTuple):
+    """Names a wrapper as a config does, with its options."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, entry: str | Mapping[str, Mapping[str, Any] | None]) -> Wrapper:
+        """Returns the wrapper of an entry: a name, or one name with its options."""
+        if isinstance(entry, str):
+            return cls(entry, {})
+        ((name, options),) = entry.items()
+        return cls(name, options or {})
+
+    @property
+    def where(self) -> str:
+        return f"env.wrappers: {self.name}"
+
+    @property
+    def is_ours(self) -> bool:
+        """Tells whether it is one of this package's, and no class of a module."""
+        return ":" not in self.name
+
+
+def named_faults(entries: Sequence[Any]) -> list[str]:
+    """Returns what is wrong with those wrappers of a config that are this package's."""
+    faults: list[str] = []
+    for wrapper in map(Wrapper.of, entries):
+        if not wrapper.is_ours:
+            continue
+        if wrapper.name not in _NAMED:
+            near = closest(wrapper.name, _NAMED)
+            hint = f"Did you mean {near}?" if near else "Write module:Class for one of yours."
+            faults.append(f"{wrapper.where}; known: {', '.join(_NAMED)}. {hint}")
+        else:
+            faults += _unknown(wrapper, _NAMED[wrapper.name][1])
+    return faults
+
+
+def wrapper_faults(entries: Sequence[Any], adapter: str) -> list[str]:
+    """Returns why these wrappers cannot be put around environments of an adapter.
+
+    Imports the modules of those that are not this package's.
+    """
+    faults, of_batch = named_faults(entries), ""
+    for wrapper in map(Wrapper.of, entries):
+        if wrapper.is_ours:
+            of_batch = wrapper.name
+            continue
+        try:
+            its = _class_of(wrapper.name)
+        except Exception as error:  # whatever importing someone's module raises
+            faults.append(
+                f"{wrapper.where} does not import ({type(error).__name__}: {error}). Install it, "
+                "or put its module beside the config file."
+            )
+            continue
+        if not _is_gymnasiums(its):
+            of_batch = wrapper.name
+        elif adapter != "gymnasium":
+            faults.append(
+                f"{wrapper.where} wraps one environment of Gymnasium's, and adapter {adapter} has "
+                "a batch of its own. Use adapter: gymnasium, or derive it from "
+                "gmi_drl.roles.envs.EnvWrapper."
+            )
+        elif of_batch:
+            faults.append(
+                f"{wrapper.where} wraps one environment, and comes behind {of_batch}, which wraps "
+                "the batch of them. Name it before."
+            )
+        known = list(inspect.signature(its).parameters.values())[1:]
+        if not any(one.kind is one.VAR_KEYWORD for one in known):
+            faults += _unknown(wrapper, [one.name for one in known])
+    return faults
+
+
+def _unknown(wrapper: Wrapper, names: Sequence[str]) -> list[str]:
+    given = [option for option in wrapper.options if option not in names]
+    return [unknown_option(wrapper.where, option, names) for option in given]
+
+
+def single_wrappers(entries: Sequence[Any]) -> list[Callable[[Any], Any]]:
+    """Returns the functions that wrap one environment of Gymnasium's, the innermost first."""
+    chosen = [(wrapper, _class_of(wrapper.name)) for wrapper in map(Wrapper.of, entries)]
+    return [partial(its, **wrapper.options) for wrapper, its in chosen if _is_gymnasiums(its)]
+
+
+def wrapped(env: VecEnv, env_id: str, entries: Sequence[Any]) -> VecEnv:
+    """Returns a batch in those wrappers that wrap one; closes it if one of them raises."""
+    for wrapper in map(Wrapper.of, entries):
+        its = _class_of(wrapper.name)
+        if _is_gymnasiums(its):
+            continue
+        try:
+            env = its(env, **wrapper.options)
+        except Exception as error:
+            env.close()
+            if isinstance(error, EnvSpecError | MemoryError):
+                raise
+            raise EnvRaised.of(env_id, f"wrapper {wrapper.name}", error) from error
+    return env
+
+
+def _class_of(name: str) -> Any:
+    module, _, attribute = name.rpartition(":")
+    if module:
+        return getattr(importlib.import_module(module), attribute)
+    return getattr(importlib.import_module(".batch_wrappers", __package__), _NAMED[name][0])
+
+
+def _is_gymnasiums(its: Any) -> bool:
+    return isinstance(its, type) and issubclass(its, gymnasium.Wrapper)

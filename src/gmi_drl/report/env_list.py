@@ -1,0 +1,34 @@
+"""Prints the environments that this machine can run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.placement import counted
+from gmi_drl.placement.faults import install
+from gmi_drl.roles.envs.listing import known_envs, lacking
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_envs(console: Console, text: str) -> int:
+    """Prints those whose ids have `text` in them; returns how many can be run.
+
+    One that cannot be made is told of with its reason where it was asked for, else counted.
+    """
+    found = list(known_envs(text))
+    there = [one for one in found if not one.fault]
+    rows = [[one.env_id, ", ".join(one.adapters), one.observation, one.action] for one in there]
+    if rows:
+        columns = ["id", "adapters", "observation", "action"]
+        print_table(console, counted(len(rows), "environment"), columns, rows)
+    broken = [one for one in found if one.fault]
+    for one in broken if text else ():
+        print(f"{one.env_id}: {one.fault}")
+    if broken and not text:
+        print(f"{len(broken)} more cannot be made here: `gmi-drl envs TEXT` tells why")
+    for extra in lacking():
+        print(f"more with {install(extra)}")
+    return len(there)
