@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -36,8 +37,10 @@ class EnvPoolVecEnv:
         self._make(spec.seed)
         limit = self._pool.spec.config.max_episode_steps
         self.max_episode_steps: int | None = limit if limit < np.iinfo(np.int32).max else None
-        self.structured_space: gymnasium.Space[Any] = self._pool.observation_space
-        self.action_space: gymnasium.Space[Any] = self._pool.action_space
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its bounds are rounded
+            self.structured_space: gymnasium.Space[Any] = self._pool.observation_space
+            self.action_space: gymnasium.Space[Any] = self._pool.action_space
         if faults := space_faults(spec.env_id, self.structured_space, self.action_space):
             self.close()
             raise EnvSpecError(faults)

@@ -22,6 +22,7 @@ _GIVES: Final = {
     "reset": "Look there; reset takes seed and options, and returns observation and info.",
     "step": "Look there; step returns observation, reward, terminated, truncated and info.",
     "close": "Look there; what was trained is not lost by that.",
+    "wrapper": "A wrapper is called with the environments and its options.",
 }
 
 

@@ -132,7 +132,7 @@ def wrapped(env: VecEnv, env_id: str, entries: Sequence[Any]) -> VecEnv:
             env.close()
             if isinstance(error, EnvSpecError | MemoryError):
                 raise
-            raise EnvRaised.of(env_id, f"wrapper {wrapper.name}", error) from error
+            raise EnvRaised.of(f"{env_id} in {wrapper.name}", "wrapper", error) from error
     return env
 
 

@@ -52,6 +52,8 @@ def test_atari_is_preprocessed_and_stacked_as_usual():
 def test_a_package_that_is_not_there_is_named(env_id, extra, monkeypatch):
     monkeypatch.setattr(adapters, "absent", lambda packages: [*packages])
     monkeypatch.setattr(adapters, "registry", {})
+    gymnasiums = adapters.ADAPTERS["gymnasium"]._replace(ids=())
+    monkeypatch.setattr(adapters, "ADAPTERS", {**adapters.ADAPTERS, "gymnasium": gymnasiums})
     (fault,) = check_env(env_id)
     assert f"[{extra}]" in fault
 

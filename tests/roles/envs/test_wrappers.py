@@ -6,24 +6,10 @@ import pytest
 import torch
 
 from gmi_drl.placement import ConfigError, load_config
-from gmi_drl.roles.envs import EnvRaised, EnvSpecError, EnvWrapper, check_env, make_env
+from gmi_drl.roles.envs import EnvRaised, EnvSpecError, check_env, make_env
 from gmi_drl.roles.envs.batch_wrappers import ClipReward, FrameStack, KeepNumbers, unwrapped
 from gmi_drl.roles.envs.protocol import VecEnv
 from toy_env import ToyEnv
-
-
-class Doubled(EnvWrapper):
-    def __init__(self, env, factor=2.0):
-        super().__init__(env)
-        self._factor = factor
-
-    def observe(self, observation):
-        return observation * self._factor
-
-
-class Raises(EnvWrapper):
-    def __init__(self, env):
-        raise KeyError("no such thing")
 
 
 def test_a_stack_has_the_last_observations_and_begins_anew_with_an_episode():
@@ -78,7 +64,7 @@ def test_rewards_are_clipped_and_numbers_hidden():
 
 
 def test_wrappers_are_put_on_in_their_order():
-    words = ["keep_numbers", {"test_wrappers:Doubled": {"factor": 3.0}}, {"frame_stack": None}]
+    words = ["keep_numbers", {"bodies_wrappers:Doubled": {"factor": 3.0}}, {"frame_stack": None}]
     words[0] = {"keep_numbers": {"places": [0, 2]}}
     env = make_env("CartPole-v1", 2, seed=1, wrappers=words)
     plain = make_env("CartPole-v1", 2, seed=1)
@@ -120,8 +106,8 @@ def test_one_of_a_batch_is_not_below_one_of_an_environment():
 
 
 def test_one_that_raises_is_named_and_the_environments_are_closed():
-    with pytest.raises(EnvRaised, match="wrapper test_wrappers:Raises"):
-        make_env("CartPole-v1", 2, wrappers=["test_wrappers:Raises"])
+    with pytest.raises(EnvRaised, match="in bodies_wrappers:Raises: its wrapper raised KeyError"):
+        make_env("CartPole-v1", 2, wrappers=["bodies_wrappers:Raises"])
     for word, said in (
         ({"keep_numbers": {"places": [4]}}, "must be one or more of 0 to 3"),
         ({"frame_stack": {"count": 1}}, "must be 2 or more of a Box"),
