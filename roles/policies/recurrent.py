@@ -41,7 +41,9 @@ class LSTM(nn.LSTMCell):
 
     def outputs(self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor) -> Tensor:
         """Returns the outputs [T, N, H] of all steps; `kept` [T, N, 1] of the state before each."""
-        outputs: Tensor = LSTMSteps.apply(inputs, self.weight_hh, *state, kept)
+        outputs: Tensor = LSTMSteps.apply(  # type: ignore[no-untyped-call]
+            inputs, self.weight_hh, *state, kept
+        )
         return outputs
 
     def inputs(self, features: Tensor) -> Tensor:
@@ -66,7 +68,9 @@ class GRU(nn.GRUCell):
 
     def outputs(self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor) -> Tensor:
         """Returns the outputs [T, N, H] of all steps; `kept` [T, N, 1] of the state before each."""
-        outputs: Tensor = GRUSteps.apply(inputs, self.weight_hh, self.bias_hh, *state, kept)
+        outputs: Tensor = GRUSteps.apply(  # type: ignore[no-untyped-call]
+            inputs, self.weight_hh, self.bias_hh, *state, kept
+        )
         return outputs
 
     def inputs(self, features: Tensor) -> Tensor:

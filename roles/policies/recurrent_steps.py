@@ -20,7 +20,7 @@ class LSTMSteps(torch.autograd.Function):
     """The outputs [T, N, H] of an LSTM for the features' part of its gates [T, N, 4 H]."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, output: Tensor, memory: Tensor, kept: Tensor
     ) -> Tensor:
         gates = torch.empty_like(inputs)
@@ -42,8 +42,8 @@ class LSTMSteps(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gates, squashed, remembered, before, weight, kept = ctx.saved_tensors
         let_in, keep, new, show = gates.chunk(4, -1)
         through = show * (1 - squashed * squashed)  # from an output to the memory
@@ -71,7 +71,7 @@ class GRUSteps(torch.autograd.Function):
     """The outputs [T, N, H] of a GRU for the features' part of its gates [T, N, 3 H]."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, output: Tensor, kept: Tensor
     ) -> Tensor:
         size = output.shape[-1]
@@ -90,8 +90,8 @@ class GRUSteps(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gates, recalled, news, before, weight, kept = ctx.saved_tensors
         size = news.shape[-1]
         reset, keep = gates[..., :size], gates[..., size : 2 * size]

@@ -22,7 +22,7 @@ from . import child_setup, descendants, run_directory
 # Threads that wait must sleep, as a GMI's simulator threads want the same cores, but not at once:
 # small operations follow each other within microseconds, and waking a thread takes as long as ten
 # of them. So many turns of libgomp's loop are tens of microseconds.
-_ONE_THREAD: Final = {
+ONE_THREAD: Final = {
     **dict.fromkeys(THREAD_VARIABLES, "1"),
     "OMP_PROC_BIND": "false",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -44,7 +44,7 @@ class ForkServerProcess:
         self._preload, self._sys_path = list(preload), list(sys.path)
         self._environment = {
             **os.environ,
-            **_ONE_THREAD,
+            **ONE_THREAD,
             **descendants.mark(self.directory),
             "PYTHONPATH": child_setup.python_path(),  # the actors get the real variable
         }
