@@ -23,7 +23,10 @@ class EnvWrapper:
     """
 
     def __init__(self, env: VecEnv) -> None:
-        self.env = env
+        self.env, self.num_env, self.device = env, env.num_env, env.device
+        self.observation_space: Space[Any] = env.observation_space
+        self.action_space: Space[Any] = env.action_space
+        self.max_episode_steps = env.max_episode_steps
 
     def reset(self, seed: int | None = None) -> Tensor:
         return self.observe(self.env.reset(seed))
