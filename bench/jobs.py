@@ -100,8 +100,11 @@ def our_config(
     gmi_per_gpu: int = 1,
     cores: Sequence[int] | None = None,
     algorithm: dict[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """The job of `settings` as a gmi-drl configuration; `algorithm` overrides single fields.
+
+    Environments are in `wrappers`.
 
     With an `algorithm.name` other than PPO's, the settings that are PPO's alone are left out.
     """
@@ -130,7 +133,11 @@ def our_config(
             "log_every": 1,
             "eval_episodes": settings.evaluate,
         },
-        "env": {"id": settings.env, "num_env": settings.n_envs // gmi_per_gpu},
+        "env": {
+            "id": settings.env,
+            "num_env": settings.n_envs // gmi_per_gpu,
+            "wrappers": list(wrappers),
+        },
         "algorithm": {
             "network": settings.hidden,
             "activation": settings.activation,
@@ -158,14 +165,15 @@ def run_ours(
     cores: Sequence[int] | None = None,
     algorithm: dict[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
+    wrappers: Sequence[Any] = (),
 ) -> Job:
     """`gmi-drl launch` on this job, to its end; `progress` hears of the steps taken."""
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as name:
         folder = Path(name)
         config = folder / "config.yaml"
-        config.write_text(
-            yaml.safe_dump(our_config(settings, folder / "runs", gmi_per_gpu, cores, algorithm))
-        )
+        runs = folder / "runs"
+        job = our_config(settings, runs, gmi_per_gpu, cores, algorithm, wrappers)
+        config.write_text(yaml.safe_dump(job))
         front = "import sys; from gmi_drl.cli.main import main; sys.exit(main())"
         command = [sys.executable, "-c", front, "launch", str(config)]
         meter = _Meter(folder / "runs", settings, progress)

@@ -60,7 +60,10 @@ def train(cell: Cell, options: argparse.Namespace, core: int, progress: dict[Cel
         progress[cell] = f"{taken:,} of {steps:,} steps"
 
     settings = replace(task.ours, seed=cell.seed, steps=steps)
-    return run_ours(settings, timeout, cores=[core], algorithm=task.algorithm, progress=show)
+    return run_ours(
+        settings, timeout, cores=[core], algorithm=task.algorithm, progress=show,
+        wrappers=task.wrappers,
+    )  # fmt: skip
 
 
 def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +73,8 @@ def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> d
         raise JobError("the run ended without an evaluation; its run.json has no eval_return")
     settings = task.sb3 if cell.system == "sb3" else task.ours
     extra = {"algorithm": task.algorithm} if cell.system == "ours" and task.algorithm else {}
+    if task.wrappers:
+        extra["wrappers"] = list(task.wrappers)
     return {
         **asdict(cell),
         "steps": job.steps,

@@ -128,6 +128,8 @@ def _settings(record: dict[str, Any]) -> str:
     ppo = algorithm.get("name", "ppo") == "ppo"
     parts = [f"{key} {settings[key]}" for key in _SHOWN if ppo or key not in _PPO_ONLY]
     parts += [f"{key} {value}" for key, value in algorithm.items()]
+    if wrappers := settings.get("wrappers"):
+        parts.append(f"wrappers {wrappers}")
     if record["system"] == "sb3":
         parts += [
             f"VecNormalize observation {settings['normalize_observation']}",

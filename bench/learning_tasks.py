@@ -21,6 +21,7 @@ class Task:
     algorithm: dict[str, Any]
     sb3: Settings | None
     reference: str  # published, with its source
+    wrappers: tuple[Any, ...] = ()
 
 
 def _mujoco(env: str) -> Settings:
@@ -62,6 +63,19 @@ TASKS = {
             normalize_observation=False, normalize_reward=False, evaluate=20,
         ),
         reference="500 (SB3 zoo, 100 k) / 490 ± 6 (CleanRL, 500 k)",
+    ),
+    "CartPole-v1-hidden": Task(  # examples/lstm_cartpole.yaml
+        env="CartPole-v1",
+        steps=100_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=8, horizon=32, minibatch=256, epochs=20, net="64",
+            activation="tanh", gamma=0.99, lam=0.95, learning_rate=1e-3, schedule="linear",
+            max_grad_norm=0.5,
+        ),
+        algorithm={"value_coef": 0.5, "recurrent": {"cell": "lstm", "size": 64}},
+        sb3=None,
+        reference="500 (SB3 zoo, RecurrentPPO, 100 k, one run)",
+        wrappers=({"keep_numbers": {"places": [0, 2]}},),
     ),
     "CartPole-v1-dqn": Task(  # examples/dqn_cartpole.yaml
         env="CartPole-v1",
