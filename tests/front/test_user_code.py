@@ -24,8 +24,8 @@ from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, PPOConfig, load_config
 from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.policies.actor_critic import actor_critic_of
 from gmi_drl.roles.policies.description import described
+from gmi_drl.roles.policies.networks import actor_critic_of
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.state import checkpoint
 

@@ -146,9 +146,10 @@ class AlgorithmConfig(Section):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves `optimizer: auto` out, so that it is written only where it says something."""
+        """Leaves out what says nothing: `optimizer: auto`, `recurrent: null`."""
         keys: dict[str, Any] = handler(self)
-        return {key: keys[key] for key in keys if (key, keys[key]) != ("optimizer", "auto")}
+        silent = {"optimizer": "auto", "recurrent": None}
+        return {key: its for key, its in keys.items() if key not in silent or its != silent[key]}
 
 
 class RecurrentConfig(Section):
