@@ -39,7 +39,13 @@ from gmi_drl.placement.config.config import (
     RunConfig,
     TuneConfig,
 )
-from gmi_drl.placement.config.section import AUTO, CONVOLUTIONAL, NETWORKS, hidden_sizes
+from gmi_drl.placement.config.section import (
+    AUTO,
+    CONVOLUTIONAL,
+    NETWORKS,
+    hidden_sizes,
+    is_own_network,
+)
 
 from .config.load import load_config
 from .config.search import RangeConfig, SearchConfig
@@ -62,7 +68,7 @@ __all__ = [
     "PPOConfig", "RangeConfig", "RecurrentConfig", "ReplayConfig", "RoleConfig", "RunConfig",
     "SearchConfig", "Strategy", "Template", "Topology", "TuneConfig", "UpdateSize", "algorithm_1",
     "algorithm_config", "check", "choose_backend", "counted", "decoupled", "format_cores",
-    "from_yaml", "hidden_sizes", "layout_faults_of", "layout_of", "load_config", "reducing",
-    "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
+    "from_yaml", "hidden_sizes", "is_own_network", "layout_faults_of", "layout_of", "load_config",
+    "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
     "template_of", "to_yaml",
 ]  # fmt: skip

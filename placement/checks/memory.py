@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gmi_drl.placement.config.config import Config
-from gmi_drl.placement.config.section import CONVOLUTIONAL, hidden_sizes
+from gmi_drl.placement.config.section import CONVOLUTIONAL, hidden_sizes, is_own_network
 from gmi_drl.placement.faults import Fault
 from gmi_drl.placement.layout import GmiSpec, Layout
 from gmi_drl.placement.slicing import memory_share
@@ -41,9 +41,9 @@ class Sizes:
 
     def network(self, config: Config) -> int:
         """Returns the number of parameters of the config's network."""
-        if self.has_own_network:
-            return 0
         name = config.algorithm.network
+        if self.has_own_network or is_own_network(name):
+            return 0
         layers = [self.observation, *hidden_sizes(name), self.parameters + 1]
         if name in CONVOLUTIONAL:  # whose convolutions are few, and what they give is not known
             layers = layers[1:]
@@ -84,15 +84,17 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     if learns and not simulates:  # those of the agents that send to it
         channels = TEMPLATES[layout.template].channels(layout)
         agents = [source for source, target in channels if target.gmi_id == gmi.gmi_id]
-        number = len(agents) if config.mode == "sync" else config.experience.batch_segments
+        number = len(agents) - getattr(algorithm, "drop_slowest", 0)
+        if config.mode == "async":
+            number = config.experience.batch_segments
         samples = config.env.num_env * horizon * number
     parameters = sizes.network(config)
-    layers = (0,) if sizes.has_own_network else hidden_sizes(algorithm.network)
+    layers = () if sizes.has_own_network else hidden_sizes(algorithm.network)
     if learns:  # what comes out of each layer is kept for the way back
         kept = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
         through = algorithm.minibatch_size(samples) * (row + kept * _FLOAT * sum(layers))
     else:
-        through = num_env * _FLOAT * max(layers)
+        through = num_env * _FLOAT * max(layers, default=0)
     of_each = _FLOAT if "agent" in gmi.roles else 0
     if learns:
         of_each = _TRAINED + algorithm.target_networks * _FLOAT

@@ -128,9 +128,9 @@ class EnvConfig(Section):
     max_episode_steps: Int | None = Field(default=None, ge=1)
     """Time limit of an episode in steps; `null`: the one the id is registered with."""
     wrappers: Wrappers = ()
-    """What environments are wrapped in, the innermost first: names, or one name with its options,
-    such as `frame_stack: {count: 4}`. There are `clip_reward`, `frame_stack` and `keep_numbers`,
-    and `module:Class` for one of yours or Gymnasium's. See
+    """The wrappers around each environment, the innermost first: names, or one name with its
+    options, such as `frame_stack: {count: 4}`. There are `clip_reward`, `frame_stack` and
+    `keep_numbers`, and `module:Class` for one of yours or Gymnasium's. See
     [wrappers](environments.md#wrappers)."""
 
 

@@ -24,8 +24,18 @@ CONVOLUTIONAL: Final[dict[str, tuple[int, ...]]] = {"nature": (512,), "impala": 
 
 
 def hidden_sizes(network: str | tuple[int, ...] | list[int]) -> tuple[int, ...]:
-    """Returns the sizes themselves, or those of the preset with this name: its dense layers."""
+    """Returns the sizes themselves, or those of the preset with this name: its dense layers.
+
+    Of a network of the user's there are none.
+    """
+    if is_own_network(network):
+        return ()
     return {**NETWORKS, **CONVOLUTIONAL}[network] if isinstance(network, str) else tuple(network)
+
+
+def is_own_network(network: str | tuple[int, ...] | list[int]) -> bool:
+    """Tells whether a network is the user's, as module:Class."""
+    return isinstance(network, str) and re.match(CLASS_PATTERN, network) is not None
 
 
 # What `auto` is inside, where a number is given or found by `gmi-drl tune`: less than any of them.
@@ -58,12 +68,12 @@ def broken(rule: str, remedy: str) -> PydanticCustomError:
 
 def _network(value: Any) -> Any:
     sizes = as_tuple(value)
-    if isinstance(sizes, str) and sizes in {*NETWORKS, *CONVOLUTIONAL}:
+    if isinstance(sizes, str) and (sizes in {*NETWORKS, *CONVOLUTIONAL} or is_own_network(sizes)):
         return sizes
     if isinstance(sizes, tuple) and sizes and all(type(s) is int and s > 0 for s in sizes):
         return sizes
     raise broken(
-        "must be a preset or a list of hidden layer sizes",
+        "must be a preset, a list of hidden layer sizes, or module:Class",
         f"Use one of {', '.join([*NETWORKS, *CONVOLUTIONAL])}, or for example [256, 128, 64].",
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def algorithm_class(settings: AlgorithmConfig) -> type[Algorithm]:
     """Return the class of the algorithm that these are the settings of."""
-    from gmi_drl.roles.role.role import load_class
+    from gmi_drl.roles.loading import load_class
 
     cls: type[Algorithm] = load_class(settings.implementation, kind="algorithm")
     return cls
@@ -32,7 +32,7 @@ def with_settings(
     """
     from gmi_drl.placement import ConfigError, CustomAlgorithmConfig, settings_of
     from gmi_drl.placement.config.algorithms import mode_faults
-    from gmi_drl.roles.role.role import check_class, load_class
+    from gmi_drl.roles.loading import check_class, load_class
 
     from .algorithm import Algorithm
 

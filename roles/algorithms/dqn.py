@@ -18,9 +18,8 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.check_policy import forward_faults
-from gmi_drl.roles.policies.convolutions import ConvolutionalTrunk
 from gmi_drl.roles.policies.networks import trunk_of
-from gmi_drl.roles.policies.trunk import Trunk
+from gmi_drl.roles.policies.trunk import HiddenLayers, Trunk
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
@@ -35,7 +34,7 @@ class QNetwork(nn.Module):
         actions: int,
         settings: AlgorithmConfig,
         generator: torch.Generator | None = None,
-        trunk: Trunk | ConvolutionalTrunk | None = None,
+        trunk: HiddenLayers | None = None,
     ) -> None:
         """`trunk`: instead of hidden layers of the settings' sizes."""
         super().__init__()
@@ -132,7 +131,9 @@ class DQN(Algorithm):
         cls, settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
     ) -> QNetwork:
         width = observation_width(env.observation_space)
-        return QNetwork(width, _choices(env), settings, generator, trunk_of(settings, env))
+        return QNetwork(
+            width, _choices(env), settings, generator, trunk_of(settings, env, generator)
+        )
 
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> QPolicy:

@@ -37,7 +37,7 @@ class EnvWrapper:
         return step._replace(observation=shown, final_observation=final)
 
     def observe(self, observation: Tensor) -> Tensor:
-        """What is shown of observations [N, D] of the wrapped batch."""
+        """Returns what is shown of observations [N, D] of the wrapped batch."""
         return observation
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -103,7 +103,12 @@ def action_columns(space: Space[Any]) -> int:
 
 
 def flat_space(space: Space[Any]) -> Box:
-    """Returns the vector that observations become: of its own type for a Box, else of float32."""
+    """Returns the vector that observations become: of its own type for a Box, else of float32.
+
+    That of a Box of true and false is of uint8, 0 and 1, which can be reckoned with.
+    """
+    if isinstance(space, Box) and space.dtype == np.bool_:
+        return Box(0, 1, (math.prod(space.shape),), dtype=np.uint8)
     if isinstance(space, Box):
         if len(space.shape) == 1:
             return space

@@ -24,6 +24,7 @@ class Evaluators(Protocol):
     """The evaluators that sample for one GMI that trains, wherever they are."""
 
     batch: Batch  # [T, N] that `sample` fills, N all their environments
+    dropped_steps: int  # of environments, that came too late for the last batch
 
     def sample(self, iteration: int) -> bool:
         """Fill `batch` with the present policy; False, in all GMIs alike, if nobody will."""
@@ -53,6 +54,8 @@ class Evaluators(Protocol):
 
 class LocalEvaluator:
     """The environments of this GMI, and the policy that is trained here: nothing is sent."""
+
+    dropped_steps = 0
 
     def __init__(self, role: ActingRole, env: VecEnv, batch: Batch) -> None:
         self._mgr, self.batch = role.mgr, batch

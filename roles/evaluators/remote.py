@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
+from gmi_drl.comm.errors import LinkEnded
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.batch import Batch
@@ -30,9 +31,17 @@ class RemoteEvaluators:
     """Rollout workers in other GMIs, whose environments lie side by side in one batch."""
 
     def __init__(
-        self, role: ActingRole, workers: Mapping[int, int], batch: Batch, learner: Learner
+        self,
+        role: ActingRole,
+        workers: Mapping[int, int],
+        batch: Batch,
+        learner: Learner,
+        drop_slowest: int = 0,
     ) -> None:
-        """`workers` has their environments by gmi_id, in the order in which they lie in `batch`."""
+        """`workers` has their environments by gmi_id, in the order in which they lie in `batch`.
+
+        With `drop_slowest` it has room for all but so many, who lie there as they come.
+        """
         self._mgr, context, wires = role.mgr, role.mgr.context, role.mgr.context.wires
         self.batch, self._policy, self._group = batch, role.policy, context.group
         self._normalizer = role.normalizers.observations
@@ -45,23 +54,61 @@ class RemoteEvaluators:
             self._codecs, self._mgr.timeout, heartbeats=heartbeats_in(self._mgr.tally),
             still=lambda: self._meet(_WAITS), device=context.device,
         )  # fmt: skip
+        self._wanted = len(workers) - drop_slowest
+        self._each = batch["reward"].numel() // self._wanted  # steps of a worker
+        self.dropped_steps = 0
 
     def sample(self, iteration: int) -> bool:
         start = perf_counter()
         stats: dict[int, list[float]] = {}
 
         def take(worker: int, memory: Tensor) -> None:
-            first = self._first[worker]
-            stats[worker] = self._codecs[worker].unpack(memory, self.batch, first)
+            codec, first = self._codecs[worker], self._first[worker]
+            if self._wanted < len(self._codecs):
+                first = len(stats) * codec.num_env
+            stats[worker] = codec.unpack(memory, self.batch, first)
 
         with phase("wait"):
-            there = self._coordinator.collect(iteration, self._published.write, take)
+            if self._wanted < len(self._codecs):
+                there = self._collect_first(iteration, take)
+            else:
+                there = self._coordinator.collect(iteration, self._published.write, take)
             if not self._all(there):
                 return False
             complete(self.batch, self._policy, self._normalizer)
         episodes = Seen.by({worker: numbers[:3] for worker, numbers in stats.items()})
         seconds = {worker: numbers[3:] for worker, numbers in stats.items()}
         self._account: Account = ((perf_counter() - start,), episodes, seconds)
+        return True
+
+    def _collect_first(self, iteration: int, take: Callable[[int, Tensor], None]) -> bool:
+        """Has workers collect, and takes what the first of them bring.
+
+        Who is late with an earlier round brings that to nobody, and is asked again. False when
+        workers have left, as training was done.
+        """
+        coordinator, late = self._coordinator, self._coordinator.asked
+        asked, missing = [one for one in self._codecs if one not in late], self._wanted
+        self.dropped_steps = 0
+
+        def take_new(worker: int, memory: Tensor) -> None:
+            if worker not in late:
+                take(worker, memory)
+
+        try:
+            while missing:
+                for worker in asked:
+                    coordinator.ask(worker, iteration, self._published.write)
+                asked.clear()
+                came = coordinator.first(take_new)
+                if came in late:
+                    late.remove(came)
+                    asked.append(came)
+                    self.dropped_steps += self._each
+                else:
+                    missing -= 1
+        except LinkEnded:
+            return False
         return True
 
     def read(self) -> Account:

@@ -153,7 +153,9 @@ class RolloutCoordinator:
 
         LinkTimeout names an agent that is late, LinkEnded one that has left.
         """
-        gmi_id = self._first(self._asked, "has not brought its gradient", self._checked(take))
+        gmi_id = self._first(
+            self._asked, "has not brought what it was asked for", self._checked(take)
+        )
         del self._asked[gmi_id]
         return gmi_id
 

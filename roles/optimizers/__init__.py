@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gmi_drl.placement import UpdateSize
 from gmi_drl.placement.config.algorithms.common import MODE_OF_OPTIMIZER
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ def make_optimizer(role: ActingRole) -> Optimizer:
 def round_steps(config: Config, layout: Layout) -> int:
     """Return the steps of environments that a round trains on, of all GMIs."""
     horizon = config.algorithm.horizon
-    if samples_in_turn(config):
+    if config.algorithm.sends_gradients:
         return horizon * sum(gmi.num_env for gmi in layout.gmis)
+    if samples_in_turn(config):
+        return UpdateSize.of(config, layout).samples
     segments = config.experience.batch_segments * len(layout.holding("trainer"))
     return horizon * config.env.num_env * segments
 

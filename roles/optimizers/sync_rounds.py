@@ -44,6 +44,7 @@ class Sampling:
     workers: dict[int, int]  # environments by gmi_id
     batch: Batch  # of all of them
     generator: torch.Generator  # of minibatches, this GMI's own
+    drop_slowest: int  # workers that are not waited for
 
     @classmethod
     def of(cls, role: ActingRole) -> Sampling:
@@ -58,16 +59,18 @@ class Sampling:
             env = role.make_env()
             mgr.close_later(env.close)
             role.build(env)
-        batch = role.batch(sum(workers.values()) if env is None else env.num_env)
+        drop_slowest = getattr(mgr.config.algorithm, "drop_slowest", 0)
+        num_env = sum(workers.values()) - drop_slowest * mgr.config.env.num_env
+        batch = role.batch(num_env if env is None else env.num_env)
         # By rank, not by GMI: what is learned does not depend on where agents are.
         seed = mgr.seed(_DRAWS, context.group.rank)
         generator = torch.Generator(context.device).manual_seed(seed)
-        return cls(role, env, workers, batch, generator)
+        return cls(role, env, workers, batch, generator, drop_slowest)
 
     def evaluators(self, learner: Learner) -> Evaluators:
         """Make those of other GMIs where the role is joined with some, and else its own."""
         if self.env is None:
-            return RemoteEvaluators(self.role, self.workers, self.batch, learner)
+            return RemoteEvaluators(self.role, self.workers, self.batch, learner, self.drop_slowest)
         return LocalEvaluator(self.role, self.env, self.batch)
 
 
@@ -87,7 +90,8 @@ class SyncRounds:
     ) -> None:
         """`generator` is that of the minibatches."""
         self._evaluators, self.learner, self._replay = evaluators, learner, replay
-        self.progress, self._generator = Progress(mgr.layout), generator
+        self.progress, self._generator = Progress(mgr.layout, extra=1), generator
+        self._drops = getattr(mgr.config.algorithm, "drop_slowest", 0) > 0
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
         self._stop_requested = mgr.stop_requested
@@ -109,12 +113,17 @@ class SyncRounds:
         took, stats = learner.clock.read(), learner.stats()
         reduce_s = took.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
         phases = (*seconds, took["train"], reduce_s)
-        agreed = self.progress.agree(episodes, phases, self._stop_requested(), worker_seconds)
+        dropped = [float(self._evaluators.dropped_steps)]
+        agreed = self.progress.agree(
+            episodes, phases, self._stop_requested(), worker_seconds, dropped
+        )
         # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
         # when they meet, and not that they have diverged.
         check_finite(stats)
         speed = {"steps_per_s": self._round_steps / sum(phases)}
         metrics = speed | agreed.metrics | stats
+        if self._drops:
+            metrics["dropped_steps"] = int(sum(told for (told,) in agreed.extra))
         if self._replay is not None:
             metrics |= self._replay.metrics()
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)

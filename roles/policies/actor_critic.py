@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from gymnasium import spaces
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.spaces import action_fault, flat_space, leaves, observation_fault
 
-from .convolutions import ConvolutionalTrunk
 from .distributions import Bernoulli, Categorical, Distribution, Joint, Normal
-from .trunk import Precision, Trunk
+from .trunk import HiddenLayers, OwnTrunk, Precision, SeparateTrunks, Trunk
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
@@ -45,7 +44,7 @@ def observation_width(space: spaces.Space[Any]) -> int:
 
 
 class ActorCritic(nn.Module):
-    """The network of a policy and its value function: a shared trunk, and one head for both.
+    """The network of a policy and its value function: a trunk, and one head for both.
 
     `forward` takes normalised observations [B, obs_dim] and returns the head's raw output
     [B, P + 1]: P distribution parameters (means, or logits), then the normalised value. One
@@ -62,10 +61,10 @@ class ActorCritic(nn.Module):
         init_log_std: float = 0.0,
         generator: torch.Generator | None = None,
         precision: Precision = "fp32",
-        trunk: Trunk | ConvolutionalTrunk | None = None,
+        trunk: HiddenLayers | None = None,
         features: int | None = None,
     ) -> None:
-        """`trunk`: instead of hidden layers of the sizes `hidden`.
+        """`trunk`: instead of hidden layers of the sizes `hidden`; two of them: see SplitHead.
 
         `features`: that the head takes, where a subclass puts something between trunk and head.
         """
@@ -73,16 +72,15 @@ class ActorCritic(nn.Module):
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation
         self.trunk = trunk or Trunk(obs_dim, hidden, activation, precision)
-        self.head = nn.Linear(features or self.trunk.features, distribution.parameters + 1)
+        numbers = distribution.parameters
+        self.head: Head | SplitHead
+        if isinstance(self.trunk, SeparateTrunks):
+            self.head = SplitHead(self.trunk, numbers)
+        else:
+            self.head = Head(features or self.trunk.features, numbers + 1)
         self.log_std = nn.Parameter(torch.full((distribution.deviations,), init_log_std))
-        # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
-        # nearly the same in every state), 1 for the value: the settings compared in
-        # "What matters in on-policy RL" (Andrychowicz et al., 2021).
-        with torch.no_grad():
-            self.trunk.initialise(generator)
-            nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
-            nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
-            self.head.bias.zero_()
+        self.trunk.initialise(generator)
+        self.head.initialise(generator)
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters' names and shapes do not say, as plain values.
@@ -93,6 +91,7 @@ class ActorCritic(nn.Module):
             "distribution": _named(self.distribution),
             "network": self._hidden,
             "activation": self._activation,
+            **({"trunk": self.trunk.name} if isinstance(self.trunk, OwnTrunk) else {}),
         }
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -101,8 +100,60 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def map_value(self, scale: Tensor, shift: Tensor) -> None:
         """Make the value that comes out `scale` * value + `shift`, in every state."""
-        self.head.weight[-1].mul_(scale)
-        self.head.bias[-1:].mul_(scale).add_(shift)
+        weight, bias = self.head.of_value()
+        weight.mul_(scale)
+        bias.mul_(scale).add_(shift)
+
+
+# Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is nearly the
+# same in every state), 1 for the value: the settings compared in "What matters in on-policy RL"
+# (Andrychowicz et al., 2021).
+_GAIN_OF_ACTIONS: Final = 0.01
+
+
+class Head(nn.Linear):
+    """The last layer of both: rows of the distribution's parameters, then that of the value."""
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """Make weights orthogonal, and biases 0."""
+        nn.init.orthogonal_(self.weight[:-1], _GAIN_OF_ACTIONS, generator=generator)
+        nn.init.orthogonal_(self.weight[-1:], 1.0, generator=generator)
+        self.bias.zero_()
+
+    def of_value(self) -> tuple[Tensor, Tensor]:
+        """Returns the value's weights [F] and bias [1], as views."""
+        return self.weight[-1], self.bias[-1:]
+
+
+class SplitHead(nn.Module):
+    """A last layer for each of two trunks, whose features come side by side; it puts out the same.
+
+    The value's loss does not reach the policy's trunk, nor the policy's that of the value.
+    """
+
+    def __init__(self, trunks: SeparateTrunks, numbers: int) -> None:
+        """`numbers`: of the distribution's parameters."""
+        super().__init__()
+        self._widths = [trunks.policy.features, trunks.value.features]
+        self.policy, self.value = (
+            nn.Linear(width, count) for width, count in zip(self._widths, (numbers, 1), strict=True)
+        )
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """Make weights orthogonal, and biases 0."""
+        for layer, gain in ((self.policy, _GAIN_OF_ACTIONS), (self.value, 1.0)):
+            nn.init.orthogonal_(layer.weight, gain, generator=generator)
+            layer.bias.zero_()
+
+    def forward(self, features: Tensor) -> Tensor:
+        of_policy, of_value = torch.split(features, self._widths, -1)
+        return torch.cat([self.policy(of_policy), self.value(of_value)], -1)
+
+    def of_value(self) -> tuple[Tensor, Tensor]:
+        """Returns the value's weights [F] and bias [1], as views."""
+        return self.value.weight[0], self.value.bias
 
 
 def _named(distribution: Distribution) -> str:

@@ -5,7 +5,6 @@ They take observations as the vectors that they are everywhere, and see the imag
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
@@ -16,16 +15,16 @@ from torch import Tensor, nn
 from gmi_drl.placement import CONVOLUTIONAL, hidden_sizes
 from gmi_drl.roles.envs.errors import EnvSpecError
 
-from .trunk import Precision
+from .trunk import HiddenLayers, Precision
 
 _MOST_CHANNELS: Final = 32  # of an image whose channels come last
 
 
-class ConvolutionalTrunk(nn.Module):
-    """Images as vectors [..., D] to float32 features [..., `features`].
+class ConvolutionalTrunk(HiddenLayers):
+    """Takes images, as vectors [..., D].
 
-    `in_bytes`: the numbers are 0 to 255, and are divided by 255. With precision bf16 it runs in
-    bfloat16.
+    `in_bytes`: the numbers are 0 to 255, and are divided by 255. `layer_norm`: LayerNorm behind the
+    dense layer.
     """
 
     def __init__(
@@ -35,12 +34,13 @@ class ConvolutionalTrunk(nn.Module):
         *,
         in_bytes: bool = False,
         precision: Precision = "fp32",
+        layer_norm: bool = False,
     ) -> None:
         """EnvSpecError where the space is no image, or one that is too small."""
         super().__init__()
         self._shape, self._channels_last = image_of(space, name)
         self._scale = 1.0 / 255.0 if in_bytes else 1.0
-        self._bf16 = precision == "bf16"
+        self.bf16 = precision == "bf16"
         channels, height, width = self._shape
         self.convolutions = (_nature if name == "nature" else _impala)(channels)
         try:
@@ -55,23 +55,9 @@ class ConvolutionalTrunk(nn.Module):
             ) from None
         (self.features,) = hidden_sizes(name)
         self.dense = nn.Linear(flat, self.features)
+        self.norm = nn.LayerNorm(self.features) if layer_norm else nn.Identity()
 
-    @torch.no_grad()
-    def initialise(self, generator: torch.Generator | None) -> None:
-        """Make weights orthogonal with gain sqrt(2), and biases 0."""
-        for layer in self.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-                assert layer.bias is not None
-                layer.bias.zero_()
-
-    def forward(self, observation: Tensor) -> Tensor:
-        if not self._bf16:
-            return self._features(observation)
-        with torch.autocast(observation.device.type, torch.bfloat16, cache_enabled=False):
-            return self._features(observation).float()
-
-    def _features(self, observation: Tensor) -> Tensor:
+    def seen(self, observation: Tensor) -> Tensor:
         channels, height, width = self._shape
         leading = observation.shape[:-1]
         if self._channels_last:
@@ -79,7 +65,7 @@ class ConvolutionalTrunk(nn.Module):
         else:
             image = observation.reshape(-1, channels, height, width)
         seen = self.convolutions(image * self._scale).flatten(1)
-        features: Tensor = torch.relu(self.dense(seen))
+        features: Tensor = torch.relu(self.norm(self.dense(seen)))
         return features.reshape(*leading, self.features)
 
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from gmi_drl.placement import AlgorithmConfig, hidden_sizes
+from gmi_drl.placement import AlgorithmConfig, hidden_sizes, is_own_network
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.spaces import flat_space
 
 from .actor_critic import ActorCritic, ActorCriticPolicy, distribution_for, observation_width
 from .convolutions import ConvolutionalTrunk, is_convolutional
 from .recurrent import RecurrentActorCritic, RecurrentPolicy
 from .structure import structured_space
-from .trunk import Trunk
+from .trunk import HiddenLayers, OwnTrunk, SeparateTrunks, Trunk
 
 
 def actor_critic_of(
@@ -22,12 +23,14 @@ def actor_critic_of(
 ) -> ActorCritic:
     """The network of a config for the spaces of `env`, where no role makes another."""
     spaces = observation_width(env.observation_space), distribution_for(env.action_space)
+    trunk = trunk_of(settings, env, generator)
+    if not getattr(settings, "share_layers", True):
+        trunk = SeparateTrunks(trunk, trunk_of(settings, env, generator))
     options: dict[str, Any] = {
         "activation": settings.activation,
         "init_log_std": getattr(settings, "init_log_std", 0.0),
         "generator": generator,
-        "precision": settings.precision,
-        "trunk": trunk_of(settings, env),
+        "trunk": trunk,
     }
     hidden = hidden_sizes(settings.network)
     recurrent = getattr(settings, "recurrent", None)
@@ -36,14 +39,24 @@ def actor_critic_of(
     return RecurrentActorCritic(*spaces, hidden, recurrent=recurrent, **options)
 
 
-def trunk_of(settings: AlgorithmConfig, env: VecEnv) -> Trunk | ConvolutionalTrunk:
+def trunk_of(
+    settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
+) -> HiddenLayers:
     """The hidden layers of a config's network, for the observations of `env`."""
-    if not is_convolutional(settings.network):
-        width, hidden = observation_width(env.observation_space), hidden_sizes(settings.network)
-        return Trunk(width, hidden, settings.activation, settings.precision)
-    in_bytes = env.observation_space.dtype == np.uint8 and not settings.normalize_observation
-    space, name = structured_space(env), str(settings.network)
-    return ConvolutionalTrunk(name, space, in_bytes=in_bytes, precision=settings.precision)
+    name, precision = settings.network, settings.precision
+    seen = flat_space(structured_space(env))
+    if is_own_network(name):
+        return OwnTrunk(str(name), structured_space(env), generator, precision)
+    if is_convolutional(name):
+        in_bytes = seen.dtype == np.uint8 and seen.high.max() > 1  # and not true and false
+        return ConvolutionalTrunk(
+            str(name), structured_space(env), precision=precision, layer_norm=settings.layer_norm,
+            in_bytes=in_bytes and not settings.normalize_observation,
+        )  # fmt: skip
+    return Trunk(
+        observation_width(seen), hidden_sizes(name), settings.activation, precision,
+        layer_norm=settings.layer_norm,
+    )  # fmt: skip
 
 
 def policy_of(network: Any) -> ActorCriticPolicy:

@@ -5,51 +5,165 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
+
+from gmi_drl.roles.envs.spaces import flat_space
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.loading import check_class, load_class
 
 Precision = Literal["fp32", "tf32", "bf16"]  # algorithm.precision
 
 _ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-class Trunk(nn.Sequential):
-    """Hidden layers with an activation behind each: [B, D] to float32 features [B, `features`].
+class HiddenLayers(nn.Module):
+    """What a head is put on: observations [B, D] to float32 features [B, `features`].
 
-    With precision bf16 they run in bfloat16; tf32 is fp32 here, and is `set_matmul_precision`'s.
+    With precision bf16 it runs in bfloat16; tf32 is fp32 here, and is `set_matmul_precision`'s.
     """
 
-    def __init__(
-        self, width: int, hidden: Sequence[int], activation: str, precision: Precision = "fp32"
-    ) -> None:
-        layers: list[nn.Module] = []
-        self.features = width
-        for size in hidden:
-            layers += [nn.Linear(self.features, size), _ACTIVATIONS[activation]()]
-            self.features = size
-        super().__init__(*layers)
-        self._bf16 = precision == "bf16"
+    features: int
+    bf16: bool
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None) -> None:
         """Make weights orthogonal with gain sqrt(2), and biases 0."""
-        for layer in self:
-            if isinstance(layer, nn.Linear):
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-                layer.bias.zero_()
+                if layer.bias is not None:
+                    layer.bias.zero_()
 
     def forward(self, observation: Tensor) -> Tensor:
-        if not self._bf16:
-            return self._features(observation)
+        if not self.bf16:
+            return self.seen(observation)
         # No cache: copies of weights that a captured graph made would be used outside of it.
         with torch.autocast(observation.device.type, torch.bfloat16, cache_enabled=False):
-            return self._features(observation).float()
+            return self.seen(observation).float()
 
-    def _features(self, observation: Tensor) -> Tensor:
-        features: Tensor = super().forward(observation)  # type: ignore[no-untyped-call]
+    def seen(self, observation: Tensor) -> Tensor:
+        """Returns the features, in whatever precision is on."""
+        raise NotImplementedError
+
+
+class Trunk(HiddenLayers, nn.Sequential):
+    """Dense layers with an activation behind each, and with `layer_norm` LayerNorm between them."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: Sequence[int],
+        activation: str,
+        precision: Precision = "fp32",
+        *,
+        layer_norm: bool = False,
+    ) -> None:
+        layers: list[nn.Module] = []
+        self.features = width
+        for size in hidden:
+            layers.append(nn.Linear(self.features, size))
+            if layer_norm:
+                layers.append(nn.LayerNorm(size))
+            layers.append(_ACTIVATIONS[activation]())
+            self.features = size
+        super().__init__(*layers)
+        self.bf16 = precision == "bf16"
+
+    def seen(self, observation: Tensor) -> Tensor:
+        features: Tensor = nn.Sequential.forward(self, observation)  # type: ignore[no-untyped-call]
         return features
+
+
+class OwnTrunk(HiddenLayers):
+    """Hidden layers of the user's: a module that says how many `features` it gives.
+
+    Its class is called with the space of observations, as the environment has it. What it draws in
+    its constructor is drawn anew from `generator`, so that all GMIs begin alike.
+    """
+
+    def __init__(
+        self,
+        reference: str,
+        space: spaces.Space[Any],
+        generator: torch.Generator | None,
+        precision: Precision = "fp32",
+    ) -> None:
+        """RoleLoadError where `reference`, module:Class, is no such class; RoleError what is."""
+        super().__init__()
+        kind, where = load_class(reference, kind="algorithm.network"), "algorithm.network"
+        check_class(kind, reference, where, nn.Module, "torch.nn.Module")
+        with torch.random.fork_rng(devices=[]):
+            if generator is not None:
+                torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+            try:
+                self.module = kind(space)
+            except Exception as error:
+                raise RoleError(
+                    f"{where}={reference!r}: {kind.__name__}(space) raised {type(error).__name__}: "
+                    f"{error}. It is called with the observation space, {space}."
+                ) from error
+        features = getattr(self.module, "features", None)
+        if not isinstance(features, int) or features < 1:
+            raise RoleError(
+                f"{where}={reference!r}: {kind.__name__}.features is {features!r}; must be the "
+                "width of what its forward gives, a whole number. Set it in the constructor."
+            )
+        kept = self.module.state_dict().keys() - dict(self.module.named_parameters()).keys()
+        if kept:
+            raise RoleError(
+                f"{where}={reference!r}: {kind.__name__} keeps {', '.join(sorted(kept))}, and only "
+                "parameters are trained, shared and saved. Use LayerNorm for BatchNorm, and "
+                "register_buffer(..., persistent=False) for what never changes."
+            )
+        self.name, self.features, self.bf16 = reference, features, precision == "bf16"
+        self._try(flat_space(space).shape[0])
+
+    def initialise(self, generator: torch.Generator | None) -> None:
+        """Leaves the parameters as the module made them."""
+
+    def seen(self, observation: Tensor) -> Tensor:
+        features: Tensor = self.module(observation)
+        return features
+
+    def _try(self, width: int) -> None:
+        """Raises RoleError unless rows become features."""
+        was, self.bf16 = self.bf16, False
+        try:
+            with torch.no_grad():
+                given = self(torch.zeros(2, width))
+        except Exception as error:
+            raise RoleError(
+                f"algorithm.network={self.name!r}: forward raised {type(error).__name__} for "
+                f"observations [2, {width}]: {error}. Take vectors; see unflatten for their parts."
+            ) from error
+        finally:
+            self.bf16 = was
+        shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        if shape != [2, self.features]:
+            raise RoleError(
+                f"algorithm.network={self.name!r}: forward gave {shape} for observations "
+                f"[2, {width}]; must give [2, {self.features}], as its `features` says."
+            )
+
+
+class SeparateTrunks(HiddenLayers):
+    """Two trunks side by side: the features of the policy, then those of the value."""
+
+    def __init__(self, policy: HiddenLayers, value: HiddenLayers) -> None:
+        super().__init__()
+        self.policy, self.value = policy, value
+        self.features = policy.features + value.features
+
+    def initialise(self, generator: torch.Generator | None) -> None:
+        self.policy.initialise(generator)
+        self.value.initialise(generator)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return torch.cat([self.policy(observation), self.value(observation)], -1)
 
 
 def set_matmul_precision(precision: Precision, device: torch.device) -> None:

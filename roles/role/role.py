@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gmi_drl.placement.faults import closest
 from gmi_drl.roles.errors import RoleLoadError
+from gmi_drl.roles.loading import check_class, load_class
 
 from .manager import GMI_manager
 
@@ -59,49 +57,6 @@ def load_role(role: type[DRL_role] | str, folder: Path | None = None) -> type[DR
     if isinstance(role, str):
         return check_role(load_class(role, folder), role)
     return check_role(role, role.__qualname__)
-
-
-def load_class(reference: str, folder: Path | None = None, kind: str = "role") -> Any:
-    """Returns what is behind `module:Class`, also in modules beside the config file (`folder`)."""
-    module_name, _, class_name = reference.partition(":")
-    if not module_name or not class_name:
-        raise RoleLoadError(
-            f"{kind} {reference!r}: write it as module:Class, e.g. my_roles:MyTrainer"
-        )
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        beside = "" if folder is None else f"beside the config file ({folder}) and "
-        raise RoleLoadError(
-            f"{kind} {reference!r}: importing {module_name} failed with "
-            f"{type(error).__name__}: {error}. The module is looked for {beside}among the "
-            "installed packages."
-        ) from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        known = [
-            name
-            for name, value in vars(module).items()
-            if isinstance(value, type) and value.__module__.startswith(module_name)
-        ]
-        near = closest(class_name, known)
-        raise RoleLoadError(
-            f"{kind} {reference!r}: {module_name} has no {class_name}; its classes: "
-            f"{', '.join(known) or 'none'}.{f' Did you mean {near}?' if near else ''}"
-        )
-    return found
-
-
-def check_class(found: Any, reference: str, kind: str, base: type, base_path: str) -> None:
-    """Raises RoleLoadError unless what is behind `reference` is a `base` that can be made."""
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise RoleLoadError(
-            f"{kind} {reference!r} is no {base.__name__}. Derive it from {base_path}."
-        )
-    if missing := getattr(found, "__abstractmethods__", None):
-        raise RoleLoadError(f"{kind} {reference!r} lacks {', '.join(sorted(missing))}. Write it.")
 
 
 def check_role(role: Any, reference: str) -> type[DRL_role]:

@@ -41,7 +41,8 @@ _MOST_COMBINATIONS: Final = 10_000
 # What a checkpoint holds in its shape, or what counts at the beginning alone.
 _FOR_LIFE: Final = (
     "env.num_env", "algorithm.network", "algorithm.activation", "algorithm.init_log_std",
-    "algorithm.normalize_observation", "algorithm.normalize_value",
+    "algorithm.normalize_observation", "algorithm.normalize_value", "algorithm.layer_norm",
+    "algorithm.share_layers", "algorithm.recurrent",
 )  # fmt: skip
 
 

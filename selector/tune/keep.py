@@ -59,7 +59,8 @@ def environments(config: Config, topology: Topology) -> int:
         return config.env.num_env  # each agent's gradient is an update
     if config.mode == "async":
         return config.env.num_env * config.experience.batch_segments * trainers
-    return config.env.num_env * simulators
+    dropped = trainers * getattr(config.algorithm, "drop_slowest", 0)
+    return config.env.num_env * (simulators - dropped)
 
 
 def as_given(config: Config, topology: Topology) -> Config:
@@ -85,9 +86,12 @@ def least_horizon(settings: AlgorithmConfig) -> int:
 
     The weights of GAE, (gamma lambda)^l (Schulman et al. 2016, eq. 16), add up to 1 / (1 - gamma
     lambda): over fewer steps an advantage is mostly the value's guess. Kept experience needs the
-    steps whose rewards are summed. Of other algorithms nothing is known: theirs stays.
+    steps whose rewards are summed. A recurrent policy learns to remember over its horizon, which
+    stays. Of other algorithms nothing is known: theirs stays.
     """
     own: int = settings.horizon
+    if getattr(settings, "recurrent", None) is not None:
+        return own
     if isinstance(settings, ReplayConfig):
         return min(own, int(getattr(settings, "n_step", 1)))
     weight = settings.gamma * getattr(settings, "lam", math.inf)

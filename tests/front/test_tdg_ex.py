@@ -20,7 +20,7 @@ from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start import jobs, launcher
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.placement import Device, Topology, tdg_ex
+from gmi_drl.placement import Device, Topology, check, load_config, tdg_ex
 from gmi_drl.placement.templates import rollout_workers_of
 from gmi_drl.roles.state import checkpoint
 
@@ -444,3 +444,46 @@ def test_a_part_that_an_agent_cannot_write_is_told(tmp_path, capsys):
 
 
 # It learns ----------------------------------------------------------------------------------------
+
+
+# Stragglers ---------------------------------------------------------------------------------------
+
+
+def test_a_trainer_goes_on_without_the_slowest(tmp_path, monkeypatch):
+    several(monkeypatch, agents=3)
+    rounds = 150
+    path = config(
+        tmp_path, agents=3, algorithm__drop_slowest=1, run__total_steps=rounds * 2 * 16 * 8,
+        run__checkpoint_every=0, run__eval_episodes=0,
+    )  # fmt: skip
+    result = launch(path, roles={"agent": bodies.LateAgent})
+    told = metrics(result.folder)
+    assert len(told) == rounds
+    assert [line["steps"] for line in told[:3]] == [256, 512, 768]
+    assert all(line["dropped_steps"] in (0, 128, 256, 384) for line in told)
+    assert [line["dropped_steps"] for line in told[:3]] == [0, 0, 0]
+    assert sum(line["dropped_steps"] for line in told) >= 128
+
+
+def test_who_is_late_is_waited_for_at_a_checkpoint_and_the_run_resumed(tmp_path, monkeypatch):
+    several(monkeypatch, agents=3)
+    monkeypatch.setattr(jobs, "layout_faults_of", lambda config, layout: [])  # cores are shared
+    path = config(tmp_path, agents=3, algorithm__drop_slowest=2, run__eval_episodes=0)
+    first = launch(path, "run.total_steps=2048", "run.checkpoint_every=3")
+    assert first.steps == 2048
+    rest = launch(None, "run.total_steps=4096", resume=first.folder)
+    assert rest.steps == 4096
+    assert len(metrics(rest.folder)) == 4096 // (16 * 8)
+
+
+@pytest.mark.parametrize(
+    ("template", "agents", "drop"), [("tdg_ex", 2, 2), ("tdg_ex", 1, 1), ("tcg_ex", 2, 1)]
+)
+def test_more_than_there_are_cannot_be_dropped(tmp_path, template, agents, drop):
+    path = config(tmp_path, template, agents, algorithm__drop_slowest=drop, hardware__backend="cpu")
+    faults_there = check(
+        load_config(path), Topology((Device(0, "cpu", "group 0", tuple(range(4))),))
+    )
+    (fault,) = [str(one) for one in faults_there if "drop_slowest" in str(one)]
+    assert f"algorithm.drop_slowest={drop}; must be less than the agents" in fault
+    assert "use template tdg_ex with more GMIs" in fault

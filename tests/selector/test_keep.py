@@ -125,6 +125,7 @@ def test_the_shortest_horizon_is_how_far_advantages_look():
     assert least(horizon=8) == 8
     assert least(lam=1.0, gamma=1.0) == 128
     assert least(lam=1.0) == 100
+    assert least(recurrent={"size": 8}) == 128  # what it remembers is learned along the horizon
 
 
 def test_keep_gradient_steps_keeps_the_horizon_and_the_minibatch():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from gmi_drl.placement.config.section import NETWORKS, Int, Network, Section, broken
+from gmi_drl.placement.config.section import NETWORKS, Int, Network, Section, broken, is_own_network
 from gmi_drl.placement.faults import Fault, counted, listed
 
 if TYPE_CHECKING:
@@ -49,10 +49,14 @@ class AlgorithmConfig(Section):
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
         + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
-        + "; or for images `nature` (Mnih et al., 2015) or `impala` (Espeholt et al., 2018).",
+        + "; for images `nature` (Mnih et al., 2015) or `impala` (Espeholt et al., 2018); or "
+        "module:Class for [hidden layers of yours](writing-a-role.md#networks).",
     )
     activation: Literal["elu", "tanh", "relu"] = "elu"
     """Activation of the hidden layers."""
+    layer_norm: bool = False
+    """LayerNorm (Ba et al., 2016) before the activation of each hidden layer, of `nature` and
+    `impala` of the dense one."""
     horizon: Horizon = 16
     """Steps each environment takes between two updates."""
     gamma: float = Field(default=0.99, ge=0, le=1)
@@ -91,7 +95,11 @@ class AlgorithmConfig(Section):
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields why it cannot learn so, with this many GMIs that hold an agent, and a trainer."""
-        return iter(())
+        if self.layer_norm and is_own_network(self.network):
+            yield Fault(
+                "algorithm.layer_norm", True, f"network={self.network!r} has layers of its own",
+                "Leave it out, and put LayerNorm into the class.",
+            )  # fmt: skip
 
     def minibatch_size(self, samples: int) -> int:
         """Returns how many of an update's samples go through the network at once."""
@@ -146,14 +154,17 @@ class AlgorithmConfig(Section):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what says nothing: `optimizer: auto`, `recurrent: null`."""
+        """Leaves out what says nothing, which configs of before do not have."""
         keys: dict[str, Any] = handler(self)
-        silent = {"optimizer": "auto", "recurrent": None}
+        silent = {
+            "optimizer": "auto", "recurrent": None, "layer_norm": False, "share_layers": True,
+            "drop_slowest": 0,
+        }  # fmt: skip
         return {key: its for key, its in keys.items() if key not in silent or its != silent[key]}
 
 
 class RecurrentConfig(Section):
-    """What a policy remembers with, between its hidden layers and its last one."""
+    """The memory of a policy, a recurrent cell between its hidden layers and its last one."""
 
     cell: Literal["lstm", "gru"] = "lstm"
     """The kind of cell."""
@@ -189,6 +200,8 @@ class ActorCriticConfig(AlgorithmConfig):
     """Normalise value targets by their running mean and deviation."""
     init_log_std: float = Field(default=0.0, ge=-20, le=2)
     """Initial logarithm of the action's standard deviation (continuous actions)."""
+    share_layers: bool = True
+    """The hidden layers serve policy and value; `false`: each has its own, alike."""
     recurrent: RecurrentConfig | None = None
     """A policy that remembers what it saw in an episode: the `cell`, `lstm` (default) or `gru`, and
     its `size` (128); `{}` is the defaults. Minibatches are whole environments with all their steps
@@ -216,6 +229,13 @@ class ActorCriticConfig(AlgorithmConfig):
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields a fault if the policy remembers, and has nothing to learn that from."""
+        yield from super().faults(config, agents, trainers)
+        if self.recurrent is not None and not self.share_layers:
+            yield Fault(
+                "algorithm.share_layers", False,
+                "policy and value of a recurrent policy have one cell, and the layers before it",
+                "Leave it out, or recurrent.",
+            )  # fmt: skip
         if self.recurrent is not None and self.horizon < 2:
             yield Fault(
                 "algorithm.horizon", self.horizon,
@@ -249,11 +269,23 @@ class RowsConfig(ActorCriticConfig):
 
     normalize_advantage: bool = True
     """Normalise advantages over the samples of an update, of all GMIs."""
+    drop_slowest: Int = Field(default=0, ge=0)
+    """Template tdg_ex: each trainer goes on with all but so many of its agents, those that have
+    sampled first. What the others bring later is left out, and told as `dropped_steps`."""
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields a fault unless the samples of an update divide by the minibatches."""
         yield from super().faults(config, agents, trainers)
         num_env, each = config.env.num_env, max(1, agents // trainers) if trainers else 1
+        if self.drop_slowest and self.drop_slowest >= each:
+            yield Fault(
+                "algorithm.drop_slowest", self.drop_slowest,
+                f"must be less than the agents that a trainer waits for: {each if each > 1 else 0} "
+                f"with template {config.layout.template} and this layout",
+                "Lower it, or use template tdg_ex with more GMIs.",
+            )  # fmt: skip
+            return
+        each -= self.drop_slowest
         if self.recurrent is not None:
             product = f"num_env={num_env}" + (f" x {each} agents" if each > 1 else "")
             what = "environments of an update of one GMI, whose steps stay together"

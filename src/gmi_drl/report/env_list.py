@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.view.tables import cut, print_table
 from gmi_drl.placement import counted
 from gmi_drl.placement.faults import install
 from gmi_drl.roles.envs.listing import known_envs, lacking
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_SHOWN: Final = 60  # characters of a space
 
 
 def print_envs(console: Console, text: str) -> int:
@@ -20,7 +22,10 @@ def print_envs(console: Console, text: str) -> int:
     """
     found = list(known_envs(text))
     there = [one for one in found if not one.fault]
-    rows = [[one.env_id, ", ".join(one.adapters), one.observation, one.action] for one in there]
+    rows = [
+        [one.env_id, ", ".join(one.adapters), cut(one.observation, _SHOWN), cut(one.action, _SHOWN)]
+        for one in there
+    ]
     if rows:
         columns = ["id", "adapters", "observation", "action"]
         print_table(console, counted(len(rows), "environment"), columns, rows)

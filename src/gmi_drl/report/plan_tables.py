@@ -21,6 +21,7 @@ from gmi_drl.placement import (
     counted,
     format_cores,
     hidden_sizes,
+    is_own_network,
 )
 from gmi_drl.placement.config.config import LayoutConfig
 from gmi_drl.placement.costs import PAPER
@@ -131,10 +132,15 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     sizes = ":".join(map(str, hidden_sizes(algorithm.network)))
     if algorithm.network in CONVOLUTIONAL:
         sizes = f"{algorithm.network}, {sizes}"
+    is_own = is_own_network(algorithm.network)
     rows = [
         ["environment", f"{config.env.id}, {total} in all"],
-        ["policy", f"{sizes} {algorithm.activation}"],
+        ["policy", str(algorithm.network) if is_own else f"{sizes} {algorithm.activation}"],
     ]
+    if algorithm.layer_norm:
+        rows[1][1] += ", layer norm"
+    if not getattr(algorithm, "share_layers", True):
+        rows[1][1] += ", and as many of the value"
     if (recurrent := getattr(algorithm, "recurrent", None)) is not None:
         rows[1][1] += f", {recurrent.cell} {recurrent.size}"
     if config.mode == "serving":

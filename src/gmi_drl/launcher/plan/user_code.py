@@ -13,7 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.placement import CONVOLUTIONAL, ConfigError, CustomAlgorithmConfig, load_config
+from gmi_drl.placement import (
+    CONVOLUTIONAL,
+    ConfigError,
+    CustomAlgorithmConfig,
+    is_own_network,
+    load_config,
+)
 from gmi_drl.placement.checks.memory import Sizes
 
 from .child_process import ChildFailed, ask
@@ -60,7 +66,7 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
 
 def try_here(text: str, folder: str) -> dict[str, Any]:
     """Returns the fields of a `UserCodeReport`; called in the child."""
-    from gmi_drl.roles import load_role
+    from gmi_drl.roles import RoleError, load_role
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.envs import EnvError, make_env
     from gmi_drl.roles.envs.adapters import ADAPTERS, check_env, choose_adapter
@@ -99,10 +105,10 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
         if not (faults or own_network or custom):
             settings = config.algorithm
             least = settings  # with a small network, if it needs no image: the same spaces
-            if settings.network not in CONVOLUTIONAL:
+            if settings.network not in CONVOLUTIONAL and not is_own_network(settings.network):
                 least = settings.model_copy(update={"network": (1,)})
             algorithm_class(settings).make_network(least, envs, None)
-    except EnvError as error:
+    except (EnvError, RoleError) as error:
         return {"faults": str(error).splitlines()}
     if faults:
         return {"faults": faults}
