@@ -72,9 +72,17 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
     settings = config.algorithm
     known = settings.optimizer != "auto" or bool(settings.optimizers_in(config.mode))
     wanted = settings.resolved_optimizer if known and config.mode == "sync" else ""
+    name = template_of(config).name if layout is None else layout.template
+    if wanted and (wanted == "parameter_server") != (name == "parameter_server"):
+        yield Fault(
+            "layout.template", name,
+            f"optimizer {wanted} {'needs' if wanted == 'parameter_server' else 'does not run in'} "
+            "template parameter_server",
+            "Set both to parameter_server, or neither.",
+        )  # fmt: skip
+        return
     if wanted not in ("local", "async_gradients"):
         return
-    name = template_of(config).name if layout is None else layout.template
     what = "samples" if wanted == "local" else "gradients"
     if name in TEMPLATES and not TEMPLATES[name].is_split:
         yield Fault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from .decoupled import decoupled
+from .parameter_server import parameter_server
 from .tcg import tcg
 from .tcg_ex import tcg_ex
 from .tdg import tdg
@@ -13,12 +14,12 @@ from .template import Channel, Roles, Shape, Template
 
 __all__ = [
     "TEMPLATES", "Channel", "Roles", "Shape", "Template", "TemplateName", "decoupled",
-    "rollout_workers_of", "tcg", "tcg_ex", "tdg", "tdg_ex", "templates_of",
+    "parameter_server", "rollout_workers_of", "tcg", "tcg_ex", "tdg", "tdg_ex", "templates_of",
 ]  # fmt: skip
 
 # Of a mode the first one is what `auto` means.
 TEMPLATES: Final[dict[str, Template]] = {
-    template.name: template for template in (tcg_ex, tdg_ex, decoupled, tcg, tdg)
+    template.name: template for template in (tcg_ex, tdg_ex, parameter_server, decoupled, tcg, tdg)
 }
 
 if TYPE_CHECKING:

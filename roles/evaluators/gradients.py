@@ -1,20 +1,22 @@
 """Gradients that are made where experience is: of a batch just sampled, by moments of its own.
 
 `GradientLoop` is the agent that brings them, in place of its experience: A3C's worker (Mnih et al.,
-2016).
+2016), or that of a parameter server (Li et al., 2014).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gmi_drl.roles.algorithms.algorithm import Algorithm, checked
-from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
+from gmi_drl.roles.optimizers import is_sharded
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece, PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers, batch_moments
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
@@ -73,10 +75,9 @@ def moments_of(algorithm: Algorithm, normalizers: Normalizers) -> int:
 class GradientCodec:
     """A gradient as the bytes of one packet: numbers of its making in float64, then itself."""
 
-    def __init__(self, algorithm: Algorithm, normalizers: Normalizers, numel: int) -> None:
-        """`numel` float32 numbers are a gradient."""
-        moments = moments_of(algorithm, normalizers)
-        self._counts = (WORKER_STATS, moments, len(algorithm.stats))
+    def __init__(self, moments: int, losses: int, numel: int) -> None:
+        """`numel` float32 numbers are a gradient, or a piece of one."""
+        self._counts = (WORKER_STATS, moments, losses)
         self._numbers, self._numel = sum(self._counts), numel
         self.nbytes = 8 * self._numbers + 4 * self._numel
         self.schema = json.dumps({"numbers": self._counts, "gradient": self._numel}).encode()
@@ -109,7 +110,7 @@ class GradientCodec:
 class ExactPolicy:
     """A published policy with the moments of its value normaliser, to be merged with more."""
 
-    def __init__(self, parameters: FlatParameters, normalizers: Normalizers) -> None:
+    def __init__(self, parameters: FlatParameters | Piece, normalizers: Normalizers) -> None:
         self._policy, self._values = PublishedPolicy(parameters, normalizers), normalizers.values
         self.numel = self._policy.numel
         if self._values is not None:
@@ -131,20 +132,60 @@ class ExactPolicy:
             self._values.load_state_dict({"moments": moments})
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one of several trainers holds: a piece of the parameters; the last one statistics too.
+
+    Both ends of a link make it. A trainer alone holds everything.
+    """
+
+    piece: FlatParameters | Piece
+    published: ExactPolicy
+    codec: GradientCodec
+    has_statistics: bool
+
+    @classmethod
+    def of(cls, role: ActingRole, parameters: FlatParameters, place: int, trainers: int) -> Share:
+        """Returns that of the trainer at `place` of so many."""
+        algorithm, last = role.algorithm, place == trainers - 1
+        piece: FlatParameters | Piece = parameters
+        if trainers > 1:
+            piece = Piece(parameters, place, trainers)
+        normalizers = role.normalizers if last else Normalizers(None, None)
+        moments = moments_of(algorithm, normalizers) if last else 0
+        codec = GradientCodec(moments, len(algorithm.stats), piece.numel)
+        return cls(piece, ExactPolicy(piece, normalizers), codec, last)
+
+
 class GradientLoop(RolloutLoop):
-    """Follows the trainer's orders, and answers with the gradient of what it has sampled."""
+    """Follows the orders of trainers, and answers with the gradient of what it has sampled."""
 
     def _make_codec(self, num_env: int) -> None:
         role: ActingRole = self._role
-        self._published: Published = ExactPolicy(self._parameters, role.normalizers)
+        mgr = role.mgr
+        trainers = len(mgr.context.wires.out_of(mgr.GMI_id))
+        shares = [Share.of(role, self._parameters, at, trainers) for at in range(trainers)]
+        self._published: list[Published] = [share.published for share in shares]
+        self._codecs: list[Codec] = [share.codec for share in shares]
+        self._shares = {id(share.codec): share for share in shares}
+        settings = mgr.config.algorithm
+        self._most = settings.max_grad_norm if is_sharded(settings) else None
         self._maker = GradientMaker(role.algorithm, role.normalizers, self._parameters)
-        numel = self._parameters.numel
-        self._gradients = GradientCodec(role.algorithm, role.normalizers, numel)
-        self._codec: Codec = self._gradients
 
-    def _pack(self, memory: Tensor, batch: Batch, stats: Sequence[float]) -> None:
+    def _prepare(self, batch: Batch) -> None:
         maker = self._maker
-        moments = maker.measure(batch).clone()
-        maker.prepare(batch, moments[None])
-        losses = maker.differentiate(batch.flat())
-        self._gradients.pack(memory, maker.gradient, stats, moments, losses)
+        self._moments = maker.measure(batch).clone()
+        maker.prepare(batch, self._moments[None])
+        self._losses = maker.differentiate(batch.flat())
+        if self._most:  # who holds a piece does not know the norm of the whole
+            norm = float(torch.linalg.vector_norm(maker.gradient))
+            maker.gradient.mul_(min(1.0, self._most / (norm + 1e-6)))
+
+    def _pack(self, codec: Codec, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
+        share, moments = self._shares[id(codec)], self._moments
+        if not share.has_statistics:
+            moments, stats = moments[:0], [0.0] * len(stats)
+        gradient = self._maker.gradient
+        if isinstance(share.piece, Piece):
+            gradient = gradient[share.piece.place]
+        share.codec.pack(memory, gradient, stats, moments, self._losses)

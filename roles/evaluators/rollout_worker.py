@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -66,6 +67,16 @@ class Order(IntEnum):
     COLLECT = 0  # the packet is the policy; to be answered with a rollout, or with its gradient
     SAVE = 1
     LEAVE = 2
+
+
+def order_of(packet: Packet) -> Order:
+    """Returns what an agent is told to do."""
+    return Order(packet.header.step % len(Order))
+
+
+def age_of(packet: Packet) -> int:
+    """Returns the age of an order: that of the gradient that is asked for, by several trainers."""
+    return packet.header.step // len(Order)
 
 
 class Codec(Protocol):
@@ -139,14 +150,21 @@ class RolloutCoordinator:
             return False
         return True
 
-    def ask(self, gmi_id: int, iteration: int, write: Callable[[Tensor], None]) -> None:
+    def ask(
+        self, gmi_id: int, iteration: int, write: Callable[[Tensor], None], age: int = 0
+    ) -> None:
         """Have one agent collect, with the policy that `write` puts into a vector [policy_numel].
 
-        LinkEnded when it has left, as training was done.
+        `age`: of the order, among those of several trainers (see `RolloutLoop`). LinkEnded when the
+        agent has left, as training was done.
         """
         self._number += 1
         self._asked[gmi_id] = self._number
-        self._send(self._agents[gmi_id], Order.COLLECT, iteration, write)
+        self._send(self._agents[gmi_id], Order.COLLECT, iteration, write, age)
+
+    def forget(self) -> None:
+        """Await nobody's answer: what was asked before counts no more."""
+        self._asked.clear()
 
     def first(self, take: Callable[[int, Tensor], None]) -> int:
         """Takes the answer of whoever is first of those that were asked; its gmi_id.
@@ -214,11 +232,17 @@ class RolloutCoordinator:
             self._send(agent, order, iteration, write)
 
     def _send(
-        self, agent: _Agent, order: Order, iteration: int, write: Callable[[Tensor], None]
+        self,
+        agent: _Agent,
+        order: Order,
+        iteration: int,
+        write: Callable[[Tensor], None],
+        age: int = 0,
     ) -> None:
         slot, nbytes = agent.orders.reserve(0), self._nbytes if order == Order.COLLECT else 0
         write(slot.memory[:nbytes].view(torch.float32))
-        agent.orders.send(slot, nbytes, sequence=self._number, step=order, policy_version=iteration)
+        step = len(Order) * age + order
+        agent.orders.send(slot, nbytes, sequence=self._number, step=step, policy_version=iteration)
 
     def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
         """Take every agent's answer to the last order, as they come."""
@@ -277,7 +301,7 @@ class RolloutWorker:
         heartbeats: Heartbeats,
         device: torch.device = _CPU,
     ) -> None:
-        self._timeout, self._trainer, self._heartbeats = timeout, trainer, heartbeats
+        self.trainer, self._timeout, self._heartbeats = trainer, timeout, heartbeats
         room = max(codec.nbytes, _MAX_WORDS)
         streams = [StreamSpec(room, _ANSWERS)]
         self._answers = answers.sender(codec.schema, streams, timeout)
@@ -287,30 +311,22 @@ class RolloutWorker:
         self._kept: Packet | None = None
 
     def next(self) -> Packet:
-        """The newest order, and no older one unless that is to leave.
+        """Waits for an order of this trainer: see `first_order`."""
+        return first_order([self], [self])[1]
 
-        `step` of its header is an Order, `policy_version` the iteration. Waits for it, twice the
-        timeout from each sign of the trainer on: it may wait for another one, and is to be the
-        first that names it. LinkTimeout if none comes by then.
+    def poll(self) -> Packet | None:
+        """Returns the newest order, None without a new one; none behind one to leave.
+
+        `order_of` says what it is, `policy_version` of its header the iteration.
         """
-        timeout = 2 * self._timeout
-        deadline = HeartbeatDeadline(timeout, self._heartbeats)
         found: Packet | None = None
-        while True:
-            packet = self._orders.poll()
-            if packet is not None:
-                if self._kept is not None:
-                    self._orders.release(self._kept)
-                self._kept = found = packet
-                if packet.header.step == Order.LEAVE:
-                    return packet  # what a new trainer orders behind it is void: all was done
-            elif found is not None:
-                return found
-            else:
-                _, left_s = deadline.first([self._trainer])
-                if left_s <= 0:
-                    raise late_one(self._orders, timeout, "has given no order")
-                wait_any([self._orders], timedelta(seconds=min(_LOOK_S, left_s)))
+        while (packet := self._orders.poll()) is not None:
+            if self._kept is not None:
+                self._orders.release(self._kept)
+            self._kept = found = packet
+            if order_of(packet) == Order.LEAVE:
+                break  # what a new trainer orders behind it is void: all was done
+        return found
 
     def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
         """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""
@@ -339,8 +355,35 @@ class RolloutWorker:
         self._orders.close()
 
 
+def first_order(
+    workers: Sequence[RolloutWorker], missing: Sequence[RolloutWorker]
+) -> tuple[RolloutWorker, Packet]:
+    """Waits for an order of any of several trainers; whose it is, and the newest of that one.
+
+    Twice the timeout from each sign of those that are `missing` on: a trainer may wait for another
+    agent, and is to be the first that names it. LinkTimeout if none comes by then.
+    """
+    one = workers[0]
+    timeout, by_trainer = 2 * one._timeout, {worker.trainer: worker for worker in missing}
+    deadline = HeartbeatDeadline(timeout, one._heartbeats)
+    while True:
+        for worker in workers:
+            if (order := worker.poll()) is not None:
+                return worker, order
+        trainer, left_s = deadline.first(by_trainer)
+        if left_s <= 0:
+            raise late_one(by_trainer[trainer]._orders, timeout, "has given no order")
+        links = [worker._orders for worker in workers]
+        wait_any(links, timedelta(seconds=min(_LOOK_S, left_s)))
+
+
 class RolloutLoop:
-    """Follows the trainer's orders until it says that all is done."""
+    """Follows the orders of trainers until one of them says that all is done.
+
+    Where there are several, each has a piece of the parameters, and gets one of the gradient. An
+    order to collect is followed when every trainer has given one; but a trainer whose order of that
+    age was answered may wait for another trainer, and is not waited for.
+    """
 
     def __init__(self, role: ActingRole, env: VecEnv) -> None:
         self._role, self._mgr = role, role.mgr
@@ -353,9 +396,10 @@ class RolloutLoop:
             self._resume()
 
     def _make_codec(self, num_env: int) -> None:
-        """Make what orders and answers are read and written by."""
-        self._published: Published = PublishedPolicy(self._parameters, self._role.normalizers)
-        self._codec: Codec = codec_of(self._role, num_env)
+        """Make what orders and answers are read and written by, for each trainer."""
+        published: Published = PublishedPolicy(self._parameters, self._role.normalizers)
+        codec: Codec = codec_of(self._role, num_env)
+        self._published, self._codecs = [published], [codec]
 
     def run(self) -> dict[str, Any]:
         """Follows orders to the end, and returns the steps of this GMI in all its lives.
@@ -378,28 +422,49 @@ class RolloutLoop:
 
     def _follow(self) -> None:
         mgr, gmi_id = self._mgr, self._mgr.GMI_id
-        ((trainer, answers),) = mgr.context.wires.out_of(gmi_id).items()
-        orders, heartbeats = mgr.context.wires.into(gmi_id)[trainer], heartbeats_in(mgr.tally)
-        worker = RolloutWorker(
-            orders, answers, self._codec, mgr.timeout, trainer, heartbeats, mgr.context.device
-        )
+        wires, heartbeats = mgr.context.wires, heartbeats_in(mgr.tally)
+        orders, answers = wires.into(gmi_id), wires.out_of(gmi_id)
+        workers = [
+            RolloutWorker(
+                orders[trainer], answers[trainer], codec, mgr.timeout, trainer, heartbeats,
+                mgr.context.device,
+            )
+            for trainer, codec in zip(sorted(answers), self._codecs, strict=True)
+        ]  # fmt: skip
+        given: dict[RolloutWorker, Packet] = {}
+        done: dict[RolloutWorker, int] = {}  # the age of the order that was answered last
+        start = perf_counter()
         while True:
-            start = perf_counter()
             with phase("wait"):
-                order = worker.next()
+                missing = [worker for worker in workers if worker not in given]
+                worker, order = first_order(workers, missing)
             send_heartbeat(mgr.tally, gmi_id)
-            waited_s = perf_counter() - start
-            if order.header.step == Order.LEAVE:
-                worker.leave()
+            kind = order_of(order)
+            if kind == Order.LEAVE:
+                for worker in workers:
+                    worker.leave()
                 return
-            if order.header.step == Order.SAVE:
+            if kind == Order.SAVE:
+                given.pop(worker, None)
                 worker.tell(self._save(order.header.policy_version))
-            else:
-                self._collect(order, worker, waited_s)
+                start = perf_counter()
+                continue
+            given[worker] = order
+            self._published[workers.index(worker)].load(order.memory.view(torch.float32))
+            oldest = min(map(age_of, given.values()))
+            if all(one in given or done.get(one, -1) >= oldest for one in workers):
+                asking = [one for one in workers if one in given and age_of(given[one]) == oldest]
+                answering = {one: self._codecs[workers.index(one)] for one in asking}
+                self._collect(order, answering, perf_counter() - start)
+                for one in asking:
+                    del given[one]
+                    done[one] = oldest
+                start = perf_counter()
 
-    def _collect(self, order: Packet, worker: RolloutWorker, waited_s: float) -> None:
+    def _collect(
+        self, order: Packet, answering: Mapping[RolloutWorker, Codec], waited_s: float
+    ) -> None:
         self._mgr.begin_iteration()
-        self._published.load(order.memory.view(torch.float32))
         iteration = order.header.policy_version
         self._role.algorithm.before_sampling(iteration * self._round_steps)
         with phase("infer"):
@@ -412,13 +477,18 @@ class RolloutLoop:
         self._mgr.tally[self._mgr.GMI_id, "steps"] += batch["reward"].numel()
 
         with phase("send"):
-            worker.bring(lambda memory: self._pack(memory, batch, stats), self._codec.nbytes)
+            self._prepare(batch)
+            for worker, codec in answering.items():
+                worker.bring(partial(self._pack, codec, batch, stats), codec.nbytes)
         self._send_s = perf_counter() - start
 
-    def _pack(self, memory: Tensor, batch: Batch, stats: Sequence[float]) -> None:
+    def _prepare(self, batch: Batch) -> None:
+        """Make what is to be brought of a batch: here it is the batch."""
+
+    def _pack(self, codec: Codec, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
         """Write the answer to `COLLECT` into memory [>= codec.nbytes] uint8."""
-        assert isinstance(self._codec, BatchCodec)
-        self._codec.pack(memory, batch, stats)
+        assert isinstance(codec, BatchCodec)
+        codec.pack(memory, batch, stats)
 
     def _save(self, iteration: int) -> str:
         """Write this GMI's part of a checkpoint; why not, if the disk does not take it."""

@@ -9,7 +9,7 @@ from gmi_drl.placement import UpdateSize
 from gmi_drl.placement.config.algorithms.common import MODE_OF_OPTIMIZER
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import Config, Layout
+    from gmi_drl.placement import AlgorithmConfig, Config, Layout
     from gmi_drl.roles.role.acting import ActingRole
 
     from .optimizer import Optimizer
@@ -31,6 +31,11 @@ def round_steps(config: Config, layout: Layout) -> int:
         return UpdateSize.of(config, layout).samples
     segments = config.experience.batch_segments * len(layout.holding("trainer"))
     return horizon * config.env.num_env * segments
+
+
+def is_sharded(settings: AlgorithmConfig) -> bool:
+    """Tells whether each GMI that trains holds a piece of the parameters, and takes its steps."""
+    return settings.resolved_optimizer == "parameter_server"
 
 
 def samples_in_turn(config: Config) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from gmi_drl.comm import Group
 from gmi_drl.comm.errors import LinkEnded
 from gmi_drl.roles.errors import RoleError
-from gmi_drl.roles.evaluators.gradients import ExactPolicy, GradientCodec
+from gmi_drl.roles.evaluators.gradients import Share
 from gmi_drl.roles.evaluators.rollout_worker import RolloutCoordinator
 from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.episodes import Seen
@@ -31,6 +31,9 @@ from .optimizer import NoMore, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
+
+
+_GENERATION: Final = 32  # bits of a count of gradients, below those of who is in the group
 
 
 def make(role: ActingRole) -> AsyncGradients:
@@ -54,14 +57,14 @@ class AsyncGradients:
         self._mgr, self._algorithm = mgr, algorithm
         generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
         self.learner = Learner(algorithm, generator)
-        self._published = ExactPolicy(self.learner.parameters, role.normalizers)
-        numel = self.learner.parameters.numel
-        self._codec = GradientCodec(algorithm, role.normalizers, numel)
-        wires = context.wires
+        self._share = Share.of(
+            role, self.learner.parameters, context.group.rank, context.group.size
+        )
+        self._codec, wires = self._share.codec, context.wires
         out = wires.out_of(mgr.GMI_id)
         self._agents = sorted(out)
         self._coordinator = RolloutCoordinator(
-            out, wires.into(mgr.GMI_id), self._published.numel,
+            out, wires.into(mgr.GMI_id), self._share.published.numel,
             dict.fromkeys(self._agents, self._codec), mgr.timeout,
             heartbeats=heartbeats_in(mgr.tally), still=self._still, device=context.device,
         )  # fmt: skip
@@ -69,10 +72,18 @@ class AsyncGradients:
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
         self._began: dict[int, int] = {}  # by agent: the updates before it was asked
+        self._taken: dict[int, int] = {}  # by agent: its gradients, since all last met anew
 
     def connect(self, group: Group, iteration: int) -> None:
-        self.learner.connect(group)
         self.progress.connect(group)
+        # Trainers that hold pieces count the gradients of an agent alike, from here on.
+        self._coordinator.forget()
+        self._taken = dict.fromkeys(self._agents, group.generation << _GENERATION)
+        self._connect(group)
+
+    def _connect(self, group: Group) -> None:
+        """Make what gradients are applied with."""
+        self.learner.connect(group)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         learner, start = self.learner, perf_counter()
@@ -101,11 +112,12 @@ class AsyncGradients:
             ((gradient, stats, moments, losses),) = brought
             with phase("train"):
                 lags.append(learner.updates - self._began[agent])
-                learner.apply(gradient, losses, moments)
+                self._taken[agent] += 1
+                self._apply(gradient, losses, moments)
             train_s += perf_counter() - begun
             seen = seen.plus(Seen(*stats[:3]))
             seconds[agent] = [a + b for a, b in zip(seconds[agent], stats[3:], strict=True)]
-        told = learner.stats()
+        told = self._end()
         check_finite(told)
         took_s = perf_counter() - start
         phases = (took_s - train_s, train_s, 0.0)
@@ -116,9 +128,18 @@ class AsyncGradients:
         }  # fmt: skip
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
+    def _apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
+        """Take a step down a gradient; see Learner.apply."""
+        self.learner.apply(gradient, losses, moments)
+
+    def _end(self) -> dict[str, float | None]:
+        """End a round; what its losses came to, which may not be finite."""
+        return self.learner.stats()
+
     def _ask(self, agent: int, iteration: int) -> None:
         self._began[agent] = self.learner.updates
-        self._coordinator.ask(agent, iteration, self._published.write)
+        write = self._share.published.write
+        self._coordinator.ask(agent, iteration, write, self._taken[agent])
 
     def _still(self) -> None:
         send_heartbeat(self._mgr.tally, self._mgr.GMI_id)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.graphs import static_on
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece
 
 _MIN_LR: Final = 1e-6
 _MAX_LR: Final = 1e-2
@@ -48,7 +48,10 @@ class Descent:
     """
 
     def __init__(
-        self, parameters: FlatParameters, settings: AlgorithmConfig, static: bool | None = None
+        self,
+        parameters: FlatParameters | Piece,
+        settings: AlgorithmConfig,
+        static: bool | None = None,
     ) -> None:
         self._max_norm = settings.max_grad_norm
         self._kl_target = settings.followed_kl

@@ -80,6 +80,35 @@ class FlatParameters:
         ]
 
 
+class Piece:
+    """One of k pieces of flat parameters, as a view: `data` [m] can be trained by itself."""
+
+    def __init__(self, parameters: FlatParameters, number: int, pieces: int) -> None:
+        """ValueError where parameters are fewer than pieces of 64."""
+        blocks = parameters.numel // PARAMETER_MULTIPLE
+        if blocks < pieces:
+            raise ValueError(
+                f"{parameters.numel} parameters, with padding, in {pieces} pieces; they are cut in "
+                f"blocks of {PARAMETER_MULTIPLE}. Use {blocks} or fewer."
+            )
+        begin, end = (PARAMETER_MULTIPLE * (blocks * i // pieces) for i in (number, number + 1))
+        self.place = slice(begin, end)
+        self.data = nn.Parameter(parameters.data.detach()[begin:end])
+
+    @property
+    def numel(self) -> int:
+        """The numbers of `data`, with padding."""
+        return self.data.numel()
+
+    def packed(self, vector: Tensor) -> Tensor:
+        """A copy of `vector` [m], with its padding: only the whole is kept in files."""
+        return vector.clone()
+
+    def unpack(self, packed: Tensor, out: Tensor) -> None:
+        """Copy what `packed` gave into `out` [m]."""
+        out.copy_(packed)
+
+
 class PublishedPolicy:
     """The parameters of a policy and its normalisers' statistics, to and from float32 [numel].
 
@@ -88,7 +117,7 @@ class PublishedPolicy:
     any. Both ends build it from the same config, so that nothing but numbers travels.
     """
 
-    def __init__(self, parameters: FlatParameters, normalizers: Normalizers) -> None:
+    def __init__(self, parameters: FlatParameters | Piece, normalizers: Normalizers) -> None:
         self._parameters = parameters
         both = (normalizers.observations, normalizers.values)
         self._normalizers = [one for one in both if one is not None]

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from gmi_drl.placement.config.section import Int
+from gmi_drl.placement.faults import Fault
 
 from .common import Horizon, RowsConfig
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.config.config import Config
 
 
 class OneStepConfig(RowsConfig):
     """The keys of algorithms that take one step down the policy gradient for each batch."""
 
-    optimizers: ClassVar[tuple[str, ...]] = ("all_reduce", "local", "async_gradients")
+    optimizers: ClassVar[tuple[str, ...]] = (
+        "all_reduce", "local", "async_gradients", "parameter_server",
+    )  # fmt: skip
     one_step: ClassVar[bool] = True
 
     minibatches: Int = Field(default=1, ge=1, le=1)
@@ -26,6 +33,17 @@ class OneStepConfig(RowsConfig):
     learning_rate: float = Field(default=7e-4, gt=0, le=1)
     value_coef: float = Field(default=0.5, ge=0)
     max_grad_norm: float | None = Field(default=0.5, ge=0)
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields a fault where the value's scale would have to be kept by several GMIs."""
+        yield from super().faults(config, agents, trainers)
+        if self.resolved_optimizer == "parameter_server" and self.normalize_value:
+            yield Fault(
+                "algorithm.normalize_value", True,
+                "values are kept by changing the network's last layer, and under parameter_server "
+                "that lies in pieces",
+                "Set it to false, and a reward_scale that brings returns near 1.",
+            )  # fmt: skip
 
 
 class NStepConfig(OneStepConfig):
@@ -47,7 +65,7 @@ class A2CConfig(NStepConfig):
 class A3CConfig(NStepConfig):
     """A2C by gradients that agents send, each applied as it comes (Mnih et al., 2016)."""
 
-    optimizers: ClassVar[tuple[str, ...]] = ("async_gradients",)
+    optimizers: ClassVar[tuple[str, ...]] = ("async_gradients", "parameter_server")
 
     name: Literal["a3c"] = "a3c"
 

@@ -19,6 +19,7 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "all_reduce": "sync",
     "local": "sync",
     "async_gradients": "sync",
+    "parameter_server": "sync",
     "async_samples": "async",
     "replay": "sync",
 }
@@ -42,9 +43,10 @@ class AlgorithmConfig(Section):
     trains on its own experience, with reduced gradients; `local` (mode sync, template tdg_ex):
     trainers on what their agents sample in turn with them, which `all_reduce` is there too;
     `async_gradients` (mode sync, template tdg_ex with one trainer): agents that send gradients,
-    each applied as it comes; `async_samples` (mode async): trainers on what agents send them
-    meanwhile; `replay` (mode sync): every GMI that trains on what it has kept. `auto`: the
-    algorithm's own for the mode."""
+    each applied as it comes; `parameter_server` (mode sync, template of that name): the same, with
+    the parameters in pieces, one in each GMI that trains; `async_samples` (mode async): trainers on
+    what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
+    kept. `auto`: the algorithm's own for the mode."""
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
@@ -86,7 +88,7 @@ class AlgorithmConfig(Section):
     def sends_gradients(self) -> bool:
         """Tells whether agents send gradients, each of which is an update."""
         its = next(iter(self.optimizers), "") if self.optimizer == "auto" else self.optimizer
-        return its == "async_gradients"
+        return its in ("async_gradients", "parameter_server")
 
     @classmethod
     def optimizers_in(cls, mode: str) -> list[str]:
@@ -277,7 +279,13 @@ class RowsConfig(ActorCriticConfig):
         """Yields a fault unless the samples of an update divide by the minibatches."""
         yield from super().faults(config, agents, trainers)
         num_env, each = config.env.num_env, max(1, agents // trainers) if trainers else 1
-        if self.drop_slowest and self.drop_slowest >= each:
+        if self.drop_slowest and self.sends_gradients:
+            yield Fault(
+                "algorithm.drop_slowest", self.drop_slowest,
+                "each agent's gradient is applied as it comes, and nobody waits for another",
+                "Leave it out.",
+            )  # fmt: skip
+        elif self.drop_slowest and self.drop_slowest >= each:
             yield Fault(
                 "algorithm.drop_slowest", self.drop_slowest,
                 f"must be less than the agents that a trainer waits for: {each if each > 1 else 0} "

@@ -1,0 +1,129 @@
+"""A parameter server: GMIs that train hold the parameters in pieces, and agents send gradients.
+
+Each agent fetches the pieces of all, samples and differentiates, and brings each its piece of the
+gradient, which is applied as it comes (Li et al., 2014; RLlib's paper, figure 5a). With one GMI
+that trains this is `async_gradients`. A round is as many gradients as there are agents, in every
+GMI, and at its end the pieces are put together: so that checkpoints, evaluations and GMIs that come
+back have the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm import Group, solo_group
+from gmi_drl.roles.policies.flat_parameters import Piece
+
+from .async_gradients import AsyncGradients
+from .descent import Descent
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+
+def make(role: ActingRole) -> ParameterServer:
+    """Make the optimizer of a role, which holds a piece, over the agents of all."""
+    role.build_for_spaces()
+    return ParameterServer(role)
+
+
+class ParameterServer(AsyncGradients):
+    """Holds one piece of the parameters, and takes its steps."""
+
+    def __init__(self, role: ActingRole) -> None:
+        super().__init__(role)
+        group, settings = role.mgr.context.group, role.algorithm.settings
+        self._group, parameters = group, self.learner.parameters
+        self._pieces = [Piece(parameters, at, group.size) for at in range(group.size)]
+        self._piece = self._pieces[group.rank]
+        unclipped = settings.model_copy(update={"max_grad_norm": None})  # who sends has clipped
+        self._descent = Descent(self._piece, unclipped)
+        names = role.algorithm.stats
+        self._kl = names.index("kl") if "kl" in names else None
+        self._losses = torch.zeros(len(names), device=parameters.data.device)
+        self._count = 0
+
+    def _connect(self, group: Group) -> None:
+        self.learner.connect(solo_group())
+        device = self.learner.parameters.data.device
+        most = max(piece.numel for piece in self._pieces)
+        self._shared = group.bucket("pieces", 3 * most, torch.float32, device)
+        self._seen = None
+        if (observations := self._algorithm.normalizers.observations) is not None:
+            numel = len(observations.tensors[0])
+            self._seen = group.bucket("statistics", numel, torch.float64, device)
+        self._losses.zero_()  # of a round that the re-forming cut short
+        self._count = 0
+        self._take_piece()
+
+    def _apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
+        learner, algorithm = self.learner, self._algorithm
+        if self._share.has_statistics:
+            own = algorithm.num_batch_moments
+            algorithm.learn_batch_moments(moments[None, :own])
+            if algorithm.normalizers.observations is not None:
+                algorithm.normalizers.observations.update(moments[own:])
+        kl = losses.new_zeros(()) if self._kl is None else losses[self._kl]
+        self._descent.learning_rate = learner.descent.learning_rate
+        with torch.no_grad():
+            self._descent.step(gradient, kl)
+        learner.updates += 1
+        algorithm.after_step(learner.updates)
+        self._losses += losses
+        self._count += 1
+
+    def _end(self) -> dict[str, float | None]:
+        self._put_together()
+        means = (self._losses / self._count).tolist()
+        self._losses.zero_()
+        self._count = 0
+        told: dict[str, float | None] = dict(zip(self._algorithm.stats, means, strict=True))
+        return told | {"learning_rate": self.learner.descent.learning_rate, "noise_scale": None}
+
+    @torch.no_grad()
+    def _put_together(self) -> None:
+        """Give the learner everyone's piece, and the statistics of who has them; collective."""
+        whole, mine = self.learner.descent, self._piece.numel
+        _, step, *_ = self._descent.changed
+        rows = self._shared.buffer.view(3, -1)
+        for row, tensor in zip(rows, _vectors(self._descent), strict=True):
+            row[:mine].copy_(tensor)
+        for piece, row in zip(self._pieces, self._shared.gather(), strict=True):
+            for vector, part in zip(_vectors(whole), row.view(3, -1), strict=True):
+                vector[piece.place].copy_(part[: piece.numel])
+        whole.changed[1].copy_(step)
+        if self._seen is not None:
+            observations = self._algorithm.normalizers.observations
+            assert observations is not None
+            self._seen.buffer.copy_(observations.tensors[0])
+            observations.load_state_dict({"moments": self._seen.gather()[-1]})
+
+    @torch.no_grad()
+    def _take_piece(self) -> None:
+        """Go on from what the learner has."""
+        whole = self.learner.descent
+        for mine, vector in zip(_vectors(self._descent), _vectors(whole), strict=True):
+            mine.copy_(vector[self._piece.place])
+        self._descent.changed[1].copy_(whole.changed[1])
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        missing = begin()
+        there = True
+        if not missing and self._group.rank == 0:  # one is enough to have agents write theirs
+            saved = self._coordinator.save(iteration)
+            there, missing = saved is not None, saved or ""
+        return all(self._group.exchange(int(there))), missing
+
+    def finish(self) -> None:
+        self._group.barrier()  # agents leave with the first who dismisses them
+        super().finish()
+
+
+def _vectors(descent: Descent) -> list[Tensor]:
+    """Returns parameters and both of Adam's moments."""
+    data, _, first, second = descent.changed[:4]
+    return [data, first, second]
