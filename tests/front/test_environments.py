@@ -43,5 +43,5 @@ def test_an_id_is_enough_to_train(tmp_path, env_id, words):
         overrides=words,
         view="none",
     )
-    assert result.samples == 512
+    assert result.steps == 512
     assert math.isfinite(result.return_mean)

@@ -211,9 +211,12 @@ def planned(draw):
         topology = machine(devices, capability=capability, sm_count=sms)
         fitting = ["auto", "direct", "green", *(["mps"] if capability >= (7, 0) else [])]
         backend = draw(st.sampled_from(fitting))
+    algorithm = {}
+    if template == "parameter_server":
+        algorithm = {"name": "a3c", "optimizer": template, "normalize_value": False}
     config = load_config(
         {
-            "version": 1, "mode": mode, "env": {"id": "Ant-v5"},
+            "version": 1, "mode": mode, "env": {"id": "Ant-v5"}, "algorithm": algorithm,
             "hardware": {"backend": backend, "num_gpus": devices},
             "layout": {"template": template, "gmi_per_gpu": gmis},
             "experience": {"capacity": 16},

@@ -187,8 +187,9 @@ def test_the_class_of_an_algorithm_says_what_settings_there_are():
         "algorithm.clip=0.1; is a setting of ppo and appo, and the algorithm is one of yours. "
         "Leave it out, or use ppo or appo.",
         "algorithm.epsilom; unknown key. Did you mean algorithm.epsilon? algorithm has name, "
-        "optimizer, network, activation, horizon, gamma, learning_rate, max_grad_norm, "
-        "reward_scale, normalize_observation, bootstrap_time_limit, precision, epsilon.",
+        "optimizer, network, activation, layer_norm, horizon, gamma, learning_rate, "
+        "max_grad_norm, reward_scale, normalize_observation, bootstrap_time_limit, precision, "
+        "epsilon.",
         "algorithm.epsilon=2; must be at most 1. Correct it, or leave it out for the default, 0.1.",
         "algorithm.optimizer='all_reduce'; the algorithm runs under replay. Use replay, or auto.",
     ]
@@ -212,9 +213,8 @@ def test_settings_that_no_algorithm_can_have_are_told(optimizers, said):
     section = load_config({**MINIMAL, "algorithm": {"class": "a:Bad"}}).algorithm
     with pytest.raises(ConfigError) as caught:
         settings_of(Bad, section)
-    assert said.format("all_reduce, local, async_gradients, async_samples, replay") in str(
-        caught.value
-    )
+    known = "all_reduce, local, async_gradients, parameter_server, async_samples, replay"
+    assert said.format(known) in str(caught.value)
 
 
 def test_settings_that_are_derived_from_those_of_a_shipped_algorithm_have_its_keys():
@@ -290,7 +290,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path):
         "Did you mean mujoco?",
         "line 8: algorithm.gamma=nan; must be a finite number",
         "line 9: algorithm.horizon='yes'; must be a whole number",
-        "line 10: algorithm.network=[64, -1]; must be a preset or a list",
+        "line 10: algorithm.network=[64, -1]; must be a preset, a list",
         "line 11: num_env; unknown key. Did you mean env.num_env? the top level has version",
         "line 12: hardware.backend='cuda'; must be one of auto, cpu, direct, mps, mig, green. ",
         "line 12: hardware.cores=[0, 0]; names a core twice",

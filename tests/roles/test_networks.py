@@ -189,11 +189,11 @@ def test_configs_of_before_are_written_as_they_were():
 )
 def test_they_are_trained_and_resumed(tmp_path, keys):
     trained = gmi_drl.launch(config(tmp_path, **keys), view="none")
-    assert trained.samples == 512
+    assert trained.steps == 512
     rest = gmi_drl.launch(
         None, resume=trained.folder, overrides=["run.total_steps=1024"], view="none"
     )
-    assert rest.samples == 1024
+    assert rest.steps == 1024
 
 
 def test_evaluators_take_them():
