@@ -5,6 +5,8 @@ import torch
 import yaml
 
 import bodies_memory
+import bodies_tdg_ex
+import faults
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
@@ -97,6 +99,17 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, template):
     half = launch(path, *SMALL, f"run.total_steps={2 * 48}")
     rest = launch(None, f"run.total_steps={6 * 48}", resume=half.folder)
     assert torch.equal(policy_of(rest), policy_of(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [(0, "ordered", 3), (0, "brought", 3), (1, "took", 3)])
+def test_who_is_killed_comes_back_and_remembers_anew(tmp_path, monkeypatch, moment):
+    script = tmp_path / "faults"
+    faults.script(monkeypatch, script, moment)
+    roles = {"agent": bodies_tdg_ex.MortalAgent, "trainer": bodies_tdg_ex.MortalTrainer}
+    result = launch(config(tmp_path, 6 * 16 * 8, "tdg_ex"), *SMALL, roles=roles)
+    assert faults.struck(script) == result.restarts == 1
+    assert (result.state, result.iteration) == ("finished", 6)
 
 
 @pytest.mark.parametrize(

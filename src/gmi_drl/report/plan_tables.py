@@ -72,7 +72,7 @@ def compare_templates(config: Config, layout: Layout) -> list[TemplateRow]:
 def _why(template: Template) -> str:
     cost = template.cost
     if cost is None:
-        return "the only one whose trainers have devices alone"
+        return "in no table of the paper"
     if template.is_split:
         what = "experience" if cost.trains else "observations and actions"
         sends_s = cost.com_s(PAPER)

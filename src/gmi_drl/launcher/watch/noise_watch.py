@@ -32,6 +32,8 @@ def why_none(config: Config, layout: Layout) -> str:
     """Tells why a run that trains has no noise scale; "" where it has one, or its class decides."""
     if not layout.holding("trainer") or isinstance(config.algorithm, CustomAlgorithmConfig):
         return ""
+    if config.algorithm.resolved_optimizer == "parameter_server":
+        return f"each GMI that trains has a piece of the gradient, and none the whole ({_WHERE})"
     if UpdateSize.of(config, layout).has_noise_scale:
         return ""
     return f"one GMI takes one gradient step an update, and nothing to compare it with ({_WHERE})"
