@@ -164,10 +164,9 @@ class GradientLoop(RolloutLoop):
         role: ActingRole = self._role
         mgr = role.mgr
         trainers = len(mgr.context.wires.out_of(mgr.GMI_id))
-        shares = [Share.of(role, self._parameters, at, trainers) for at in range(trainers)]
-        self._published: list[Published] = [share.published for share in shares]
-        self._codecs: list[Codec] = [share.codec for share in shares]
-        self._shares = {id(share.codec): share for share in shares}
+        self._shares = [Share.of(role, self._parameters, at, trainers) for at in range(trainers)]
+        self._published: list[Published] = [share.published for share in self._shares]
+        self._codecs: list[Codec] = [share.codec for share in self._shares]
         settings = mgr.config.algorithm
         self._most = settings.max_grad_norm if is_sharded(settings) else None
         self._maker = GradientMaker(role.algorithm, role.normalizers, self._parameters)
@@ -181,8 +180,8 @@ class GradientLoop(RolloutLoop):
             norm = float(torch.linalg.vector_norm(maker.gradient))
             maker.gradient.mul_(min(1.0, self._most / (norm + 1e-6)))
 
-    def _pack(self, codec: Codec, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
-        share, moments = self._shares[id(codec)], self._moments
+    def _pack(self, place: int, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
+        share, moments = self._shares[place], self._moments
         if not share.has_statistics:
             moments, stats = moments[:0], [0.0] * len(stats)
         gradient = self._maker.gradient

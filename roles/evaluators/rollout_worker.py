@@ -453,17 +453,18 @@ class RolloutLoop:
             self._published[workers.index(worker)].load(order.memory.view(torch.float32))
             oldest = min(map(age_of, given.values()))
             if all(one in given or done.get(one, -1) >= oldest for one in workers):
-                asking = [one for one in workers if one in given and age_of(given[one]) == oldest]
-                answering = {one: self._codecs[workers.index(one)] for one in asking}
-                self._collect(order, answering, perf_counter() - start)
-                for one in asking:
+                asking = {
+                    place: one
+                    for place, one in enumerate(workers)
+                    if one in given and age_of(given[one]) == oldest
+                }
+                self._collect(order, asking, perf_counter() - start)
+                for one in asking.values():
                     del given[one]
                     done[one] = oldest
                 start = perf_counter()
 
-    def _collect(
-        self, order: Packet, answering: Mapping[RolloutWorker, Codec], waited_s: float
-    ) -> None:
+    def _collect(self, order: Packet, asking: Mapping[int, RolloutWorker], waited_s: float) -> None:
         self._mgr.begin_iteration()
         iteration = order.header.policy_version
         self._role.algorithm.before_sampling(iteration * self._round_steps)
@@ -478,15 +479,16 @@ class RolloutLoop:
 
         with phase("send"):
             self._prepare(batch)
-            for worker, codec in answering.items():
-                worker.bring(partial(self._pack, codec, batch, stats), codec.nbytes)
+            for place, worker in asking.items():
+                worker.bring(partial(self._pack, place, batch, stats), self._codecs[place].nbytes)
         self._send_s = perf_counter() - start
 
     def _prepare(self, batch: Batch) -> None:
         """Make what is to be brought of a batch: here it is the batch."""
 
-    def _pack(self, codec: Codec, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
-        """Write the answer to `COLLECT` into memory [>= codec.nbytes] uint8."""
+    def _pack(self, place: int, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
+        """Write the answer to the trainer at `place` into memory [>= nbytes of its codec] uint8."""
+        codec = self._codecs[place]
         assert isinstance(codec, BatchCodec)
         codec.pack(memory, batch, stats)
 
