@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Compares PPO with an LSTM with sb3-contrib's RecurrentPPO: whole jobs, steps a second.
 
     lstm_cartpole/sb3    examples/lstm_cartpole.yaml in one GMI, against the best of RecurrentPPO

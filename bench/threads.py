@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Measures what a GMI with several cores makes of them: threads that spin before they sleep.
 
 PPO in one GMI on two cores, steps a second of the whole job:
