@@ -127,6 +127,8 @@ def _settings(record: dict[str, Any]) -> str:
     settings, algorithm = record["settings"], record["settings"].get("algorithm", {})
     ppo = algorithm.get("name", "ppo") == "ppo"
     parts = [f"{key} {settings[key]}" for key in _SHOWN if ppo or key not in _PPO_ONLY]
+    if ppo and settings["entropy_coef"]:
+        parts.append(f"entropy_coef {settings['entropy_coef']}")
     parts += [f"{key} {value}" for key, value in algorithm.items()]
     if wrappers := settings.get("wrappers"):
         parts.append(f"wrappers {wrappers}")
@@ -137,7 +139,8 @@ def _settings(record: dict[str, Any]) -> str:
             *([f"gSDE every {settings['sde']} steps"] if settings["sde"] else []),
         ]
     elif ppo:
-        parts.append("observation, value and advantage normalisation, clipped value loss")
+        observation = "observation, " if settings["normalize_observation"] else ""
+        parts.append(f"{observation}value and advantage normalisation, clipped value loss")
     versions = [f"{name} {version}" for name, version in record["versions"].items()]
     return ", ".join(parts + versions)
 

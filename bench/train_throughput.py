@@ -8,6 +8,8 @@ so that a machine that slows down slows all of them; the ratio is the median ove
 ratio within a round. A peer may run its environments in any way it has and its best way counts;
 so does ours (one GMI on all cores, or one GMI a core).
 
+The other tasks are CartPole, LunarLander and HalfCheetah, by PPO and by A2C (`--tasks`).
+
 Rows: `<task>/sb3`, `<task>/cleanrl`, `<task>/rl_games`, `<task>/best_peer`: ours over the peer;
 `<task>/physics`: our steps/s while simulating as a share of bare `mujoco.rollout` physics;
 `<task>/one_gmi_two_cores` and `<task>/two_gmis_one_core_each`: each over the other (the names
@@ -40,7 +42,19 @@ from jobs import Job, JobError, importable, run_ours, run_peer
 from peers._job import Settings
 from report import emit
 
-TASKS = {"ant": "Ant-v5", "humanoid": "Humanoid-v5"}
+_SMALL = Settings(net="64:64", activation="tanh", horizon=64, minibatch=256, epochs=10)
+# A2C is PPO with one epoch of one minibatch, which is how peers without it run it.
+_A2C = {"method": "a2c", "horizon": 8, "minibatch": 128, "epochs": 1}
+TASKS = {
+    "ant": Settings(env="Ant-v5"),
+    "humanoid": Settings(env="Humanoid-v5"),
+    "halfcheetah": Settings(env="HalfCheetah-v5"),
+    "cartpole": replace(_SMALL, env="CartPole-v1", steps=102_400),
+    "lunarlander": replace(_SMALL, env="LunarLander-v3", horizon=128, minibatch=512, epochs=4),
+    "halfcheetah_a2c": replace(_SMALL, env="HalfCheetah-v5", warmup=16, **_A2C),
+    "cartpole_a2c": replace(_SMALL, env="CartPole-v1", warmup=16, steps=51_200, **_A2C),
+    "lunarlander_a2c": replace(_SMALL, env="LunarLander-v3", warmup=16, **_A2C),
+}
 PEERS = {  # name: script, its ways to run environments
     "sb3": ("sb3.py", ("dummy", "subproc")),
     "cleanrl": ("cleanrl_style.py", ("sync", "envpool")),
@@ -90,24 +104,24 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
     cores = len(os.sched_getaffinity(0))
     found = []
     for task in options.tasks:
-        job = Settings(
-            env=TASKS[task],
-            steps=options.steps,
-            n_envs=options.n_envs,
-            horizon=options.horizon,
-            threads=options.peer_threads,
-        )
-        bare = replace(job, n_envs=64, horizon=PHYSICS_HORIZON[task])
+        job = replace(TASKS[task], threads=options.peer_threads)
+        if options.steps is not None:
+            job = replace(job, steps=options.steps)
+        mine = {} if job.method == "ppo" else {"name": job.method}
         entries: list[tuple[str, str, Callable[[], Job]]] = [
-            ("ours", ONE_GMI, lambda job=job: run_ours(job, timeout)),
-            ("ours", GMI_A_CORE, lambda job=job: run_ours(job, timeout, gmi_per_gpu=cores)),
             (
-                "physics",
-                "",
-                lambda bare=bare: run_peer(sys.executable, "physics.py", bare, timeout),
-            ),
-        ]
+                "ours", way,
+                lambda job=job, gmis=gmis, mine=mine: run_ours(job, timeout, gmis, algorithm=mine),
+            )
+            for way, gmis in ((ONE_GMI, 1), (GMI_A_CORE, cores))
+        ]  # fmt: skip
+        if task in PHYSICS_HORIZON:
+            bare = replace(job, n_envs=64, horizon=PHYSICS_HORIZON[task])
+            run = lambda bare=bare: run_peer(sys.executable, "physics.py", bare, timeout)  # noqa: E731
+            entries.append(("physics", "", run))
         for name, script, vec in here:
+            if job.method != "ppo" and name == "rl_games":
+                continue  # it has no A2C, and its PPO takes no single step
             settings = replace(job, vec=vec)
             entries.append(
                 (name, vec, lambda s=script, x=settings: run_peer(options.python, s, x, timeout))
@@ -278,7 +292,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the peers")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "humanoid"])
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--against", metavar="COMMIT", help="compare with this commit, not peers")
     parser.add_argument(
@@ -286,9 +300,7 @@ def parse() -> argparse.Namespace:
         metavar="NAME", help="of --against; default: all",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20480, help="timed steps of each job")
-    parser.add_argument("--n-envs", type=int, default=16, help="environments over all GMIs")
-    parser.add_argument("--horizon", type=int, default=128)
+    parser.add_argument("--steps", type=int, help="timed steps of each job; default: the task's")
     parser.add_argument("--peer-threads", type=int, default=1, help="torch threads of a peer")
     parser.add_argument("--timeout-minutes", type=float, default=15.0, help="of one job")
     parser.add_argument("--dry", action="store_true", help="one tiny round: does it run at all?")

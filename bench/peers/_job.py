@@ -25,13 +25,14 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Settings:
-    """One PPO training job. The defaults are the job that the throughput benchmark compares.
+    """One job that trains by PPO or A2C; by default that which the throughput benchmark compares.
 
     `n_envs` is the total over all processes, `minibatch` is in samples, `net` is the hidden sizes.
     `trunk` says whether the policy and the value share the hidden layers.
     """
 
     env: str = "Ant-v5"
+    method: str = "ppo"  # ppo | a2c, which is PPO with one epoch of one minibatch
     steps: int = 20480  # timed steps; `warmup` iterations come before them
     warmup: int = 1  # iterations
     seed: int = 0

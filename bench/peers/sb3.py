@@ -1,4 +1,4 @@
-"""Runs a whole PPO training job in Stable-Baselines3; prints one JSON line.
+"""Runs a whole PPO or A2C training job in Stable-Baselines3; prints one JSON line.
 
 `--vec dummy` steps the environments in this process, `--vec subproc` each in its own. With
 `--trunk shared` the hidden layers are a feature extractor that policy and value share, which is
@@ -19,7 +19,7 @@ import gymnasium  # noqa: E402
 import numpy as np  # noqa: E402
 import stable_baselines3  # noqa: E402
 import torch  # noqa: E402
-from stable_baselines3 import PPO  # noqa: E402
+from stable_baselines3 import A2C, PPO  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
 from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
@@ -90,8 +90,8 @@ def _scheduled(value: float, schedule: str) -> object:
     return value if schedule == "constant" else (lambda remaining: remaining * value)
 
 
-def make_model(settings: Settings, env: VecEnv) -> PPO:
-    """PPO with these settings."""
+def make_model(settings: Settings, env: VecEnv) -> PPO | A2C:
+    """PPO or A2C with these settings."""
     activation = _ACTIVATIONS[settings.activation]
     if settings.trunk == "shared":
         policy = {
@@ -101,6 +101,22 @@ def make_model(settings: Settings, env: VecEnv) -> PPO:
         }
     else:
         policy = {"net_arch": settings.hidden, "activation_fn": activation}
+    if settings.method == "a2c":
+        return A2C(
+            "MlpPolicy",
+            env,
+            n_steps=settings.horizon,
+            gamma=settings.gamma,
+            gae_lambda=settings.lam,
+            learning_rate=_scheduled(settings.learning_rate, settings.schedule),
+            ent_coef=settings.entropy_coef,
+            vf_coef=settings.value_coef,
+            max_grad_norm=settings.max_grad_norm,
+            use_rms_prop=False,
+            policy_kwargs={**policy, "log_std_init": settings.init_log_std},
+            seed=settings.seed,
+            device="cpu",
+        )
     return PPO(
         "MlpPolicy",
         env,
