@@ -55,7 +55,16 @@ from .layout_yaml import from_yaml, to_yaml
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
 from .resolve import choose_backend, layout_of, resolved, simplest, template_of
 from .slicing import sliced
-from .templates import TEMPLATES, Template, decoupled, tcg, tcg_ex, tdg, tdg_ex
+from .templates import (
+    TEMPLATES,
+    Template,
+    decoupled,
+    parameter_server,
+    tcg,
+    tcg_ex,
+    tdg,
+    tdg_ex,
+)
 from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
 from .update_size import UpdateSize
 
@@ -69,6 +78,6 @@ __all__ = [
     "SearchConfig", "Strategy", "Template", "Topology", "TuneConfig", "UpdateSize", "algorithm_1",
     "algorithm_config", "check", "choose_backend", "counted", "decoupled", "format_cores",
     "from_yaml", "hidden_sizes", "is_own_network", "layout_faults_of", "layout_of", "load_config",
-    "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
-    "template_of", "to_yaml",
+    "parameter_server", "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg",
+    "tcg_ex", "tdg", "tdg_ex", "template_of", "to_yaml",
 ]  # fmt: skip

@@ -14,8 +14,7 @@ import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.start import jobs
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.placement import Device, Topology, check, load_config
-from gmi_drl.placement.templates import parameter_server
+from gmi_drl.placement import Device, Topology, check, load_config, parameter_server
 from gmi_drl.roles.state import checkpoint
 
 ITERATIONS, SAMPLES = 6, 8 * 8
