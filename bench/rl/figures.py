@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Makes figures of RLlib's paper (Liang et al., 2018) again on one host, by `gmi_drl.rl`.
+
+    figure7/<n>           steps of policy evaluation a second of n evaluators (Pendulum-v1, 64 x 64
+                          units, 64 environments a call), beside the paper's on one core
+    figure7/projection    the same for up to 128, by what a step costs an evaluator and the driver
+    table3/<observation>  training steps a second of `Local` over `AllReduce` with PPO, for a small
+                          observation and for images, with the memory of all processes
+    figure5a/<k>          gradients a second of a parameter server with k pieces, over one of one
+
+Evaluators are actors of the runtime, of one thread each. Ways of a figure take turns, round after
+round. The paper's machines are others (EC2, up to 128 cores): what is compared is the shape.
+
+    bench/rl/figures.py --rounds 5
+    bench/rl/figures.py --figures figure5a --seconds 1 --rounds 1     # a smoke test
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from modes import Rates, in_turn
+from report import emit, emit_pairs
+
+from gmi_drl import rl, runtime
+from gmi_drl.roles.evaluators.fleet import Fleet
+
+PAPER_STEPS_PER_S: Final = 15_000  # of one core, as the text to figure 7 has it
+CORES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+PIECES: Final = (1, 2, 4)
+_SMALL: Final[Mapping[str, Any]] = {"network": [64, 64], "activation": "tanh"}
+# By observation: what evaluators are made with.
+OBSERVATIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "small": {
+        "env": "HalfCheetah-v5", "num_env": 16,
+        "settings": {"horizon": 64, "minibatches": 4, "epochs": 4, "network": [256, 128, 64]},
+    },
+    "images": {
+        "env": "ALE/Pong-v5", "num_env": 4, "options": {"frameskip": 1},
+        "wrappers": [
+            {"gymnasium.wrappers:AtariPreprocessing": {"frame_skip": 4}},
+            {"frame_stack": {"count": 4}},
+        ],
+        "settings": {
+            "horizon": 16, "minibatches": 2, "epochs": 1, "network": "nature",
+            "normalize_observation": False,
+        },
+    },
+}  # fmt: skip
+
+
+def sampling(count: int, seconds: float) -> Rates:
+    """Steps a second of so many evaluators, and the driver's own seconds for each step."""
+    horizon, num_env = 64, 64
+    settings = {**_SMALL, "horizon": horizon, "normalize_observation": False}
+    evaluators = [
+        rl.Evaluator.remote(env="Pendulum-v1", algorithm=rl.PG, num_env=num_env, settings=settings)
+        for _ in range(count)
+    ]
+    optimizer = rl.Local(rl.PG, evaluators)
+    fleet, weights = optimizer.fleet, optimizer.fleet.put(optimizer.graph.weights())
+    taken, begun, own = 0, 0.0, 0.0
+    try:
+        for number in range(count):
+            fleet.ask(number, "sample", weights, 0)
+        _drain(fleet, weights, count)  # everybody is warm
+        begun, own = time.perf_counter(), time.process_time()
+        while time.perf_counter() < begun + seconds:
+            _drain(fleet, weights, 1)
+            taken += horizon * num_env
+        took, own = time.perf_counter() - begun, time.process_time() - own
+    finally:
+        optimizer.close()
+    return {"steps_per_s": taken / took, "driver_s_per_step": own / taken}
+
+
+def _drain(fleet: Fleet, weights: Any, answers: int) -> None:
+    """Take so many samples, and ask who has brought one again."""
+    for _ in range(answers):
+        number, _ = fleet.first()
+        fleet.ask(number, "sample", weights, 0)
+
+
+def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **arguments: Any) -> Rates:
+    """Steps and updates a second of an optimizer over two evaluators, and everybody's memory."""
+    options = arguments.pop("options_of_optimizer", {})
+    evaluators = [rl.Evaluator.remote(algorithm=algorithm, **arguments) for _ in range(2)]
+    optimizer = kind(algorithm, evaluators, **options)
+    try:
+        for _ in range(4):
+            optimizer.step()
+        steps, updates, begun = optimizer.steps, optimizer.updates, time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            optimizer.step()
+        took = time.perf_counter() - begun
+        mib = _family_mib()
+    finally:
+        optimizer.close()
+    return {
+        "steps_per_s": (optimizer.steps - steps) / took,
+        "updates_per_s": (optimizer.updates - updates) / took,
+        "memory_mib": mib,
+    }
+
+
+def _family_mib() -> float:
+    """MiB of this process and all that it has started, what they share counted once."""
+    pids, found = [os.getpid()], 0
+    while pids:
+        pid = pids.pop()
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            pids += map(int, task.read_text().split())
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            found += int(line.split()[1]) if line.startswith("Pss:") else 0
+    return found / 1024
+
+
+def figure7(options: argparse.Namespace) -> None:
+    counts = [n for n in CORES if n <= len(os.sched_getaffinity(0))]
+    ways = {str(n): lambda n=n: sampling(n, options.seconds) for n in counts}
+    found = in_turn(ways, options.rounds)
+    rates = {n: [one["steps_per_s"] for one in found[str(n)]] for n in counts}
+    for n in counts:
+        emit(
+            "rl_figures", f"figure7/{n}", value=round(statistics.median(rates[n])), unit="steps/s",
+            peer=PAPER_STEPS_PER_S, ratio=statistics.median(rates[n]) / PAPER_STEPS_PER_S,
+            repeats=options.rounds, spread=[round(min(rates[n])), round(max(rates[n]))],
+            peer_is="the paper's: one core, 64 states a call",
+        )  # fmt: skip
+    driver_s = statistics.median(one["driver_s_per_step"] for one in found[str(counts[-1])])
+    each = statistics.median(rates[1])
+    most = 1.0 / driver_s
+    points = {n: round(min(n * each, most)) for n in CORES}
+    emit(
+        "rl_figures", "figure7/projection", value=points[CORES[-1]], unit="steps/s", peer=None,
+        ratio=None, repeats=options.rounds, spread=None, points=points,
+        driver_ns_per_step=round(1e9 * driver_s, 1), one_driver_takes=round(most),
+    )  # fmt: skip
+
+
+def table3(options: argparse.Namespace) -> None:
+    for name, arguments in OBSERVATIONS.items():
+        ways = {
+            kind.name: lambda kind=kind, arguments=arguments: training(
+                kind, rl.PPO, options.seconds, **arguments
+            )
+            for kind in (rl.Local, rl.AllReduce)
+        }
+        found = in_turn(ways, options.rounds)
+        local, reduced = (found[kind.name] for kind in (rl.Local, rl.AllReduce))
+        emit_pairs(
+            "rl_figures", f"table3/{name}", "steps/s", [one["steps_per_s"] for one in local],
+            [one["steps_per_s"] for one in reduced],
+            memory_mib=round(statistics.median(one["memory_mib"] for one in local)),
+            peer_memory_mib=round(statistics.median(one["memory_mib"] for one in reduced)),
+            peer_is="AllReduce over the same two evaluators",
+        )  # fmt: skip
+
+
+def figure5a(options: argparse.Namespace) -> None:
+    settings = {
+        "network": [1024, 1024], "horizon": 8, "normalize_value": False, "reward_scale": 0.1,
+    }  # fmt: skip
+    ways = {
+        str(k): lambda k=k: training(
+            rl.ParameterServer, rl.A2C, options.seconds, env="CartPole-v1", settings=settings,
+            options_of_optimizer={"shards": k},
+        )
+        for k in PIECES
+    }  # fmt: skip
+    found = in_turn(ways, options.rounds)
+    one = [rates["updates_per_s"] for rates in found["1"]]
+    for k in PIECES[1:]:
+        several = [rates["updates_per_s"] for rates in found[str(k)]]
+        emit_pairs(
+            "rl_figures", f"figure5a/{k}", "gradients/s", several, one,
+            peer_is="one piece", parameters=1_060_000,
+        )  # fmt: skip
+
+
+FIGURES: Final = {"figure7": figure7, "table3": table3, "figure5a": figure5a}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    options = parser.parse_args()
+    runtime.init(["gmi_drl.rl"])
+    for name in options.figures:
+        FIGURES[name](options)
+    runtime.shutdown()
+
+
+if __name__ == "__main__":
+    main()
