@@ -205,10 +205,12 @@ def drawn(template, gmis, strategy, mode="sync", backend="auto", count=2):
 
 def test_the_models_word_on_each_template_and_whether_it_fits():
     config, layout, _ = drawn("tcg_ex", 4, "har")
-    together, split = compare_templates(config, layout)
+    together, split, server = compare_templates(config, layout)
     assert (together.template, together.chosen, together.relative) == ("tcg_ex", True, 1.0)
     assert split.relative == pytest.approx(1 / 5.46, rel=1e-3)
     assert (split.why, split.why_not) == ("sending experience takes 7 times the work", "")
+    assert (server.relative, server.why) == (None, "in no table of the paper")
+    assert "all_reduce does not run in template parameter_server" in server.why_not
     config, layout, _ = drawn("tcg", 3, "local", "serving")
     pair = compare_templates(config, layout)[1]
     assert pair.relative == pytest.approx(1 / 2.58, rel=1e-2)
@@ -261,14 +263,15 @@ def test_plan_draws_the_layout_and_writes_it(config, capsys):
     ring = ["--set", "comm.reduction=har"]  # auto goes by what was measured here
     assert main.main(["plan", str(config), "--no-measure", *files, *ring]) == 0
     out = capsys.readouterr().out
-    for piece in ("tcg_ex (this)  1.00", "ring of GMIs 0-1", "█", f"picture: {picture}"):
+    for piece in ("tcg_ex (this)     1.00", "ring of GMIs 0-1", "█", f"picture: {picture}"):
         assert piece in out
     ElementTree.parse(picture)
     layout = layout_of(load_config(config), Topology.from_cores(CORES, 2))
     assert from_yaml(written.read_text(), layout.topology, 2) == layout
     assert main.main(["plan", str(config), "--json", "--no-measure"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["template"] for row in found["templates"]] == ["tcg_ex", "tdg_ex"]
+    known = [row["template"] for row in found["templates"]]
+    assert known == ["tcg_ex", "tdg_ex", "parameter_server"]
     assert found["backend"] is None
     assert main.main(["plan", str(config), "--svg", str(config / "no" / "a.svg")]) == 2
     assert "its folder is not there" in capsys.readouterr().err
