@@ -134,7 +134,7 @@ class ExactPolicy:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several trainers holds: a piece of the parameters; the last one statistics too.
+    """Holds one trainer's share: a piece of the parameters, and for the last one the statistics.
 
     Both ends of a link make it. A trainer alone holds everything.
     """

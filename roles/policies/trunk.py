@@ -21,7 +21,7 @@ _ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class HiddenLayers(nn.Module):
-    """What a head is put on: observations [B, D] to float32 features [B, `features`].
+    """Makes float32 features [B, `features`] of observations [B, D]; a head is put on them.
 
     With precision bf16 it runs in bfloat16; tf32 is fp32 here, and is `set_matmul_precision`'s.
     """
