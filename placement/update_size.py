@@ -27,7 +27,7 @@ class UpdateSize:
             return cls(trainers, own, own, len(layout.holding("agent")))
         if config.mode == "sync":  # of one or more agents each
             own = sum(gmi.num_env for gmi in layout.gmis) // trainers
-            own -= getattr(algorithm, "drop_slowest", 0) * config.env.num_env
+            own -= algorithm.dropped_agents * config.env.num_env
             own *= algorithm.horizon
         return cls(
             trainers=trainers,

@@ -290,7 +290,7 @@ class _Held:
         while self._held and time.monotonic() < until:
             lines = self._metrics.read_text().count("\n") if self._metrics.exists() else 0
             self._held = lines < 3
-            time.sleep(0.01)
+            time.sleep(0.01)  # between two looks at the file
         assert not self._held, "the trainer waits for who is late"
         return self._env.step(action)
 

@@ -109,6 +109,7 @@ def training(kind: Callable[..., Any], algorithm: Any, seconds: float, **argumen
         "steps_per_s": (optimizer.steps - steps) / took,
         "updates_per_s": (optimizer.updates - updates) / took,
         "memory_mib": mib,
+        "parameters": optimizer.graph.parameters.numel,
     }
 
 
@@ -183,7 +184,7 @@ def figure5a(options: argparse.Namespace) -> None:
         several = [rates["updates_per_s"] for rates in found[str(k)]]
         emit_pairs(
             "rl_figures", f"figure5a/{k}", "gradients/s", several, one,
-            peer_is="one piece", parameters=1_060_000,
+            peer_is="one piece", parameters=found["1"][0]["parameters"],
         )  # fmt: skip
 
 

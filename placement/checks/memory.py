@@ -84,7 +84,7 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     if learns and not simulates:  # those of the agents that send to it
         channels = TEMPLATES[layout.template].channels(layout)
         agents = [source for source, target in channels if target.gmi_id == gmi.gmi_id]
-        number = len(agents) - getattr(algorithm, "drop_slowest", 0)
+        number = len(agents) - algorithm.dropped_agents
         if config.mode == "async":
             number = config.experience.batch_segments
         samples = config.env.num_env * horizon * number

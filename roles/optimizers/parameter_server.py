@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import Group, solo_group
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.policies.flat_parameters import Piece
 
 from .async_gradients import AsyncGradients
@@ -37,14 +38,17 @@ class ParameterServer(AsyncGradients):
     def __init__(self, role: ActingRole) -> None:
         super().__init__(role)
         group, settings = role.mgr.context.group, role.algorithm.settings
+        if settings.followed_kl is not None:
+            raise RoleError(
+                "the learning rate follows the KL divergence (algorithm.schedule: adaptive), and "
+                "each piece of the parameters would have one of its own. Use schedule: constant."
+            )
         self._group, parameters = group, self.learner.parameters
         self._pieces = [Piece(parameters, at, group.size) for at in range(group.size)]
         self._piece = self._pieces[group.rank]
         unclipped = settings.model_copy(update={"max_grad_norm": None})  # who sends has clipped
         self._descent = Descent(self._piece, unclipped)
-        names = role.algorithm.stats
-        self._kl = names.index("kl") if "kl" in names else None
-        self._losses = torch.zeros(len(names), device=parameters.data.device)
+        self._losses = torch.zeros(len(role.algorithm.stats), device=parameters.data.device)
         self._count = 0
 
     def _connect(self, group: Group) -> None:
@@ -67,10 +71,9 @@ class ParameterServer(AsyncGradients):
             algorithm.learn_batch_moments(moments[None, :own])
             if algorithm.normalizers.observations is not None:
                 algorithm.normalizers.observations.update(moments[own:])
-        kl = losses.new_zeros(()) if self._kl is None else losses[self._kl]
         self._descent.learning_rate = learner.descent.learning_rate
         with torch.no_grad():
-            self._descent.step(gradient, kl)
+            self._descent.step(gradient, losses.new_zeros(()))
         learner.updates += 1
         algorithm.after_step(learner.updates)
         self._losses += losses

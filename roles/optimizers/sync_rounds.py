@@ -59,7 +59,7 @@ class Sampling:
             env = role.make_env()
             mgr.close_later(env.close)
             role.build(env)
-        drop_slowest = getattr(mgr.config.algorithm, "drop_slowest", 0)
+        drop_slowest = mgr.config.algorithm.dropped_agents
         num_env = sum(workers.values()) - drop_slowest * mgr.config.env.num_env
         batch = role.batch(num_env if env is None else env.num_env)
         # By rank, not by GMI: what is learned does not depend on where agents are.
@@ -91,7 +91,7 @@ class SyncRounds:
         """`generator` is that of the minibatches."""
         self._evaluators, self.learner, self._replay = evaluators, learner, replay
         self.progress, self._generator = Progress(mgr.layout, extra=1), generator
-        self._drops = getattr(mgr.config.algorithm, "drop_slowest", 0) > 0
+        self._drops = mgr.config.algorithm.dropped_agents > 0
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
         self._stop_requested = mgr.stop_requested

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -20,7 +21,7 @@ Precision = Literal["fp32", "tf32", "bf16"]  # algorithm.precision
 _ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-class HiddenLayers(nn.Module):
+class HiddenLayers(nn.Module, ABC):
     """Makes float32 features [B, `features`] of observations [B, D]; a head is put on them.
 
     With precision bf16 it runs in bfloat16; tf32 is fp32 here, and is `set_matmul_precision`'s.
@@ -45,9 +46,9 @@ class HiddenLayers(nn.Module):
         with torch.autocast(observation.device.type, torch.bfloat16, cache_enabled=False):
             return self.seen(observation).float()
 
+    @abstractmethod
     def seen(self, observation: Tensor) -> Tensor:
         """Returns the features, in whatever precision is on."""
-        raise NotImplementedError
 
 
 class Trunk(HiddenLayers, nn.Sequential):
@@ -156,13 +157,13 @@ class SeparateTrunks(HiddenLayers):
     def __init__(self, policy: HiddenLayers, value: HiddenLayers) -> None:
         super().__init__()
         self.policy, self.value = policy, value
-        self.features = policy.features + value.features
+        self.features, self.bf16 = policy.features + value.features, False  # each has its own
 
     def initialise(self, generator: torch.Generator | None) -> None:
         self.policy.initialise(generator)
         self.value.initialise(generator)
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def seen(self, observation: Tensor) -> Tensor:
         return torch.cat([self.policy(observation), self.value(observation)], -1)
 
 

@@ -59,7 +59,7 @@ def environments(config: Config, topology: Topology) -> int:
         return config.env.num_env  # each agent's gradient is an update
     if config.mode == "async":
         return config.env.num_env * config.experience.batch_segments * trainers
-    dropped = trainers * getattr(config.algorithm, "drop_slowest", 0)
+    dropped = trainers * config.algorithm.dropped_agents
     return config.env.num_env * (simulators - dropped)
 
 

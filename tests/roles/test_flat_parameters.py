@@ -23,7 +23,7 @@ from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.policies import flat_parameters as flat_module
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.samples import batch as batch_module
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
@@ -261,3 +261,18 @@ def test_a_packet_holds_no_padding():
     policy = algorithm_of(network, settings()).policy
     codec = BatchCodec(batch, 4, sent_columns(policy, ()), of_bytes=False, stats=7)
     assert codec.nbytes == 7 * 8 + 4 * (6 * 4 * (5 + 8 + 8 + 4) + 4)
+
+
+def test_pieces_cover_everything_once_and_are_views():
+    flat = FlatParameters(torch.nn.Linear(30, 20))
+    for pieces in (1, 2, 3, 5):
+        parts = [Piece(flat, number, pieces) for number in range(pieces)]
+        assert sum(part.numel for part in parts) == flat.numel
+        assert torch.equal(torch.cat([part.data for part in parts]), flat.data)
+    with torch.no_grad():
+        parts[-1].data.fill_(7.0)
+    assert (flat.data[parts[-1].place] == 7.0).all()
+    with pytest.raises(
+        ValueError, match=r"in 99 pieces; they are cut in blocks of 64. Use \d+ or fewer"
+    ):
+        Piece(flat, 0, 99)

@@ -117,6 +117,11 @@ class AlgorithmConfig(Section):
         return 0
 
     @property
+    def dropped_agents(self) -> int:
+        """The agents that a trainer does not wait for."""
+        return 0
+
+    @property
     def followed_kl(self) -> float | None:
         """The KL divergence that the learning rate follows, if it does."""
         return None
@@ -274,6 +279,10 @@ class RowsConfig(ActorCriticConfig):
     drop_slowest: Int = Field(default=0, ge=0)
     """Template tdg_ex: each trainer goes on with all but so many of its agents, those that have
     sampled first. What the others bring later is left out, and told as `dropped_steps`."""
+
+    @property
+    def dropped_agents(self) -> int:
+        return self.drop_slowest
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields a fault unless the samples of an update divide by the minibatches."""
