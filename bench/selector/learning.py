@@ -346,7 +346,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{'-' if then is None else f'{then:,.1f}':>13}{row.get('seconds_tune', 0):>8,.0f}"
         )
         if row["name"].endswith("/grid"):
-            say(f"    best {row['best']}, rank correlation {row['rank_correlation']}")
+            say(f"    best {row['best']}, rank correlation {row.get('rank_correlation')}")
         if "holds" in row:
             say(f"    the claim {'holds' if row['holds'] else 'does not hold'}")
 

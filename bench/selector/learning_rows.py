@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from learning_raw import GIVEN, RawFile, TrainingRun, TuneRun
+from learning_raw import GIVEN, RawFile, TrainingRun
 
 from gmi_drl.selector.tune.efficiency import Prediction
 
@@ -150,7 +150,9 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
     if target is None:
         return []
     ways = {way: WayResult.of(its, target) for way, its in runs.items()}
-    prediction = _prediction_of(raw.tune(task, "learning"), ways[GIVEN].runs)
+    tune = raw.tune(task, "learning")
+    told = None if tune is None else tune.prediction
+    prediction = None if told is None else Prediction(**told)
     grid = {shape: ways[way] for shape in GRID if (way := way_of(shape)) in ways}
     best = min(grid, key=lambda shape: (grid[shape].median.censored, grid[shape].median.seconds))
     rows = [
@@ -164,6 +166,7 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
         for way in (GIVEN, *TUNED)
         if way in ways
     ]
+    tuned = {way: ways[way] for way in TUNED if way in ways}
     if len(grid) > 1:
         rows.append(
             {
@@ -172,7 +175,7 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
                 "best": best,
                 "complete": len(grid) == len(GRID),
                 "target_return": round(target, 2),
-                **_prediction(grid, {way: ways[way] for way in TUNED if way in ways}, prediction),
+                **(_predicted(grid, tuned, prediction) if prediction is not None else {}),
             }
         )
     return rows
@@ -181,16 +184,6 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
 def way_of(shape: str) -> str:
     """Returns the way that a point of the grid is trained in."""
     return GIVEN if shape == GIVEN_SHAPE else shape
-
-
-def _prediction_of(tune: TuneRun | None, given: Sequence[TrainingRun]) -> Prediction:
-    """Returns what the tune predicted with; where there was none, by the runs of the config."""
-    if tune is not None and tune.prediction is not None:
-        return Prediction(**tune.prediction)
-    shape = given[0].shape
-    known = [run.noise_scale for run in given if run.noise_scale is not None]
-    noise_scale = statistics.median(known) if known else None
-    return Prediction(shape["samples"], shape["horizon"], noise_scale)
 
 
 def _compared(result: WayResult, given: WayResult) -> dict[str, Any]:
@@ -243,7 +236,7 @@ def _tuning(raw: RawFile, task: str, way: str, ways: Mapping[str, WayResult]) ->
     }
 
 
-def _prediction(
+def _predicted(
     grid: Mapping[str, WayResult], tuned: Mapping[str, WayResult], prediction: Prediction
 ) -> dict[str, Any]:
     """Holds predicted against measured times: over the grid, and with the tuned ways beside it.
@@ -252,10 +245,9 @@ def _prediction(
     """
     results = [*grid.values(), *tuned.values()]
     shapes = [result.runs[0].shape for result in results]
-    efficiencies = [prediction.efficiency(one["samples"], one["horizon"]) for one in shapes]
     expected = [
-        1 / (result.steps_per_s * efficiency)
-        for result, efficiency in zip(results, efficiencies, strict=True)
+        1 / prediction.goodput(result.steps_per_s, shape["samples"], shape["horizon"])
+        for result, shape in zip(results, shapes, strict=True)
     ]
     seen = [math.inf if one.median.censored else one.median.seconds for one in results]
     first = expected[0]

@@ -20,6 +20,7 @@ from gmi_drl.selector.tune.algorithms.observations import (
     usable,
 )
 from gmi_drl.selector.tune.candidate import (
+    Candidate,
     DeviceSplit,
     Measured,
     Skipped,
@@ -28,7 +29,7 @@ from gmi_drl.selector.tune.candidate import (
     row_text,
 )
 from gmi_drl.selector.tune.noise import noise_from
-from gmi_drl.selector.tune.race import scores_of
+from gmi_drl.selector.tune.race import RaceScore, scores_of
 
 from .results import FLAT, CandidateResult, TuneResults, compared
 
@@ -74,7 +75,7 @@ def why(record: TuneRecord) -> str:
     verb += "" if row.gmi_per_gpu > 1 or devices > 1 else "s"
     parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(results, winner)}"]
     if record.races and all(score.return_mean is None for score in scores_of(record)):
-        parts.append("no episode ended while they raced, so that steps/s decided")
+        parts.append("no return was seen while they raced, so that the prediction decided")
     elif record.chosen and (record.races or winner is not results.fastest):
         parts.append(record.chosen.why)
     parts.append(_beyond(results, winner))
@@ -117,11 +118,46 @@ def sureness(record: TuneRecord) -> str:
     both = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
     if record.own is None and all(isinstance(one, int) for one in both):  # it left nothing open
         parts.append("the config as given was not measured")
-    if record.races:
-        parts.append("the race was run once, with one seed")
+    if decided := _decision(record, results):
+        parts.append(decided)
     if is_uncertain(measured) or (chosen is not None and not chosen.complete):
         parts.append("a longer tune is surer (--budget)")
     return f"How sure it is: {'; '.join(parts)}."
+
+
+def _decision(record: TuneRecord, results: TuneResults) -> str:
+    """Says whether a race decided or the prediction alone, and by how much; "" of steps/s."""
+    winner, by = results.winner, record.choice.get("decided_by")
+    if winner is None or by is None:
+        return ""
+    if by == "race":
+        rounds = dict[int, list[RaceScore]]()
+        for score in scores_of(record):
+            rounds.setdefault(score.round, []).append(score)
+        each = [_lead(number, rounds[number], winner.candidate) for number in sorted(rounds)]
+        return f"the race decided, {', '.join(each)}, with one seed a round"
+    what = "steps/s" if results.prediction is None else "the prediction"
+    ours = results.worth(winner).steps_per_s
+    others = [one for one in results.all if one is not winner]
+    margin = ""
+    if others:
+        near = max(others, key=lambda one: results.worth(one).steps_per_s)
+        longer, name = ours / results.worth(near).steps_per_s, near.candidate
+        margin = (
+            f", by which the next ({candidate_text(name, results.rows)}) takes {longer:.2f} times "
+            "as long to a return"
+        )
+    return f"{what} alone decided{margin} ({record.choice['race']})"
+
+
+def _lead(number: int, scores: Sequence[RaceScore], winner: Candidate) -> str:
+    """Says the mean return of a round's winner beside the best of the others."""
+    mean = {score.candidate: score.return_mean for score in scores if score.return_mean is not None}
+    seconds = max(score.seconds for score in scores)
+    ours, others = mean.get(winner), [its for one, its in mean.items() if one != winner]
+    text = "no return" if ours is None else f"a mean return of {ours:,.1f}"
+    against = f" against {max(others):,.1f}" if others else " and none of the others"
+    return f"in round {number} {text}{against} in {seconds:.0f} s"
 
 
 def _spread(one: Measured) -> str:

@@ -49,8 +49,9 @@ class TuneResults:
         """Returns what it measured with its goodput in place of its throughput."""
         if self.prediction is None:
             return result.measured
-        rate = result.measured.steps_per_s * self.prediction.of(result.candidate)
-        return replace(result.measured, steps_per_s=rate)
+        measured, one = result.measured, result.candidate
+        rate = self.prediction.goodput(measured.steps_per_s, one.samples, one.horizon)
+        return replace(measured, steps_per_s=rate)
 
     @cached_property
     def winner(self) -> CandidateResult | None:

@@ -48,6 +48,10 @@ class Prediction:
         """Returns the efficiency of a candidate."""
         return self.efficiency(candidate.samples, candidate.horizon)
 
+    def goodput(self, steps_per_s: float, samples: int, horizon: int) -> float:
+        """Returns steps/s of such updates, as of the config's own: time to a return is over it."""
+        return steps_per_s * self.efficiency(samples, horizon)
+
 
 def seen_share(horizon: int, decay: float) -> float:
     """Returns the share of an advantage's weights that falls on steps within the horizon.

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from gmi_drl.launcher.folder.run_folder import METRICS, metrics_in
-from gmi_drl.placement import Config
+from gmi_drl.launcher.folder.run_folder import METRICS, RunFolder, RunFolderError, metrics_in
+from gmi_drl.placement import NETWORKS, Config, ConfigError, load_config
 from gmi_drl.selector.errors import NoiseSourceError
 
 from .candidate import Candidate, Space
 from .keep import is_predicted
+
+# What a gradient is of: where one of these differs, it is a gradient of another problem.
+_ENV: Final = ("id", "options", "wrappers", "max_episode_steps")
+_NETWORK: Final = ("name", "class", "network", "recurrent", "share_layers")
+# Tuning changes these itself; they say how samples are taken, and not what a gradient is of.
+_FREE: Final = ("horizon", "minibatches", "learning_rate", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -39,26 +44,73 @@ def noise_of_run(folder: Path, config: Config) -> TunedNoise:
             "(tune.objective, tune.algorithm), or with a replay or serving. Leave --from out."
         )
     try:
-        env = json.loads((folder / "run.json").read_text(encoding="utf-8")).get("env")
-        lines = metrics_in((folder / METRICS).read_bytes())
-    except (OSError, ValueError, AttributeError) as error:
-        said = error.strerror if isinstance(error, OSError) else "it is damaged"
+        run = RunFolder.existing(folder)
+        trained = load_config(run.path / "config.yaml")
+        lines = metrics_in((run.path / METRICS).read_bytes())
+    except RunFolderError:
+        raise _unreadable(folder, "no run, and no checkpoint of one, is there") from None
+    except ConfigError as error:
+        why = f"its config.yaml is none of this version: {error.faults[0]}"
+        raise _unreadable(folder, why) from None
+    except OSError as error:
+        raise _unreadable(folder, f"{METRICS}: {error.strerror}") from None
+    if trained.env.id != config.env.id:
         raise NoiseSourceError(
-            f"--from {folder}: no run can be read there ({said}). Give the folder of a run, as "
-            "gmi-drl runs lists them."
-        ) from None
-    if env != config.env.id:
+            f"--from {folder}: it is a run of {trained.env.id}, and {config.env.id} is tuned; "
+            "another environment's gradients say nothing of this one's. Give a run of this "
+            "environment."
+        )
+    if decisive := list(_differences(trained, config, decisive=True)):
         raise NoiseSourceError(
-            f"--from {folder}: it is a run of {env}, and {config.env.id} is tuned; another "
-            "environment's gradients say nothing of this one's. Give a run of this environment."
+            f"--from {folder}: it was trained with {', '.join(decisive)}; gradients of another "
+            "network, algorithm or environment say nothing of this one's. Give a run of this "
+            "config, or leave --from out, and the noise is measured."
         )
     lines = [line for line in lines if "noise_scale" in line]
     if (level := noise_level([line["noise_scale"] for line in lines])) is not None:
-        return TunedNoise(level, f"{folder}, of {lines[-1]['steps']:,} steps")
+        others = ", ".join(_differences(trained, config, decisive=False))
+        trained_with = f", with {others}" if others else ""
+        return TunedNoise(level, f"{folder}, of {lines[-1]['steps']:,} steps{trained_with}")
     raise NoiseSourceError(
         f"--from {folder}: its metrics have no noise_scale. Give a run with several GMIs, or "
         "several minibatches an update; or leave --from out, and it is measured."
     )
+
+
+def _unreadable(folder: Path, why: str) -> NoiseSourceError:
+    return NoiseSourceError(
+        f"--from {folder}: no run can be read there ({why}). Give the folder of a run, as gmi-drl "
+        "runs lists them."
+    )
+
+
+def _differences(trained: Config, config: Config, *, decisive: bool) -> Iterator[str]:
+    """Yields what a run was trained with other than the config: what makes it another problem.
+
+    Not `decisive`: other settings of its algorithm, which move the noise scale a little.
+    """
+    before, now = (one.model_dump(mode="json") for one in (trained, config))
+    was, its = (one["algorithm"] for one in (before, now))
+    for settings in (was, its):  # a preset is the same as its sizes
+        if isinstance(name := settings["network"], str) and name in NETWORKS:
+            settings["network"] = list(NETWORKS[name])
+    if decisive:
+        yield from _differing("env", before["env"], now["env"], _ENV)
+        yield from _differing("algorithm", was, its, _NETWORK)
+        yield from _differing("roles", before["roles"], now["roles"])
+    else:
+        keys = [key for key in {**was, **its} if key not in (*_NETWORK, *_FREE)]
+        yield from _differing("algorithm", was, its, keys)
+
+
+def _differing(
+    section: str, before: Mapping[str, Any], now: Mapping[str, Any],
+    keys: Sequence[str] | None = None,
+) -> Iterator[str]:  # fmt: skip
+    for key in {**before, **now} if keys is None else keys:
+        if before.get(key) != now.get(key):
+            was, its = (one.get(key, "the default") for one in (before, now))
+            yield f"{section}.{key} {was} (here {its})"
 
 
 def noise_from(line: dict[str, Any]) -> TunedNoise:

@@ -5,7 +5,12 @@ further, and a return on the way is of more episodes than one at the end.
 
 Successive halving in two rounds: all for a part of the time, then the predicted best and the best
 of the others, from the beginning again with another seed, for longer. One seed says little, so
-another wins only if it is ahead in both rounds. Pure.
+another wins only if it is ahead in both rounds.
+
+Of a candidate whose first episodes do not end in the time, nothing can be compared. It has done
+less than an episode in each environment, so few updates; another is ahead of it if its return has
+risen in that time, for a return that is there sooner is what is looked for, and not if that has
+stayed where it began. Pure.
 """
 
 from __future__ import annotations
@@ -48,7 +53,7 @@ class RaceScore:
 
 @dataclass(frozen=True)
 class RaceResult:
-    """Holds how a race ended; `winner` is None when no return was seen that could decide it."""
+    """Holds how a race ended; `winner` is None when returns have not decided it."""
 
     winner: Candidate | None
     why: str
@@ -84,35 +89,71 @@ def _alike(one: Candidate, other: Candidate) -> bool:
     return one.row == other.row and many < _OTHER * few
 
 
+@dataclass(frozen=True)
+class _Round:
+    """Holds one round: whose return was seen, the best first, and whose rose."""
+
+    standing: Sequence[tuple[Candidate, float]]
+    risen: frozenset[Candidate]
+    failed: frozenset[Candidate]
+
+    def mean_of(self, one: Candidate) -> float | None:
+        """Returns the mean return of a candidate; None: it has shown none."""
+        return dict(self.standing).get(one)
+
+    def leader(self, predicted: Candidate) -> Candidate:
+        """Returns who is ahead: what was predicted to be best, unless another is."""
+        ahead = self.standing[0][0] if self.standing else predicted
+        unseen = self.mean_of(predicted) is None and predicted not in self.failed
+        return predicted if unseen and ahead not in self.risen else ahead
+
+
 def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceResult:
-    """Trains them with `seconds` for all together; the first stays where returns do not decide."""
-    first_s = seconds / 2 / len(candidates)
-    scores: list[RaceScore] = []
-    standing, moved = _round(candidates, train, first_s, 1, scores)
-    if not standing:
-        why = f"no episode ended in {first_s:.0f} s of training: returns say nothing"
-        return RaceResult(None, why, tuple(scores))
-    if not moved:
-        return RaceResult(None, f"no return rose in {first_s:.0f} s of training", tuple(scores))
-    predicted, (ahead, value) = candidates[0], standing[0]
+    """Trains them with `seconds` for all together; the first stays where returns do not decide.
+
+    Of those that have failed the first does not stay either.
+    """
+    first_s, scores = seconds / 2 / len(candidates), list[RaceScore]()
+    first = _round(candidates, train, first_s, 1, scores)
+    running = [one for one in candidates if one not in first.failed]
+    if not running:
+        return RaceResult(None, "all that raced have failed", tuple(scores))
+    predicted, failed = running[0], ""
+    if predicted != candidates[0]:
+        failed = "what was predicted to be best has failed in the race, and "
+    undecided = predicted if failed else None
+    if not first.standing:
+        why = f"{failed}no episode ended in {first_s:.0f} s of training: returns say nothing"
+        return RaceResult(undecided, why, tuple(scores))
+    if not first.risen:
+        why = f"{failed}no return rose in {first_s:.0f} s of training"
+        return RaceResult(undecided, why, tuple(scores))
+    ahead = first.leader(predicted)
     if ahead == predicted:
-        return RaceResult(
-            predicted, f"it led the race, with a mean return of {value:.1f}", tuple(scores)
-        )
-    again, _ = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
-    if not again or again[0][0] == predicted:
-        why = "another led one round of the race, and it the other"
+        if (mean := first.mean_of(predicted)) is None:
+            why = f"{failed}no episode of it ended, and the return that was best did not rise"
+            return RaceResult(undecided, why, tuple(scores))
+        why = f"{failed}it led the race, with a mean return of {mean:.1f}"
         return RaceResult(predicted, why, tuple(scores))
-    others = f", against {again[1][1]:.1f} of what was predicted to be best" if again[1:] else ""
-    why = f"it led both rounds of the race, with a mean return of {again[0][1]:.1f}{others}"
+    again = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
+    if again.leader(predicted) == predicted:
+        why = f"{failed}another led the first round of the race, and not the second"
+        return RaceResult(undecided, why, tuple(scores))
+    own, other = again.mean_of(ahead), again.mean_of(predicted)
+    if other is not None:
+        against = f"against {other:.1f} of what was predicted to be best"
+    else:
+        shown = "failed" if predicted in again.failed else "showed no return, as no episode ended"
+        against = f"while what was predicted to be best {shown}"
+    why = f"{failed}it led both rounds of the race, with a mean return of {own:.1f}, {against}"
     return RaceResult(ahead, why, tuple(scores))
 
 
 def _round(
     candidates: Sequence[Candidate], train: Train, seconds: float, number: int,
     scores: list[RaceScore],
-) -> tuple[list[tuple[Candidate, float]], bool]:  # fmt: skip
-    """Lists whose return was seen, best first; and whether any rose. Adds to `scores`.
+) -> _Round:  # fmt: skip
+    """Trains each, and compares them. Adds to `scores`.
 
     Behind the last return of all that were seen there is nothing to compare.
     """
@@ -131,7 +172,11 @@ def _round(
         if mean is not None:
             standing.append((one, mean))
     standing.sort(key=lambda s: s[1], reverse=True)
-    return standing, any(_has_risen(curve) for _, curve in curves)
+    return _Round(
+        standing=standing,
+        risen=frozenset(one for one, curve in curves if _has_risen(curve)),
+        failed=frozenset(one for one, run in runs if isinstance(run, Failed)),
+    )
 
 
 def _has_risen(curve: TrainingCurve) -> bool:

@@ -254,8 +254,9 @@ def _chosen(
     if by_learning(config):
         race_s = budget_s * _RACE if config.tune.race_s is None else config.tune.race_s
         if not race.can_be_held(race_s):
+            why = f"it needs {race.LEAST_S:.0f} s of training for each (--budget, tune.race_s)"
+            facts |= {"decided_by": "prediction", "race": f"no race: {why}"}
             race_s = 0.0
-            notes.append(f"no race: it needs {race.LEAST_S:.0f} s of training for each (--budget)")
     noise_s = 0.0 if journal.record.noise is None else float(journal.record.noise["cost_s"])
     search_s = max(budget_s - race_s - noise_s, budget_s * (1 - _RACE) / 2)
     timeout = CandidateTimeout.of(budget_s)
@@ -268,7 +269,11 @@ def _chosen(
     notes.append(outcome.left_out)
     if race_s:
         raced, told = _raced(request, space, chosen, prediction, journal, screen, race_s)
-        notes.append(told)
+        decided = raced is not None and raced.winner is not None
+        facts |= {"decided_by": "race" if decided else "prediction", "race": told}
+    if "race" in facts:
+        alone = "; the prediction decides" if facts["decided_by"] == "prediction" else ""
+        notes.append(f"{facts['race']}{alone}")
     if raced is not None:
         facts["judged"] = [asdict(score) for score in raced.scores]
         if raced.winner not in (None, chosen.winner):
@@ -356,10 +361,11 @@ def _raced(
     config, winner, results = request.config, chosen.winner, journal.record.results()
     assert winner is not None
     speeds = {one.candidate: one.measured for one in results.all}
-    worth = {
-        one: speeds[one].steps_per_s * (1.0 if prediction is None else prediction.of(one))
-        for one in usable(speeds, results.failures)
-    }
+    worth = {one: speeds[one].steps_per_s for one in usable(speeds, results.failures)}
+    if prediction is not None:
+        worth = {
+            one: prediction.goodput(speed, one.samples, one.horizon) for one, speed in worth.items()
+        }
     unsure = rivals(worth, winner, race.UNSURE) if winner in worth else ()
     if not unsure:
         return None, "no race: no other is predicted to learn nearly as fast"
@@ -389,8 +395,7 @@ def _raced(
         return curve
 
     result = race.race(finalists, train, train_s)
-    decided = "" if result.winner is not None else "; the prediction decides"
-    return result, f"race of {len(finalists)}: {result.why}{decided}"
+    return result, f"race of {len(finalists)}: {result.why}"
 
 
 def _works(request: TuneRequest) -> list[str] | None:

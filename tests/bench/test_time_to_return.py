@@ -47,12 +47,14 @@ def raw_of(folder, *lines, seeds=3):
     return raw
 
 
-def a_tune(way, seconds):
+PREDICTION = {"own_samples": 1024, "own_horizon": 64, "noise_scale": 1024.0, "decay": 0.9405}
+
+
+def a_tune(way, seconds, prediction=None):
     from learning_raw import TuneRun
 
-    return TuneRun(
-        TASK, way, {"env": {"id": TASK}}, seconds, "num_env 32, 2 GMIs on each device", None
-    )
+    chosen = "num_env 32, 2 GMIs on each device"
+    return TuneRun(TASK, way, {"env": {"id": TASK}}, seconds, chosen, prediction)
 
 
 def given_runs():
@@ -110,7 +112,7 @@ def test_a_task_is_told_by_its_tuned_ways_and_its_grid(rows, tmp_path):
     large = {**SHAPE, "num_env": 1024, "samples": 65_536}
     lines = [
         *given_runs(),
-        a_tune("learning", 30.0),
+        a_tune("learning", 30.0, PREDICTION),
         a_tune("steps", 30.0),
         *(a_run("learning", seed, (4.0 + seed, 310.0), (11.0, 500.0), seconds=11.0, steps=220_000)
           for seed in range(3)),

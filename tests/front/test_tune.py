@@ -262,7 +262,8 @@ def test_a_run_may_say_how_noisy_its_gradients_are(config, machine, monkeypatch,
     asked = len(machine.asks)
     run = tmp_path / "run"
     run.mkdir()
-    (run / "run.json").write_text('{"env": "CartPole-v1"}')
+    (run / "config.yaml").write_text(config.read_text())
+    (run / "layout.json").write_text("{}")
     (run / "metrics.jsonl").write_text('{"steps": 4096, "noise_scale": 1e9}\n')
     training.ran.clear()
     found = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"], run=run)

@@ -71,8 +71,8 @@ def test_what_was_predicted_to_be_best_stays_unless_it_loses_twice():
         return rising(2.0 if (one.num_env == 64) == (number == 1) else 1.0, seconds)
 
     found = race([candidate(32), candidate(64)], train, 40.0)
-    assert found.winner == candidate(32)
-    assert found.why == "another led one round of the race, and it the other"
+    assert found.winner is None
+    assert found.why == "another led the first round of the race, and not the second"
     led = race([candidate(64), candidate(32)], Trainer({64: 2.0, 32: 1.0}), 40.0)
     assert led.winner == candidate(64)
     assert {score.round for score in led.scores} == {1}
@@ -132,14 +132,64 @@ def test_what_decided_is_what_is_recorded_and_shown(tmp_path):
     assert ends == {64: [9.0, 9.0], 32: [8.0, 8.0]}
 
 
+NOTHING = TrainingCurve((), 10.0)
+TWO = [candidate(64), candidate(32)]
+
+
+def by_round(**rounds):
+    """Trains by what each candidate does in each round: a_64 in the first, b_64 in the second."""
+
+    def train(one, seconds, number):
+        its = rounds["ab"[number - 1] + f"_{one.num_env}"]
+        return rising(its, seconds) if isinstance(its, float) else its
+
+    return train
+
+
 def test_without_a_return_the_choice_by_steps_stands():
-    nothing = TrainingCurve((), 10.0)
-    two = [candidate(64), candidate(32)]
-    found = race(two, Trainer({64: nothing, 32: nothing}), 40.0)
+    found = race(TWO, Trainer({64: NOTHING, 32: NOTHING}), 40.0)
     assert found.winner is None
     assert "no episode ended in 10 s" in found.why
-    found = race(two, Trainer({64: Failed("crash", "x"), 32: 1.0}), 40.0)
+
+
+def test_a_return_that_rises_twice_beats_a_prediction_that_shows_none():
+    found = race(TWO, by_round(a_64=NOTHING, a_32=1.0, b_64=NOTHING, b_32=2.0), 40.0)
     assert found.winner == candidate(32)
+    assert found.why == (
+        "it led both rounds of the race, with a mean return of 10.1, while what was predicted to "
+        "be best showed no return, as no episode ended"
+    )
+
+
+def test_a_return_that_does_not_rise_says_nothing_against_a_prediction_that_shows_none():
+    flat = TrainingCurve(((1.0, 100.0), (9.0, 101.0)), 10.0)
+    found = race(TWO, by_round(a_64=NOTHING, a_32=1.0, b_64=NOTHING, b_32=flat), 40.0)
+    assert found.winner is None
+    assert found.why == "another led the first round of the race, and not the second"
+    three = [*TWO, candidate(8)]  # the last one rises, and is behind the second
+    found = race(three, by_round(a_64=NOTHING, a_32=flat, a_8=1.0), 60.0)
+    assert found.winner is None
+    assert found.why == "no episode of it ended, and the return that was best did not rise"
+
+
+def test_a_prediction_whose_return_is_seen_in_the_longer_round_alone_is_judged_by_it():
+    ahead = race(TWO, by_round(a_64=NOTHING, a_32=1.0, b_64=3.0, b_32=2.0), 40.0)
+    assert ahead.winner is None
+    behind = race(TWO, by_round(a_64=NOTHING, a_32=1.0, b_64=1.0, b_32=2.0), 40.0)
+    assert behind.winner == candidate(32)
+
+
+def test_what_fails_in_a_race_is_not_chosen():
+    dead, flat = Failed("crash", "x"), TrainingCurve(((1.0, 5.0), (9.0, 5.0)), 10.0)
+    found = race(TWO, Trainer({64: dead, 32: 1.0}), 40.0)
+    assert found.winner == candidate(32)
+    assert found.why.startswith("what was predicted to be best has failed in the race, and it led")
+    for run, told in ((flat, "no return rose in 10 s"), (NOTHING, "no episode ended in 10 s")):
+        found = race(TWO, Trainer({64: dead, 32: run}), 40.0)
+        assert found.winner == candidate(32)
+        assert f"has failed in the race, and {told}" in found.why
+    found = race(TWO, Trainer({64: dead, 32: dead}), 40.0)
+    assert (found.winner, found.why) == (None, "all that raced have failed")
 
 
 def test_what_was_raced_is_recalled_for_the_same_round_and_time(tmp_path):

@@ -1,6 +1,6 @@
 """The report tells what was measured, why it was chosen, and what went wrong."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from rich.console import Console
@@ -9,6 +9,7 @@ from gmi_drl.selector.record.report import headline, is_sure, learning, show, su
 from gmi_drl.selector.record.results import results_of
 from gmi_drl.selector.tune.algorithms.observations import combined
 from gmi_drl.selector.tune.candidate import DeviceSplit, Failed, row_text
+from gmi_drl.selector.tune.race import RaceScore
 from recorded import candidate, measured, on_cores, on_gpus, recorded
 
 
@@ -76,8 +77,34 @@ def test_the_sentence_tells_of_the_race_that_decided():
     assert why_so in why(replace(record, chosen=replace(record.chosen, why=why_so)))
     assert "512.5" in shown(record)
     none = on_cores(races=tuple(race | {"return_mean": None, "points": []} for race in races))
-    assert "no episode ended while they raced, so that steps/s decided" in why(none)
+    assert "no return was seen while they raced, so that the prediction decided" in why(none)
     assert "no episode ended" in shown(none)
+
+
+def test_it_is_told_whether_the_race_decided_or_the_prediction_and_by_how_much():
+    plain, large = candidate(1, 64), candidate(1, 128)
+    answers = [(plain, measured(500.0)), (large, measured(900.0))]
+    prediction = {"own_samples": 1024, "own_horizon": 16, "noise_scale": 1024.0, "decay": 0.0}
+    judged = [
+        asdict(RaceScore(number, one, 10.0 * number, mean))
+        for number, one, mean in (
+            (1, large, -150.5), (1, plain, -160.0), (2, large, -90.0), (2, plain, None)
+        )
+    ]  # fmt: skip
+    choice = {"prediction": prediction, "decided_by": "race", "judged": judged}
+    assert (
+        "the race decided, in round 1 a mean return of -150.5 against -160.0 in 10 s, in round 2 "
+        "a mean return of -90.0 and none of the others in 20 s, with one seed a round"
+    ) in sureness(recorded(answers, large, choice=choice))
+    alone = {"prediction": prediction, "decided_by": "prediction", "race": "no race: too short"}
+    assert (
+        "the prediction alone decided, by which the next (1 GMI, num_env 64) takes 1.20 times as "
+        "long to a return (no race: too short)"
+    ) in sureness(recorded(answers, large, choice=alone))
+    assert "steps/s alone decided, by which" in sureness(
+        recorded(answers, large, choice={**alone, "prediction": None})
+    )
+    assert "decided" not in sureness(recorded(answers, large))  # steps/s were asked for
 
 
 def test_an_update_that_tuning_changes_is_told():
