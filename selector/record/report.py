@@ -74,9 +74,7 @@ def why(record: TuneRecord) -> str:
     verb = "serve" if record.header.get("mode") == "serving" else "train"
     verb += "" if row.gmi_per_gpu > 1 or devices > 1 else "s"
     parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(results, winner)}"]
-    if record.races and all(score.return_mean is None for score in scores_of(record)):
-        parts.append("no return was seen while they raced, so that the prediction decided")
-    elif record.chosen and (record.races or winner is not results.fastest):
+    if record.chosen and (record.races or winner is not results.fastest):
         parts.append(record.chosen.why)
     parts.append(_beyond(results, winner))
     if record.header.get("mode") != "serving":
@@ -136,7 +134,8 @@ def _decision(record: TuneRecord, results: TuneResults) -> str:
             rounds.setdefault(score.round, []).append(score)
         each = [_lead(number, rounds[number], winner.candidate) for number in sorted(rounds)]
         return f"the race decided, {', '.join(each)}, with one seed a round"
-    what = "steps/s" if results.prediction is None else "the prediction"
+    what = "tune.keep" if by == "rule" else "the prediction"
+    what = "steps/s" if results.prediction is None else what
     ours = results.worth(winner).steps_per_s
     others = [one for one in results.all if one is not winner]
     margin = ""

@@ -58,6 +58,7 @@ class RaceResult:
     winner: Candidate | None
     why: str
     scores: tuple[RaceScore, ...] = ()
+    moved: bool = True  # a return was seen, and one rose
 
 
 Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many seconds, in round n
@@ -117,17 +118,17 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
     first = _round(candidates, train, first_s, 1, scores)
     running = [one for one in candidates if one not in first.failed]
     if not running:
-        return RaceResult(None, "all that raced have failed", tuple(scores))
+        return RaceResult(None, "all that raced have failed", tuple(scores), moved=False)
     predicted, failed = running[0], ""
     if predicted != candidates[0]:
         failed = "what was predicted to be best has failed in the race, and "
     undecided = predicted if failed else None
     if not first.standing:
         why = f"{failed}no episode ended in {first_s:.0f} s of training: returns say nothing"
-        return RaceResult(undecided, why, tuple(scores))
+        return RaceResult(undecided, why, tuple(scores), moved=False)
     if not first.risen:
         why = f"{failed}no return rose in {first_s:.0f} s of training"
-        return RaceResult(undecided, why, tuple(scores))
+        return RaceResult(undecided, why, tuple(scores), moved=False)
     ahead = first.leader(predicted)
     if ahead == predicted:
         if (mean := first.mean_of(predicted)) is None:

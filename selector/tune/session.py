@@ -21,7 +21,8 @@ from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
 from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
-from gmi_drl.placement import Config, Topology, counted, template_of
+from gmi_drl.launcher.watch.noise_watch import why_none
+from gmi_drl.placement import Config, Topology, counted, layout_of, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import RecordError, TunerBusy
 from gmi_drl.selector.record import identity
@@ -29,7 +30,7 @@ from gmi_drl.selector.record.record import TuneJournal, TuneRecord, read, record
 
 from . import race
 from .algorithms.default import default, most_profiles
-from .algorithms.observations import usable
+from .algorithms.observations import differ_significantly, usable
 from .algorithms.paper import paper
 from .candidate import (
     Candidate,
@@ -165,6 +166,12 @@ _LEAST_PROFILES: Final = 8  # of a search, however small its budget
 _BUSY: Final = 0.5  # cores of others that are told, and their share of all
 _BUSY_SHARE: Final = 0.1
 _RACE: Final = 0.5  # of the budget, where returns decide
+_SEARCH: Final = 0.25  # of the budget, at least, whatever races and noise take
+_DECIDED: Final = {
+    "race": "",
+    "prediction": "; the prediction decides",
+    "rule": "; tune.keep decides alone, and no update grows for the noise of such gradients",
+}
 # Of the budget, to train the config as given before its noise is looked at, which grows as it
 # learns; and how long at least and at most.
 _NOISE: Final = 0.15
@@ -252,13 +259,13 @@ def _chosen(
         prediction = prediction_of(config, request.topology, noise.samples)
         facts["prediction"] = asdict(prediction)
     if by_learning(config):
-        race_s = budget_s * _RACE if config.tune.race_s is None else config.tune.race_s
+        race_s, told = _race_time(config, journal)
+        notes.append(told)
         if not race.can_be_held(race_s):
             why = f"it needs {race.LEAST_S:.0f} s of training for each (--budget, tune.race_s)"
-            facts |= {"decided_by": "prediction", "race": f"no race: {why}"}
-            race_s = 0.0
+            facts["race"], race_s = f"no race: {why}", 0.0
     noise_s = 0.0 if journal.record.noise is None else float(journal.record.noise["cost_s"])
-    search_s = max(budget_s - race_s - noise_s, budget_s * (1 - _RACE) / 2)
+    search_s = max(budget_s - race_s - noise_s, budget_s * _SEARCH)
     timeout = CandidateTimeout.of(budget_s)
     outcome = run_search(
         _search(config, space, search_s, prediction), space,
@@ -268,16 +275,22 @@ def _chosen(
     chosen, raced = outcome.chosen, None
     notes.append(outcome.left_out)
     if race_s:
-        raced, told = _raced(request, space, chosen, prediction, journal, screen, race_s)
-        decided = raced is not None and raced.winner is not None
-        facts |= {"decided_by": "race" if decided else "prediction", "race": told}
+        raced, facts["race"] = _raced(request, space, chosen, prediction, journal, screen, race_s)
     if "race" in facts:
-        alone = "; the prediction decides" if facts["decided_by"] == "prediction" else ""
-        notes.append(f"{facts['race']}{alone}")
+        facts["decided_by"] = "prediction"
     if raced is not None:
         facts["judged"] = [asdict(score) for score in raced.scores]
-        if raced.winner not in (None, chosen.winner):
-            chosen = replace(chosen, winner=raced.winner, runner_up=chosen.winner, why=raced.why)
+        if prediction is not None and not raced.moved:
+            prediction = replace(prediction, noise_scale=None)
+            facts |= {"prediction": asdict(prediction), "decided_by": "rule"}
+            chosen = _kept(journal.record, prediction, chosen, own_of(config, space), raced)
+        elif raced.winner is not None:
+            facts["decided_by"] = "race"
+            if raced.winner != chosen.winner:
+                other = chosen.winner
+                chosen = replace(chosen, winner=raced.winner, runner_up=other, why=raced.why)
+    if "race" in facts:
+        notes.append(f"{facts['race']}{_DECIDED[facts['decided_by']]}")
     winner = chosen.winner
     assert winner is not None
     factor = _steps_factor(config, prediction, winner)
@@ -294,6 +307,46 @@ def _chosen(
     facts["answer"] = identity.answer_key(resolved, request.topology, request.beside)
     journal.chose(chosen, facts)
     return [note for note in (*notes, changes) if note]
+
+
+def _race_time(config: Config, journal: TuneJournal) -> tuple[float, str]:
+    """Returns the seconds for races, and says so where there are fewer than asked for."""
+    tune, noise = config.tune, journal.record.noise
+    if tune.race_s is None:
+        return tune.budget_s * _RACE, ""
+    most_s = tune.budget_s * (1 - _SEARCH) - (0.0 if noise is None else float(noise["cost_s"]))
+    if tune.race_s <= most_s:
+        return tune.race_s, ""
+    return max(most_s, 0.0), (
+        f"races have {max(most_s, 0.0):.0f} s and not tune.race_s, {tune.race_s:g}: the rest of "
+        f"the budget of {tune.budget_s:g} s goes to the noise of gradients and the search"
+    )
+
+
+def _kept(
+    record: TuneRecord, prediction: Prediction, chosen: Chosen, own: Candidate | None,
+    raced: race.RaceResult,
+) -> Chosen:  # fmt: skip
+    """Chooses by `tune.keep` alone, as no return has moved: gradients say nothing of learning then.
+
+    Of the candidates whose updates are kept that with the most goodput, its noise not known; the
+    config as given, where noise does not tell them apart.
+    """
+    results = replace(record.results(), prediction=prediction)
+    worth = {one.candidate: results.worth(one) for one in results.all}
+    failed = {score.candidate for score in raced.scores if score.text}
+    ran = [one for one in usable(worth, results.failures) if one not in failed]
+    ran = [one for one in ran if not one.row.grown] or ran
+    if not ran:
+        return chosen
+    ranked = sorted(ran, key=lambda one: worth[one].steps_per_s, reverse=True)
+    if own in ran and not differ_significantly(worth[own], worth[ranked[0]]):
+        ranked = [own, *(one for one in ranked if one != own)]
+    runner_up = ranked[1] if ranked[1:] else None
+    why = (
+        "no return moved while they raced, and of those that keep an update it has the most goodput"
+    )
+    return replace(chosen, winner=ranked[0], runner_up=runner_up, why=why)
 
 
 def _steps_factor(config: Config, prediction: Prediction | None, candidate: Candidate) -> float:
@@ -321,13 +374,18 @@ def _noise(
         return TunedNoise(None, f"a budget of {config.tune.budget_s:g} s is too short to train")
     num_env = as_given(config, request.topology).env.num_env
     first = to_measure(space, own_of(config, space), num_env)
+    if first.row.percents is None:
+        chosen = config_of(config, first)
+        if why := why_none(chosen, layout_of(chosen, request.topology)):
+            return TunedNoise(None, why)
     screen.racing(f"gradient noise of {shape_text(first)}, {seconds:.0f} s", config.tune.budget_s)
     begun_s = time.monotonic()
     curve = train_for(seconds, first, config, request.topology, request.beside)
     if isinstance(curve, Failed):
         noise = TunedNoise(None, f"{shape_text(first)} failed: {curve.text}")
     elif curve.noise_scale is None:
-        noise = TunedNoise(None, "one GMI with one minibatch, or too few updates in the time")
+        why = f"in {seconds:.0f} s of training it was too large to be told, or updates too few"
+        noise = TunedNoise(None, why)
     else:
         at = f"{shape_text(first)}, in {seconds:.0f} s of training"
         noise = TunedNoise(curve.noise_scale, at)

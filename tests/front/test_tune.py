@@ -6,7 +6,7 @@ import yaml
 import gmi_drl
 from gmi_drl.cli import main
 from gmi_drl.launcher.colocated_runs import records_folder
-from gmi_drl.placement import Device, Topology, load_config
+from gmi_drl.placement import ConfigError, Device, Topology, load_config
 from gmi_drl.selector.errors import NoiseSourceError
 from gmi_drl.selector.record.record import promise_of, read
 from gmi_drl.selector.tune import session as measuring
@@ -251,8 +251,39 @@ def test_a_race_decides_where_the_prediction_is_unsure(config, machine, monkeypa
     assert best.candidate == found.chosen.winner
     monkeypatch.setattr(measuring, "train_for", Training(lambda one: None))
     other = tuned_by(config, overrides=LEARNING, again=True)
-    assert other.chosen.winner.num_env != 16
-    assert any("no episode ended" in note and "prediction decides" in note for note in other.notes)
+    assert not other.chosen.winner.row.grown
+    assert any("no episode ended" in note and "keep decides alone" in note for note in other.notes)
+
+
+def test_where_no_return_moves_an_update_is_kept_and_that_is_said(config, machine, monkeypatch):
+    """Gradients look endlessly noisy, which speaks for updates as large as can be."""
+    training = Training(lambda one: 0.0)
+    monkeypatch.setattr(measuring, "train_for", training)
+    alone = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"])
+    assert alone.chosen.winner.row.grown
+    assert alone.recorded.choice["decided_by"] == "prediction"
+    found = tuned_by(config, overrides=LEARNING, again=True)
+    winner = found.chosen.winner
+    assert not winner.row.grown
+    assert winner.samples <= 2 * 1024
+    assert found.recorded.prediction.noise_scale is None  # no update is predicted to gain by it
+    assert found.recorded.choice["decided_by"] == "rule"
+    assert any("no return rose" in one and "keep decides alone" in one for one in found.notes)
+    text = " ".join(found.output.read_text().replace("\n#", "").split())
+    assert "tune.keep alone decided, by which the next" in text
+
+
+def test_races_leave_time_for_the_search_and_say_so(config, machine, monkeypatch):
+    monkeypatch.setattr(measuring, "train_for", Training(lambda one: 1.0))
+    found = tuned_by(config, overrides=[*LEARNING, "tune.race_s=290"])
+    told = next(note for note in found.notes if note.startswith("races have"))
+    assert told == (
+        "races have 225 s and not tune.race_s, 290: the rest of the budget of 300 s goes to the "
+        "noise of gradients and the search"
+    )
+    assert sum(one["asked_s"] for one in found.recorded.races) <= 225
+    with pytest.raises(ConfigError, match="must be less than budget_s, 60"):
+        tuned_by(config, overrides=[*LEARNING, "tune.race_s=290"], budget=60)
 
 
 def test_a_run_may_say_how_noisy_its_gradients_are(config, machine, monkeypatch, tmp_path):
@@ -280,9 +311,16 @@ def test_a_run_may_say_how_noisy_its_gradients_are(config, machine, monkeypatch,
 
 
 def test_where_there_is_no_noise_scale_it_is_said(config, machine, monkeypatch):
-    monkeypatch.setattr(measuring, "train_for", Training(lambda one: 1.0, None))
+    training = Training(lambda one: 1.0, None)
+    monkeypatch.setattr(measuring, "train_for", training)
     found = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"])
-    assert any("no noise scale: one GMI with one minibatch" in note for note in found.notes)
+    assert any("it was too large to be told" in note for note in found.notes)
+    training.ran.clear()
+    words = [*LEARNING, "tune.race_s=0", "algorithm.minibatches=1"]
+    found = tuned_by(config, overrides=words)
+    none = "no noise scale: one GMI takes one gradient step an update"
+    assert any(note.startswith(none) for note in found.notes)
+    assert not training.ran  # there is nothing to find
     short = tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"], again=True, budget=40)
     assert any("a budget of 40 s is too short to train" in note for note in short.notes)
 

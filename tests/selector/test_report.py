@@ -77,7 +77,6 @@ def test_the_sentence_tells_of_the_race_that_decided():
     assert why_so in why(replace(record, chosen=replace(record.chosen, why=why_so)))
     assert "512.5" in shown(record)
     none = on_cores(races=tuple(race | {"return_mean": None, "points": []} for race in races))
-    assert "no return was seen while they raced, so that the prediction decided" in why(none)
     assert "no episode ended" in shown(none)
 
 
@@ -101,6 +100,9 @@ def test_it_is_told_whether_the_race_decided_or_the_prediction_and_by_how_much()
         "the prediction alone decided, by which the next (1 GMI, num_env 64) takes 1.20 times as "
         "long to a return (no race: too short)"
     ) in sureness(recorded(answers, large, choice=alone))
+    assert "tune.keep alone decided, by which" in sureness(
+        recorded(answers, large, choice={**alone, "decided_by": "rule"})
+    )
     assert "steps/s alone decided, by which" in sureness(
         recorded(answers, large, choice={**alone, "prediction": None})
     )
