@@ -117,6 +117,12 @@ class Algorithm(ABC):
     def learn_moments(self, moments: Tensor) -> None:
         """Takes in everyone's `moments` [k, num_update_moments] when an update is over."""
 
+    def draw_noise(self, batch: Batch, generator: torch.Generator) -> None:
+        """Add columns of random numbers to a minibatch from a replay, where its loss takes some.
+
+        Numbers of the same shapes in each update; it is never captured, and the loss may be.
+        """
+
     def before_sampling(self, steps: int) -> None:
         """Experience is collected next, where this is called; `steps` were, by all GMIs."""
 

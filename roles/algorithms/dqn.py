@@ -23,6 +23,7 @@ from gmi_drl.roles.policies.trunk import HiddenLayers, Trunk
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
+from .terms import weighted_mean
 
 
 class QNetwork(nn.Module):
@@ -103,7 +104,7 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
         # Where an episode is over, what was seen last counts for nothing, were it NaN.
         target = batch["reward"] + discount * next_value.masked_fill(discount == 0.0, 0.0)
     value = network(batch["observation"]).gather(-1, batch["action"].long()).squeeze(-1)
-    loss = huber_loss(value, target)
+    loss = weighted_mean(huber_loss(value, target, reduction="none"), batch)
     error = (value - target).detach().abs()
     stats = {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()}
     return Losses(loss, stats, extras={"priorities": error})

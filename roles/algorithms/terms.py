@@ -1,4 +1,4 @@
-"""Has what actor-critic algorithms share: the sum of their losses, and values that keep theirs."""
+"""Has what algorithms share: sums and means of their losses, and values that keep theirs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from gmi_drl.placement import ActorCriticConfig
 from gmi_drl.roles.policies.distributions import Joint, beyond_bounds
 from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.samples.batch import Batch
 
 
 def weighted_sum(
@@ -36,6 +37,15 @@ def weighted_sum(
         "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
         "bounds_loss": bounds_loss,
     }  # fmt: skip
+
+
+def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
+    """Returns the mean of rows' losses [B], each times its `weight` where the batch has that.
+
+    The column `weight` [B] is of importance sampling, by a replay that draws rows unlike.
+    """
+    weight = batch.columns.get("weight")
+    return losses.mean() if weight is None else (losses * weight).mean()
 
 
 def learn_values(network: Any, values: RunningNormalizer, moments: Tensor) -> None:

@@ -54,7 +54,7 @@ class Learner:
         `pool`: where that way's work is captured, when it is first done after `connect`; None:
         nowhere. `capture_loss`: whether the loss may be captured too.
         """
-        self.algorithm, self._generator, self._batch = algorithm, generator, batch
+        self.algorithm, self.generator, self._batch = algorithm, generator, batch
         self._settings, normalizers = algorithm.settings, algorithm.normalizers
         self._minibatches: int = getattr(self._settings, "minibatches", 1)
         self._epochs: int = getattr(self._settings, "epochs", 1)
@@ -149,7 +149,7 @@ class Learner:
     def _draw(self) -> None:
         """Draw the order of an epoch: minibatch i has minibatch i of every shard."""
         if not self._shards:
-            torch.randperm(len(self._order), generator=self._generator, out=self._order)
+            torch.randperm(len(self._order), generator=self.generator, out=self._order)
             return
         assert self._batch is not None
         width, parts = self._batch["reward"].shape[1], len(self._picks)
@@ -184,7 +184,7 @@ class Learner:
         if parts == 1:
             yield segments
             return
-        order = torch.randperm(width, generator=self._generator, device=self._generator.device)
+        order = torch.randperm(width, generator=self.generator, device=self.generator.device)
         for picked in order.view(parts, size).unbind():
             yield segments.environments(picked)
 

@@ -59,8 +59,10 @@ class OnReplay:
         replay.put(batch)
         learner.noise.begin(replay.batch_size)
         while replay.ready():
-            minibatch, keys = replay.next()
-            losses = learner.step(minibatch.transitions(self._normalizer))
+            drawn, keys = replay.next()
+            minibatch = drawn.transitions(self._normalizer)
+            learner.algorithm.draw_noise(minibatch, learner.generator)
+            losses = learner.step(minibatch)
             replay.feedback(keys, losses.extras.get("priorities"))
         learner.clock.stop()
 

@@ -71,6 +71,35 @@ def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_each_row_counts_by_its_weight():
+    algorithm = dqn()
+    batch = minibatch(algorithm)
+    batch.columns["weight"] = torch.ones(len(batch["reward"]))
+    alike = float(algorithm.losses(batch).total.detach())
+    rows = []
+    for row in range(len(batch["reward"])):
+        batch["weight"].zero_()[row] = 1.0
+        rows.append(float(algorithm.losses(batch).total.detach()))
+    del batch.columns["weight"]
+    assert alike == pytest.approx(float(algorithm.losses(batch).total.detach()))
+    assert sum(rows) == pytest.approx(alike, rel=1e-5)
+    assert len({round(loss, 6) for loss in rows}) > len(rows) // 2
+
+
+def test_noise_is_drawn_by_the_learner_s_generator_for_each_update():
+    trains, drawn = bodies.trains_of(7), []
+    trains.learner.connect(solo_group())
+
+    def draw_noise(batch, generator):
+        drawn.append(torch.rand(len(batch["reward"]), generator=generator))
+
+    trains.learner.algorithm.draw_noise = draw_noise
+    for _ in range(3):
+        trains.update(bodies.experience(torch.Generator().manual_seed(1)))
+    assert len(drawn) == trains.learner.updates > 1
+    assert not torch.equal(drawn[0], drawn[1])
+
+
 def test_what_was_cut_goes_on_and_what_has_ended_does_not():
     algorithm = dqn()
     batch = minibatch(algorithm)
@@ -374,7 +403,7 @@ def test_rounds_that_are_gone_on_with_give_the_same_bits():
     resumed.learner.load_state_dict(whole.learner.state_dict())
     resumed.load_state_dict(whole.state_dict())
     resumed.load_own_state(whole.own_state())
-    resumed.learner._generator.set_state(whole.learner._generator.get_state())
+    resumed.learner.generator.set_state(whole.learner.generator.get_state())
     again = torch.Generator()
     again.set_state(data.get_state())
     assert torch.equal(trained(whole, data, 3), trained(resumed, again, 3))

@@ -134,7 +134,7 @@ def test_what_is_gone_on_with_reports_the_same_bits(kind):
     for _ in range(5):
         whole.update()
     resumed.learner.load_state_dict(saved(whole.learner.state_dict()))
-    resumed.learner._generator.set_state(whole.learner._generator.get_state())
+    resumed.learner.generator.set_state(whole.learner.generator.get_state())
     resumed.drawn.set_state(whole.drawn.get_state())
     for _ in range(5):
         assert resumed.update() == whole.update()
@@ -154,9 +154,9 @@ def test_a_checkpoint_of_before_begins_anew():
 def test_an_update_that_a_new_group_cut_short_does_not_count():
     trains, other = (Trains("rows", solo_group()) for _ in range(2))
     trains.batch["observation"].copy_(bodies.samples(torch.Generator().manual_seed(5)))
-    shuffles = trains.learner._generator.get_state()
+    shuffles = trains.learner.generator.get_state()
     trains.learner.update(trains.batch)
-    trains.learner._generator.set_state(shuffles)
+    trains.learner.generator.set_state(shuffles)
     for one in (trains, other):
         one.learner.connect(solo_group())
         one.update()
