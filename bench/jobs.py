@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +26,15 @@ from peers._job import Settings, tree_cpu_s
 
 BENCH = Path(__file__).resolve().parent
 STOP = threading.Event()  # set: jobs under way in any thread end with a JobError
+_TESTS = BENCH.parent / "tests"
+_FRONT = "import sys; from gmi_drl.cli.main import main; sys.exit(main())"
+# GMIs are forked from a server that imports what is preloaded, which says how many cores there are.
+_FRONT_ON_SHARED_CORES = f"""\
+import fake_cores
+from gmi_drl.launcher.start import preload
+preload.PRELOAD = ("fake_cores", *preload.PRELOAD)
+{_FRONT}
+"""
 _TAIL = 20  # lines of a failed job's log that its error shows
 
 
@@ -101,10 +110,12 @@ def our_config(
     cores: Sequence[int] | None = None,
     algorithm: dict[str, Any] | None = None,
     wrappers: Sequence[Any] = (),
+    sections: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The job of `settings` as a gmi-drl configuration; `algorithm` overrides single fields.
 
-    Environments are in `wrappers`.
+    Environments are in `wrappers`, and shared among `gmi_per_gpu` GMIs that sample. `sections`
+    overrides single fields of other sections, and whatever is no section, as `mode`.
 
     With an `algorithm.name` other than PPO's, the settings that are PPO's alone are left out.
     """
@@ -122,7 +133,7 @@ def our_config(
             "init_log_std": settings.init_log_std,
             **algorithm,
         }
-    return {
+    config: dict[str, Any] = {
         "version": 1,
         "run": {
             "name": "bench",
@@ -156,6 +167,9 @@ def our_config(
         },
         "layout": {"template": "tcg_ex", "gmi_per_gpu": gmi_per_gpu},
     }
+    for key, value in (sections or {}).items():
+        config[key] = {**config.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return config
 
 
 def run_ours(
@@ -166,18 +180,29 @@ def run_ours(
     algorithm: dict[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
     wrappers: Sequence[Any] = (),
+    sections: Mapping[str, Any] | None = None,
+    gmis: int = 1,
 ) -> Job:
-    """`gmi-drl launch` on this job, to its end; `progress` hears of the steps taken."""
+    """`gmi-drl launch` on this job, to its end; `progress` hears of the steps taken.
+
+    Where it has more GMIs than `cores`, they share those, which no user's job may: what is learned
+    is the same, how fast says nothing.
+    """
+    sharing = cores is not None and gmis > len(cores)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as name:
         folder = Path(name)
         config = folder / "config.yaml"
         runs = folder / "runs"
-        job = our_config(settings, runs, gmi_per_gpu, cores, algorithm, wrappers)
+        job = our_config(
+            settings, runs, gmi_per_gpu, None if sharing else cores,
+            algorithm=algorithm, wrappers=wrappers, sections=sections,
+        )  # fmt: skip
         config.write_text(yaml.safe_dump(job))
-        front = "import sys; from gmi_drl.cli.main import main; sys.exit(main())"
+        front = _FRONT_ON_SHARED_CORES if sharing else _FRONT
         command = [sys.executable, "-c", front, "launch", str(config)]
+        extra = {"FAKE_CORES": str(gmis), "PYTHONPATH": str(_TESTS)} if sharing else {}
         meter = _Meter(folder / "runs", settings, progress)
-        _run(on_cores(cores, command), folder / "out", folder / "log", timeout, meter.look)
+        _run(on_cores(cores, command), folder / "out", folder / "log", timeout, meter.look, extra)
         return meter.result(_state(folder / "runs"))
 
 
@@ -232,7 +257,7 @@ class _Meter:
         start = lines[warmup - 1] if warmup else {"steps": 0, "time_s": 0.0}
         steps = lines[-1]["steps"] - start["steps"]
         seconds = lines[-1]["time_s"] - start["time_s"]
-        simulate_s = sum(line["simulate_s"] for line in lines[warmup:])
+        simulate_s = sum(line.get("simulate_s", 0.0) for line in lines[warmup:])
         cpu = None
         if len(self.samples) > 1:
             (first_steps, first_cpu), (last_steps, last_cpu) = self.samples[0], self.samples[-1]
@@ -265,11 +290,16 @@ def _evaluation(state: dict[str, Any], episodes: int) -> dict[str, Any] | None:
 
 
 def _run(
-    command: list[str], out: Path, log: Path, timeout: timedelta, look: Callable[[int], None]
+    command: list[str],
+    out: Path,
+    log: Path,
+    timeout: timedelta,
+    look: Callable[[int], None],
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """Run to the end, looking every 10 ms; whatever happens, nothing of it stays running."""
     deadline = time.monotonic() + timeout.total_seconds()
-    environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
     with open(out, "wb") as stdout, open(log, "wb") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
         try:

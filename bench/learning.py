@@ -61,8 +61,8 @@ def train(cell: Cell, options: argparse.Namespace, core: int, progress: dict[Cel
 
     settings = replace(task.ours, seed=cell.seed, steps=steps)
     return run_ours(
-        settings, timeout, cores=[core], algorithm=task.algorithm, progress=show,
-        wrappers=task.wrappers,
+        settings, timeout, task.agents, [core], task.algorithm, show, wrappers=task.wrappers,
+        sections=task.sections, gmis=task.gmis,
     )  # fmt: skip
 
 
@@ -73,6 +73,8 @@ def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> d
         raise JobError("the run ended without an evaluation; its run.json has no eval_return")
     settings = task.sb3 if cell.system == "sb3" else task.ours
     extra = {"algorithm": task.algorithm} if cell.system == "ours" and task.algorithm else {}
+    if cell.system == "ours" and task.sections:
+        extra["sections"] = task.sections
     if task.wrappers:
         extra["wrappers"] = list(task.wrappers)
     return {

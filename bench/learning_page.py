@@ -130,6 +130,7 @@ def _settings(record: dict[str, Any]) -> str:
     if ppo and settings["entropy_coef"]:
         parts.append(f"entropy_coef {settings['entropy_coef']}")
     parts += [f"{key} {value}" for key, value in algorithm.items()]
+    parts += [f"{key} {value}" for key, value in settings.get("sections", {}).items()]
     if wrappers := settings.get("wrappers"):
         parts.append(f"wrappers {wrappers}")
     if record["system"] == "sb3":

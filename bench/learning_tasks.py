@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peers._job import Settings
@@ -22,6 +22,14 @@ class Task:
     sb3: Settings | None
     reference: str  # published, with its source
     wrappers: tuple[Any, ...] = ()
+    gmis: int = 1  # with more than one, all but the last sample, and share the environments
+    # Fields of other sections, by section, and `mode`.
+    sections: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def agents(self) -> int:
+        """The GMIs that sample."""
+        return max(1, self.gmis - 1)
 
 
 def _mujoco(env: str) -> Settings:
@@ -45,6 +53,46 @@ def _ours_mujoco(env: str) -> Settings:
 def _ours(env: str, **changes: Any) -> Settings:
     return Settings(env=env, warmup=0, evaluate=20, **changes)
 
+
+def _cartpole(
+    algorithm: dict[str, Any],
+    reference: str,
+    *,
+    steps: int = 200_000,
+    gmis: int = 3,
+    sections: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Task:
+    """CartPole by one of the algorithms that take one step for each batch, as A2C, or as said."""
+    own: dict[str, Any] = {
+        "n_envs": 8, "horizon": 8, "learning_rate": 1e-3, "net": "64:64", "activation": "tanh",
+        "gamma": 0.99, "lam": 1.0, "schedule": "linear", "max_grad_norm": 0.5, "minibatch": 64,
+        "epochs": 1, **changes,
+    }  # fmt: skip
+    return Task(
+        env="CartPole-v1",
+        steps=steps,
+        ours=_ours("CartPole-v1", **own),
+        algorithm=algorithm,
+        sb3=None,
+        reference=reference,
+        gmis=gmis,
+        sections=sections or {},
+    )
+
+
+# Two GMIs sample, and one trains; or two hold an agent, and one a piece of the parameters.
+_TDG_EX = {"layout": {"template": "tdg_ex", "gmi_per_gpu": 3}}
+_PARAMETER_SERVER = {"layout": {"template": "parameter_server", "gmi_per_gpu": 3}}
+_DECOUPLED = {
+    "mode": "async",
+    "hardware": {"num_gpus": 2},
+    "layout": {"template": "decoupled", "gmi_per_gpu": 1},
+}
+_PG = {"horizon": 64, "learning_rate": 5e-3, "minibatch": 512}
+_UNSCALED = {"normalize_value": False, "reward_scale": 0.1}  # where the head lies in pieces
+_A2C_REFERENCE = "496.7 (SLM Lab, 200 k); 500 (SB3 zoo, 500 k, one run)"
+_PG_REFERENCE = "483 (SLM Lab, REINFORCE, 200 k)"
 
 TASKS = {
     "CartPole-v1": Task(
@@ -100,6 +148,51 @@ TASKS = {
         algorithm={"name": "pg"},
         sb3=None,
         reference="483 (SLM Lab, REINFORCE, 200 k)",
+    ),
+    "CartPole-v1-ppo-local": Task(  # examples/tdg_ex.yaml, with two agents
+        env="CartPole-v1",
+        steps=100_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=16, horizon=64, minibatch=256, epochs=10, net="64:64",
+            activation="tanh", gamma=0.99, lam=0.95, learning_rate=1e-3, schedule="linear",
+            max_grad_norm=0.5,
+        ),
+        algorithm={"value_coef": 1.0, "optimizer": "local"},
+        sb3=None,
+        reference="500 (SB3 zoo, 100 k) / 490 ± 6 (CleanRL, 500 k)",
+        gmis=3,
+        sections=_TDG_EX,
+    ),
+    "CartPole-v1-a2c-local": _cartpole(
+        {"name": "a2c", "optimizer": "local"}, _A2C_REFERENCE, sections=_TDG_EX,
+    ),
+    "CartPole-v1-a3c": _cartpole(
+        {"name": "a3c", "optimizer": "async_gradients"}, _A2C_REFERENCE,
+        n_envs=16, sections=_TDG_EX,
+    ),
+    "CartPole-v1-a3c-parameter_server": _cartpole(
+        {"name": "a3c", "optimizer": "parameter_server", **_UNSCALED}, _A2C_REFERENCE,
+        n_envs=16, sections=_PARAMETER_SERVER,
+    ),
+    "CartPole-v1-pg-local": _cartpole(
+        {"name": "pg", "optimizer": "local"}, _PG_REFERENCE,
+        sections=_TDG_EX, **_PG,
+    ),
+    "CartPole-v1-pg-async_gradients": _cartpole(
+        {"name": "pg", "optimizer": "async_gradients"}, _PG_REFERENCE,
+        n_envs=16, sections=_TDG_EX, **_PG,
+    ),
+    "CartPole-v1-pg-parameter_server": _cartpole(
+        {"name": "pg", "optimizer": "parameter_server", **_UNSCALED}, _PG_REFERENCE,
+        n_envs=16, sections=_PARAMETER_SERVER, **_PG,
+    ),
+    "CartPole-v1-impala": _cartpole(  # examples/async_cartpole.yaml
+        {"name": "impala"}, "500 (SB3 zoo's PPO, 100 k)",
+        n_envs=16, horizon=20, max_grad_norm=1.0, gmis=2, sections=_DECOUPLED,
+    ),
+    "CartPole-v1-appo": _cartpole(
+        {"name": "appo"}, "500 (SB3 zoo's PPO, 100 k)",
+        n_envs=16, horizon=20, max_grad_norm=1.0, gmis=2, sections=_DECOUPLED,
     ),
     "LunarLander-v3": Task(
         env="LunarLander-v3",

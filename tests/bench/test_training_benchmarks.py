@@ -155,7 +155,14 @@ def test_the_jobs_of_learning_tasks_are_valid_configs(tmp_path):
     for name, task in TASKS.items():
         path = tmp_path / f"{name}.yaml"
         settings = replace(task.ours, steps=task.steps)
-        path.write_text(yaml.safe_dump(our_config(settings, tmp_path, algorithm=task.algorithm)))
+        job = our_config(
+            settings, tmp_path, task.agents, algorithm=task.algorithm, sections=task.sections
+        )
+        path.write_text(yaml.safe_dump(job))
         config = load_config(path)
+        assert config.env.num_env * task.agents == task.ours.n_envs
+        assert config.algorithm.resolved_optimizer == task.algorithm.get(
+            "optimizer", config.algorithm.optimizers[0]
+        )
         assert config.run.total_steps >= task.steps
         assert config.algorithm.name == task.algorithm.get("name", "ppo")
