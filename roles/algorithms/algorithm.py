@@ -30,6 +30,8 @@ class Losses:
     stats: Mapping[str, Tensor] = field(default_factory=dict)
     # What the loss has taught about other things than the parameters: see `measure_update`.
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    # The parameter groups that take a step down it; None: all. See `Algorithm.learning_rates`.
+    groups: tuple[str, ...] | None = None
 
 
 class Algorithm(ABC):
@@ -70,6 +72,14 @@ class Algorithm(ABC):
         """`loss` takes the place of the algorithm's own function of that name, if it has one."""
         self.settings, self.policy, self.normalizers = settings, policy, normalizers
         self.loss_function: Callable[..., Losses] = loss or type(self).loss or self.losses
+
+    @property
+    def learning_rates(self) -> Mapping[str, float]:
+        """The learning rate of each parameter group, by the name of a part of the network.
+
+        Groups are stepped, clipped and left out apart. Empty: all parameters are one group.
+        """
+        return {}
 
     @classmethod
     def make_network(

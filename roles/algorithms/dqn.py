@@ -24,6 +24,7 @@ from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
 from .terms import weighted_mean
+from .transitions import make_transitions
 
 
 class QNetwork(nn.Module):
@@ -147,29 +148,9 @@ class DQN(Algorithm):
             raise PolicyError(maker, type(network).__name__, faults, base)
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        """Makes each row a transition of `n_step` steps, of fewer where the batch ends.
-
-        `reward` becomes the discounted sum of theirs, `next_observation` what followed the last of
-        them, and `discount` the weight of its value: 0 where the episode was over. What happened
-        after the first action is not corrected for the policy of now, as in Rainbow (Hessel et al.,
-        2018, section 3).
-        """
-        gamma, reward, done = self.settings.gamma, batch["reward"], batch["done"].bool()
-        # What was cut by a time limit could have gone on.
-        over = batch["terminated"] if self.settings.bootstrap_time_limit else done
-        first = torch.arange(len(done), device=done.device).unsqueeze(-1)
-        last, goes_on, each = first.repeat(1, done.shape[1]), ~done, reward.clone()
-        for k in range(1, min(self.settings.n_step, len(done))):
-            # Rows t that have a step t + k, and whether it is of the same episode.
-            goes_on = goes_on[: len(done) - k]
-            reward[:-k] += torch.where(goes_on, gamma**k * each[k:], 0.0)
-            last[:-k] += goes_on
-            goes_on = goes_on & ~done[k:]
-        after = (gamma ** (last - first + 1)).to(reward.dtype)
-        batch["discount"].copy_(after.masked_fill(over.gather(0, last), 0.0))
-        if self.settings.n_step > 1:
-            following = batch["next_observation"]
-            following.copy_(following.gather(0, last.unsqueeze(-1).expand_as(following)))
+        """Makes each row a transition: see `make_transitions`."""
+        its = self.settings
+        make_transitions(batch, its.gamma, its.n_step, its.bootstrap_time_limit)
 
     def losses(self, batch: Batch) -> Losses:
         return self.loss_function(self.policy.network, self.target, batch, self.settings)

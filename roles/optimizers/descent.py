@@ -6,14 +6,15 @@ they stay there as tensors, so that nobody waits for them and a CUDA graph may h
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.graphs import static_on
-from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, Group, Piece
 
 _MIN_LR: Final = 1e-6
 _MAX_LR: Final = 1e-2
@@ -40,6 +41,25 @@ def adapt_learning_rate_(learning_rate: Tensor, kl: Tensor, target: float) -> No
     learning_rate.copy_(torch.where(kl > 2.0 * target, lower, kept))
 
 
+class Stepper(Protocol):
+    """Takes steps down reduced gradients of flat parameters."""
+
+    changed: list[Tensor]  # what `step` changes
+    learning_rate: float
+
+    def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
+        """Takes one step of some groups of parameters (None: all) down `gradient` [n]."""
+
+    def read_beside(self, values: Tensor) -> list[float]:
+        """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what goes on, partly the tensors themselves."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave `state`, in the tensors in use."""
+
+
 class Descent:
     """Clipped Adam on flat parameters.
 
@@ -49,7 +69,7 @@ class Descent:
 
     def __init__(
         self,
-        parameters: FlatParameters | Piece,
+        parameters: FlatParameters | Group | Piece,
         settings: AlgorithmConfig,
         static: bool | None = None,
     ) -> None:
@@ -64,7 +84,7 @@ class Descent:
         rate = settings.learning_rate if self._rate is None else self._rate
         capturable = self._rate is not None
         self._optimizer = torch.optim.Adam(
-            [data], lr=rate, eps=1e-5, fused=True, capturable=capturable
+            [data], lr=rate, eps=settings.adam_eps, fused=True, capturable=capturable
         )
         # What Adam makes at its first step: there from the beginning, at one place for good.
         self._moments = {
@@ -90,8 +110,11 @@ class Descent:
         else:
             self._rate.fill_(value)
 
-    def step(self, gradient: Tensor, kl: Tensor) -> None:
-        """Takes one step down `gradient` [n], which is not written to; `kl` is a scalar."""
+    def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
+        """Takes one step down `gradient` [n], which is not written to; `kl` is a scalar.
+
+        There is one group of parameters, which takes every step.
+        """
         if self._rate is None:
             self._follow_on_host(gradient, kl)
         else:

@@ -21,8 +21,9 @@ from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 
-from .descent import Descent
+from .descent import Descent, Stepper
 from .noise_scale import NoiseMeter
+from .parameter_groups import GroupedDescent
 
 
 class GradientStep:
@@ -46,7 +47,11 @@ class GradientStep:
             )
         self._stats, self._clock, self._pool = stats, clock, pool
         self.parameters = FlatParameters(algorithm.policy.network)
-        self.descent = Descent(self.parameters, settings, static)
+        self.descent: Stepper
+        if rates := algorithm.learning_rates:
+            self.descent = GroupedDescent(self.parameters, settings, rates, static)
+        else:
+            self.descent = Descent(self.parameters, settings, static)
         self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
         self._steps = 0
         self.noise = NoiseMeter()
@@ -74,7 +79,7 @@ class GradientStep:
         """Take one step down the mean over all ranks of `losses.total`; collective."""
         self._differentiate(losses)
         meet_timed(self._reduce, self._clock)
-        self._descend()
+        self._descend(losses.groups)
         self.noise.measure()
         self._steps += 1
 
@@ -136,8 +141,8 @@ class GradientStep:
         self._reducer.reduce("mean")
 
     @torch.no_grad()
-    def _descend(self) -> None:
-        self.descent.step(self._gradient, self._kl)
+    def _descend(self, groups: tuple[str, ...] | None = None) -> None:
+        self.descent.step(self._gradient, self._kl, groups)
         self._totals += self._means
 
 

@@ -20,7 +20,7 @@ from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.policies.flat_parameters import Piece
 
 from .async_gradients import AsyncGradients
-from .descent import Descent
+from .descent import Descent, Stepper
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -126,7 +126,7 @@ class ParameterServer(AsyncGradients):
         super().finish()
 
 
-def _vectors(descent: Descent) -> list[Tensor]:
+def _vectors(descent: Stepper) -> list[Tensor]:
     """Returns parameters and both of Adam's moments."""
     data, _, first, second = descent.changed[:4]
     return [data, first, second]

@@ -6,7 +6,8 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -18,40 +19,11 @@ from . import PARAMETER_MULTIPLE
 from .normalize import Normalizers
 
 
-class FlatParameters:
-    """All parameters of a module as views of one tensor, in the order of their names.
+class _SideBySide:
+    """Parameters that lie one behind the other in a vector, with padding between them."""
 
-    `data` [n] is the parameters; `bind_gradients(buffer)` makes every `.grad` a view of
-    `buffer[:n]`, which may lie in shared memory: autograd then accumulates straight into it.
-    Parameter i begins at `offsets[i]`, a multiple of 64 numbers. What lies between is padding: zero
-    in `data` and in gradients, and left out of what `packed` gives.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        named = sorted(module.named_parameters())
-        self.names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        self.offsets: list[int] = []
-        total = 0
-        for parameter in self._parameters:
-            self.offsets.append(total)
-            total += round_up(parameter.numel(), PARAMETER_MULTIPLE)
-        first = self._parameters[0]
-        self.data = nn.Parameter(torch.zeros(total, dtype=first.dtype, device=first.device))
-        flat = self.data.detach()
-        for parameter, view in zip(self._parameters, self._views(flat), strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view
-
-    @property
-    def numel(self) -> int:
-        """The numbers of `data`, with padding."""
-        return self.data.numel()
-
-    def bind_gradients(self, buffer: Tensor) -> None:
-        """Make every parameter's `.grad` a view of `buffer` [>= n]."""
-        for parameter, view in zip(self._parameters, self._views(buffer), strict=True):
-            parameter.grad = view
+    def __init__(self, parameters: Sequence[nn.Parameter], offsets: Sequence[int]) -> None:
+        self.parameters, self.offsets = list(parameters), list(offsets)
 
     def packed(self, vector: Tensor) -> Tensor:
         """A copy of `vector` [n] without padding, parameter after parameter: what files keep."""
@@ -76,8 +48,58 @@ class FlatParameters:
     def _views(self, flat: Tensor) -> list[Tensor]:
         return [
             flat[start : start + p.numel()].view_as(p)
-            for start, p in zip(self.offsets, self._parameters, strict=True)
+            for start, p in zip(self.offsets, self.parameters, strict=True)
         ]
+
+
+class FlatParameters(_SideBySide):
+    """All parameters of a module as views of one tensor, in the order of their names.
+
+    `data` [n] is the parameters; `bind_gradients(buffer)` makes every `.grad` a view of
+    `buffer[:n]`, which may lie in shared memory: autograd then accumulates straight into it.
+    Parameter i begins at `offsets[i]`, a multiple of 64 numbers. What lies between is padding: zero
+    in `data` and in gradients, and left out of what `packed` gives.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = sorted(module.named_parameters())
+        self.names = [name for name, _ in named]
+        parameters = [parameter for _, parameter in named]
+        *offsets, total = accumulate(
+            (round_up(one.numel(), PARAMETER_MULTIPLE) for one in parameters), initial=0
+        )
+        super().__init__(parameters, offsets)
+        first = parameters[0]
+        self.data = nn.Parameter(torch.zeros(total, dtype=first.dtype, device=first.device))
+        flat = self.data.detach()
+        for parameter, view in zip(parameters, self._views(flat), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+
+    @property
+    def numel(self) -> int:
+        """The numbers of `data`, with padding."""
+        return self.data.numel()
+
+    def bind_gradients(self, buffer: Tensor) -> None:
+        """Make every parameter's `.grad` a view of `buffer` [>= n]."""
+        for parameter, view in zip(self.parameters, self._views(buffer), strict=True):
+            parameter.grad = view
+
+    def of_group(self, name: str) -> slice:
+        """Returns the parameters of the part `name` of the module, which lie side by side."""
+        at = [i for i, its in enumerate(self.names) if _is_within(its, name)]
+        if not at or at != list(range(at[0], at[-1] + 1)):
+            raise ValueError(f"no parameters of {name!r}, or others between them")
+        return slice(at[0], at[-1] + 1)
+
+    def outside(self, names: Iterable[str]) -> list[str]:
+        """Returns the names of parameters that are within none of these parts."""
+        return [its for its in self.names if not any(_is_within(its, name) for name in names)]
+
+
+def _is_within(parameter: str, part: str) -> bool:
+    return parameter == part or parameter.startswith(f"{part}.")
 
 
 class Piece:
@@ -107,6 +129,19 @@ class Piece:
     def unpack(self, packed: Tensor, out: Tensor) -> None:
         """Copy what `packed` gave into `out` [m]."""
         out.copy_(packed)
+
+
+class Group(_SideBySide):
+    """The parameters of one part of a module, as a view: `data` [m] can be trained by itself."""
+
+    def __init__(self, parameters: FlatParameters, name: str) -> None:
+        """`name`: of a submodule, or of a parameter."""
+        which = parameters.of_group(name)
+        begin, *_ = offsets = parameters.offsets[which]
+        end = [*parameters.offsets, parameters.numel][which.stop]
+        super().__init__(parameters.parameters[which], [offset - begin for offset in offsets])
+        self.place = slice(begin, end)
+        self.data = nn.Parameter(parameters.data.detach()[self.place])
 
 
 class PublishedPolicy:

@@ -65,7 +65,7 @@ def a_learner(policy, group=None, **changes):
 def padding(parameters, vector):
     """The numbers of a flat vector that belong to no parameter."""
     ends = [*parameters.offsets[1:], parameters.numel]
-    sizes = [parameter.numel() for parameter in parameters._parameters]
+    sizes = [parameter.numel() for parameter in parameters.parameters]
     places = zip(parameters.offsets, sizes, ends, strict=True)
     return torch.cat([vector[start + size : end] for start, size, end in places])
 

@@ -18,13 +18,15 @@ from .common import (
 from .custom import CustomAlgorithmConfig, settings_of
 from .dqn import DQNConfig
 from .impala import APPOConfig, IMPALAConfig
+from .off_policy import DDPGConfig, OffPolicyConfig, SACConfig, TD3Config
 from .ppo import PPOConfig
 
 __all__ = [
     "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig", "APPOConfig",
-    "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DQNConfig", "IMPALAConfig",
-    "PGConfig", "PPOConfig", "RecurrentConfig", "ReplayConfig", "algorithm_config", "algorithms_of",
-    "mode_faults", "section_class", "settings_of",
+    "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DDPGConfig", "DQNConfig",
+    "IMPALAConfig", "OffPolicyConfig", "PGConfig", "PPOConfig", "RecurrentConfig", "ReplayConfig",
+    "SACConfig", "TD3Config", "algorithm_config", "algorithms_of", "mode_faults", "section_class",
+    "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -36,14 +38,17 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "impala": IMPALAConfig,
     "appo": APPOConfig,
     "dqn": DQNConfig,
+    "sac": SACConfig,
+    "td3": TD3Config,
+    "ddpg": DDPGConfig,
 }
 
 # What people ask for by name, and is not here.
 LACKING: Final = frozenset(
     {
-        "acer", "acktr", "apex", "ars", "c51", "cql", "ddpg", "dreamer",
+        "acer", "acktr", "apex", "ars", "c51", "cql", "dreamer",
         "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "qr-dqn", "qrdqn",
-        "r2d2", "rainbow", "redq", "reinforce", "sac", "td3", "tqc", "trpo", "vpg",
+        "r2d2", "rainbow", "redq", "reinforce", "tqc", "trpo", "vpg",
     }
 )  # fmt: skip
 

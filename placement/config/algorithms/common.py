@@ -35,6 +35,7 @@ class AlgorithmConfig(Section):
     # The class of the algorithm, as module:Class.
     implementation: ClassVar[str] = ""
     target_networks: ClassVar[int] = 0  # that are kept beside the one that is trained
+    adam_eps: ClassVar[float] = 1e-5
 
     name: str = ""
     """The algorithm. Default: `ppo`, and `impala` for `mode: async`."""

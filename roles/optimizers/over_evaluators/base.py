@@ -20,7 +20,7 @@ from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
-from gmi_drl.roles.optimizers.descent import Descent
+from gmi_drl.roles.optimizers.descent import Stepper
 from gmi_drl.roles.optimizers.gradient_step import check_finite
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 
@@ -152,7 +152,7 @@ class EvaluatorOptimizer:
         """End the evaluators that are actors; those of this process let their environments go."""
         self.fleet.close()
 
-    def _anneal(self, descent: Descent) -> None:
+    def _anneal(self, descent: Stepper) -> None:
         """Set the learning rate for how far training is, if it is scheduled."""
         if self._settings.anneals and self._total_steps:
             left = max(1.0 - self.steps / self._total_steps, 0.0)

@@ -1,0 +1,120 @@
+"""Learning from kept transitions by an actor and critics: what SAC, TD3 and DDPG share.
+
+All losses of an update are of the parameters as they were before it, and all parts take their step
+together, so that GMIs meet once for each (as in Acme's learners, Hoffman et al., 2020). Elsewhere
+the actor's loss is of the critics just stepped.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gmi_drl.placement import OffPolicyConfig
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import PolicyError
+from gmi_drl.roles.policies.off_policy import ActorWithCritics, ExploringPolicy
+from gmi_drl.roles.samples.batch import Batch
+
+from .algorithm import Algorithm
+from .terms import weighted_mean
+from .transitions import make_transitions
+
+
+class OffPolicy(Algorithm):
+    """An actor trained by critics, towards target networks that follow slowly."""
+
+    bootstrap = ()
+    recorded = ("next_observation", "terminated")
+    filled = ("discount",)
+    replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
+    parts: tuple[str, ...] = ("actor", "critics")  # of the network, each a parameter group
+    followed: ClassVar[tuple[str, ...]] = ("critics",)  # those of which there is a target
+    loss_noise_columns: int = 0  # standard normal numbers that a loss takes for each row
+    settings: OffPolicyConfig
+    policy: ExploringPolicy
+
+    @property
+    def learning_rates(self) -> Mapping[str, float]:
+        rates = dict.fromkeys(self.parts, self.settings.learning_rate)
+        return rates | {"critics": self.settings.critic_learning_rate or rates["critics"]}
+
+    @cached_property
+    def target(self) -> ActorWithCritics:
+        """The network that targets are made by; copied where losses are asked for."""
+        network: ActorWithCritics = copy.deepcopy(self.policy.network)
+        return network.requires_grad_(False)
+
+    @cached_property
+    def _followers(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the parameters of the target and those that they follow."""
+        both = (self.target, self.policy.network)
+        target, trained = (
+            [its.detach() for name in self.followed for its in getattr(one, name).parameters()]
+            for one in both
+        )
+        return target, trained
+
+    @classmethod
+    @abstractmethod
+    def make_network(
+        cls, settings: Any, env: VecEnv, generator: torch.Generator | None
+    ) -> ActorWithCritics:
+        """Returns the network for the spaces of `env`; EnvSpecError for actions it cannot take."""
+
+    @classmethod
+    def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
+        if not isinstance(network, ActorWithCritics):
+            base = "gmi_drl.roles.policies.off_policy.ActorWithCritics"
+            fault = "it has no actor and no critics"
+            raise PolicyError(maker, type(network).__name__, [fault], base)
+
+    def postprocess(self, batch: Batch, moments: Tensor) -> None:
+        """Makes each row a transition: see `make_transitions`."""
+        its = self.settings
+        make_transitions(batch, its.gamma, its.n_step, its.bootstrap_time_limit)
+
+    def draw_noise(self, batch: Batch, generator: torch.Generator) -> None:
+        if self.loss_noise_columns:
+            noise = batch["reward"].new_empty(len(batch["reward"]), self.loss_noise_columns)
+            batch.columns["noise"] = noise.normal_(generator=generator)
+
+    def before_sampling(self, steps: int) -> None:
+        self.policy.at_random.fill_(float(steps < self.settings.random_steps))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Take the target networks `tau` of the way."""
+        torch._foreach_lerp_(*self._followers, self.settings.tau)
+
+    def after_step(self, updates: int) -> None:
+        self.follow()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"target": dict(self.target.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+
+
+def towards(batch: Batch, next_value: Tensor) -> Tensor:
+    """Returns what the values of rows [B] are to become, by the values of what followed them."""
+    discount = batch["discount"]
+    # Where an episode is over, what was seen last counts for nothing, were it NaN.
+    return batch["reward"] + discount * next_value.masked_fill(discount == 0.0, 0.0)
+
+
+def critic_loss(values: Tensor, target: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Returns half the mean squared error of the values [critics, B], summed over critics.
+
+    Beside it the mean error of each row [B], which is its priority.
+    """
+    error = values - target
+    loss = weighted_mean(0.5 * error.square().sum(0), batch)
+    return loss, error.detach().abs().mean(0)

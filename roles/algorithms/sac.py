@@ -1,0 +1,142 @@
+"""Soft actor-critic (Haarnoja et al., 2018), and with Discrete actions (Christodoulou, 2019)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig, SACConfig
+from gmi_drl.roles.envs.errors import EnvSpecError
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.policies.networks import trunk_of
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.off_policy import (
+    Actor,
+    ActorWithCritics,
+    Critic,
+    ExploringPolicy,
+    SampledChoicePolicy,
+    SquashedNormalPolicy,
+    bounded_width,
+)
+from gmi_drl.roles.samples.batch import Batch
+
+from .algorithm import Losses
+from .off_policy import OffPolicy, critic_loss, towards
+
+_SHARE_OF_MOST: float = 0.98  # of the entropy of equal choices, which a temperature aims at
+
+
+class SAC(OffPolicy):
+    """Rewards and entropy, weighed by a temperature that keeps the entropy near its target."""
+
+    Settings: ClassVar[type[AlgorithmConfig]] = SACConfig
+    stats = ("critic_loss", "actor_loss", "q_mean", "entropy", "temperature")
+    settings: SACConfig
+
+    def __init__(
+        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
+    ) -> None:
+        super().__init__(settings, policy, normalizers, loss)
+        self._is_discrete = isinstance(policy, SampledChoicePolicy)
+        target = settings.target_entropy
+        if target is None and self._is_discrete:
+            target = _SHARE_OF_MOST * math.log(policy.noise_columns)
+        self._target_entropy = -float(policy.action_columns) if target is None else target
+        if policy.network.log_temperature is not None:
+            self.parts = (*self.parts, "log_temperature")
+        # A sample of what followed, then one of the actions that the actor is trained by.
+        self.loss_noise_columns = 0 if self._is_discrete else 2 * policy.action_columns
+
+    @classmethod
+    def make_network(
+        cls, settings: Any, env: VecEnv, generator: torch.Generator | None
+    ) -> ActorWithCritics:
+        width, space = bounded_width(env.action_space), env.action_space
+        if isinstance(space, spaces.Discrete):
+            numbers, taken, valued = int(space.n), 0, int(space.n)
+        elif width is not None:
+            numbers, taken, valued = 2 * width, width, 1
+        else:
+            raise EnvSpecError(
+                [
+                    f"env.id: action space {space}; sac takes Discrete, or a Box with bounds. Use "
+                    "algorithm.name: ppo, or wrap it in TransformAction."
+                ]
+            )
+        actor = Actor(trunk_of(settings, env, generator), numbers, generator)
+        critics = [Critic(env, settings, generator, taken, valued) for _ in range(settings.critics)]
+        return ActorWithCritics(actor, critics, settings, learns=settings.temperature is None)
+
+    @classmethod
+    def make_policy(cls, network: Any, settings: Any) -> ExploringPolicy:
+        numbers = network.actor.head.out_features
+        if network.critics[0].head.out_features > 1:
+            return SampledChoicePolicy(network, numbers)
+        return SquashedNormalPolicy(network, numbers // 2)
+
+    @property
+    def _temperature(self) -> Tensor | float:
+        """Returns the weight of the entropy, which no loss but its own differentiates by."""
+        if self.settings.temperature is not None:
+            return self.settings.temperature
+        temperature: Tensor = self.policy.network.log_temperature.detach().exp()
+        return temperature
+
+    def losses(self, batch: Batch) -> Losses:
+        of_kind = self._of_choices if self._is_discrete else self._of_box
+        critics, priorities, values, actor, entropy = of_kind(batch)
+        network, temperature = self.policy.network, self._temperature
+        total = critics + actor
+        if network.log_temperature is not None:
+            surplus = entropy.detach() - self._target_entropy
+            total = total + (network.log_temperature * surplus.mean()).sum()
+        stats = {
+            "critic_loss": critics.detach(),
+            "actor_loss": actor.detach(),
+            "q_mean": values.detach().mean(),
+            "entropy": entropy.detach().mean(),
+            "temperature": values.new_tensor(temperature)
+            if isinstance(temperature, float)
+            else temperature.squeeze(),
+        }
+        return Losses(total, stats, extras={"priorities": priorities})
+
+    def _of_box(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Returns the critics' loss, priorities, values, and the actor's loss and entropy."""
+        network, temperature = self.policy.network, self._temperature
+        seen, following = batch["observation"], batch["next_observation"]
+        noise_after, noise = batch["noise"].chunk(2, -1)
+        sample = SquashedNormalPolicy.sample
+        with torch.no_grad():
+            action, log_prob = sample(network.actor(following), noise_after)
+            value = self.target.values(following, action).amin(0) - temperature * log_prob
+            target = towards(batch, value)
+        values = network.values(seen, batch["action"])
+        loss, priorities = critic_loss(values, target, batch)
+        action, log_prob = sample(network.actor(seen), noise)
+        with network.critics_fixed():
+            worth = network.values(seen, action).amin(0)
+        actor = (temperature * log_prob - worth).mean()
+        return loss, priorities, values, actor, -log_prob
+
+    def _of_choices(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Returns the same with all actions weighed by their probabilities, and none sampled."""
+        network, temperature = self.policy.network, self._temperature
+        seen, following = batch["observation"], batch["next_observation"]
+        with torch.no_grad():
+            log_prob = network.actor(following).log_softmax(-1)
+            soft = self.target.values(following).amin(0) - temperature * log_prob
+            target = towards(batch, (log_prob.exp() * soft).sum(-1))
+        every = network.values(seen)
+        taken = batch["action"].long().expand(len(every), -1, -1)
+        values = every.gather(-1, taken).squeeze(-1)
+        loss, priorities = critic_loss(values, target, batch)
+        log_prob = network.actor(seen).log_softmax(-1)
+        share, worth = log_prob.exp(), every.detach().amin(0)
+        actor = (share * (temperature * log_prob - worth)).sum(-1).mean()
+        return loss, priorities, values, actor, -(share * log_prob).sum(-1)

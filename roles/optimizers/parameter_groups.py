@@ -1,0 +1,79 @@
+"""Steps the parts of a network apart: each has its learning rate, its clipping and its moments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.errors import CheckpointError, RoleError
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, Group
+
+from .descent import Descent
+
+
+class GroupedDescent:
+    """Does what `Descent` does, for groups of parameters that lie side by side in one vector."""
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        settings: AlgorithmConfig,
+        rates: Mapping[str, float],
+        static: bool | None = None,
+    ) -> None:
+        """`rates`: the learning rate of each group, by the name of a part of the network.
+
+        RoleError unless each parameter is in one of them.
+        """
+        self._rates, self._base = rates, settings.learning_rate
+        self._groups = {name: Group(parameters, name) for name in rates}
+        if left := parameters.outside(rates):
+            raise RoleError(
+                f"the parameters {', '.join(left)} are in none of the groups {', '.join(rates)}. "
+                "Name a group for each part of the network in the algorithm's `learning_rates`."
+            )
+        self._descents = {
+            name: Descent(group, settings.model_copy(update={"learning_rate": rates[name]}), static)
+            for name, group in self._groups.items()
+        }
+        self.changed = [one for descent in self._descents.values() for one in descent.changed]
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of a group with the settings' own; others keep their ratio to it."""
+        name = next(iter(self._rates))
+        return self._descents[name].learning_rate * self._base / self._rates[name]
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        for name, descent in self._descents.items():
+            descent.learning_rate = value * self._rates[name] / self._base
+
+    def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
+        """Takes one step of some groups (None: all) down their parts of `gradient` [n]."""
+        for name, descent in self._descents.items():
+            if groups is None or name in groups:
+                descent.step(gradient[self._groups[name].place], kl)
+
+    def read_beside(self, values: Tensor) -> list[float]:
+        """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
+        name = next(iter(self._rates))
+        *read, rate = self._descents[name].read_beside(values)
+        return [*read, rate * self._base / self._rates[name]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of each group, by name, partly the tensors themselves."""
+        return {name: descent.state_dict() for name, descent in self._descents.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state with the same groups."""
+        if state.keys() != self._descents.keys():
+            raise CheckpointError(
+                f"the checkpoint has parameter groups {', '.join(state)}; the algorithm has "
+                f"{', '.join(self._descents)}. Use the algorithm section of the run that wrote it."
+            )
+        for name, descent in self._descents.items():
+            descent.load_state_dict(state[name])
