@@ -3,7 +3,9 @@
 import os
 import time
 
+import numpy as np
 import torch
+from gymnasium import spaces
 
 import faults
 import gmi_drl
@@ -302,3 +304,83 @@ class LateAgent(Agent):
         env = super().make_env(num_env, seed)
         is_late = self.GMI_id == max(gmi.gmi_id for gmi in self.mgr.layout.holding("agent"))
         return _Held(env, self.mgr.context.folder) if is_late else env
+
+
+# Kills among those that are not waited for --------------------------------------------------------
+
+
+class _Numbered(ToyEnv):
+    """Every observation is there once: whose it is, its number, and the iteration it is made in."""
+
+    def __init__(self, num_env, role):
+        super().__init__(num_env, 7)
+        self._role, self._number = role, 0
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def _observation(self):
+        seen = torch.zeros(self.num_env, 3)
+        seen[:, 0] = 10 * self._role.GMI_id + self._role.life
+        seen[:, 1] = self._number * self.num_env + torch.arange(self.num_env)
+        seen[:, 2] = self._role.iteration
+        return seen
+
+    def step(self, action):
+        self._number += 1
+        return super().step(action)
+
+
+class _Brings(RolloutLoop):
+    """Writes down each life that has brought something."""
+
+    def _collect(self, *order):
+        super()._collect(*order)
+        with open(faults.folder() / f"brought{self._role.GMI_id}", "a") as file:
+            file.write(f"{self._role.life}\n")
+
+
+class _MortalBrings(_Mortal, _Brings):
+    pass
+
+
+class MortalLateAgent(MortalAgent):
+    """Is late as `LateAgent` in its first round, and killed where a script says."""
+
+    def make_env(self, num_env=None, seed=0):
+        self.life = self.mgr.tally[self.GMI_id, "lives"] - 1  # 0 in its first process
+        env = _Numbered(num_env or self.mgr.context.spec.num_env, self)
+        is_late = self.GMI_id == max(gmi.gmi_id for gmi in self.mgr.layout.holding("agent"))
+        return Watched(_Held(env, self.mgr.context.folder) if is_late else env, self, "simulate")
+
+    def make_sampler(self, env):
+        return _MortalBrings(self, env)
+
+
+class MournfulTrainer(Hooked, Trainer):
+    """Trains on three rounds, and waits until the late one and the second life have brought theirs.
+
+    What each round is trained on is a file.
+    """
+
+    life = 0
+
+    def make_env(self, num_env=None, seed=0):
+        return _Numbered(num_env, self)
+
+    def hook(self, optimizer):
+        super().hook(optimizer)
+        batch = optimizer._evaluators.batch
+
+        def keep():
+            torch.save(batch["raw_observation"], faults.folder() / f"trained{self.iteration}")
+
+        after(optimizer._evaluators, "sample", keep)
+
+    def begin(self, iteration):
+        until = time.monotonic() + 60
+        while iteration == 3 and not self._brought():
+            assert time.monotonic() < until, "who was killed does not bring anything"
+            time.sleep(0.01)  # between two looks at the files
+
+    def _brought(self):
+        lives = {path.name: path.read_text() for path in faults.folder().glob("brought*")}
+        return "brought2" in lives and any("1" in its for its in lives.values())

@@ -21,7 +21,8 @@ from gmi_drl.roles.policies.normalize import Normalizers, batch_moments
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
 
-from .rollout_worker import Codec, Published, RolloutLoop
+from .orders import Codec
+from .rollout_worker import Published, RolloutLoop
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole

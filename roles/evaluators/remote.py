@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from gmi_drl.comm.errors import LinkEnded
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.batch import Batch
@@ -18,7 +17,8 @@ from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
 
 from .evaluator import Account
-from .rollout_worker import RolloutCoordinator, codec_of
+from .rollout_coordinator import RolloutCoordinator
+from .rollout_worker import codec_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles.optimizers.learner import Learner
@@ -54,9 +54,8 @@ class RemoteEvaluators:
             self._codecs, self._mgr.timeout, heartbeats=heartbeats_in(self._mgr.tally),
             still=lambda: self._meet(_WAITS), device=context.device,
         )  # fmt: skip
-        self._wanted = len(workers) - drop_slowest
-        self._each = batch["reward"].numel() // self._wanted  # steps of a worker
-        self.dropped_steps = 0
+        self._drop_slowest, self.dropped_steps = drop_slowest, 0
+        self._each = batch["reward"].numel() // (len(workers) - drop_slowest)  # steps of a worker
 
     def sample(self, iteration: int) -> bool:
         start = perf_counter()
@@ -64,51 +63,21 @@ class RemoteEvaluators:
 
         def take(worker: int, memory: Tensor) -> None:
             codec, first = self._codecs[worker], self._first[worker]
-            if self._wanted < len(self._codecs):
+            if self._drop_slowest:
                 first = len(stats) * codec.num_env
             stats[worker] = codec.unpack(memory, self.batch, first)
 
         with phase("wait"):
-            if self._wanted < len(self._codecs):
-                there = self._collect_first(iteration, take)
-            else:
-                there = self._coordinator.collect(iteration, self._published.write, take)
+            write, drop_slowest = self._published.write, self._drop_slowest
+            there = self._coordinator.collect(iteration, write, take, drop_slowest)
             if not self._all(there):
                 return False
             complete(self.batch, self._policy, self._normalizer)
+        self.dropped_steps = self._each * self._coordinator.dropped
+        self._coordinator.dropped = 0
         episodes = Seen.by({worker: numbers[:3] for worker, numbers in stats.items()})
         seconds = {worker: numbers[3:] for worker, numbers in stats.items()}
         self._account: Account = ((perf_counter() - start,), episodes, seconds)
-        return True
-
-    def _collect_first(self, iteration: int, take: Callable[[int, Tensor], None]) -> bool:
-        """Has workers collect, and takes what the first of them bring.
-
-        Who is late with an earlier round brings that to nobody, and is asked again. False when
-        workers have left, as training was done.
-        """
-        coordinator, late = self._coordinator, self._coordinator.asked
-        asked, missing = [one for one in self._codecs if one not in late], self._wanted
-        self.dropped_steps = 0
-
-        def take_new(worker: int, memory: Tensor) -> None:
-            if worker not in late:
-                take(worker, memory)
-
-        try:
-            while missing:
-                for worker in asked:
-                    coordinator.ask(worker, iteration, self._published.write)
-                asked.clear()
-                came = coordinator.first(take_new)
-                if came in late:
-                    late.remove(came)
-                    asked.append(came)
-                    self.dropped_steps += self._each
-                else:
-                    missing -= 1
-        except LinkEnded:
-            return False
         return True
 
     def read(self) -> Account:

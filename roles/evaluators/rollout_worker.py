@@ -1,28 +1,10 @@
-"""The agents of template tdg_ex, which sample in turn with the trainer of their device.
-
-Two links join a trainer with each of its agents. On one the trainer gives orders: to collect a
-horizon with the policy that the order carries, to write a part of a checkpoint, to leave. On the
-other the agent answers each order but the last with a rollout or a word. An answer names its order:
-its number, and the trainer's process. So what is learned is what co-located GMIs would learn.
-
-Either may be killed at any moment. The agent keeps an order's packet until the next one is there,
-so that whoever takes its place is given the order again, and answers it. A new trainer, or one that
-must go back an iteration, gives a new order: the agent follows the newest it finds. Answers that
-nobody waits for are given back unread, so that nothing that was collected with another policy, or
-twice, is trained on. In the memory of a GPU packets go with the process that sent them: the new one
-gives its order, or its answer, anew.
-
-Agents close their links when they are told to leave, and only then: a trainer that finds them
-closed knows that all training was done.
-"""
+"""The agent's side of template tdg_ex: follows the orders of its trainers, and answers them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from enum import IntEnum
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -30,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkTimeout, SchemaDiffers
+from gmi_drl.comm.errors import LinkClosed
 from gmi_drl.comm.shm.heartbeat import beat
-from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
+from gmi_drl.comm.transports import LinkSpec, Packet, StreamSpec, wait_any
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
@@ -49,41 +31,14 @@ from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
 
 from .evaluator import restore
+from .orders import FAILED, LOOK_S, Codec, Order, age_of, late_one, order_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
-_ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of a new trainer
 _ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
-_LOOK_S: Final = 0.2  # how often heartbeats are looked for
 _MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
-_FAILED: Final = 1  # `step` of an answer that says in words why the order was not followed; else 0
 _CPU: Final = torch.device("cpu")
-
-
-class Order(IntEnum):
-    """The words by which an agent is told what to do."""
-
-    COLLECT = 0  # the packet is the policy; to be answered with a rollout, or with its gradient
-    SAVE = 1
-    LEAVE = 2
-
-
-def order_of(packet: Packet) -> Order:
-    """Returns what an agent is told to do."""
-    return Order(packet.header.step % len(Order))
-
-
-def age_of(packet: Packet) -> int:
-    """Returns the age of an order: that of the gradient that is asked for, by several trainers."""
-    return packet.header.step // len(Order)
-
-
-class Codec(Protocol):
-    """Says how an answer to `COLLECT` lies in memory; both ends make the same."""
-
-    nbytes: int
-    schema: bytes
 
 
 class Published(Protocol):
@@ -91,197 +46,6 @@ class Published(Protocol):
 
     def load(self, vector: Tensor) -> None:
         """Make the policy what the trainer wrote."""
-
-
-@dataclass(frozen=True)
-class _Agent:
-    orders: Sender
-    answers: Receiver
-    codec: Codec
-
-
-class RolloutCoordinator:
-    """The trainer's side: `out` and `back` are the links to and from its agents, by gmi_id.
-
-    `policy_numel` float32 numbers are a policy; `codecs` say what each agent brings. An agent may
-    take `timeout` from each of its `heartbeats` on. `still` is called while agents are waited for,
-    oftener than each `timeout`; what it raises ends the wait. `device`: of this GMI's tensors.
-    """
-
-    def __init__(
-        self,
-        out: Mapping[int, LinkSpec],
-        back: Mapping[int, LinkSpec],
-        policy_numel: int,
-        codecs: Mapping[int, Codec],
-        timeout: timedelta,
-        heartbeats: Heartbeats,
-        still: Callable[[], object],
-        device: torch.device = _CPU,
-    ) -> None:
-        self._heartbeats, self._still = heartbeats, still
-        streams = [StreamSpec(4 * policy_numel, _ORDERS)]
-        self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
-        self._asked: dict[int, int] = {}  # the number of the order, of agents asked one by one
-        self._agents = {
-            gmi_id: _Agent(
-                link.sender(b"", streams, timeout), back[gmi_id].receiver(timeout), codecs[gmi_id]
-            )
-            for gmi_id, link in out.items()
-        }
-        for agent in self._agents.values():
-            agent.orders.pin(device)
-            agent.answers.pin(device)
-
-    def collect(
-        self, iteration: int, write: Callable[[Tensor], None], take: Callable[[int, Tensor], None]
-    ) -> bool:
-        """Have all agents collect; `write` puts the policy into a vector [policy_numel].
-
-        `take` is given each agent's gmi_id and what it brought (see BatchCodec.unpack), which it
-        copies. Returns when all have been taken; False when agents have left, as training was done.
-        LinkTimeout names an agent that is late.
-        """
-
-        try:
-            self._give(Order.COLLECT, iteration, write)
-            self._await("has not brought its experience", self._checked(take))
-        except LinkEnded:
-            return False
-        return True
-
-    def ask(
-        self, gmi_id: int, iteration: int, write: Callable[[Tensor], None], age: int = 0
-    ) -> None:
-        """Have one agent collect, with the policy that `write` puts into a vector [policy_numel].
-
-        `age`: of the order, among those of several trainers (see `RolloutLoop`). LinkEnded when the
-        agent has left, as training was done.
-        """
-        self._number += 1
-        self._asked[gmi_id] = self._number
-        self._send(self._agents[gmi_id], Order.COLLECT, iteration, write, age)
-
-    def forget(self) -> None:
-        """Await nobody's answer: what was asked before counts no more."""
-        self._asked.clear()
-
-    def first(self, take: Callable[[int, Tensor], None]) -> int:
-        """Takes the answer of whoever is first of those that were asked; its gmi_id.
-
-        LinkTimeout names an agent that is late, LinkEnded one that has left.
-        """
-        gmi_id = self._first(
-            self._asked, "has not brought what it was asked for", self._checked(take)
-        )
-        del self._asked[gmi_id]
-        return gmi_id
-
-    @property
-    def asked(self) -> set[int]:
-        """Returns the agents that were asked, one by one, and have not answered."""
-        return set(self._asked)
-
-    def _checked(self, take: Callable[[int, Tensor], None]) -> Callable[[int, Packet], None]:
-        """Returns what hands the memory of an answer to `take` if it is of the right schema."""
-
-        def taken(gmi_id: int, packet: Packet) -> None:
-            agent = self._agents[gmi_id]
-            if agent.answers.schema != agent.codec.schema:
-                raise SchemaDiffers(
-                    f"{agent.answers.source} brings {agent.answers.schema.decode()}, and its "
-                    f"trainer takes {agent.codec.schema.decode()}. roles.agent and "
-                    "roles.trainer must make the same policy and environments."
-                )
-            take(gmi_id, packet.memory)
-
-        return taken
-
-    def save(self, iteration: int) -> str | None:
-        """Have all agents write their part of checkpoint `iteration`.
-
-        Returns when all have answered: an empty text, or why a part was not written. None when
-        agents have left, as training was done.
-        """
-        failures = []
-
-        def heard(gmi_id: int, packet: Packet) -> None:
-            if packet.header.step == _FAILED:
-                words = bytes(packet.memory.cpu().tolist()).decode(errors="replace")
-                failures.append(f"gmi {gmi_id}: {words}")
-
-        try:
-            self._give(Order.SAVE, iteration)
-            self._await("has not written its part of a checkpoint", heard)
-        except LinkEnded:
-            return None
-        return "; ".join(failures)
-
-    def dismiss(self) -> None:
-        """Tell all agents that training is done; waits for none of them."""
-        for agent in self._agents.values():
-            with suppress(LinkEnded):  # told by the process before this one
-                self._send(agent, Order.LEAVE, 0, lambda vector: None)
-
-    def _give(
-        self, order: Order, iteration: int, write: Callable[[Tensor], None] = lambda vector: None
-    ) -> None:
-        self._number += 1
-        self._asked.clear()  # agents follow the newest order, and answer no older one
-        for agent in self._agents.values():
-            self._send(agent, order, iteration, write)
-
-    def _send(
-        self,
-        agent: _Agent,
-        order: Order,
-        iteration: int,
-        write: Callable[[Tensor], None],
-        age: int = 0,
-    ) -> None:
-        slot, nbytes = agent.orders.reserve(0), self._nbytes if order == Order.COLLECT else 0
-        write(slot.memory[:nbytes].view(torch.float32))
-        step = len(Order) * age + order
-        agent.orders.send(slot, nbytes, sequence=self._number, step=step, policy_version=iteration)
-
-    def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
-        """Take every agent's answer to the last order, as they come."""
-        missing = dict.fromkeys(self._agents, self._number)
-        while missing:
-            del missing[self._first(missing, late, take)]
-
-    def _first(
-        self, missing: Mapping[int, int], late: str, take: Callable[[int, Packet], None]
-    ) -> int:
-        """Takes the first answer to an order of its number in `missing`, by gmi_id; whose it is.
-
-        Of those that are there, the one that was asked first.
-        """
-        agents = {
-            gmi_id: self._agents[gmi_id] for gmi_id in sorted(missing, key=missing.__getitem__)
-        }
-        deadline = HeartbeatDeadline(self._timeout, self._heartbeats)
-        told_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
-        look_s = min(_LOOK_S, every_s / 2)
-        while True:
-            for gmi_id, agent in agents.items():
-                while (packet := agent.answers.poll()) is not None:
-                    header = packet.header
-                    mine = header.policy_version == agent.orders.incarnation
-                    is_wanted = mine and header.sequence == missing[gmi_id]
-                    if is_wanted:
-                        take(gmi_id, packet)
-                    agent.answers.release(packet)
-                    if is_wanted:
-                        return gmi_id
-            first, left_s = deadline.first(agents)
-            if left_s <= 0:
-                raise late_one(agents[first].answers, self._timeout, late)
-            if perf_counter() > told_s + every_s:
-                self._still()
-                told_s = perf_counter()
-            waiting = [agent.answers for agent in agents.values()]
-            wait_any(waiting, timedelta(seconds=min(look_s, left_s)))
 
 
 class RolloutWorker:
@@ -340,7 +104,7 @@ class RolloutWorker:
             if words:
                 memory[: len(words)].copy_(torch.frombuffer(bytearray(words), dtype=torch.uint8))
 
-        self._answer(_FAILED if failure else 0, write, len(words))
+        self._answer(FAILED if failure else 0, write, len(words))
 
     def _answer(self, step: int, write: Callable[[Tensor], None], nbytes: int) -> None:
         assert self._kept is not None
@@ -374,7 +138,7 @@ def first_order(
         if left_s <= 0:
             raise late_one(by_trainer[trainer]._orders, timeout, "has given no order")
         links = [worker._orders for worker in workers]
-        wait_any(links, timedelta(seconds=min(_LOOK_S, left_s)))
+        wait_any(links, timedelta(seconds=min(LOOK_S, left_s)))
 
 
 class RolloutLoop:
@@ -509,12 +273,3 @@ def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
     """The codec of what one worker of `num_env` environments brings."""
     sent = sent_columns(role.policy, role.algorithm.recorded)
     return BatchCodec(role.batch(1), num_env, sent, role.of_bytes, stats=WORKER_STATS)
-
-
-def late_one(receiver: Receiver, timeout: timedelta, what: str) -> LinkTimeout:
-    """The error of a GMI that waits in vain."""
-    return LinkTimeout(
-        f"timed out after {timeout.total_seconds():g} s: {receiver.source} {what}. If it only "
-        "takes longer, raise comm.timeout_s.",
-        receiver.source,
-    )

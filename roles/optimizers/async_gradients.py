@@ -18,7 +18,7 @@ from gmi_drl.comm import Group
 from gmi_drl.comm.errors import LinkEnded
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.gradients import Share
-from gmi_drl.roles.evaluators.rollout_worker import RolloutCoordinator
+from gmi_drl.roles.evaluators.rollout_coordinator import RolloutCoordinator
 from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase

@@ -25,7 +25,7 @@ from gmi_drl.comm.errors import LinkClosed, LinkEnded
 from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
 from gmi_drl.placement import Config
-from gmi_drl.roles.evaluators.rollout_worker import late_one
+from gmi_drl.roles.evaluators.orders import late_one
 from gmi_drl.roles.policies.actor_critic import distribution_for, observation_width
 from gmi_drl.roles.policies.policy import GreedyActor
 from gmi_drl.roles.telemetry.phases import phase

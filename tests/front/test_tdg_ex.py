@@ -400,7 +400,7 @@ LATE_S = 3.0  # a loaded machine takes one to start them
 @pytest.mark.parametrize(
     ("role", "agents", "devices", "text"),
     [
-        ("agent", 1, 2, "3 s: gmi 0, device 0 has not brought its experience"),
+        ("agent", 1, 2, "3 s: gmi 0, device 0 has not brought its rollout"),
         pytest.param("agent", 2, 2, "3 s: gmi 0, device 0 has not brought", marks=pytest.mark.slow),
         pytest.param(
             "trainer", 1, 1, "6 s: gmi 1, device 0 has given no order", marks=pytest.mark.slow
@@ -463,6 +463,39 @@ def test_a_trainer_goes_on_without_the_slowest(tmp_path, monkeypatch):
     assert all(line["dropped_steps"] in (0, 128, 256, 384) for line in told)
     assert [line["dropped_steps"] for line in told[:3]] == [0, 0, 0]
     assert sum(line["dropped_steps"] for line in told) >= 128
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param((2, "simulate", 0), id="the late one samples"),
+        pytest.param((2, "brought", 0), id="the late one has brought", marks=pytest.mark.slow),
+        pytest.param((0, "simulate", 2), id="another one samples", marks=pytest.mark.slow),
+        pytest.param((0, "brought", 2), id="another one has brought"),
+    ],
+)
+def test_an_agent_that_is_killed_is_dropped_once_and_nothing_trained_on_twice(
+    tmp_path, monkeypatch, moment
+):
+    several(monkeypatch, agents=3)
+    path, rounds = tmp_path / "faults", 6
+    faults.script(monkeypatch, path, moment)
+    job = config(
+        tmp_path, agents=3, algorithm__drop_slowest=1, run__total_steps=rounds * 2 * 16 * 8,
+        run__checkpoint_every=0, run__eval_episodes=0,
+    )  # fmt: skip
+    roles = {"agent": bodies.MortalLateAgent, "trainer": bodies.MournfulTrainer}
+    result = launch(job, roles=roles)
+    assert faults.struck(path) == result.restarts == 1
+    told = metrics(result.folder)
+    assert [line["steps"] for line in told] == [256 * n for n in range(1, rounds + 1)]
+    # In the fourth round the answer to the first is there; whoever was killed, it is one sample.
+    assert [line["dropped_steps"] for line in told[:4]] == [0, 0, 0, 128]
+    trained = [torch.load(path / f"trained{n}") for n in range(rounds)]
+    for number, batch in enumerate(trained):
+        assert (batch[1:, :, 2] == number).all()  # the first was seen at the end of the one before
+    rows = torch.cat([batch[:, :, :2].flatten(0, 1) for batch in trained])
+    assert len(rows.unique(dim=0)) == len(rows) == rounds * 256
 
 
 def test_who_is_late_is_waited_for_at_a_checkpoint_and_the_run_resumed(tmp_path, monkeypatch):

@@ -15,7 +15,9 @@ from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.shm import liveness
 from gmi_drl.comm.transports import create_link
 from gmi_drl.placement import Device, PPOConfig, Topology, tdg_ex
-from gmi_drl.roles.evaluators.rollout_worker import Order, RolloutCoordinator, RolloutWorker
+from gmi_drl.roles.evaluators.orders import Order
+from gmi_drl.roles.evaluators.rollout_coordinator import RolloutCoordinator
+from gmi_drl.roles.evaluators.rollout_worker import RolloutWorker
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
@@ -100,7 +102,7 @@ class Pair:
 
         return cls(again(), {i: reopen(i) for i in range(agents)}, reopen, again)
 
-    def collect(self, iteration=0, until=None):
+    def collect(self, iteration=0, drop_slowest=0):
         """In a thread: what was taken of each agent, and whether all were there."""
         found = {}
 
@@ -109,7 +111,7 @@ class Pair:
 
         def run():
             found["there"] = self.coordinator.collect(
-                iteration, lambda vector: vector.fill_(iteration), take
+                iteration, lambda vector: vector.fill_(iteration), take, drop_slowest
             )
 
         thread = threading.Thread(target=run)
@@ -153,6 +155,31 @@ def test_who_takes_an_agents_place_is_given_its_last_order_and_nothing_is_taken_
     assert bring(again, 3)[0] == 1
     thread.join()
     assert found == {0: 3, "there": True}
+
+
+def test_who_is_late_is_dropped_once_in_whichever_life_and_asked_again(replaced):
+    pair = Pair.make(agents=2)
+    late, quick = pair.workers[0], pair.workers[1]
+    for iteration in range(2):
+        thread, found = pair.collect(iteration, drop_slowest=1)
+        bring(quick, iteration)
+        thread.join()
+        assert (found, pair.coordinator.dropped) == ({1: iteration, "there": True}, 0)
+    bring(late, 7)
+    late = pair.reopen(0)
+    assert bring(late, 8)[0] == 0  # that of the first round again
+    thread, found = pair.collect(2, drop_slowest=1)
+    assert bring(late, 9) == (2, [2.0] * 3)
+    thread.join()
+    assert (found, pair.coordinator.dropped) == ({0: 9, "there": True}, 1)
+    assert bring(quick, 5)[0] == 2  # too late, as a checkpoint shows
+    thread = threading.Thread(target=lambda: found.update(save=pair.coordinator.save(3)))
+    thread.start()
+    for worker in (late, quick):
+        assert worker.next().header.step == Order.SAVE
+        worker.tell("")
+    thread.join()
+    assert (found["save"], pair.coordinator.dropped) == ("", 2)
 
 
 def test_an_order_that_was_given_up_is_not_followed_and_its_answer_not_taken():
