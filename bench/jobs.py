@@ -200,7 +200,8 @@ def run_ours(
         config.write_text(yaml.safe_dump(job))
         front = _FRONT_ON_SHARED_CORES if sharing else _FRONT
         command = [sys.executable, "-c", front, "launch", str(config)]
-        extra = {"FAKE_CORES": str(gmis), "PYTHONPATH": str(_TESTS)} if sharing else {}
+        paths = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
+        extra = {"FAKE_CORES": str(gmis), "PYTHONPATH": paths} if sharing else {}
         meter = _Meter(folder / "runs", settings, progress)
         _run(on_cores(cores, command), folder / "out", folder / "log", timeout, meter.look, extra)
         return meter.result(_state(folder / "runs"))
