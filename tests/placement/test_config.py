@@ -520,15 +520,23 @@ def test_a_layout_file_fixes_what_auto_would_find():
     ("name", "told"),
     [
         (
-            "sac",
-            "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c and dqn, mode "
-            "async has impala and appo.",
+            "trpo",
+            "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c, dqn, sac, td3 "
+            "and ddpg, mode async has impala and appo.",
         ),
-        ("TD3", "gmi-drl does not have this algorithm"),
-        ("PPO", "must be one of ppo, a2c, pg, a3c, impala, appo, dqn. Did you mean ppo?"),
+        ("QRDQN", "gmi-drl does not have this algorithm"),
+        (
+            "PPO",
+            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg. Did you mean "
+            "ppo?",
+        ),
         ("impalla", "Did you mean impala?"),
         ("dnq", "Did you mean dqn?"),
-        ("abc", "must be one of ppo, a2c, pg, a3c, impala, appo, dqn. Correct it, or leave it"),
+        (
+            "abc",
+            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg. Correct it, or "
+            "leave it",
+        ),
     ],
 )
 def test_only_a_slip_of_an_algorithm_is_guessed_at(name, told):
