@@ -30,7 +30,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from cells import Cell, Cells, evaluations
+from cells import Cell, Cells, evaluations, thinned
 from jobs import STOP, Job, JobError, importable, run_ours, run_peer
 from learning_page import write_curves, write_page
 from learning_tasks import TASKS
@@ -84,7 +84,7 @@ def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> d
         "steps_per_s": round(job.steps_per_s, 1),
         "cpu_seconds_per_1000_steps": job.cpu_s_per_1000_steps,
         "evaluation": job.evaluation,
-        "curve": job.curve,
+        "curve": thinned(job.curve),
         "settings": {**asdict(settings), "seed": cell.seed, "steps": steps or task.steps, **extra},
         "versions": job.versions,
         **origin,

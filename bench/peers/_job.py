@@ -33,6 +33,7 @@ class Settings:
 
     env: str = "Ant-v5"
     method: str = "ppo"  # ppo | a2c, which is PPO with one epoch of one minibatch
+    descent: str = "adam"  # adam | rmsprop, which is SB3's default for A2C
     steps: int = 20480  # timed steps; `warmup` iterations come before them
     warmup: int = 1  # iterations
     seed: int = 0

@@ -112,7 +112,7 @@ def make_model(settings: Settings, env: VecEnv) -> PPO | A2C:
             ent_coef=settings.entropy_coef,
             vf_coef=settings.value_coef,
             max_grad_norm=settings.max_grad_norm,
-            use_rms_prop=False,
+            use_rms_prop=settings.descent == "rmsprop",
             policy_kwargs={**policy, "log_std_init": settings.init_log_std},
             seed=settings.seed,
             device="cpu",

@@ -136,6 +136,17 @@ def test_cells_survive_a_new_start_and_merging_keeps_what_is_there(tmp_path):
     assert again.usual_seconds(Cell("Ant-v5", 9, "sb3")) is None
 
 
+def test_a_long_curve_is_thinned_and_keeps_its_end():
+    from cells import thinned
+
+    curve = [(step, float(step)) for step in range(10_007)]
+    assert thinned(curve)[:2] == [(0, 0.0), (20, 20.0)]
+    assert thinned(curve)[-1] == curve[-1]
+    assert 500 <= len(thinned(curve)) <= 510
+    assert thinned(curve[:7]) == curve[:7]
+    assert thinned([]) == []
+
+
 def test_every_system_of_a_learning_task_takes_the_same_environment():
     from learning_tasks import TASKS
 
