@@ -36,8 +36,9 @@ evaluates to about 900: on Ant the training return says more.
 
 `CartPole-v1-a2c-local` is A2C under the optimizer `local`; where the name has no optimizer it is
 the algorithm's own: `all_reduce` for PPO, A2C and PG, `async_gradients` for A3C (which is what A2C
-is under it), `async_samples` for IMPALA and APPO. GMIs that sample and those that train share one core there, so *CPU s* says
-little of those rows. Of APPO, and of PG under `async_gradients`, two seeds of five end below 400.
+is under it), `async_samples` for IMPALA and APPO. GMIs that sample and those that train
+share one core there, so *CPU s* says little of those rows. Of APPO, and of PG under
+`async_gradients`, two seeds of five end below 400.
 
 | task | steps | system | seeds | evaluation | training | CPU s | published |
 |---|---|---|---|---|---|---|---|
