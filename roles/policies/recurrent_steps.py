@@ -23,29 +23,37 @@ class LSTMSteps(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, output: Tensor, memory: Tensor, kept: Tensor
     ) -> Tensor:
-        gates = torch.empty_like(inputs)
-        let_in, keep, new, show = gates.chunk(4, -1)
-        outputs, squashed = (torch.empty_like(new) for _ in range(2))
-        remembered, before = (torch.empty_like(new) for _ in range(2))  # what a step began with
-        mixed, memory = weight.t(), memory.contiguous()
-        for t, all_gates in enumerate(gates.unbind()):
-            torch.mul(output, kept[t], out=before[t])
-            torch.mul(memory, kept[t], out=remembered[t])
-            torch.addmm(inputs[t], before[t], mixed, out=all_gates)
-            news = new[t].tanh()
-            all_gates.sigmoid_()
-            new[t].copy_(news)
-            memory = torch.mul(keep[t], remembered[t]).addcmul_(let_in[t], news)
-            torch.tanh(memory, out=squashed[t])
-            output = torch.mul(show[t], squashed[t], out=outputs[t])
-        ctx.save_for_backward(gates, squashed, remembered, before, weight, kept)
+        first, at_first, mixed = output, memory.contiguous(), weight.t()
+        gates, size = torch.empty_like(inputs), output.shape[-1]
+        news, squashed, outputs, memories = (torch.empty_like(inputs[..., :size]) for _ in range(4))
+        # Views of all steps at once: making one by its index takes as long as its work.
+        steps = zip(
+            inputs.unbind(), gates.unbind(), *(part.unbind() for part in gates.chunk(4, -1)),
+            news.unbind(), squashed.unbind(), outputs.unbind(), memories.unbind(), kept.unbind(),
+            _drops(kept), strict=True,
+        )  # fmt: skip
+        memory = at_first
+        for given, four, let_in, keep, raw, show, new, tanh, out, after, stays, drops in steps:
+            if drops:
+                output, memory = output * stays, memory * stays
+            torch.addmm(given, output, mixed, out=four)
+            torch.tanh(raw, out=new)
+            four.sigmoid_()
+            memory = torch.mul(keep, memory, out=after).addcmul_(let_in, new)
+            torch.tanh(memory, out=tanh)
+            output = torch.mul(show, tanh, out=out)
+        before, remembered = (
+            torch.cat([begin[None], then[:-1]]).mul_(kept)
+            for begin, then in ((first, outputs), (at_first, memories))
+        )
+        ctx.save_for_backward(gates, news, squashed, remembered, before, weight, kept)
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gates, squashed, remembered, before, weight, kept = ctx.saved_tensors
-        let_in, keep, new, show = gates.chunk(4, -1)
+        gates, new, squashed, remembered, before, weight, kept = ctx.saved_tensors
+        let_in, keep, _, show = gates.chunk(4, -1)
         through = show * (1 - squashed * squashed)  # from an output to the memory
         slopes = new.new_empty(*new.shape[:2], 4, new.shape[-1])
         slopes[:, :, 0] = new * let_in * (1 - let_in)
@@ -55,14 +63,32 @@ class LSTMSteps(torch.autograd.Function):
         keep = keep * kept
         towards = torch.empty_like(slopes)  # the gradient of what goes into the gates
         flat = towards.flatten(2)
-        of_output = of_memory = torch.zeros_like(gradient[0])
-        for t in range(len(gradient) - 1, -1, -1):
-            of_output = gradient[t] + of_output
-            of_memory = torch.addcmul(of_memory, of_output, through[t])
-            torch.mul(slopes[t, :, :3], of_memory[:, None], out=towards[t, :, :3])
-            torch.mul(slopes[t, :, 3], of_output, out=towards[t, :, 3])
-            of_memory = of_memory * keep[t]
-            of_output = torch.mm(flat[t], weight).mul_(kept[t])
+        of_memory = of_output = torch.zeros_like(gradient[0])
+        steps = zip(
+            gradient.unbind(), through.unbind(), slopes[:, :, :3].unbind(),
+            slopes[:, :, 3].unbind(), towards[:, :, :3].unbind(), towards[:, :, 3].unbind(),
+            flat.unbind(), keep.unbind(), kept.unbind(), _drops(kept), strict=True,
+        )  # fmt: skip
+        for (
+            given,
+            through_t,
+            three,
+            last,
+            to_three,
+            to_last,
+            four,
+            keep_t,
+            stays,
+            drops,
+        ) in reversed(list(steps)):
+            of_output = given + of_output
+            of_memory = torch.addcmul(of_memory, of_output, through_t)
+            torch.mul(three, of_memory[:, None], out=to_three)
+            torch.mul(last, of_output, out=to_last)
+            of_memory = of_memory * keep_t
+            of_output = torch.mm(four, weight)
+            if drops:
+                of_output.mul_(stays)
         of_weight = flat.flatten(0, 1).t() @ before.flatten(0, 1)
         return flat, of_weight, of_output, of_memory, None
 
@@ -74,18 +100,37 @@ class GRUSteps(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, output: Tensor, kept: Tensor
     ) -> Tensor:
-        size = output.shape[-1]
+        first, size = output, output.shape[-1]
         gates, recalled = torch.empty_like(inputs), torch.empty_like(inputs)
-        news, outputs, before = (torch.empty_like(inputs[..., :size]) for _ in range(3))
-        mixed = weight.t()
-        for t, all_gates in enumerate(gates.unbind()):
-            torch.mul(output, kept[t], out=before[t])
-            torch.addmm(bias, before[t], mixed, out=recalled[t])
-            torch.add(inputs[t], recalled[t], out=all_gates).sigmoid_()
-            reset, keep = all_gates[:, :size], all_gates[:, size : 2 * size]
-            torch.addcmul(inputs[t, :, 2 * size :], reset, recalled[t, :, 2 * size :], out=news[t])
-            news[t].tanh_()
-            output = torch.lerp(news[t], before[t], keep, out=outputs[t])
+        news, outputs = (torch.empty_like(inputs[..., :size]) for _ in range(2))
+        mixed, last = weight.t(), slice(2 * size, None)
+        steps = zip(
+            inputs.unbind(), inputs[..., last].unbind(), gates.unbind(),
+            gates[..., :size].unbind(), gates[..., size : 2 * size].unbind(), recalled.unbind(),
+            recalled[..., last].unbind(), news.unbind(), outputs.unbind(), kept.unbind(),
+            _drops(kept), strict=True,
+        )  # fmt: skip
+        for (
+            given,
+            given_new,
+            both,
+            reset,
+            keep,
+            memory,
+            memory_new,
+            new,
+            out,
+            stays,
+            drops,
+        ) in steps:
+            if drops:
+                output = output * stays
+            torch.addmm(bias, output, mixed, out=memory)
+            torch.add(given, memory, out=both).sigmoid_()
+            torch.addcmul(given_new, reset, memory_new, out=new)
+            new.tanh_()
+            output = torch.lerp(new, output, keep, out=out)
+        before = torch.cat([first[None], outputs[:-1]]).mul_(kept)
         ctx.save_for_backward(gates, recalled, news, before, weight, kept)
         return outputs
 
@@ -103,12 +148,26 @@ class GRUSteps(torch.autograd.Function):
         of_recalled = of_inputs.clone()
         of_recalled[:, :, 2] *= reset
         of_output = torch.zeros_like(gradient[0])
-        for t in range(len(gradient) - 1, -1, -1):
-            of_output = gradient[t] + of_output
-            of_inputs[t].mul_(of_output[:, None])
-            of_recalled[t].mul_(of_output[:, None])
-            kept_on = of_output * keep[t]
-            of_output = torch.addmm(kept_on, of_recalled[t].flatten(1), weight).mul_(kept[t])
+        steps = zip(
+            gradient.unbind(), of_inputs.unbind(), of_recalled.unbind(),
+            of_recalled.flatten(2).unbind(), keep.unbind(), kept.unbind(), _drops(kept),
+            strict=True,
+        )  # fmt: skip
+        for given, towards, back, flat_back, keep_t, stays, drops in reversed(list(steps)):
+            of_output = given + of_output
+            towards.mul_(of_output[:, None])
+            back.mul_(of_output[:, None])
+            of_output = torch.addmm(of_output * keep_t, flat_back, weight)
+            if drops:
+                of_output.mul_(stays)
         flat = of_recalled.flatten(2).flatten(0, 1)
         of_weight, of_bias = flat.t() @ before.flatten(0, 1), flat.sum(0)
         return of_inputs.flatten(2), of_weight, of_bias, of_output, None
+
+
+def _drops(kept: Tensor) -> list[bool]:
+    """Tells before which steps [T] some state is dropped; on a GPU all, as nobody waits to know."""
+    if kept.device.type != "cpu":
+        return [True] * len(kept)
+    drops: list[bool] = (kept.flatten(1).amin(1) < 1.0).tolist()
+    return drops
