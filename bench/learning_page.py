@@ -131,7 +131,7 @@ def _steps(records: list[dict[str, Any]]) -> str:
 
 def _settings(record: dict[str, Any]) -> str:
     settings, algorithm = record["settings"], record["settings"].get("algorithm", {})
-    ppo = algorithm.get("name", "ppo") == "ppo"
+    ppo = algorithm.get("name", settings.get("method", "ppo")) == "ppo"
     parts = [f"{key} {settings[key]}" for key in _SHOWN if ppo or key not in _PPO_ONLY]
     if ppo and settings["entropy_coef"]:
         parts.append(f"entropy_coef {settings['entropy_coef']}")
@@ -140,6 +140,8 @@ def _settings(record: dict[str, Any]) -> str:
     if wrappers := settings.get("wrappers"):
         parts.append(f"wrappers {wrappers}")
     if record["system"] == "sb3":
+        if not ppo:
+            parts += [f"{key} {settings[key]}" for key in ("method", "descent", "trunk", "lam")]
         parts += [
             f"VecNormalize observation {settings['normalize_observation']}",
             f"reward {settings['normalize_reward']}",

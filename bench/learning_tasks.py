@@ -81,6 +81,24 @@ def _cartpole(
     )
 
 
+def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
+    """Pendulum by an actor and its critics: examples/sac_pendulum.yaml, td3_pendulum.yaml."""
+    return Task(
+        env="Pendulum-v1",
+        steps=20_000,
+        ours=_ours(
+            "Pendulum-v1", n_envs=4, horizon=16, net="64:64", activation="relu",
+            learning_rate=1e-3, normalize_observation=False,
+        ),
+        algorithm={
+            "max_grad_norm": None, "batch_size": 256, "updates_per_row": 1.0,
+            "replay_capacity": 20_000, "replay_start": 1_000, "random_steps": 1_000, **algorithm,
+        },
+        sb3=None,
+        reference=reference,
+    )  # fmt: skip
+
+
 # Two GMIs sample, and one trains; or two hold an agent, and one a piece of the parameters.
 _TDG_EX = {"layout": {"template": "tdg_ex", "gmi_per_gpu": 3}}
 _PARAMETER_SERVER = {"layout": {"template": "parameter_server", "gmi_per_gpu": 3}}
@@ -262,6 +280,15 @@ TASKS = {
         ),
         reference="-172 ± 104 (SB3 zoo, 100 k)",
     ),
+    "Pendulum-v1-sac": _off_policy_pendulum(
+        {"name": "sac"}, "-157 ± 89 (SB3 zoo, 20 k, one run)",
+    ),
+    "Pendulum-v1-td3": _off_policy_pendulum(
+        {"name": "td3"}, "-152 ± 90 (SB3 zoo, 20 k, one run)",
+    ),
+    "Pendulum-v1-ddpg": _off_policy_pendulum(
+        {"name": "ddpg"}, "-152 ± 94 (SB3 zoo, 20 k, one run)",
+    ),
     "HalfCheetah-v5": Task(
         env="HalfCheetah-v5",
         steps=1_000_000,
@@ -269,6 +296,39 @@ TASKS = {
         algorithm={"init_log_std": -0.5},
         sb3=_mujoco("HalfCheetah-v5"),
         reference="v4: 1443 ± 46 (CleanRL; another set of its runs: 2637 ± 1068)",
+    ),
+    "HalfCheetah-v5-appo": Task(  # examples/async_halfcheetah.yaml by APPO, for longer
+        env="HalfCheetah-v5",
+        steps=1_000_000,
+        ours=_ours(
+            "HalfCheetah-v5", n_envs=16, horizon=32, net="256:128:64", activation="elu", gamma=0.99,
+            learning_rate=5e-4, schedule="linear", max_grad_norm=1.0,
+        ),
+        algorithm={
+            "name": "appo", "minibatches": 4, "epochs": 2, "bounds_coef": 1.0, "init_log_std": -0.5,
+        },
+        sb3=None,
+        reference="none; PPO, v4: 1443 ± 46 (CleanRL)",
+        gmis=2,
+        sections={**_DECOUPLED, "experience": {"max_policy_lag": 8}},
+    ),
+    "HalfCheetah-v5-a2c": Task(
+        env="HalfCheetah-v5",
+        steps=1_000_000,
+        ours=_ours(
+            "HalfCheetah-v5", n_envs=16, horizon=16, net="256:128:64", activation="elu", gamma=0.99,
+            lam=0.95, learning_rate=1e-3, schedule="linear", max_grad_norm=1.0,
+        ),
+        algorithm={
+            "name": "a2c", "lam": 0.95, "bounds_coef": 1.0, "init_log_std": -0.5,
+            "share_layers": False,
+        },
+        sb3=Settings(  # rl-zoo's settings: SB3's defaults, with VecNormalize
+            env="HalfCheetah-v5", method="a2c", descent="rmsprop", warmup=0, n_envs=1, horizon=5,
+            minibatch=5, epochs=1, net="64:64", trunk="separate", activation="tanh", gamma=0.99,
+            lam=1.0, learning_rate=7e-4, max_grad_norm=0.5, evaluate=20,
+        ),
+        reference="v3: 3,041 ± 157 (SB3 zoo, one run)",
     ),
     "Ant-v5": Task(
         env="Ant-v5",
