@@ -6,12 +6,13 @@ as are due, which they count alike. A GMI that is restarted begins with an empty
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.hindsight import Hindsight
 from gmi_drl.roles.samples.replay import Limiter, UniformReplay
 
 from .learner import Learner
@@ -19,6 +20,11 @@ from .sync_rounds import Sampling, SyncRounds
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
+
+
+_GOALS_SEED: Final = (
+    6  # of the environment that says what goals are worth; nothing is drawn from it
+)
 
 
 def make(role: ActingRole) -> SyncRounds:
@@ -39,15 +45,23 @@ def make(role: ActingRole) -> SyncRounds:
         settings.replay_capacity, settings.batch_size, limiter, sampling.generator, fields,
         as_bytes=observed if role.of_bytes else (),
     )  # fmt: skip
-    evaluators, kept = sampling.evaluators(learner), OnReplay(learner, replay)
+    hindsight: Hindsight | None = None
+    if settings.hindsight:
+        env = role.make_env(1, seed=_GOALS_SEED)
+        role.mgr.close_later(env.close)
+        scale = settings.reward_scale
+        hindsight = Hindsight(env, settings.hindsight, scale, sampling.generator)
+    evaluators, kept = sampling.evaluators(learner), OnReplay(learner, replay, hindsight)
     return SyncRounds(role.mgr, evaluators, learner, sampling.generator, kept)
 
 
 class OnReplay:
     """Puts each batch, postprocessed, into a replay, and trains on what is drawn from it."""
 
-    def __init__(self, learner: Learner, replay: UniformReplay) -> None:
-        self.learner, self._replay = learner, replay
+    def __init__(
+        self, learner: Learner, replay: UniformReplay, hindsight: Hindsight | None = None
+    ) -> None:
+        self.learner, self._replay, self._hindsight = learner, replay, hindsight
         self._normalizer = learner.algorithm.normalizers.observations
         self._no_moments = torch.zeros(1, 0, dtype=torch.float64)  # nothing is measured of a batch
 
@@ -55,11 +69,15 @@ class OnReplay:
         learner, replay = self.learner, self._replay
         learner.clock.begin("train")
         learner.observe(batch)
+        if self._hindsight is not None:
+            self._hindsight.relabel(batch)
         learner.algorithm.postprocess(batch, self._no_moments)
         replay.put(batch)
         learner.noise.begin(replay.batch_size)
         while replay.ready():
             drawn, keys = replay.next()
+            if self._hindsight is not None:
+                self._hindsight.carry(drawn)
             minibatch = drawn.transitions(self._normalizer)
             learner.algorithm.draw_noise(minibatch, learner.generator)
             losses = learner.step(minibatch)

@@ -333,6 +333,9 @@ class ReplayConfig(AlgorithmConfig):
     """Steps in each GMI before the first update."""
     updates_per_row: float = Field(default=0.5, gt=0)
     """Updates for each further step in each GMI."""
+    hindsight: float = Field(default=0.0, ge=0, le=1)
+    """The share of steps whose goal is replaced by one that was reached later in the episode, 0.8
+    is usual; for goal environments. See [hindsight](writing-a-role.md#hindsight)."""
 
     @property
     def anneals(self) -> bool:
@@ -356,7 +359,13 @@ class ReplayConfig(AlgorithmConfig):
         return f"{self.batch_size:,} kept samples in each {where}"
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields a fault unless the first update can come."""
+        """Yields a fault unless the first update can come, and each row has one goal."""
+        if self.hindsight and getattr(self, "n_step", 1) > 1:
+            yield Fault(
+                "algorithm.hindsight", self.hindsight,
+                "rewards of n_step steps would be of several goals, as each step has its own",
+                "Leave n_step out, or hindsight.",
+            )  # fmt: skip
         if self.replay_start >= self.replay_capacity:
             yield Fault(
                 "algorithm.replay_start", self.replay_start,
