@@ -23,7 +23,9 @@ that is ended (Ctrl-C, --minutes) goes on when it is called again.
 
 Rows: `<task>/<way>`: value seconds to the target, peer those of the config as given, ratio peer
 over value, `over_given` value over peer; `<task>/grid`: its best, and the rank correlation of
-predicted and measured times; `median/<way>`: value the median over tasks of `over_given`. The
+predicted and measured times; `<task>/prediction`: value how far predicted times are from measured
+ones (root mean square of their logarithms), peer the same by the noise scale that was measured;
+`median/<way>`: value the median over tasks of `over_given`. The
 picture goes to docs/tuning/. Exit code 1 where something is missing or failed.
 
     bench/selector/learning.py --minutes 120         # and again, until nothing is missing
@@ -53,7 +55,7 @@ from checkout import ROOT
 from grid import say, two_cores
 from learning_picture import draw
 from learning_raw import GIVEN, Length, RawFile, TrainingRun, TuneRun
-from learning_rows import GIVEN_SHAPE, GRID, TUNED, bound_of, rows_of, way_of
+from learning_rows import GIVEN_SHAPE, GRID, TUNED, bound_of, measured_on, rows_of, way_of
 from modes import launched, lines_of
 from report import RESULTS, commit, emit, machine
 
@@ -334,6 +336,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> None:
         f"{'return then':>13}{'tune s':>8}"
     )
     for row in rows:
+        if row["name"].endswith("/prediction"):
+            say(f"{row['name']:<26}off by {row['value']} log, {row['peer']} by measured noise")
+            continue
         most = "> " if row["censored"] else ""
         over = row.get("over_given", row["value"])
         regret, then = row.get("regret"), row.get("return_then")
@@ -399,7 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             emit("learning_time", **row)
     if options.pictures is not None:
-        for path in draw(raw, list(TASKS), options.pictures, f"{machine()}, {commit()}"):
+        for path in draw(raw, list(TASKS), options.pictures, measured_on(raw, list(TASKS))):
             say(str(path))
     table(rows)
     return 1 if tell_missing(raw, options) or failed else 0

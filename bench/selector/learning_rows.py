@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from learning_raw import GIVEN, RawFile, TrainingRun
@@ -32,6 +32,8 @@ GIVEN_SHAPE: Final = "1x16"
 MEDIAN: Final = 0.7
 WORST: Final = 1.05
 REGRET: Final = 0.1
+_CONSTANTS: Final = (1, 2, 3, 4, 8)  # own updates, within what a noise scale is bounded to
+_ROUNDS: Final = 50
 _LENGTHS: Final = {"1M": 1_000_000, "10M": 10_000_000}  # steps, as given, that tuning is to pay for
 
 
@@ -134,10 +136,16 @@ def rows_of(raw: RawFile, tasks: Sequence[str]) -> list[dict[str, Any]]:
     judged: dict[str, list[dict[str, Any]]] = {}
     for task in tasks:
         for row in task_rows(raw, task):
-            rows.append(row)
+            rows.append({**row, "machine": measured_on(raw, [task])})
             judged.setdefault(row["name"].partition("/")[2], []).append(row)
     of, seeds = len(tasks), raw.options["seeds"]
-    return rows + [median_row(way, judged[way], of, seeds) for way in TUNED if way in judged]
+    medians = [median_row(way, judged[way], of, seeds) for way in TUNED if way in judged]
+    return rows + [{**row, "machine": measured_on(raw, tasks)} for row in medians]
+
+
+def measured_on(raw: RawFile, tasks: Sequence[str]) -> str:
+    """Names the machines that tasks were trained on, which need not be the one that tells."""
+    return " and ".join(sorted({run.machine for run in raw.runs if run.task in tasks}))
 
 
 def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
@@ -152,7 +160,7 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
     ways = {way: WayResult.of(its, target) for way, its in runs.items()}
     tune = raw.tune(task, "learning")
     told = None if tune is None else tune.prediction
-    prediction = None if told is None else Prediction(**told)
+    prediction = None if told is None else replace(Prediction(**told), noise_scale=None)
     grid = {shape: ways[way] for shape in GRID if (way := way_of(shape)) in ways}
     best = min(grid, key=lambda shape: (grid[shape].median.censored, grid[shape].median.seconds))
     rows = [
@@ -178,6 +186,8 @@ def task_rows(raw: RawFile, task: str) -> list[dict[str, Any]]:
                 **(_predicted(grid, tuned, prediction) if prediction is not None else {}),
             }
         )
+    if prediction is not None and len(ways) > 2:
+        rows.append({"name": f"{task}/prediction", **_errors(ways, prediction)})
     return rows
 
 
@@ -244,15 +254,10 @@ def _predicted(
     Both up to a factor that all settings of a task share.
     """
     results = [*grid.values(), *tuned.values()]
-    shapes = [result.runs[0].shape for result in results]
-    expected = [
-        1 / prediction.goodput(result.steps_per_s, shape["samples"], shape["horizon"])
-        for result, shape in zip(results, shapes, strict=True)
-    ]
+    expected = [_expected(result, prediction) for result in results]
     seen = [math.inf if one.median.censored else one.median.seconds for one in results]
     first = expected[0]
     return {
-        "noise_scale": prediction.noise_scale,
         "rank_correlation": rank_correlation(expected[: len(grid)], seen[: len(grid)]),
         "rank_correlation_with_tuned": rank_correlation(expected, seen),
         "points": [
@@ -267,6 +272,58 @@ def _predicted(
             for name, result, value in zip([*grid, *tuned], results, expected, strict=True)
         ],
     }
+
+
+def _expected(result: WayResult, prediction: Prediction) -> float:
+    """Returns the predicted time to a return, up to a factor that all settings of a task share."""
+    shape = result.runs[0].shape
+    return 1 / prediction.goodput(result.steps_per_s, shape["samples"], shape["horizon"])
+
+
+def _errors(ways: Mapping[str, WayResult], prediction: Prediction) -> dict[str, Any]:
+    """Says how far predicted times are from measured ones: as tuning predicts, the peer by noise.
+
+    The noise scale of the peer is what the runs of the config as given have measured. `constants`
+    has the errors by noise scales of so many of the config's own updates.
+    """
+    scales = [run.noise_scale for run in ways[GIVEN].runs if run.noise_scale is not None]
+    noise_scale = statistics.median(scales) if scales else None
+    measured, own = replace(prediction, noise_scale=noise_scale), prediction.own_samples
+    error, peer = prediction_error(ways.values(), prediction), None
+    if noise_scale is not None:
+        peer = prediction_error(ways.values(), measured)
+    return {
+        "value": round(error, 4),
+        "unit": "log",
+        "peer": None if peer is None else round(peer, 4),
+        "ratio": None if peer is None else round(peer / error, 4),
+        "repeats": len(ways),
+        "spread": None,
+        "noise_scale": noise_scale,
+        "own_samples": own,
+        "constants": {
+            str(number): round(
+                prediction_error(ways.values(), replace(prediction, noise_scale=number * own)), 4
+            )
+            for number in _CONSTANTS
+        },
+    }
+
+
+def prediction_error(results: Iterable[WayResult], prediction: Prediction) -> float:
+    """Returns the root mean square of log(measured / predicted time), up to their shared factor.
+
+    One that is censored is off by what its bound is longer than predicted.
+    """
+    pairs = [
+        (math.log(one.median.seconds / _expected(one, prediction)), one.median.censored)
+        for one in results
+    ]
+    shared = statistics.fmean(log for log, censored in pairs if not censored)
+    for _ in range(_ROUNDS):  # those censored that are beyond their bound count as predicted
+        shared = statistics.fmean(max(log, shared) if censored else log for log, censored in pairs)
+    off = [max(log - shared, 0.0) if censored else log - shared for log, censored in pairs]
+    return math.sqrt(statistics.fmean(one * one for one in off))
 
 
 def median_row(

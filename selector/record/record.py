@@ -2,7 +2,6 @@
 
 {"kind": "header", "format": 1, "key": ..., "identity": ..., "machine": ..., "held": [...], ...}
 {"kind": "profile", "ask": {...}, "answer": {...}, "cost_s": 7.1, "waits_s": 60.0}
-{"kind": "noise", "samples": 5200.0, "source": "the config as given after 45 s", "cost_s": 47.0}
 {"kind": "race", "candidate": {...}, "round": 1, "points": [[seconds, return], ...], ...}
 {"kind": "chosen", "winner": {...}, ..., "steps_per_s": 51234.0, "answer": ...}
 {"kind": "drift", "steps_per_s": 30100.0, ...}
@@ -53,7 +52,6 @@ class TuneRecord:
     costs_s: tuple[float, ...] = ()  # wall-clock seconds of each profile, its start and end too
     waits_s: tuple[float, ...] = ()  # how long each would have been waited for, until it began
     races: tuple[dict[str, Any], ...] = ()  # their "candidate" is a Candidate
-    noise: dict[str, Any] | None = None  # the gradient noise scale that is predicted with
     chosen: Chosen | None = None
     choice: dict[str, Any] = field(default_factory=dict)  # the line of `chosen` as it is
     drifts: tuple[dict[str, Any], ...] = ()
@@ -66,8 +64,7 @@ class TuneRecord:
     @property
     def spent_s(self) -> float:
         """Returns wall-clock seconds of all that is on it."""
-        others = [*self.races, *([self.noise] if self.noise else [])]
-        return sum(self.costs_s) + sum(float(line.get("cost_s", 0.0)) for line in others)
+        return sum(self.costs_s) + sum(float(line.get("cost_s", 0.0)) for line in self.races)
 
     @property
     def around_s(self) -> float:
@@ -128,8 +125,6 @@ class TuneRecord:
             values["waits_s"] += (float(line.get("waits_s", 0.0)),)
         elif kind == "race":
             values["races"] += ({**line, "candidate": candidate_of(line["candidate"])},)
-        elif kind == "noise":
-            values["noise"] = line
         elif kind == "chosen":
             chosen = _chosen_of(line)
             values |= {"chosen": chosen, "choice": line, "drifts": ()}
@@ -235,10 +230,6 @@ class TuneJournal:
         """Adds a measurement that took `cost_s`, its first iteration waited for up to `waits_s`."""
         facts = {"ask": asdict(ask), "answer": asdict(answer), "cost_s": cost_s, "waits_s": waits_s}
         self._add("profile", facts)
-
-    def has_noise(self, samples: float | None, source: str, cost_s: float) -> None:
-        """Adds the gradient noise scale that is predicted with, or why there is none."""
-        self._add("noise", {"samples": samples, "source": source, "cost_s": cost_s})
 
     def raced(self, candidate: Candidate, facts: Mapping[str, Any]) -> None:
         """Adds how one finalist did in one round of a race."""

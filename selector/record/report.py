@@ -28,7 +28,6 @@ from gmi_drl.selector.tune.candidate import (
     row_marks,
     row_text,
 )
-from gmi_drl.selector.tune.noise import noise_from
 from gmi_drl.selector.tune.race import RaceScore, scores_of
 
 from .results import FLAT, CandidateResult, TuneResults, compared
@@ -255,8 +254,8 @@ def learning(record: TuneRecord) -> Iterator[str]:
     results = record.results()
     if results.prediction is None or results.winner is None:
         return
-    if record.noise is not None:
-        yield str(noise_from(record.noise))
+    if noise := record.choice.get("noise"):
+        yield str(noise)
     ours = results.worth(results.winner).steps_per_s
     others = {results.base_name: results.base, "most steps/s": results.fastest}
     for name, other in others.items():

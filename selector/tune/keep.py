@@ -39,7 +39,6 @@ from .efficiency import Prediction
 _MOST_GROWTH: Final = 2.0
 _GROWTHS: Final = (1.0, 1.25, 1.5, 2.0)
 _NEIGHBOURS: Final = 2  # steps of the horizon, either way, for minibatches that divide an update
-_NOISE: Final = 2.0  # own updates: the noise scale by which the horizon is chosen
 SAME: Final = 0.1  # updates and minibatches whose sizes differ by less are as large
 
 
@@ -112,17 +111,14 @@ def is_predicted(config: Config) -> bool:
     return by_learning(config) and not isinstance(config.algorithm, ReplayConfig)
 
 
-def prediction_of(config: Config, topology: Topology, noise_scale: float | None) -> Prediction:
-    """Returns how the worth of an update is predicted, with this noise scale of its gradients."""
+def prediction_of(
+    config: Config, topology: Topology, noise_scale: float | None = None
+) -> Prediction:
+    """Returns how the worth of an update is predicted, with a run's noise scale if there is one."""
     settings = config.algorithm
     lam = getattr(settings, "lam", None)
     decay = 0.0 if lam is None else settings.gamma * lam
     return Prediction(own_update(config, topology), settings.horizon, noise_scale, decay)
-
-
-def expected(config: Config, topology: Topology) -> Prediction:
-    """Returns how it is predicted before the noise is known."""
-    return prediction_of(config, topology, _NOISE * own_update(config, topology))
 
 
 def may_grow(config: Config) -> bool:
@@ -159,7 +155,7 @@ def update_of(
             "advantages look so far ahead",
             f"Use fewer, tune.batch: {samples}, or tune.keep: gradient_steps.",
         )  # fmt: skip
-    prediction = expected(config, topology) if may_grow(config) else None
+    prediction = prediction_of(config, topology) if may_grow(config) else None
     return max(small or updates, key=lambda one: _score(one, whole, settings, prediction))
 
 

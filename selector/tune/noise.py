@@ -1,8 +1,7 @@
-"""Finds how noisy the gradients of a config are: by training a little, or from a run."""
+"""Reads how noisy the gradients of a run were, and whether that says something of a config."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from gmi_drl.launcher.folder.run_folder import METRICS, RunFolder, RunFolderErro
 from gmi_drl.placement import NETWORKS, Config, ConfigError, load_config
 from gmi_drl.selector.errors import NoiseSourceError
 
-from .candidate import Candidate, Space
 from .keep import is_predicted
 
 # What a gradient is of: where one of these differs, it is a gradient of another problem.
@@ -27,12 +25,10 @@ _FREE: Final = ("horizon", "minibatches", "learning_rate", "optimizer")
 class TunedNoise:
     """The gradient noise scale that a tune predicts with."""
 
-    samples: float | None  # None: there is none
-    source: str  # in words: where it is from, or why there is none
+    samples: float
+    source: str  # in words: where it is from
 
     def __str__(self) -> str:
-        if self.samples is None:
-            return f"no noise scale: {self.source}"
         return f"gradient noise scale {self.samples:,.0f} samples ({self.source})"
 
 
@@ -64,7 +60,7 @@ def noise_of_run(folder: Path, config: Config) -> TunedNoise:
         raise NoiseSourceError(
             f"--from {folder}: it was trained with {', '.join(decisive)}; gradients of another "
             "network, algorithm or environment say nothing of this one's. Give a run of this "
-            "config, or leave --from out, and the noise is measured."
+            "config, or leave --from out."
         )
     lines = [line for line in lines if "noise_scale" in line]
     if (level := noise_level([line["noise_scale"] for line in lines])) is not None:
@@ -73,7 +69,7 @@ def noise_of_run(folder: Path, config: Config) -> TunedNoise:
         return TunedNoise(level, f"{folder}, of {lines[-1]['steps']:,} steps{trained_with}")
     raise NoiseSourceError(
         f"--from {folder}: its metrics have no noise_scale. Give a run with several GMIs, or "
-        "several minibatches an update; or leave --from out, and it is measured."
+        "several minibatches an update; or leave --from out."
     )
 
 
@@ -113,12 +109,6 @@ def _differing(
             yield f"{section}.{key} {was} (here {its})"
 
 
-def noise_from(line: dict[str, Any]) -> TunedNoise:
-    """Returns what a line of a record says."""
-    samples = line["samples"]
-    return TunedNoise(None if samples is None else float(samples), str(line["source"]))
-
-
 def noise_level(scales: Sequence[object]) -> float | None:
     """Returns the median noise scale of the last half of a run's iterations; None if it has none.
 
@@ -130,15 +120,3 @@ def noise_level(scales: Sequence[object]) -> float | None:
     if not told:
         return None
     return statistics.median([*told, *[max(told)] * (len(half) - len(told))])
-
-
-def to_measure(space: Space, own: Candidate | None, num_env: int) -> Candidate:
-    """Picks what to train for the noise: the config as given, or one with about `num_env`.
-
-    Of the fewest GMIs, two if there are rows of as many: one with one minibatch has none.
-    """
-    if own is not None:
-        return own
-    rows = [row for row in space.rows if not row[0].row.grown] or list(space.rows)
-    several = [row for row in rows if row[0].row.gmi_per_gpu > 1] or rows
-    return min(several[0], key=lambda one: abs(math.log(one.num_env / num_env)))

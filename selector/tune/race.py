@@ -37,7 +37,6 @@ class TrainingCurve:
 
     points: tuple[tuple[float, float], ...]
     seconds: float  # that it trained; as asked, if it had done all its steps before
-    noise_scale: float | None = None  # of gradients, in samples: `noise_level`
 
 
 @dataclass(frozen=True)
@@ -234,8 +233,7 @@ def facts_of(
     if isinstance(curve, Failed):
         return {**line, "points": [], "return_mean": None, **asdict(curve)}
     last = curve.points[-1][1] if curve.points else None
-    facts = {"points": curve.points, "return_mean": last, "trained_s": curve.seconds}
-    return {**line, **facts, "noise_scale": curve.noise_scale}
+    return {**line, "points": curve.points, "return_mean": last, "trained_s": curve.seconds}
 
 
 def from_record(
@@ -248,5 +246,5 @@ def from_record(
             if "reason" in line:
                 return Failed(line["reason"], line["text"])
             points = tuple((float(at_s), float(value)) for at_s, value in line["points"])
-            return TrainingCurve(points, float(line["trained_s"]), line.get("noise_scale"))
+            return TrainingCurve(points, float(line["trained_s"]))
     return None

@@ -21,8 +21,7 @@ from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
 from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
-from gmi_drl.launcher.watch.noise_watch import why_none
-from gmi_drl.placement import Config, Topology, counted, layout_of, template_of
+from gmi_drl.placement import Config, Topology, TuneConfig, counted, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import RecordError, TunerBusy
 from gmi_drl.selector.record import identity
@@ -43,8 +42,8 @@ from .candidate import (
     shape_text,
 )
 from .efficiency import Prediction, rivals
-from .keep import SAME, as_given, by_learning, is_predicted, prediction_of
-from .noise import TunedNoise, noise_from, noise_of_run, to_measure
+from .keep import SAME, by_learning, is_predicted, prediction_of
+from .noise import TunedNoise, noise_of_run
 from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler, train_for
 from .search_driver import measured_of, run_search
@@ -61,7 +60,7 @@ class TuneRequest:
     beside: Path
     identity: dict[str, Any]
     path: Path  # of its record
-    noise: TunedNoise | None = None  # of a run that is given; None: it is measured
+    noise: TunedNoise | None = None  # of a run that is given
 
     @classmethod
     def of(cls, config: Config, beside: Path | None, run: Path | None = None) -> TuneRequest:
@@ -166,16 +165,12 @@ _LEAST_PROFILES: Final = 8  # of a search, however small its budget
 _BUSY: Final = 0.5  # cores of others that are told, and their share of all
 _BUSY_SHARE: Final = 0.1
 _RACE: Final = 0.5  # of the budget, where returns decide
-_SEARCH: Final = 0.25  # of the budget, at least, whatever races and noise take
+_MOST_RACE: Final = 0.75  # of the budget: the search needs the rest
 _DECIDED: Final = {
     "race": "",
     "prediction": "; the prediction decides",
-    "rule": "; tune.keep decides alone, and no update grows for the noise of such gradients",
+    "rule": "; tune.keep decides alone, and no update grows",
 }
-# Of the budget, to train the config as given before its noise is looked at, which grows as it
-# learns; and how long at least and at most.
-_NOISE: Final = 0.15
-_NOISE_S: Final = (10.0, 60.0)
 
 
 def measure(
@@ -254,18 +249,20 @@ def _chosen(
     notes, facts = list[str](), dict[str, Any]()
     prediction, race_s = None, 0.0
     if is_predicted(config):
-        noise = _noise(request, space, journal, screen)
-        notes.append(str(noise))
-        prediction = prediction_of(config, request.topology, noise.samples)
+        noise = request.noise
+        if noise is not None:
+            notes.append(str(noise))
+            facts["noise"] = str(noise)
+        scale = None if noise is None else noise.samples
+        prediction = prediction_of(config, request.topology, scale)
         facts["prediction"] = asdict(prediction)
     if by_learning(config):
-        race_s, told = _race_time(config, journal)
+        race_s, told = _race_time(config.tune)
         notes.append(told)
         if not race.can_be_held(race_s):
             why = f"it needs {race.LEAST_S:.0f} s of training for each (--budget, tune.race_s)"
             facts["race"], race_s = f"no race: {why}", 0.0
-    noise_s = 0.0 if journal.record.noise is None else float(journal.record.noise["cost_s"])
-    search_s = max(budget_s - race_s - noise_s, budget_s * _SEARCH)
+    search_s = budget_s - race_s
     timeout = CandidateTimeout.of(budget_s)
     outcome = run_search(
         _search(config, space, search_s, prediction), space,
@@ -282,6 +279,7 @@ def _chosen(
         facts["judged"] = [asdict(score) for score in raced.scores]
         if prediction is not None and not raced.moved:
             prediction = replace(prediction, noise_scale=None)
+            facts.pop("noise", None)
             facts |= {"prediction": asdict(prediction), "decided_by": "rule"}
             chosen = _kept(journal.record, prediction, chosen, own_of(config, space), raced)
         elif raced.winner is not None:
@@ -309,17 +307,16 @@ def _chosen(
     return [note for note in (*notes, changes) if note]
 
 
-def _race_time(config: Config, journal: TuneJournal) -> tuple[float, str]:
+def _race_time(tune: TuneConfig) -> tuple[float, str]:
     """Returns the seconds for races, and says so where there are fewer than asked for."""
-    tune, noise = config.tune, journal.record.noise
     if tune.race_s is None:
         return tune.budget_s * _RACE, ""
-    most_s = tune.budget_s * (1 - _SEARCH) - (0.0 if noise is None else float(noise["cost_s"]))
+    most_s = tune.budget_s * _MOST_RACE
     if tune.race_s <= most_s:
         return tune.race_s, ""
-    return max(most_s, 0.0), (
-        f"races have {max(most_s, 0.0):.0f} s and not tune.race_s, {tune.race_s:g}: the rest of "
-        f"the budget of {tune.budget_s:g} s goes to the noise of gradients and the search"
+    return most_s, (
+        f"races have {most_s:.0f} s and not tune.race_s, {tune.race_s:g}: the search needs a "
+        f"quarter of the budget of {tune.budget_s:g} s"
     )
 
 
@@ -327,10 +324,10 @@ def _kept(
     record: TuneRecord, prediction: Prediction, chosen: Chosen, own: Candidate | None,
     raced: race.RaceResult,
 ) -> Chosen:  # fmt: skip
-    """Chooses by `tune.keep` alone, as no return has moved: gradients say nothing of learning then.
+    """Chooses by `tune.keep` alone, as no return has moved: none has shown that it learns.
 
-    Of the candidates whose updates are kept that with the most goodput, its noise not known; the
-    config as given, where noise does not tell them apart.
+    Of the candidates whose updates are kept that with the most goodput; the config as given, where
+    noise does not tell them apart.
     """
     results = replace(record.results(), prediction=prediction)
     worth = {one.candidate: results.worth(one) for one in results.all}
@@ -355,42 +352,6 @@ def _steps_factor(config: Config, prediction: Prediction | None, candidate: Cand
         return 1.0
     factor = 1 / prediction.of(candidate)
     return 1.0 if factor < 1 + SAME else float(f"{factor:.3g}")
-
-
-def _noise(
-    request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView
-) -> TunedNoise:
-    """Returns the noise scale to predict with, and keeps it."""
-    config, given = request.config, request.noise
-    if given is not None:
-        journal.has_noise(given.samples, given.source, 0.0)
-        return given
-    least_s, most_s = _NOISE_S
-    seconds = min(most_s, config.tune.budget_s * _NOISE)
-    before = journal.record.noise
-    if before is not None and (before["samples"] is not None or before["cost_s"] >= seconds):
-        return noise_from(before)
-    if seconds < least_s:
-        return TunedNoise(None, f"a budget of {config.tune.budget_s:g} s is too short to train")
-    num_env = as_given(config, request.topology).env.num_env
-    first = to_measure(space, own_of(config, space), num_env)
-    if first.row.percents is None:
-        chosen = config_of(config, first)
-        if why := why_none(chosen, layout_of(chosen, request.topology)):
-            return TunedNoise(None, why)
-    screen.racing(f"gradient noise of {shape_text(first)}, {seconds:.0f} s", config.tune.budget_s)
-    begun_s = time.monotonic()
-    curve = train_for(seconds, first, config, request.topology, request.beside)
-    if isinstance(curve, Failed):
-        noise = TunedNoise(None, f"{shape_text(first)} failed: {curve.text}")
-    elif curve.noise_scale is None:
-        why = f"in {seconds:.0f} s of training it was too large to be told, or updates too few"
-        noise = TunedNoise(None, why)
-    else:
-        at = f"{shape_text(first)}, in {seconds:.0f} s of training"
-        noise = TunedNoise(curve.noise_scale, at)
-    journal.has_noise(noise.samples, noise.source, time.monotonic() - begun_s)
-    return noise
 
 
 def _search(

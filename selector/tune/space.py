@@ -38,11 +38,11 @@ from .candidate import Candidate, DeviceSplit, Space
 from .keep import (
     SAME,
     Update,
-    expected,
     kept_sentence,
     least_horizon,
     may_grow,
     own_update,
+    prediction_of,
     update_of,
 )
 
@@ -187,7 +187,7 @@ def _candidate(
     if row.grown and update.samples <= (1 + SAME) * own_update(config, topology):
         return None
     most = most_samples(config, topology)
-    longer = 1 / expected(config, topology).efficiency(update.samples, update.horizon)
+    longer = 1 / prediction_of(config, topology).efficiency(update.samples, update.horizon)
     if most is None or update.samples <= most * (longer if row.grown else 1):
         return Candidate(row, num_env, update.horizon, update.samples, update.changes)
     return Fault(

@@ -58,9 +58,13 @@ class TunedFile:
         data = config.model_dump(mode="json", exclude_unset=True)
         if config.layout.file is not None:
             data["layout"] = {"file": self.layout.name}
-        filled = [
-            textwrap.fill(line, 100, initial_indent="# ", subsequent_indent="#   ") for line in head
-        ]
+        filled = [  # paths and commands stay whole
+            textwrap.fill(
+                line, 100, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False,
+                break_long_words=False,
+            )
+            for line in head
+        ]  # fmt: skip
         rest = "\n".join([*filled, write_yaml(data)])
         first = [_FIRST, f"{_OF}{self._source_name}", f"{_DIGEST}{_digest(rest)}"]
         try:

@@ -1,6 +1,7 @@
 """The benchmark of time to return: its arithmetic and bookkeeping; nothing is trained or tuned."""
 
 import json
+import math
 
 import pytest
 
@@ -146,17 +147,42 @@ def test_a_task_is_told_by_its_tuned_ways_and_its_grid(rows, tmp_path):
     grid = its[f"{TASK}/grid"]
     assert (grid["best"], grid["value"], grid["complete"]) == (shapes[0], 4.0, True)
     assert len(grid["points"]) == len(rows.GRID) + 2
-    assert grid["noise_scale"] == 1024.0
-    # By steps/s alone the large batch would be the first: by the noise scale it is not.
+    errors = its[f"{TASK}/prediction"]
+    assert (errors["noise_scale"], errors["own_samples"]) == (1024.0, 1024)
+    assert errors["value"] == errors["constants"]["2"]
+    assert errors["peer"] == errors["constants"]["1"]
+    # By steps/s alone the large batch would be the first: by its size it is not.
     points = {point["name"]: point for point in grid["points"]}
     assert points["steps"]["steps_per_s"] > points["learning"]["steps_per_s"]
     assert points["steps"]["predicted"] > points["learning"]["predicted"]
 
+    assert {row["machine"] for row in its.values()} == {"two cores"}  # not the one that tells
     median = its["median/learning"]
     assert (median["value"], median["repeats"]) == (ours["over_given"], 1)
     assert median["holds"] is False  # the regret
     assert its["median/steps"]["censored"]
     assert "Hopper-v5/given" not in its
+
+
+def test_a_prediction_is_off_by_what_no_shared_factor_explains(rows):
+    from gmi_drl.selector.tune.efficiency import Prediction
+
+    def result(steps_per_s, seconds, samples=1024, reached=True):
+        end = 300.0 if reached else 100.0
+        shape = {**SHAPE, "samples": samples}
+        steps = round(steps_per_s * seconds)
+        run = a_run("any", 0, (seconds, end), seconds=seconds, steps=steps, shape=shape)
+        return rows.WayResult.of([run], 300.0)
+
+    prediction = Prediction(1024, 64, 1024.0)  # updates of 3,072 learn half as much of a sample
+    as_predicted = [result(1000, 8.0), result(2000, 4.0), result(2000, 8.0, samples=3072)]
+    assert rows.prediction_error(as_predicted, prediction) == pytest.approx(0, abs=1e-3)
+    off = [result(1000, 8.0), result(2000, 8.0)]
+    assert rows.prediction_error(off, prediction) == pytest.approx(math.log(2) / 2, abs=1e-3)
+    late = [*as_predicted, result(500, 10.0, reached=False)]  # it would take 16 s
+    assert rows.prediction_error(late, prediction) == pytest.approx(0, abs=1e-3)
+    too_late = [*as_predicted, result(4000, 10.0, reached=False)]  # it would take 2 s
+    assert rows.prediction_error(too_late, prediction) > 0.5
 
 
 def test_the_claim_is_of_the_median_and_of_the_worst_task_and_of_all_of_them(rows):

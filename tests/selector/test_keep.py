@@ -7,11 +7,11 @@ import pytest
 from gmi_drl.placement import Device, Fault, Topology, check, load_config, resolved
 from gmi_drl.selector.tune.keep import (
     as_given,
-    expected,
     kept_sentence,
     least_horizon,
     may_grow,
     own_update,
+    prediction_of,
     update_of,
 )
 
@@ -81,7 +81,7 @@ def assert_rate_follows(update, minibatches):
 
 def test_an_update_grows_a_little_where_a_shorter_horizon_would_see_too_little():
     config = config_with(**ppo())
-    prediction = expected(config, CORES)
+    prediction = prediction_of(config, CORES)
 
     def worth(horizon):
         return prediction.efficiency(64 * horizon, horizon)

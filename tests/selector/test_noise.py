@@ -7,13 +7,10 @@ import pytest
 from gmi_drl.placement import load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.selector.errors import NoiseSourceError
-from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Space
 from gmi_drl.selector.tune.noise import (
     TunedNoise,
-    noise_from,
     noise_level,
     noise_of_run,
-    to_measure,
 )
 
 CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 16}})
@@ -33,7 +30,6 @@ def test_the_noise_scale_of_a_run_is_that_of_its_last_half(tmp_path):
     found = noise_of_run(run_in(tmp_path, noises=(3.0, 4.0, 500.0, 412.4, 5000.0, None)), CONFIG)
     assert found == TunedNoise(5000.0, f"{tmp_path}, of 600 steps")
     assert str(found) == f"gradient noise scale 5,000 samples ({tmp_path}, of 600 steps)"
-    assert noise_from({"samples": 5000.0, "source": found.source}) == found
 
 
 def test_a_noise_scale_too_large_to_be_told_counts_as_the_largest():
@@ -96,15 +92,3 @@ def test_a_checkpoint_is_as_good_as_its_run(tmp_path):
     checkpoint.mkdir(parents=True)
     run_in(tmp_path)
     assert noise_of_run(checkpoint, CONFIG).samples == 412.4
-
-
-def test_what_is_trained_for_the_noise_has_one_where_it_can():
-    def row(gmis, *, grown=False):
-        split = DeviceSplit(gmis, "cpu", grown=grown)
-        return tuple(Candidate(split, 16 * n, 8, 128 * n * gmis) for n in range(1, 5))
-
-    own = Candidate(DeviceSplit(1, "cpu"), 4, 8, 32)
-    assert to_measure(Space((row(1), row(2))), own, 50) == own
-    assert to_measure(Space((row(1), row(1, grown=True), row(2))), None, 50) == row(2)[2]
-    assert to_measure(Space((row(1, grown=True),)), None, 50) == row(1, grown=True)[2]
-    assert str(TunedNoise(None, "one GMI")) == "no noise scale: one GMI"

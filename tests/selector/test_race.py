@@ -1,6 +1,6 @@
 """Who races, and who wins: what learns faster in both rounds, or what was predicted to."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -194,7 +194,7 @@ def test_what_fails_in_a_race_is_not_chosen():
 
 def test_what_was_raced_is_recalled_for_the_same_round_and_time(tmp_path):
     record, _ = TuneJournal.open(tmp_path / "r.jsonl", {}, anew=False)
-    one, run = candidate(64), replace(rising(2.0), noise_scale=321.5)
+    one, run = candidate(64), rising(2.0)
     record.raced(one, facts_of(run, 10.0, 1, 12.0))
     record.raced(one, facts_of(Failed("memory", "none left"), 20.0, 2, 3.0))
     for seen in (record.record, read(record.path)):

@@ -125,9 +125,8 @@ def test_what_a_choice_is_expected_to_learn_is_told_beside_the_others():
     plain, large = candidate(1, 64), candidate(1, 128)  # updates of 1,024 and 2,048
     answers = [(plain, measured(500.0)), (large, measured(900.0))]
     told = {"own_samples": 1024, "own_horizon": 16, "noise_scale": 1024.0, "decay": 0.0}
-    choice = {"prediction": told}
+    choice = {"prediction": told, "noise": "gradient noise scale 1,024 samples (a run)"}
     record = recorded(answers, large, choice=choice)
-    record = replace(record, noise={"samples": 1024.0, "source": "a run", "cost_s": 0.0})
     lines = list(learning(record))
     assert lines[0] == "gradient noise scale 1,024 samples (a run)"
     assert lines[1] == (

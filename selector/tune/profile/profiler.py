@@ -14,7 +14,6 @@ from gmi_drl.gmi import Gang
 from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement import Config, Topology, counted
 from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured
-from gmi_drl.selector.tune.noise import noise_level
 from gmi_drl.selector.tune.race import TrainingCurve
 
 from .candidate_run import CandidateTimeout, StopRun, candidate_config, run_watched
@@ -211,7 +210,6 @@ class _RaceWatch:
         self.failed: Failed | None = None
         self._seconds, self._timeout, self._meter = seconds, timeout, meter
         self._points: list[tuple[float, float]] = []
-        self._noise_scales: list[object] = []
         self._trained_s, self._longest_s = 0.0, 0.0
         self._heard_s = time.monotonic()  # or the start
         self._first_s: float | None = None  # when the first iteration had ended
@@ -228,7 +226,6 @@ class _RaceWatch:
         self._trained_s, self._heard_s = float(at_s), now_s
         if isinstance(value, (int, float)):
             self._points.append((float(at_s), float(value)))
-        self._noise_scales.append(record.get("noise_scale"))
 
     def tick(self, gang: Gang) -> None:
         """See `Watch`."""
@@ -263,4 +260,4 @@ class _RaceWatch:
         every = -(-len(self._points) // _POINTS) or 1
         points = tuple(self._points[::-1][::every][::-1])  # the last one is always there
         trained_s = max(self._trained_s, self._seconds)
-        return TrainingCurve(points, trained_s, noise_level(self._noise_scales))
+        return TrainingCurve(points, trained_s)

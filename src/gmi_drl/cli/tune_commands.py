@@ -71,7 +71,9 @@ def tune(
     run: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="RUN", help="A run of this environment: how noisy its gradients are."
+            "--from",
+            metavar="RUN",
+            help="Predict with the noise of gradients in a run of this config.",
         ),
     ] = None,
     again: Again = False,
