@@ -12,6 +12,8 @@ The other tasks are CartPole, LunarLander and HalfCheetah, by PPO and by A2C (`-
 
 Rows: `<task>/sb3`, `<task>/cleanrl`, `<task>/rl_games`, `<task>/best_peer`: ours over the peer;
 `<task>/physics`: our steps/s while simulating as a share of bare `mujoco.rollout` physics;
+`<task>/floor`: our whole job over what it cannot do without, that physics and then the matrix
+products of roll-out and updates (bench/peers/products.py);
 `<task>/one_gmi_two_cores` and `<task>/two_gmis_one_core_each`: each over the other (the names
 are of a two-core machine; on others read "all cores" and "one GMI a core").
 
@@ -72,7 +74,7 @@ class Contestant:
     """One way to run the job, and what it measured in each round."""
 
     task: str
-    system: str  # "ours", "physics" or a peer's name
+    system: str  # "ours", "physics", "products" or a peer's name
     variant: str
     run: Callable[[], Job]
     jobs: list[Job]
@@ -119,6 +121,8 @@ def contestants(options: argparse.Namespace) -> list[Contestant]:
             bare = replace(job, n_envs=64, horizon=PHYSICS_HORIZON[task])
             run = lambda bare=bare: run_peer(sys.executable, "physics.py", bare, timeout)  # noqa: E731
             entries.append(("physics", "", run))
+            run = lambda job=job: run_peer(sys.executable, "products.py", job, timeout)  # noqa: E731
+            entries.append(("products", "", run))
         for name, script, vec in here:
             if job.method != "ppo" and name == "rl_games":
                 continue  # it has no A2C, and its PPO takes no single step
@@ -206,7 +210,11 @@ def rows(task: str, entries: list[Contestant]) -> list[dict[str, Any]]:
             against(name, rivals)
     if peers:
         against("best_peer", peers)
-    made += _physics_row(task, winner, [entry for entry in mine if entry.system == "physics"])
+    by_system = {entry.system: entry for entry in mine if entry.system in ("physics", "products")}
+    if physics := by_system.get("physics"):
+        made += _physics_row(task, winner, physics)
+        if products := by_system.get("products"):
+            made.append(_floor_row(task, winner, physics, products))
     for one, other in zip(ours, reversed(ours), strict=True):
         if one is not other:
             made.append(
@@ -223,24 +231,56 @@ def rows(task: str, entries: list[Contestant]) -> list[dict[str, Any]]:
     return made
 
 
-def _physics_row(task: str, ours: Contestant, physics: list[Contestant]) -> list[dict[str, Any]]:
+def _physics_row(task: str, ours: Contestant, physics: Contestant) -> list[dict[str, Any]]:
     simulating = [job.simulate_steps_per_s for job in ours.jobs]
-    if not physics or None in simulating:
+    if None in simulating:
         return []
     known = [value for value in simulating if value is not None]
     return [
         {
             "name": f"{task}/physics",
             "samples": known,
-            "peer_samples": speeds(physics[0]),
-            **paired(known, speeds(physics[0])),
+            "peer_samples": speeds(physics),
+            **paired(known, speeds(physics)),
             "ours": ours.variant,
             "cpu_s_per_1000_steps": None,  # of the whole job only
-            "peer_cpu_s_per_1000_steps": physics[0].cpu_s,
-            "whole_job_share": paired(speeds(ours), speeds(physics[0]))["ratio"],
-            "versions": physics[0].jobs[0].versions,
+            "peer_cpu_s_per_1000_steps": physics.cpu_s,
+            "whole_job_share": paired(speeds(ours), speeds(physics))["ratio"],
+            "versions": physics.jobs[0].versions,
         }
     ]
+
+
+def _floor_row(
+    task: str, ours: Contestant, physics: Contestant, products: Contestant
+) -> dict[str, Any]:
+    """Our whole job over one that does nothing but physics and, after it, the products."""
+    floor = [
+        1 / (1 / one + 1 / other)
+        for one, other in zip(speeds(physics), speeds(products), strict=True)
+    ]
+
+    def us(rates: list[float]) -> float:
+        return round(1e6 / statistics.median(rates), 1)
+
+    simulating = [job.simulate_steps_per_s for job in ours.jobs]
+    known = [rate for rate in simulating if rate is not None]
+    return {
+        "name": f"{task}/floor",
+        "samples": speeds(ours),
+        "peer_samples": floor,
+        **paired(speeds(ours), floor),
+        "ours": ours.variant,
+        "cpu_s_per_1000_steps": ours.cpu_s,
+        "peer_cpu_s_per_1000_steps": None,  # of two jobs
+        "us_per_step": {
+            "physics": us(speeds(physics)),
+            "products": us(speeds(products)),
+            "whole_job": us(speeds(ours)),
+            **({"simulating": us(known)} if known else {}),
+        },
+        "versions": physics.jobs[0].versions | products.jobs[0].versions,
+    }
 
 
 def report(row: dict[str, Any], dry: bool) -> None:
