@@ -40,6 +40,11 @@ is under it), `async_samples` for IMPALA and APPO. GMIs that sample and those th
 share one core there, so *CPU s* says little of those rows. Of APPO, and of PG under
 `async_gradients`, two seeds of five end below 400.
 
+SB3's zoo publishes one run of A2C on HalfCheetah: one environment, and updates of 5 steps by
+RMSProp. The same settings end far below it here, so that run is no mean. Ours are other settings:
+updates of 256 steps of 16 environments by Adam, a larger network, and a loss on action means
+outside the bounds (`bounds_coef`). What A2C reaches is up to the seed with these too.
+
 | task | steps | system | seeds | evaluation | training | CPU s | published |
 |---|---|---|---|---|---|---|---|
 """
