@@ -18,7 +18,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,9 @@ ADDED: Final = frozenset({"updates", "noise_scale"})
 Numbers = dict[str, Any]  # by path: parameters, optimizer/state/0/exp_avg, metrics/3/kl ...
 
 
-def config(env: str, num_env: int, template: str, gmis: int, **algorithm: Any) -> dict[str, Any]:
+def config(
+    env: str, num_env: int, template: str, gmis: int, wrappers: Sequence[Any] = (), **algorithm: Any
+) -> dict[str, Any]:
     """A run of five iterations."""
     horizon = 32
     return {
@@ -46,7 +48,10 @@ def config(env: str, num_env: int, template: str, gmis: int, **algorithm: Any) -
             "name": "same_numbers", "seed": 7, "checkpoint_every": 0, "eval_episodes": 2,
             "total_steps": 5 * horizon * num_env * (gmis if template == "tcg_ex" else 1),
         },
-        "env": {"id": env, "num_env": num_env, "max_episode_steps": 60},
+        "env": {
+            "id": env, "num_env": num_env, "max_episode_steps": 60,
+            **({"wrappers": list(wrappers)} if wrappers else {}),
+        },
         "algorithm": {
             "horizon": horizon, "minibatches": 4, "epochs": 2, "learning_rate": 1e-3,
             "network": [32, 16], **algorithm,
@@ -56,6 +61,8 @@ def config(env: str, num_env: int, template: str, gmis: int, **algorithm: Any) -
     }  # fmt: skip
 
 
+IMAGES: Final = {"network": "impala", "normalize_observation": False}
+STACKED: Final = ({"frame_stack": {"count": 3}}, "clip_reward")
 RUNS: Final = {
     "ppo/cartpole": config("CartPole-v1", 8, "tcg_ex", 1),
     "ppo/cartpole/two_gmis": config("CartPole-v1", 8, "tcg_ex", 2),
@@ -65,6 +72,9 @@ RUNS: Final = {
     "ppo/ant/two_gmis": config("Ant-v5", 4, "tcg_ex", 2, network="ant", bounds_coef=1.0),
     "ppo/cartpole/tdg_ex": config("CartPole-v1", 8, "tdg_ex", 2),
     "ppo/pendulum/tdg_ex": config("Pendulum-v1", 8, "tdg_ex", 2),
+    "ppo/breakout": config("MinAtar/Breakout-v1", 4, "tcg_ex", 1, **IMAGES),
+    "ppo/breakout/stacked": config("MinAtar/Breakout-v1", 4, "tcg_ex", 1, STACKED, **IMAGES),
+    "ppo/breakout/tdg_ex": config("MinAtar/Breakout-v1", 4, "tdg_ex", 2, STACKED, **IMAGES),
 }
 UPDATES: Final = ("impala",)
 

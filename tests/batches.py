@@ -10,6 +10,7 @@ from gmi_drl.roles.policies.actor_critic import ActorCriticPolicy
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch, RowLayout
 from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.frames import Observed
 
 
 def algorithm_of(network, settings, normalizers=None, loss=None):
@@ -25,12 +26,12 @@ def learner_of(network, settings, batch=None, normalizers=None, loss=None, **how
     return Learner(algorithm_of(network, settings, normalizers, loss), generator, batch, **how)
 
 
-def batch_for(network, settings, steps, num_env, obs_dim, device="cpu"):
-    """The buffers of a horizon, for the algorithm of `settings`."""
+def batch_for(network, settings, steps, num_env, observed, device="cpu"):
+    """The buffers of a horizon, for the algorithm of `settings`; `observed`: see Batch.allocate."""
     cls = algorithm_class(settings)
     policy = cls.make_policy(network, settings)
     return Batch.allocate(
-        steps, num_env, obs_dim, policy, torch.device(device),
+        steps, num_env, observed, policy, torch.device(device),
         filled=cls.filled, recorded=cls.recorded, bootstrap=("value", "observation"),
     )  # fmt: skip
 
@@ -38,10 +39,11 @@ def batch_for(network, settings, steps, num_env, obs_dim, device="cpu"):
 def collector_of(env, network, settings, normalizers=None, *, horizon, **changes):
     """A collector of `env` into a batch of its own."""
     width = env.observation_space.shape[0]
-    batch = batch_for(network, settings, horizon, env.num_env, width, env.device)
     values = {"gamma": 0.9, "reward_scale": 1.0, "bootstrap_time_limit": True}
     values = {name: changes.pop(name, value) for name, value in values.items()}
     algorithm = algorithm_of(network, settings.model_copy(update=values), normalizers)
+    observed = Observed.of(env, width, algorithm)
+    batch = batch_for(network, settings, horizon, env.num_env, observed, env.device)
     return Collector(env, algorithm, batch, **changes)
 
 

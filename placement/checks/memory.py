@@ -34,7 +34,8 @@ class Sizes:
     """Holds the widths that decide how much memory a GMI needs; the defaults are the least."""
 
     observation: int = 1  # D
-    observation_bytes: int = 1  # of each of its numbers, as a replay keeps them
+    observation_bytes: int = 1  # of each of its numbers as they are kept
+    frames: int = 1  # of a stack, of which a batch of bytes keeps each once
     action: int = 1  # A
     parameters: int = 1  # P
     has_own_network: bool = False  # a role makes it, and nothing is known of its size
@@ -79,7 +80,12 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     algorithm, num_env, horizon = config.algorithm, gmi.num_env, config.algorithm.horizon
     learns, simulates = "trainer" in gmi.roles, "simulator" in gmi.roles
     row = _FLOAT * (-(-(d + a + p + 4) // _ROW) * _ROW)  # of a sample that is trained on
-    step = row + _FLOAT * (d + p + 3)  # with the raw observation, the noise, reward, ends
+    packed, shown = row, d * sizes.observation_bytes
+    if sizes.observation_bytes == 1 and not algorithm.normalize_observation:
+        # Bytes alone: floats are made of them for a minibatch.
+        packed = _FLOAT * (-(-(a + p + 4) // _ROW) * _ROW)
+        shown = shown if algorithm.kept_steps else shown // sizes.frames
+    step = packed + shown + _FLOAT * (p + 3)  # with the noise, reward, ends
     samples = num_env * horizon if config.mode != "serving" else 0
     if learns and not simulates:  # those of the agents that send to it
         channels = TEMPLATES[layout.template].channels(layout)
@@ -100,7 +106,7 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
         of_each = _TRAINED + algorithm.target_networks * _FLOAT
     kept_row = 2 * d * sizes.observation_bytes + _FLOAT * (a + 2)  # observed before and after
     return {
-        "experience": samples * step + 2 * _FLOAT * num_env * d,
+        "experience": samples * step + (_FLOAT + sizes.observation_bytes) * num_env * d,
         "replay": algorithm.kept_steps * kept_row if learns else 0,
         "minibatch": through,
         "network": parameters * of_each,

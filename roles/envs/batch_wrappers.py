@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from .errors import EnvSpecError
-from .protocol import Step, VecEnv
+from .protocol import Stacking, Step, VecEnv
 from .spaces import flat_space
 
 
@@ -21,6 +21,9 @@ class EnvWrapper:
 
     What it does not have itself is the wrapped one's. N environments, D numbers of an observation.
     """
+
+    # Not the wrapped one's, unless a wrapper that shows what that shows says so.
+    stacking: Stacking | None = None
 
     def __init__(self, env: VecEnv) -> None:
         self.env, self.num_env, self.device = env, env.num_env, env.device
@@ -65,6 +68,7 @@ class ClipReward(EnvWrapper):
                 [f"env.wrappers: clip_reward: low={low}, high={high}; low must be less. Swap them."]
             )
         self._low, self._high = low, high
+        self.stacking = getattr(env, "stacking", None)
 
     def step(self, action: Tensor) -> Step:
         step = self.env.step(action)
@@ -120,6 +124,7 @@ class FrameStack(EnvWrapper):
         )
         self.structured_space = Box(low, high, dtype=space.dtype.type)
         self.observation_space = flat_space(self.structured_space)
+        self.stacking = Stacking(count, self._shape[-1])
         self._stack: Tensor | None = None
 
     def reset(self, seed: int | None = None) -> Tensor:

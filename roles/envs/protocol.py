@@ -55,9 +55,29 @@ class Step(NamedTuple):
     final_observation: Tensor  # [N, *obs], the finished episode's last; else equal to `observation`
 
 
+@dataclass(frozen=True)
+class Stacking:
+    """Says how observations are stacks of frames, as `frame_stack` makes them.
+
+    They have the shape [..., count * channels], the newest frame last. Frames of before an episode
+    are its first one again.
+    """
+
+    count: int
+    channels: int  # numbers of a frame along the last axis
+
+    def frames(self, observation: Tensor) -> Tensor:
+        """Returns stacks [..., D] as their frames [..., places, count, channels]; a view."""
+        return torch.unflatten(observation, -1, (-1, self.count, self.channels))
+
+
 @runtime_checkable
 class VecEnv(Protocol):
-    """Steps N environments as one."""
+    """Steps N environments as one.
+
+    One whose observations are stacks of frames may say so by `stacking`, a `Stacking`: batches of
+    bytes then keep each frame once.
+    """
 
     num_env: int
     observation_space: gymnasium.Space[Any]  # of one environment

@@ -19,6 +19,7 @@ from gmi_drl.roles.optimizers import is_sharded
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece, PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers, batch_moments
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.minibatch import joined
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
 
 from .orders import Codec
@@ -176,7 +177,7 @@ class GradientLoop(RolloutLoop):
         maker = self._maker
         self._moments = maker.measure(batch).clone()
         maker.prepare(batch, self._moments[None])
-        self._losses = maker.differentiate(batch.flat())
+        self._losses = maker.differentiate(joined(batch))
         if self._most:  # who holds a piece does not know the norm of the whole
             norm = float(torch.linalg.vector_norm(maker.gradient))
             maker.gradient.mul_(min(1.0, self._most / (norm + 1e-6)))

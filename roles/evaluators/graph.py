@@ -12,10 +12,12 @@ from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.frames import Observed
 
 Weights = dict[str, Any]  # what `PolicyGraph.weights` gives: numpy arrays, which travel well
 
@@ -30,6 +32,7 @@ class GraphSpec:
     structured_space: spaces.Space[Any]  # of observations before they become vectors
     action_space: spaces.Space[Any]
     seed: int = 0  # of the first parameters
+    stacking: Stacking | None = None  # of observations that are stacks of frames
 
 
 class PolicyGraph:
@@ -43,6 +46,7 @@ class PolicyGraph:
         self.spec, self.policy = spec, kind.make_policy(network, settings)
         self.normalizers = Normalizers.of(settings, self.width)
         self.algorithm = kind(settings, self.policy, self.normalizers)
+        self._observed = Observed.of(spec, self.width, self.algorithm)
         self.parameters = FlatParameters(network)
         both = {"observations": self.normalizers.observations, "values": self.normalizers.values}
         self._running = {name: one for name, one in both.items() if one is not None}
@@ -56,7 +60,7 @@ class PolicyGraph:
         """Returns the buffers of a horizon of so many environments."""
         algorithm = self.algorithm
         return Batch.allocate(
-            self.spec.settings.horizon, num_env, self.width, self.policy, torch.device("cpu"),
+            self.spec.settings.horizon, num_env, self._observed, self.policy, torch.device("cpu"),
             filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
         )  # fmt: skip
 

@@ -272,4 +272,4 @@ class RolloutLoop:
 def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
     """The codec of what one worker of `num_env` environments brings."""
     sent = sent_columns(role.policy, role.algorithm.recorded)
-    return BatchCodec(role.batch(1), num_env, sent, role.of_bytes, stats=WORKER_STATS)
+    return BatchCodec(role.batch(1), num_env, sent, stats=WORKER_STATS)

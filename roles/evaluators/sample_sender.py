@@ -38,8 +38,10 @@ from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
+from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import (
     END_FIELD,
+    FRAMES_FIELD,
     SEGMENT_STATS,
     STATE_FIELD,
     STATS_FIELD,
@@ -59,7 +61,7 @@ class SampleSender:
     """Collects and sends until the trainers are done or the launcher asks to stop."""
 
     def __init__(self, role: ActingRole, env: VecEnv) -> None:
-        self.mgr, self._of_bytes, self._gmi_id = role.mgr, role.of_bytes, role.GMI_id
+        self.mgr, self._gmi_id = role.mgr, role.GMI_id
         self._algorithm = role.algorithm
         self._round_steps = round_steps(role.mgr.config, role.mgr.layout)
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
@@ -124,15 +126,16 @@ class SampleSender:
         start = perf_counter()
         self._count("begun", 1)
         self._count("steps", self._collector.batch["reward"].numel())
-        for raw, as_bytes in self._bytes:
-            as_bytes.copy_(raw)
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
         stats = torch.tensor((*seen, *seconds), dtype=torch.float64)
         once = {END_FIELD: self._collector.observation, STATS_FIELD: stats}
-        if self._collector.batch.sequences is not None:
-            once[STATE_FIELD] = self._collector.batch.sequences.state
+        batch = self._collector.batch
+        if batch.sequences is not None:
+            once[STATE_FIELD] = batch.sequences.state
+        if (older := _older_frames(batch)) is not None:
+            once[FRAMES_FIELD] = older
         dispatcher.end(once)
         self._count("sent", 1)
         return perf_counter() - start
@@ -142,11 +145,6 @@ class SampleSender:
         context, timeout, wanted = self.mgr.context, self.mgr.timeout, self.mgr.config.experience
         batch, names = self._collector.batch, self._algorithm.segment_fields
         each = {"observation": batch["raw_observation"], **{name: batch[name] for name in names}}
-        self._bytes: list[tuple[Tensor, Tensor]] = []
-        if self._of_bytes:  # images: a quarter of the size, and LZ4 may be used
-            as_bytes = torch.zeros_like(each["observation"], dtype=torch.uint8)
-            self._bytes.append((each["observation"], as_bytes))
-            each["observation"] = as_bytes
         steps, num_env = batch["reward"].shape
         self._rows = [{name: column[t] for name, column in each.items()} for t in range(steps)]
         links = context.wires.out_of(self._gmi_id)
@@ -159,6 +157,8 @@ class SampleSender:
         if batch.sequences is not None:
             shape = tuple(batch.sequences.state.shape)
             channels.append(Channel(STATE_FIELD, shape, "float32", True))
+        if (older := _older_frames(batch)) is not None:
+            channels.append(Channel(FRAMES_FIELD, tuple(older.shape), "uint8", True))
         grouping = self._grouping(tuple(channels), steps, num_env, next(iter(links.values())))
         lz4 = frozenset(wanted.lz4)
         schema = Schema(tuple(channels), grouping, steps, num_env, wanted.capacity, lz4)
@@ -204,6 +204,12 @@ class SampleSender:
             }
             replace_file(path, json.dumps(record, indent=1))
         return grouping
+
+
+def _older_frames(batch: Batch) -> Tensor | None:
+    """Returns the frames [k - 1, N, F] of before a segment, where its observations are stacks."""
+    frames = batch.frames
+    return None if frames is None or not len(frames.older) else frames.older
 
 
 def _kept(path: Path, session: str) -> str | None:

@@ -30,7 +30,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.samples.minibatch import Minibatch
+from gmi_drl.roles.samples.minibatch import Minibatch, joined
 
 from .evaluate import evaluate_together
 from .gradients import GradientMaker
@@ -90,7 +90,7 @@ class Evaluator:
         try:
             spec = GraphSpec(
                 algorithm, its, with_env.observation_space, structured_space(with_env),
-                with_env.action_space, seed,
+                with_env.action_space, seed, getattr(with_env, "stacking", None),
             )  # fmt: skip
         finally:
             with_env.close()
@@ -156,7 +156,8 @@ class Evaluator:
     def gradient(self, weights: Weights, steps: int) -> Gradient:
         """Collects a horizon, and differentiates the loss of all of it, by its own moments."""
         own = self.measure(weights, steps)
-        return self._differentiate(self._batch.flat(), own)
+        self.minibatches(own[None])
+        return self._gradient_of(joined(self._batch))
 
     def push(
         self, shards: Sequence[Any], statistics: Weights, steps: int, rate: float | None
@@ -234,10 +235,6 @@ class Evaluator:
         self._iteration += 1
         _, self._seen = self._collector.read()
 
-    def _differentiate(self, batch: Batch, own: np.ndarray[Any, Any]) -> Gradient:
-        self.minibatches(own[None])
-        return self._gradient_of(batch)
-
     def _gradient_of(self, minibatch: Batch) -> Gradient:
         stats = self._maker.differentiate(minibatch)
         gradient, moments = self._maker.gradient.numpy().copy(), self._sampled().numpy()
@@ -258,8 +255,7 @@ def _value(answer: Any) -> Any:
 def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
     """Returns the codec of what an evaluator of `num_env` environments samples."""
     sent = sent_columns(graph.policy, graph.algorithm.recorded)
-    of_bytes = graph.spec.observation_space.dtype == np.uint8
-    return BatchCodec(graph.batch(1), num_env, sent, of_bytes, stats=0)
+    return BatchCodec(graph.batch(1), num_env, sent, stats=0)
 
 
 def learn_observations(graph: PolicyGraph, everyone: Tensor) -> None:

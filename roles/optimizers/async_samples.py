@@ -61,7 +61,7 @@ class AsyncSamples:
     def __init__(self, role: ActingRole) -> None:
         mgr, context = role.mgr, role.mgr.context
         config, experience = mgr.config, mgr.config.experience
-        self._mgr, self._group = mgr, context.group
+        self._mgr, self._group, self._stacking = mgr, context.group, role.observed.stacking
         self._generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
         self.learner = Learner(role.algorithm, self._generator)
         self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
@@ -157,7 +157,7 @@ class AsyncSamples:
         learner.anneal(steps / self._mgr.config.run.total_steps)
         with phase("train"):
             fields = learner.algorithm.segment_fields
-            learner.update(received(batch.columns, batch.per_segment, fields))
+            learner.update(received(batch.columns, batch.per_segment, fields, self._stacking))
             stats = learner.stats()
             check_finite(stats)
             self._version += 1

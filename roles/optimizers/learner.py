@@ -182,11 +182,11 @@ class Learner:
                 "Change algorithm.minibatches, env.num_env or experience.batch_segments."
             )
         if parts == 1:
-            yield segments
+            yield segments.with_observations()
             return
         order = torch.randperm(width, generator=self.generator, device=self.generator.device)
         for picked in order.view(parts, size).unbind():
-            yield segments.environments(picked)
+            yield segments.environments(picked).with_observations()
 
     def step(self, minibatch: Batch) -> Losses:
         """Take one step down the loss of a minibatch, and return that; collective.

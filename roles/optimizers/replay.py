@@ -39,12 +39,10 @@ def make(role: ActingRole) -> SyncRounds:
         )
     learner = Learner(role.algorithm, sampling.generator)
     fields = role.algorithm.replayed
-    observed = [name for name in ("raw_observation", "next_observation") if name in fields]
     limiter = Limiter(settings.replay_start, settings.updates_per_row)
     replay = UniformReplay(
-        settings.replay_capacity, settings.batch_size, limiter, sampling.generator, fields,
-        as_bytes=observed if role.of_bytes else (),
-    )  # fmt: skip
+        settings.replay_capacity, settings.batch_size, limiter, sampling.generator, fields
+    )
     hindsight: Hindsight | None = None
     if settings.hindsight:
         env = role.make_env(1, seed=_GOALS_SEED)

@@ -21,8 +21,11 @@ SCALAR_MOMENTS: Final = 3  # of single numbers: count, mean, sum of squared devi
 def batch_moments(batch: Tensor, out: Tensor) -> Tensor:
     """Count, means and sums of squared deviations of `batch` [B, D], into `out` [1 + 2 D] float64.
 
-    Two passes, in the batch's own precision, shifted by the mean: no cancellation.
+    Two passes, in the batch's own precision, shifted by the mean: no cancellation. Bytes are made
+    float32.
     """
+    if batch.dtype == torch.uint8:
+        batch = batch.float()
     rows, width = batch.shape
     mean = batch.mean(0)
     out[:1].fill_(rows)

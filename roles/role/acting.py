@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from gmi_drl.comm import solo_group
@@ -28,6 +27,7 @@ from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.policies.recurrent import RecurrentActorCritic
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.frames import Observed
 
 from .manager import GMI_manager, GmiContext
 from .role import DRL_role
@@ -49,6 +49,7 @@ class ActingRole(DRL_role):
     normalizers: Normalizers
     algorithm: Algorithm
     description: dict[str, Any]  # of the policy, as checkpoints keep it
+    observed: Observed  # how batches keep observations
     _shared_pool: Pool | None = None
 
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
@@ -102,8 +103,7 @@ class ActingRole(DRL_role):
         self.algorithm = kind(settings, self.policy, self.normalizers, loss)
         self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
         self.description = described(network, env, self.normalizers)
-        self.observation_width = width
-        self.of_bytes = env.observation_space.dtype == np.uint8
+        self.observed = Observed.of(env, width, self.algorithm)
 
     def overrides(self, name: str) -> bool:
         """Tells whether this class has a method `name` of its own."""
@@ -113,7 +113,7 @@ class ActingRole(DRL_role):
         """The buffers of a horizon of `num_env` environments, for this algorithm and policy."""
         algorithm, horizon = self.algorithm, self.mgr.config.algorithm.horizon
         return Batch.allocate(
-            horizon, num_env, self.observation_width, self.policy, self.mgr.context.device,
+            horizon, num_env, self.observed, self.policy, self.mgr.context.device,
             filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
         )  # fmt: skip
 

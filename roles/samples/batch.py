@@ -22,19 +22,26 @@ from gmi_drl.roles.policies import ROW_MULTIPLE
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
+from .frames import Frames, Observed
+
 
 class RowLayout:
     """Where the parts of a packed row are: an index for a single number, else a slice."""
 
     def __init__(self, widths: Mapping[str, int], groups: Mapping[str, tuple[str, str]]) -> None:
         self.indices: dict[str, slice | int] = {}
+        self._widths, self._groups = dict(widths), dict(groups)
         begins, at = {}, 0
         for name, width in widths.items():
             self.indices[name] = slice(at, at + width) if width else at
             begins[name], at = at, at + (width or 1)
         for name, (first, last) in groups.items():
             self.indices[name] = slice(begins[first], begins[last] + (widths[last] or 1))
-        self.width = round_up(at, ROW_MULTIPLE)
+        self.numbers, self.width = at, round_up(at, ROW_MULTIPLE)
+
+    def behind(self, name: str, width: int) -> RowLayout:
+        """Returns the layout of rows that have `name` [width], and then what these have."""
+        return RowLayout({name: width, **self._widths}, self._groups)
 
     def __getattr__(self, name: str) -> slice | int:
         indices = self.__dict__.get("indices", {})  # none yet in a copy that is being made
@@ -62,11 +69,15 @@ class Batch:
 
     What a `Collector` fills:
 
-    - `raw_observation` [T, N, D] as the environment shows it, `reward` [T, N] scaled (at a time
-      limit with gamma * V(final observation) inside), `ended` [T, N] bool and `done` the same as
-      numbers: whether the episode ended with that step, `noise` that actions were drawn by
+    - `raw_observation` [T, N, D] as the environment shows it, of bytes where that does, `reward`
+      [T, N] scaled (at a time limit with gamma * V(final observation) inside), `ended` [T, N] bool
+      and `done` the same as numbers: whether the episode ended with that step, `noise` that actions
+      were drawn by
     - packed: `observation` normalised, `action` as sampled (before the environment clamps it), the
       columns of the policy, and those that the algorithm fills in `postprocess`
+    - where bytes are not normalised they are in `frames` alone, and rows have no `observation`: a
+      minibatch of rows or of segments makes its own. `raw_observation` is the newest frame [T, N,
+      F] of each
     - where the algorithm asks for them: `next_observation` [T, N, D] raw, the final observation
       where an episode ended, and `terminated` [T, N] bool
     """
@@ -77,13 +88,14 @@ class Batch:
     rows: Tensor | None = None  # [T, N, W] or [B, W], what packed columns are views of
     row_layout: RowLayout | None = None
     sequences: Sequences | None = None  # where the policy remembers
+    frames: Frames | None = None
 
     @classmethod
     def allocate(
         cls,
         steps: int,
         num_env: int,
-        obs_dim: int,
+        observed: Observed | int,
         policy: Policy,
         device: torch.device,
         *,
@@ -91,34 +103,48 @@ class Batch:
         recorded: Collection[str] = (),
         bootstrap: Iterable[str] = (),
     ) -> Batch:
-        """Returns the buffers of a horizon; `filled`, `recorded`, `bootstrap`: see Algorithm."""
-        widths = {"observation": obs_dim, "action": policy.action_columns, **policy.columns}
-        row_layout = RowLayout({**widths, **dict.fromkeys(filled, 0)}, policy.column_groups)
+        """Returns the buffers of a horizon; `filled`, `recorded`, `bootstrap`: see Algorithm.
+
+        `observed`: how observations are kept; a number is a width, of floats.
+        """
+        if isinstance(observed, int):
+            observed = Observed(observed)
+        width, dtype, stacking = observed.width, observed.dtype, observed.stacking
+        widths = {"action": policy.action_columns, **policy.columns, **dict.fromkeys(filled, 0)}
+        if stacking is None:
+            widths = {"observation": width, **widths}
+        row_layout = RowLayout(widths, policy.column_groups)
         shape = (steps, num_env)
         rows = torch.zeros(*shape, row_layout.width, device=device)
+        before = 0 if stacking is None else stacking.count - 1
+        kept = torch.zeros(before + steps, num_env, observed.frame, dtype=dtype, device=device)
         columns = row_layout.views(rows) | {
-            "raw_observation": torch.zeros(*shape, obs_dim, device=device),
+            "raw_observation": kept[before:],
             "reward": torch.zeros(shape, device=device),
             "ended": torch.zeros(shape, dtype=torch.bool, device=device),
             "done": torch.zeros(shape, device=device),
             "noise": torch.zeros(*shape, policy.noise_columns, device=device),
         }
         if "next_observation" in recorded:
-            columns["next_observation"] = torch.zeros(*shape, obs_dim, device=device)
+            columns["next_observation"] = torch.zeros(*shape, width, dtype=dtype, device=device)
         if "terminated" in recorded:
             columns["terminated"] = torch.zeros(shape, dtype=torch.bool, device=device)
-        after = {"value": (num_env,), "observation": (num_env, obs_dim)}
+        after = {
+            "value": torch.zeros(num_env, device=device),
+            "observation": torch.zeros(num_env, width, dtype=dtype, device=device),
+        }
         sequences: Sequences | None = None
         if policy.state_columns:
             state = torch.zeros(num_env, policy.state_columns, device=device)
             sequences = Sequences(state, columns["done"])
         return cls(
             columns,
-            {name: torch.zeros(after[name], device=device) for name in bootstrap},
+            {name: after[name] for name in bootstrap},
             {name: constant.clone() for name, constant in policy.row_constants.items()},
             rows,
             row_layout,
             sequences,
+            None if stacking is None else Frames(kept, columns["done"], stacking),
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -138,15 +164,17 @@ class Batch:
         return f"a batch without {name}; it has {', '.join(self.columns)}.{remedy}"
 
     def flat(self) -> Batch:
-        """The packed columns of all steps and environments as one minibatch [T * N]; views."""
+        """Returns the packed columns of all steps and environments [T * N]; views."""
         assert self.rows is not None
         return self.minibatch(self.rows.flatten(0, 1), self.sequences)
 
-    def minibatch(self, rows: Tensor, sequences: Sequences | None = None) -> Batch:
-        """Returns `rows` [B, W], packed as these are, as a minibatch; views."""
-        assert self.row_layout is not None
-        columns = self.row_layout.views(rows)
-        return Batch(columns, {}, self.row_constants, rows, self.row_layout, sequences)
+    def minibatch(
+        self, rows: Tensor, sequences: Sequences | None = None, layout: RowLayout | None = None
+    ) -> Batch:
+        """Returns `rows` [B, W], packed as `layout` or as these are, as a minibatch; views."""
+        layout = layout or self.row_layout
+        assert layout is not None
+        return Batch(layout.views(rows), {}, self.row_constants, rows, layout, sequences)
 
     def steps(self) -> list[dict[str, Tensor]]:
         """Returns all columns at each step; made once: a view costs as much as its copy."""
@@ -159,14 +187,28 @@ class Batch:
         """Returns whole segments made ready for a loss.
 
         `observations` [T + 1, N, D] are normalised, the last ones in row T, copied; `fields`
-        [T, N, ...] are views.
+        [T, N, ...] are views. Those of `frames` are made later: see `with_observations`.
         """
+        if self.frames is not None:
+            columns = {name: self[name] for name in fields}
+            return Batch(columns, self.bootstrap, sequences=self.sequences, frames=self.frames)
         raw, last = self["raw_observation"], self.bootstrap["observation"]
         observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
         for seen, out in ((raw, observations[:-1]), (last, observations[-1])):
             normalized(normalizer, seen, out)
         columns = {"observations": observations, **{name: self[name] for name in fields}}
         return Batch(columns, sequences=self.sequences)
+
+    def with_observations(self) -> Batch:
+        """Returns segments with the `observations` of their `frames`, as a minibatch has them."""
+        if self.frames is None:
+            return self
+        last = self.bootstrap["observation"]
+        steps = len(self.frames.done)
+        observations = last.new_empty(steps + 1, *last.shape, dtype=torch.float32)
+        self.frames.all(observations[:-1])
+        observations[-1].copy_(last)
+        return Batch({"observations": observations, **self.columns}, sequences=self.sequences)
 
     def transitions(self, normalizer: RunningNormalizer | None) -> Batch:
         """Rows [B] made ready for a loss: `observation`, and `next_observation` where it is, are
@@ -186,7 +228,11 @@ class Batch:
         if its is not None:
             state, done = its.state.index_select(0, picked), its.done.index_select(1, picked)
             its = Sequences(state, done)
-        return Batch(columns, sequences=its)
+        if self.frames is None:
+            return Batch(columns, sequences=its)
+        bootstrap = {name: last.index_select(0, picked) for name, last in self.bootstrap.items()}
+        frames = self.frames.environments(picked)
+        return Batch(columns, bootstrap, sequences=its, frames=frames)
 
 
 def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:

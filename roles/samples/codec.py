@@ -1,6 +1,7 @@
 """Turns batches into the bytes of packets, and back; says which columns travel.
 
-Observations travel raw, and as bytes where the environment has bytes. What a receiver can make
+Observations travel raw, as the batch keeps them: as bytes where the environment has bytes, and
+stacks of frames as frames. What a receiver can make
 itself does not travel: T N (D + A + P + 4) + N numbers for PPO (GMI-DRL's table 4 counts
 m (S + A + W); values, log-probabilities and distribution parameters come on top).
 """
@@ -16,10 +17,12 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.shm.pinned import is_pinned
+from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
 
 from .batch import Batch, Sequences
+from .frames import Frames
 
 _TYPES: Final = {n: getattr(torch, n) for n in ("float64", "float32", "uint8", "bool")}
 
@@ -29,6 +32,7 @@ _TYPES: Final = {n: getattr(torch, n) for n in ("float64", "float32", "uint8", "
 # inferring and sending the segment before.
 END_FIELD: Final = "last_observation"
 STATE_FIELD: Final = "first_state"  # where the policy remembers
+FRAMES_FIELD: Final = "older_frames"  # where observations are stacks that are kept as frames
 STATS_FIELD: Final = "stats"
 SEGMENT_STATS: Final = (
     "episodes", "return_sum", "length_sum", "simulate_s", "infer_s", "send_s",
@@ -42,9 +46,7 @@ class BatchCodec:
     says); `schema` tells whether they made the same.
     """
 
-    def __init__(
-        self, batch: Batch, num_env: int, sent: Sequence[str], of_bytes: bool, stats: int
-    ) -> None:
+    def __init__(self, batch: Batch, num_env: int, sent: Sequence[str], stats: int) -> None:
         # The widest numbers come first, so that all of them lie where they may.
         self._fields: dict[str, tuple[str, tuple[int, ...]]] = {"stats": ("float64", (stats,))}
         self._columns, self._bootstrap = list(sent), list(batch.bootstrap)
@@ -56,10 +58,9 @@ class BatchCodec:
             self._fields[f"last {name}"] = (dtype_name(last), (num_env, *last.shape[1:]))
         if batch.sequences is not None:
             self._fields["first state"] = ("float32", (num_env, batch.sequences.state.shape[1]))
-        if of_bytes:
-            for name in ("raw_observation", "next_observation", "last observation"):
-                if name in self._fields:
-                    self._fields[name] = ("uint8", self._fields[name][1])
+        if batch.frames is not None:
+            older = batch.frames.older
+            self._fields["older frames"] = ("uint8", (len(older), num_env, older.shape[2]))
         order = sorted(self._fields, key=lambda name: -_TYPES[self._fields[name][0]].itemsize)
         self._fields = {name: self._fields[name] for name in order}
         self._places: dict[str, slice] = {}
@@ -84,6 +85,8 @@ class BatchCodec:
             parts[f"last {name}"].copy_(batch.bootstrap[name], non_blocking=pinned)
         if batch.sequences is not None:
             parts["first state"].copy_(batch.sequences.state, non_blocking=pinned)
+        if batch.frames is not None:
+            parts["older frames"].copy_(batch.frames.older, non_blocking=pinned)
 
     def unpack(self, memory: Tensor, batch: Batch, first: int) -> list[float]:
         """Copy what `pack` wrote into the environments from `first` on; returns its stats.
@@ -98,6 +101,8 @@ class BatchCodec:
             batch.bootstrap[name][mine].copy_(parts[f"last {name}"], non_blocking=pinned)
         if batch.sequences is not None:
             batch.sequences.state[mine].copy_(parts["first state"], non_blocking=pinned)
+        if batch.frames is not None:
+            batch.frames.older[:, mine].copy_(parts["older frames"], non_blocking=pinned)
         stats: list[float] = parts["stats"].tolist()
         return stats
 
@@ -114,27 +119,39 @@ def sent_columns(policy: Policy, recorded: Sequence[str]) -> list[str]:
 
 
 def received(
-    columns: Mapping[str, Tensor], per_segment: Mapping[str, Tensor], fields: Sequence[str]
+    columns: Mapping[str, Tensor],
+    per_segment: Mapping[str, Tensor],
+    fields: Sequence[str],
+    stacking: Stacking | None = None,
 ) -> Batch:
-    """Returns the batch of segments that arrived; views.
+    """Returns the batch of segments that arrived; views, but for frames of stacks.
 
     It has `fields` and `observation` of every step [T, B, ...], the last observations [segments, N,
     D] and, where the policy remembers, the states before the first step [segments, N, S], in the
-    order in which segments lie along B.
+    order in which segments lie along B. With `stacking` observations are frames: see Observed.
     """
-    raw = columns["observation"].to(torch.float32)  # of bytes where the environment has images
+    raw = columns["observation"]
     batch = {"raw_observation": raw, **{name: columns[name] for name in fields}}
+    frames: Frames | None = None
+    if stacking is not None:
+        done, kept = columns.get("done", raw.new_zeros(raw.shape[:2])), raw
+        if FRAMES_FIELD in per_segment:  # [segments, k - 1, N, F]
+            older = per_segment[FRAMES_FIELD].transpose(0, 1).flatten(1, 2)
+            kept = torch.cat([older, raw])
+        frames = Frames(kept, done, stacking)
     its: Sequences | None = None
     if STATE_FIELD in per_segment:
         its = Sequences(per_segment[STATE_FIELD].flatten(0, 1), columns["done"])
-    return Batch(batch, {"observation": per_segment[END_FIELD].flatten(0, 1)}, sequences=its)
+    last = {"observation": per_segment[END_FIELD].flatten(0, 1)}
+    return Batch(batch, last, sequences=its, frames=frames)
 
 
 def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None) -> None:
     """Fill in what did not travel: `policy` and `normalizer` are those that it was made with."""
     for name, constant in policy.row_constants.items():
         batch.row_constants[name].copy_(constant)
-    normalized(normalizer, batch["raw_observation"], batch["observation"])
+    if batch.frames is None:
+        normalized(normalizer, batch["raw_observation"], batch["observation"])
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -56,6 +56,10 @@ class Collector:
         self.observation = env.reset().clone()  # [N, D], what is acted on next
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
+        if batch.frames is not None:  # then floats are made for acting, and not kept
+            floats = torch.zeros(self.observation.shape, device=env.device)
+            for step in self._steps:
+                step["observation"] = floats
         # What the policy remembers of each environment, in the same tensor at all times.
         self._state: Tensor | None = None
         if batch.sequences is not None:
@@ -95,6 +99,8 @@ class Collector:
         policy.noise(self._generator, batch)
         if batch.sequences is not None and self._state is not None:
             batch.sequences.state.copy_(self._state)
+        if batch.frames is not None:
+            batch.frames.begin(self.observation)
         if self._static:
             self._collect_masked()
         else:
@@ -147,7 +153,10 @@ class Collector:
 
     def _act(self, step: Mapping[str, Tensor], observation: Tensor) -> Tensor:
         """The environments' actions for what they show."""
-        step["raw_observation"].copy_(observation)
+        if self.batch.frames is None:
+            step["raw_observation"].copy_(observation)
+        else:
+            self.batch.frames.record(step["raw_observation"], observation)
         normalized(self._normalizer, observation, step["observation"])
         return self._to_env(self._policy.act(step))
 
@@ -183,8 +192,10 @@ class Collector:
 
     def _sum_of_all(self) -> Tensor:
         """Finite if all is that was shown and paid, but for overflow."""
-        batch = self.batch
-        return batch["raw_observation"].sum() + self.observation.sum() + batch["reward"].sum()
+        raw, reward = self.batch["raw_observation"], self.batch["reward"]
+        if not raw.is_floating_point():
+            return reward.sum()
+        return raw.sum() + self.observation.sum() + reward.sum()
 
     def _record_next(self, at: Mapping[str, Tensor], step: Step) -> None:
         """Records where a step led to: the final observation where an episode ended."""
@@ -303,9 +314,12 @@ class Collector:
         if len(final := self._bad_final.nonzero()):
             step, env_index = final[0].tolist()
             return NotFiniteError("final observation", env_index, step, self._iteration)
-        shown = torch.cat([self.batch["raw_observation"][1:], self.observation[None]])
         bad_reward = ~torch.isfinite(self.batch["reward"])
-        where = (bad_reward | ~torch.isfinite(shown).all(-1)).nonzero()
+        bad, raw = bad_reward, self.batch["raw_observation"]
+        if raw.is_floating_point():
+            shown = torch.cat([raw[1:], self.observation[None]])
+            bad = bad_reward | ~torch.isfinite(shown).all(-1)
+        where = bad.nonzero()
         if not len(where):  # shown by the first reset, or finite and too large for float32
             what = "the first observation, or the sum of all,"
             return NotFiniteError(what, 0, 0, self._iteration)

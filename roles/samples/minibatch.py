@@ -13,29 +13,54 @@ class Minibatch:
 
     It has some of the rows, wherever they are; or, where the policy remembers, all steps of some
     environments. `batch` has them, in the same tensors each time; `pieces` of the whole are there
-    to pick from, and `size` of them are picked.
+    to pick from, and `size` of them are picked. Observations that the batch keeps in `frames` are
+    put before them.
     """
 
     def __init__(self, whole: Batch, parts: int) -> None:
         assert whole.rows is not None
-        self._sequences, rows = whole.sequences, whole.rows
+        assert whole.row_layout is not None
+        self._sequences, self._frames, rows = whole.sequences, whole.frames, whole.rows
         self._dim = 0 if self._sequences is None else 1
         self._whole = rows.flatten(0, 1) if self._sequences is None else rows
         self.pieces = self._whole.shape[self._dim]
         self.size = self.pieces // parts
         shape = (self.size,) if self._sequences is None else (len(rows), self.size)
-        self._rows = rows.new_zeros(*shape, rows.shape[-1])
         its: Sequences | None = None
         if self._sequences is not None:
             state = self._sequences.state
             its = Sequences(state.new_zeros(self.size, state.shape[1]), rows.new_zeros(shape))
-        self.batch = whole.minibatch(self._rows.view(-1, rows.shape[-1]), its)
+        layout, width = whole.row_layout, 0
+        if self._frames is not None:
+            width = self._frames.width
+            self._numbers, layout = layout.numbers, layout.behind("observation", width)
+        self._rows = rows.new_zeros(*shape, layout.width)
+        self._observation = self._rows[..., :width]
+        self.batch = whole.minibatch(self._rows.view(-1, layout.width), its, layout)
 
     def fill(self, picked: Tensor) -> None:
         """Copy what was picked [size] into `batch`."""
-        torch.index_select(self._whole, self._dim, picked, out=self._rows)
+        if self._frames is None:
+            torch.index_select(self._whole, self._dim, picked, out=self._rows)
+        else:
+            width = self._frames.width
+            rows = self._whole.index_select(self._dim, picked)[..., : self._numbers]
+            self._rows[..., width : width + self._numbers].copy_(rows)
         if self._sequences is not None:
             its = self.batch.sequences
             assert its is not None
             torch.index_select(self._sequences.state, 0, picked, out=its.state)
             torch.index_select(self._sequences.done, 1, picked, out=its.done)
+        if self._frames is not None and self._sequences is not None:
+            self._frames.environments(picked).all(self._observation)
+        elif self._frames is not None:
+            self._frames.rows(picked, self._observation)
+
+
+def joined(whole: Batch) -> Batch:
+    """Returns all rows of a batch as one minibatch: views, where they have their observations."""
+    if whole.frames is None:
+        return whole.flat()
+    minibatch = Minibatch(whole, 1)
+    minibatch.fill(torch.arange(minibatch.pieces, device=minibatch.batch["action"].device))
+    return minibatch.batch

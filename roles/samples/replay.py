@@ -60,8 +60,7 @@ class Limiter:
 class UniformReplay:
     """The last `capacity` rows that were put in, of which all are drawn alike, with replacement.
 
-    It keeps the columns `fields`, each in its own type; `as_bytes` names those whose numbers are
-    bytes, which are kept as such and drawn as float32.
+    It keeps the columns `fields`, each in its own type; bytes are drawn as float32.
     """
 
     def __init__(
@@ -71,11 +70,10 @@ class UniformReplay:
         limiter: Limiter,
         generator: torch.Generator,
         fields: Sequence[str],
-        as_bytes: Sequence[str] = (),
     ) -> None:
         self._capacity, self.batch_size = capacity, batch_size
         self.limiter, self._generator = limiter, generator
-        self._fields, self._as_bytes = tuple(fields), frozenset(as_bytes)
+        self._fields = tuple(fields)
         self._columns: dict[str, Tensor] = {}  # [capacity, ...]
         self._written = 0  # rows: the next one's place is the rest by `capacity`
 
@@ -101,7 +99,8 @@ class UniformReplay:
         )
         self.limiter.drawn += 1
         drawn = {name: column.index_select(0, keys) for name, column in self._columns.items()}
-        return Batch(drawn | {name: drawn[name].float() for name in self._as_bytes}), keys
+        floats = {n: column.float() for n, column in drawn.items() if column.dtype == torch.uint8}
+        return Batch(drawn | floats), keys
 
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
         """All rows are drawn alike, whatever was learned from them."""
@@ -136,10 +135,8 @@ class UniformReplay:
         for name, column in rows.items():
             ring = self._columns.get(name)
             if ring is None:
-                dtype = torch.uint8 if name in self._as_bytes else column.dtype
-                ring = torch.zeros(
-                    self._capacity, *column.shape[1:], dtype=dtype, device=self._generator.device
-                )
+                shape, device = column.shape[1:], self._generator.device
+                ring = torch.zeros(self._capacity, *shape, dtype=column.dtype, device=device)
                 self._columns[name] = ring
             newest = column[count - kept :]
             ring[first : first + until_end].copy_(newest[:until_end])

@@ -107,3 +107,21 @@ def test_on_a_gpu_each_gmi_is_held_against_its_share():
 
 def test_where_nobody_says_how_much_there_is_nothing_is_refused():
     assert faults(["env.num_env=1_000_000", "algorithm.horizon=100_000"], host=None) == []
+
+
+def test_images_are_counted_as_the_bytes_that_a_batch_keeps():
+    pong = Sizes(observation=84 * 84 * 4, action=1, parameters=6)
+    words = ["algorithm.normalize_observation=false", "algorithm.network=nature"]
+    words += ["env.num_env=128", "algorithm.horizon=6400", "algorithm.minibatches=6400"]
+    of_stacks, images = dataclasses.replace(pong, frames=4), 6400 * 128 * 84 * 84 * 4
+    floats = dataclasses.replace(pong, observation_bytes=4)
+
+    def needs(sizes, *more):
+        (fault,) = faults([*words, *more], sizes, host=1)
+        return float(fault.partition("needs ")[2].split()[0]) * GIB / images
+
+    rest = needs(of_stacks) - 1 / 4  # of minibatches and the network
+    assert needs(pong) - rest == pytest.approx(1, abs=0.1)
+    assert needs(floats) - rest == pytest.approx(8, abs=0.1)
+    normalized = "algorithm.normalize_observation=true"
+    assert needs(of_stacks, normalized) - rest == pytest.approx(5, abs=0.1)

@@ -281,10 +281,8 @@ def test_rows_are_drawn_alike_and_by_keys_that_name_them():
 
 
 def test_bytes_are_kept_as_bytes_and_drawn_as_numbers():
-    replay = UniformReplay(
-        300, 8, Limiter(0, 1.0), torch.Generator(), ["number"], as_bytes=["number"]
-    )
-    replay.put(numbered(0, 256))
+    replay = UniformReplay(300, 8, Limiter(0, 1.0), torch.Generator(), ["number"])
+    replay.put(Batch({"number": torch.arange(256, dtype=torch.uint8).view(64, 4)}))
     assert replay.state_dict()["columns"]["number"].dtype == torch.uint8
     batch, keys = replay.next()
     assert torch.equal(batch["number"], keys.float())

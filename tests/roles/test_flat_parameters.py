@@ -259,7 +259,7 @@ def test_a_packet_holds_no_padding():
     batch = batch_for(network, settings(), 6, 4, 5)
     del batch.bootstrap["observation"]
     policy = algorithm_of(network, settings()).policy
-    codec = BatchCodec(batch, 4, sent_columns(policy, ()), of_bytes=False, stats=7)
+    codec = BatchCodec(batch, 4, sent_columns(policy, ()), stats=7)
     assert codec.nbytes == 7 * 8 + 4 * (6 * 4 * (5 + 8 + 8 + 4) + 4)
 
 

@@ -6,8 +6,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from batches import algorithm_of, batch_for, collector_of
 from gmi_drl.comm import solo_group
@@ -24,6 +26,7 @@ from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.role.readiness import HeartbeatDeadline
 from gmi_drl.roles.samples.codec import BatchCodec, complete, sent_columns
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.samples.frames import Observed
 from gmi_drl.roles.telemetry.progress import Progress
 from toy_env import ToyEnv
 
@@ -36,31 +39,34 @@ def policy():
     return ActorCritic(OBS, Normal(1), [8], "elu", -0.3, torch.Generator().manual_seed(0))
 
 
-def collected(num_env, normalizer=None):
+def collected(num_env, normalizer=None, dtype=np.float32):
     """The batch of an agent."""
+    env = ToyEnv(num_env, 4)
+    env.observation_space = spaces.Box(0, 100, (OBS,), dtype)
     collector = collector_of(
-        ToyEnv(num_env, 4), policy(), SETTINGS, Normalizers(normalizer, None), horizon=HORIZON,
+        env, policy(), SETTINGS, Normalizers(normalizer, None), horizon=HORIZON,
         reward_scale=0.5, generator=torch.Generator().manual_seed(num_env),
     )  # fmt: skip
     collector.collect(0)
     return collector.batch
 
 
-def codec_of(num_env, of_bytes=False):
-    batch = batch_for(policy(), SETTINGS, HORIZON, 1, OBS)
+def codec_of(num_env, observed=OBS):
+    batch = batch_for(policy(), SETTINGS, HORIZON, 1, observed)
     sent = sent_columns(algorithm_of(policy(), SETTINGS).policy, ())
-    return BatchCodec(batch, num_env, sent, of_bytes, len(STATS))
+    return BatchCodec(batch, num_env, sent, len(STATS))
 
 
 @pytest.mark.parametrize("of_bytes", [False, True])
 def test_batches_arrive_side_by_side_with_every_bit(of_bytes):
     """The observations here are small integers, so that bytes hold them."""
+    observed, dtype = Observed(OBS, of_bytes), np.uint8 if of_bytes else np.float32
     normalizer = RunningNormalizer(OBS, clip=10.0)
     normalizer.update(torch.tensor([4.0, 1.0, 2.0, 3.0, 5.0], dtype=torch.float64))
-    mine = {size: collected(size, normalizer) for size in (3, 4)}
-    joined, first = batch_for(policy(), SETTINGS, HORIZON, 7, OBS), 0
+    mine = {size: collected(size, normalizer, dtype) for size in (3, 4)}
+    joined, first = batch_for(policy(), SETTINGS, HORIZON, 7, observed), 0
     for size, batch in mine.items():
-        codec = codec_of(size, of_bytes)
+        codec = codec_of(size, observed)
         memory = torch.zeros(codec.nbytes, dtype=torch.uint8)
         codec.pack(memory, batch, STATS)
         assert codec.unpack(memory, joined, first) == list(STATS)

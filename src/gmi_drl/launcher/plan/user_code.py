@@ -115,9 +115,11 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     faults, more = _policy_told(config, envs, own_network)
     notes += more
     distribution = distribution_for(envs.action_space)
+    stacking = getattr(envs, "stacking", None)
     sizes = {
         "observation": observation_width(envs.observation_space),
         "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
+        "frames": 1 if stacking is None else stacking.count,
         "action": distribution.action_columns,
         "parameters": distribution.parameters,
         "has_own_network": own_network,
