@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     import torch
 
     from .batch_wrappers import EnvWrapper
-    from .protocol import Step, VecEnv
+    from .protocol import Stacking, Step, VecEnv
     from .single import SingleEnv, as_gymnasium
 
 __all__ = [
     "EnvActionError", "EnvError", "EnvRaised", "EnvSpecError", "EnvStateError", "EnvWrapper",
-    "SingleEnv", "Step", "UnstableSimulation", "VecEnv", "as_gymnasium", "check_env",
+    "SingleEnv", "Stacking", "Step", "UnstableSimulation", "VecEnv", "as_gymnasium", "check_env",
     "choose_adapter", "make_env",
 ]  # fmt: skip
 
@@ -84,7 +84,7 @@ def make_env(
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Step", "VecEnv"):
+    if name in ("Stacking", "Step", "VecEnv"):
         from . import protocol
 
         return getattr(protocol, name)

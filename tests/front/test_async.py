@@ -130,14 +130,15 @@ gymnasium.register("Bytes-v0", Bytes, max_episode_steps=20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("normalize", "stack"), [(True, 1), (False, 1), (False, 3)])
 def test_observations_of_bytes_travel_as_bytes_and_may_be_compressed(
-    tmp_path, monkeypatch, normalize
+    tmp_path, monkeypatch, normalize, stack
 ):
     (tmp_path / "bytes_env.py").write_text(BYTES)
     monkeypatch.syspath_prepend(str(tmp_path))
     env = {"env__id": "bytes_env:Bytes-v0", "env__max_episode_steps": None}
     env["algorithm__normalize_observation"] = normalize
+    env["env__wrappers"] = [{"frame_stack": {"count": stack}}] if stack > 1 else []
     path = config(tmp_path, **env, experience__lz4=["observation"], experience__channels="auto")
     result = launch(path)
     assert result.eval_return == 20
@@ -145,6 +146,8 @@ def test_observations_of_bytes_travel_as_bytes_and_may_be_compressed(
     record = json.loads((result.folder / "report" / "channels_gmi0.json").read_text())
     channels = {one["name"]: one for one in json.loads(record["schema"])["channels"]}
     assert (channels["observation"]["dtype"], channels["reward"]["dtype"]) == ("uint8", "float32")
+    assert channels["observation"]["shape"] == [64]  # of a stack the newest frame
+    assert ("older_frames" in channels) == (stack > 1)
 
 
 @pytest.mark.slow

@@ -245,7 +245,7 @@ def test_what_was_remembered_first_travels_with_a_batch():
     network = network_of()
     batch = batch_for(network, its, 4, 3, 2)
     batch.sequences.state.normal_()
-    codec = BatchCodec(batch, 3, sent_columns(algorithm_of(network, its).policy, ()), False, 0)
+    codec = BatchCodec(batch, 3, sent_columns(algorithm_of(network, its).policy, ()), 0)
     memory = torch.zeros(codec.nbytes, dtype=torch.uint8)
     codec.pack(memory, batch, ())
     joined = batch_for(network, its, 4, 6, 2)

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Measures what images cost: memory and steps a second of Pong, and whether LZ4 pays for them.
+
+    batch/before, batch/sb3      bytes of a batch of 64 environments x 128 steps, against those at
+                                 another commit, and against Stable-Baselines3's rollout buffer
+    memory/before                the most that the GMI of a run held, of 32 environments x 128 steps
+    steps/before                 steps a second of the whole job, 4 environments x 128 steps
+    lz4/job                      training samples a second of IMPALA, whose agent compresses what it
+                                 sends by LZ4, against one that does not
+    lz4/frames, lz4/stacks       how many times smaller LZ4 makes frames, and stacks of them, with
+                                 `pays_below`: the bytes a second of a link that it speeds up
+
+Needs gmi-drl[atari] and lz4; batch/sb3 needs stable-baselines3. Run it on a machine that does
+nothing else, one or all rows at a time:
+
+    python bench/images.py --before COMMIT [--rows steps memory]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from checkout import ROOT, checkout, environment
+from modes import Rates, in_turn
+from report import emit, emit_pairs
+
+from gmi_drl.placement import load_config
+from gmi_drl.roles.envs import make_env
+
+ROWS: Final = ("batch", "memory", "steps", "lz4")
+TIMEOUT_S: Final = 280
+MIB: Final = 1 << 20
+# Says the bytes of a batch of 64 x 128; it is run with the gmi_drl of either commit.
+BATCH: Final = """
+import json, sys
+from gmi_drl.roles.algorithms.ppo import PPO
+from gmi_drl.roles.evaluators.standalone import Evaluator
+config = json.loads(sys.argv[1])
+settings = {key: its for key, its in config["algorithm"].items() if key != "name"}
+env = config["env"]
+evaluator = Evaluator(env["id"], PPO, settings=settings | {"horizon": 128}, options=env["options"],
+                      wrappers=env["wrappers"])
+batch = evaluator._graph.batch(64)
+parts = [*batch.columns.values(), *batch.bootstrap.values()]
+if getattr(batch, "frames", None) is not None:
+    parts.append(batch.frames.kept)
+memory = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+print(sum(memory.values()))
+"""
+
+
+def config_of(*words: str) -> dict[str, Any]:
+    """Returns the example, in one GMI on both cores, with changes."""
+    its = [
+        "run.eval_episodes=0", "run.checkpoint_every=0", "run.log_every=1", "layout.gmi_per_gpu=1",
+        "hardware.backend=cpu", "hardware.num_gpus=1", "hardware.cores=[0, 1]", *words,
+    ]  # fmt: skip
+    path = ROOT / "examples" / "ppo_pong.yaml"
+    return load_config(path, its).model_dump(mode="json", exclude_unset=True)
+
+
+def asked(tree: Path, program: list[str], folder: str | None = None) -> str:
+    """Returns what a Python program says that runs with the gmi_drl of `tree`."""
+    done = subprocess.run(
+        [sys.executable, *program], cwd=folder, env=environment(tree), capture_output=True,
+        text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"in {tree}:\n{done.stdout}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def job(tree: Path, config: dict[str, Any], warmup: int = 1) -> Callable[[], Rates]:
+    """Returns what launches a run and reads its metrics."""
+
+    def run() -> Rates:
+        with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
+            whole = {**config, "run": {**config["run"], "folder": "runs", "name": "bench"}}
+            Path(folder, "config.yaml").write_text(json.dumps(whole))
+            asked(tree, ["-m", "gmi_drl", "launch", "config.yaml", "--quiet"], folder)
+            (path,) = Path(folder).glob("runs/bench/*/metrics.jsonl")
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+        first, last = lines[warmup - 1], lines[-1]
+        rate = (last["steps"] - first["steps"]) / (last["time_s"] - first["time_s"])
+        return {"steps_per_s": rate, "mem_mib": last["mem_peak_bytes"] / MIB}
+
+    return run
+
+
+def batch_rows(before: Path) -> None:
+    config = json.dumps(config_of())
+    ours, theirs = (int(asked(tree, ["-c", BATCH, config])) for tree in (ROOT, before))
+    emit_pairs("images", "batch/before", "bytes", [ours], [theirs], smaller_is_better=True)
+    try:
+        from stable_baselines3.common.buffers import RolloutBuffer
+    except ImportError:
+        print("batch/sb3: stable-baselines3 is not installed", file=sys.stderr)
+        return
+    from gymnasium import spaces
+
+    image = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    buffer = RolloutBuffer(128, image, spaces.Discrete(6), n_envs=64)
+    peers = sum(its.nbytes for its in vars(buffer).values() if isinstance(its, np.ndarray))
+    emit_pairs("images", "batch/sb3", "bytes", [ours], [peers], smaller_is_better=True)
+
+
+def pair(name: str, before: Path, key: str, rounds: int, config: dict[str, Any]) -> None:
+    """Measures a job at both commits in turn, and emits one of its figures."""
+    found = in_turn({"now": job(ROOT, config), "before": job(before, config)}, rounds)
+    ours, theirs = ([one[key] for one in found[way]] for way in ("now", "before"))
+    unit = "MiB" if key == "mem_mib" else "steps/s"
+    emit_pairs("images", name, unit, ours, theirs, smaller_is_better=key == "mem_mib")
+
+
+def lz4_rows(rounds: int) -> None:
+    import lz4.block as lz4
+
+    env_config = config_of()["env"]
+    env = make_env(
+        env_config["id"], 4, options=env_config["options"], wrappers=env_config["wrappers"]
+    )
+    draw, seen = torch.Generator().manual_seed(0), [env.reset().clone()]
+    for _ in range(256):
+        seen.append(env.step(torch.randint(6, (4,), generator=draw)).observation.clone())
+    env.close()
+    stacks = torch.stack(seen[-128:]).numpy()
+    for name, raw in (("frames", stacks[..., 3::4].tobytes()), ("stacks", stacks.tobytes())):
+        began = time.perf_counter()
+        packed = lz4.compress(raw, store_size=False)
+        between = time.perf_counter()
+        lz4.decompress(packed, uncompressed_size=len(raw))
+        spent_s = time.perf_counter() - began
+        smaller = len(raw) / len(packed)
+        emit(
+            "images", f"lz4/{name}", value=round(smaller, 1), unit="times smaller", peer=1,
+            ratio=smaller, repeats=1, spread=None,
+            compress_bytes_per_s=round(len(raw) / (between - began)),
+            pays_below=round((len(raw) - len(packed)) / spent_s),
+        )  # fmt: skip
+    words = [
+        "mode=async", "algorithm={name: impala, network: nature, normalize_observation: false, "
+        "horizon: 20, learning_rate: 2.5e-4}", "env.num_env=8", "run.total_steps=6_400",
+        "hardware.num_gpus=2", "layout.template=decoupled",
+    ]  # fmt: skip
+    ways = {name: job(ROOT, config_of(*words, f"experience.lz4={lz4}"), 5) for name, lz4 in
+            (("lz4", "[observation]"), ("plain", "[]"))}  # fmt: skip
+    found = in_turn(ways, rounds)
+    ours, theirs = ([one["steps_per_s"] for one in found[way]] for way in ("lz4", "plain"))
+    emit_pairs("images", "lz4/job", "steps/s", ours, theirs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", required=True, metavar="COMMIT")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    options = parser.parse_args()
+    with checkout(options.before) as before:
+        if "batch" in options.rows:
+            batch_rows(before)
+        if "memory" in options.rows:
+            words = ["env.num_env=32", "run.total_steps=8_192", "algorithm.epochs=1"]
+            config = config_of(*words, "algorithm.minibatches=16")
+            pair("memory/before", before, "mem_mib", 1, config)
+        if "steps" in options.rows:
+            config = config_of("env.num_env=4", "run.total_steps=2_048")
+            pair("steps/before", before, "steps_per_s", options.rounds, config)
+    if "lz4" in options.rows:
+        lz4_rows(options.rounds)
+
+
+if __name__ == "__main__":
+    main()
