@@ -6,7 +6,8 @@ they stay there as tensors, so that nobody waits for them and a CUDA graph may h
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
 import torch
@@ -18,6 +19,10 @@ from gmi_drl.roles.policies.flat_parameters import FlatParameters, Group, Piece
 
 _MIN_LR: Final = 1e-6
 _MAX_LR: Final = 1e-2
+# torch's fused Adam cuts a vector of any length among all threads and waits for the last of them,
+# which takes milliseconds where others use the cores. Its other operations run in one thread up to
+# this many numbers.
+_NUMEL_OF_A_THREAD: Final = 2**15
 
 
 def adapt_learning_rate(learning_rate: float, kl: float, target: float) -> float:
@@ -39,6 +44,20 @@ def adapt_learning_rate_(learning_rate: Tensor, kl: Tensor, target: float) -> No
     near = (kl >= 0.0) & (kl < 0.5 * target)
     kept = torch.where(near, higher, learning_rate)
     learning_rate.copy_(torch.where(kl > 2.0 * target, lower, kept))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs torch's operations on the CPU in the calling thread alone."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Stepper(Protocol):
@@ -81,6 +100,7 @@ class Descent:
         if static_on(data.device, static):
             # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
             self._rate = torch.full((), settings.learning_rate, device=data.device)
+        self._in_one_thread = self._rate is None and data.numel() <= _NUMEL_OF_A_THREAD
         rate = settings.learning_rate if self._rate is None else self._rate
         capturable = self._rate is not None
         self._optimizer = torch.optim.Adam(
@@ -119,7 +139,8 @@ class Descent:
             self._follow_on_host(gradient, kl)
         else:
             self._follow(gradient, kl, self._rate)
-        self._optimizer.step()
+        with one_thread() if self._in_one_thread else nullcontext():
+            self._optimizer.step()
 
     def _follow_on_host(self, gradient: Tensor, kl: Tensor) -> None:
         if self._kl_target is not None:
