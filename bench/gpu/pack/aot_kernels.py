@@ -47,6 +47,9 @@ from gpu.pack.kernel_cache import Loaded, watched
 SRC: Final = Path(__file__).resolve().parents[3] / "src"
 _CONTEXT, _STREAM, _EVENT = 0x1000, 0x2000, 0x3000  # handles; nothing looks into them
 _ELF_CUDA: Final = 190  # e_machine of a cubin
+# Functions of warp's library that ask no driver: the compiler of kernels, and of the factorisations
+# that they link (cuSOLVERDx).
+_OF_THE_COMPILER: Final = ("wp_cuda_compile_", "wp_cuda_toolkit_version")
 # Ways to run an environment, each in a process of its own as on a node: which modules there are,
 # and what is in them, may depend on the order of launches. `steps`: p physics, s settling, as
 # capturing does both and a reset without capture begins with the second.
@@ -123,7 +126,7 @@ class _DriverCalls:
             value = self._constants[name]
             return lambda *args: value
         needs_driver = "_device" in name or name.startswith("wp_cuda_")
-        if needs_driver and name not in ("wp_cuda_compile_program", "wp_cuda_toolkit_version"):
+        if needs_driver and not name.startswith(_OF_THE_COMPILER):
             raise NotImplementedError(
                 f"{name}: the offline device has no such function. Add it to {Path(__file__).name}."
             )
