@@ -272,4 +272,6 @@ class IpcReducer(DeviceReducer):
 @functools.cache
 def _kernel(number: str) -> Any:
     cupy = importlib.import_module("cupy")
-    return cupy.RawKernel(_SOURCE, "add", options=("-std=c++14", f"-DT={number}"))
+    # No macro: cupy has the compiler read headers first, in which T is the name of a parameter.
+    source = f"typedef {number} T;\n{_SOURCE}"
+    return cupy.RawKernel(source, "add", options=("-std=c++14",))

@@ -7,11 +7,13 @@ Contexts".
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl import runtime
 from gmi_drl.gmi import cuda_driver
 from gmi_drl.gmi.cuda_driver import checked
 from gmi_drl.gmi.errors import SliceError
@@ -33,6 +35,7 @@ _mine = threading.local()  # `green`: the context that this thread works in
 # CUDA 12.4 brought green contexts, 12.5 their streams (cuGreenCtxStreamCreate); what the extra
 # installs (cuda-bindings, cupy) is of 13, and so is what was tested.
 _CUDA: Final = (13, 0)
+_WANTED: Final = "GMI_DRL_GREEN_GROUPS"  # what all GMIs of the GPU want together
 
 
 class GreenBackend(GpuBackend):
@@ -44,10 +47,11 @@ class GreenBackend(GpuBackend):
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """Makes nothing; SliceError where the GMIs of a GPU want more SMs than it has."""
+        wanted = {}
         for device in topology.devices:
             if specs := [spec for spec in gmis if spec.gpu_id == device.index]:
-                _check(specs, device)
-        return Slices(self)
+                wanted[device.index] = _checked(specs, device)
+        return GreenSlices(self, wanted)
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
         """Takes the cores and the next free groups of SMs, and makes their stream this thread's.
@@ -73,7 +77,7 @@ class GreenBackend(GpuBackend):
                 f"GmiSpec {spec.gmi_id}: its thread works on stream {stream:#x}, which is not of "
                 "its green context. Do not call torch.cuda.set_stream while modules are preloaded."
             )
-        least = _groups(spec, device) * group_sms(device)
+        least = green.num_groups * group_sms(device)
         if green.sm_count < least:
             raise SliceError(
                 f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {least} SMs; its green "
@@ -93,7 +97,19 @@ class GreenBackend(GpuBackend):
         )
 
 
-def _check(gmis: Sequence[GmiSpec], device: Device) -> None:
+class GreenSlices(Slices):
+    """Tells the process of a GPU's GMIs how many groups they want, by the GPU's index."""
+
+    def __init__(self, backend: GreenBackend, wanted: Mapping[int, int]) -> None:
+        super().__init__(backend)
+        self._wanted = wanted
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        return super().environment(spec) | {_WANTED: str(self._wanted[spec.gpu_id])}
+
+
+def _checked(gmis: Sequence[GmiSpec], device: Device) -> int:
+    """Returns how many groups they want together; SliceError if that is more than there are."""
     groups, wanted = num_groups(device), 0
     name = f"GPU {device.index} ({device.name})"
     for spec in gmis:
@@ -113,6 +129,7 @@ def _check(gmis: Sequence[GmiSpec], device: Device) -> None:
             f"{groups}. Lower their sm_percent: they sum to "
             f"{sum(g.sm_percent or 100 for g in gmis)}."
         )
+    return wanted
 
 
 def _groups(spec: GmiSpec, device: Device) -> int:
@@ -120,16 +137,34 @@ def _groups(spec: GmiSpec, device: Device) -> int:
 
 
 def _take(spec: GmiSpec, device: Device) -> GreenContext:
-    """Takes the groups of one GMI, of the one split that this process makes of its GPU."""
+    """Takes the groups of one GMI, of the one split that this process makes of its GPU.
+
+    How many groups there are depends on which SMs of this very chip are in use, so the driver may
+    make fewer than SMs / `group_sms`: if they are too few for all GMIs, each has its percentage of
+    them.
+    """
     global _partition
     if _partition is None:
         _partition = Partition(group_sms(device))
-    count = _groups(spec, device)
+    count, said = _groups(spec, device), f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}"
+    if device.sm_count is not None and _partition.sm_count < device.sm_count:
+        raise SliceError(
+            f"{said} of {device.sm_count} SMs; GPU {device.index} has {_partition.sm_count}. Make "
+            "the layout anew on this machine."
+        )
+    groups = _partition.num_groups
+    if int(os.environ.get(_WANTED, 0)) > groups:
+        fewer = groups_of(spec.sm_percent, groups)
+        message = (
+            f"{said}, {count} groups of SMs; the driver cuts GPU {device.index} into {groups} "
+            f"groups, not {num_groups(device)}, and the GMI gets {fewer}."
+        )
+        runtime.emit({"kind": "warning", "message": message})
+        count = fewer
     if not 0 < count <= _partition.num_free:
         raise SliceError(
-            f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {count} groups of SMs; "
-            f"{_partition.num_free} of {_partition.num_groups} are free on GPU {device.index}. "
-            "Lower the shares, or make the layout anew on this machine."
+            f"{said}, {count} groups of SMs; {_partition.num_free} of {groups} are free on GPU "
+            f"{device.index}. Lower the shares, or use fewer GMIs."
         )
     return _partition.take(count)
 
@@ -152,6 +187,7 @@ class GreenContext:
 
     handle: Any  # CUgreenCtx
     stream: int  # the address of its CUstream
+    num_groups: int
     sm_count: int
 
 
@@ -166,7 +202,8 @@ class Partition:
         module = self._module = cuda_driver.driver()
         checked("primary context", module.cuDevicePrimaryCtxRetain(self._device))
         sms = checked("SMs of the GPU", module.cuDeviceGetDevResource(self._device, self._kind))
-        wanted = max(1, sms.sm.smCount // group_sms)
+        self.sm_count = int(sms.sm.smCount)
+        wanted = max(1, self.sm_count // group_sms)
         groups, count, _ = checked(
             f"SMs in groups of {group_sms}",
             module.cuDevSmResourceSplitByCount(wanted, sms, 0, group_sms),
@@ -190,7 +227,7 @@ class Partition:
         flags = module.CUstream_flags.CU_STREAM_NON_BLOCKING
         stream = checked("a stream of it", module.cuGreenCtxStreamCreate(handle, int(flags), 0))
         seen = checked("SMs of it", module.cuGreenCtxGetDevResource(handle, self._kind))
-        return GreenContext(handle, int(stream), int(seen.sm.smCount))
+        return GreenContext(handle, int(stream), count, int(seen.sm.smCount))
 
     @property
     def _kind(self) -> Any:

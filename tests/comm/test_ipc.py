@@ -224,3 +224,12 @@ def test_ranks_add_in_each_others_memory_in_the_order_that_events_make(monkeypat
             torch.testing.assert_close(result, torch.arange(numel) + 10.0 + step)
     assert not ipc._here
     assert not cupy.opened
+
+
+@pytest.mark.parametrize("number", ["float", "double"])
+def test_the_kernel_compiles_behind_the_headers_that_cupy_puts_first(number):
+    compiler = pytest.importorskip("cupy.cuda.compiler")  # needs no GPU
+    kernel = ipc._kernel(number)
+    program = compiler._NVRTCProgram(kernel.code, "add.cu", (), (), None, "ptx")
+    ptx, _ = program.compile((*kernel.options, "-arch=compute_90"), None)
+    assert b".entry add" in ptx

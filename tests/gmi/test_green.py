@@ -54,8 +54,9 @@ def _running():
 def gang(tmp_path):
     """Starts a layout on a fake H200, or on a GPU that is other than its topology says."""
 
-    def start(layout, sm_count=132, max_restarts=0, **env):
+    def start(layout, sm_count=132, sm_groups=None, max_restarts=0, **env):
         gpu = {"uuid": UUID, "sm_count": sm_count, "mem_bytes": 80 << 30, "capability": [9, 0]}
+        gpu |= {"sm_groups": sm_groups} if sm_groups else {}
         (tmp_path / "gpus.json").write_text(json.dumps([gpu]))
         env |= {"FAKE_CUDA": str(tmp_path / "gpus.json"), "FAKE_CUDA_TORCH": "1"}
         return Gang(layout, Where, env=env, max_restarts=max_restarts)
@@ -114,10 +115,34 @@ def test_after_a_death_all_come_back_on_sms_of_their_own(gang, tmp_path):
 def test_a_gpu_with_fewer_sms_than_the_layout_says_is_found_out(gang):
     with (
         gang(layout(50, 50), sm_count=100) as running,
-        pytest.raises(GmiDied, match="8 groups of SMs; 4 of 12 are free") as caught,
+        pytest.raises(GmiDied, match="sm_percent=50 of 132 SMs; GPU 0 has 100"),
     ):
         running.call("place", timeout=LONG)
-    assert caught.value.gmi_id == 1
+
+
+# An H100 of 132 SMs was cut into 15 groups of 8.
+@pytest.mark.parametrize(
+    ("percents", "sms"),
+    [
+        ((25, 25, 25, 25), [24] * 4),
+        ((50, 25, 25), [56, 24, 24]),
+        ((31, 31, 31), [40] * 3),  # which want 15 groups: nobody gets less
+        ((50,), [64]),
+    ],
+)
+def test_a_chip_of_fewer_groups_is_shared_by_percent_where_they_are_too_few(gang, percents, sms):
+    with gang(layout(*percents), sm_groups=15) as running:
+        places = running.call("place", timeout=LONG)
+    assert [len(its) for _, its, _ in places] == sms
+    assert len(set().union(*(its for _, its, _ in places))) == sum(sms)
+
+
+def test_more_gmis_than_the_chip_has_groups_are_told_so(gang):
+    with (
+        gang(layout(*[6] * 16), sm_groups=15) as running,
+        pytest.raises(GmiDied, match="1 groups of SMs; 0 of 15 are free on GPU 0"),
+    ):
+        running.call("place", timeout=LONG)
 
 
 def test_work_on_another_stream_is_found_out(gang):

@@ -85,7 +85,9 @@ def cuDevSmResourceSplitByCount(num_groups, resource, flags, min_count):
         return _RESULT.CUDA_ERROR_INVALID_VALUE, [], 0, None
     least = _least(_driver.gpus[0])
     size = -(-max(min_count, least) // least) * least
-    count, split = min(num_groups, resource.sm.smCount // size), next(_splits)
+    # A chip lacks SMs in places of its own, and its driver may make fewer groups than SMs // size.
+    most = _driver.gpus[0].get("sm_groups", resource.sm.smCount // size)
+    count, split = min(num_groups, most), next(_splits)
     if not count or resource.of_split:
         return _WRONG, [], 0, None
     sms = resource.sms
