@@ -167,8 +167,11 @@ def machine(memory: bool = True) -> str:
 def commit() -> str:
     """The commit measured, with a + when files differ from it.
 
-    Where there is no git, or this is no checkout: the variable GMI_DRL_COMMIT.
+    The variable GMI_DRL_COMMIT says which one where the tree is a copy: without git, or as files
+    that differ from an older commit.
     """
+    if named := os.environ.get("GMI_DRL_COMMIT"):
+        return named
 
     def git(*arguments: str) -> str:
         try:
@@ -182,5 +185,5 @@ def commit() -> str:
 
     head = git("rev-parse", "--short=12", "HEAD")
     if not head:
-        return os.environ.get("GMI_DRL_COMMIT") or "unknown"
+        return "unknown"
     return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")

@@ -12,7 +12,7 @@
 #                   update.json, and a log for each step; never more than eight files
 #   BEFORE          a folder of the same form with results of earlier slots (bench/results/gpu)
 #   STATE           what steps leave for later ones on this machine (/tmp/gmi-slot-<uid>)
-#   GMI_DRL_COMMIT  the commit that is measured, where there is no git
+#   GMI_DRL_COMMIT  the commit that is measured, where git does not say it: in a copy of the tree
 #   PACK            where a pack is unpacked (/tmp/gmi-drl-pack); its env.sh is read if it is there
 #   PARTS           the folder with the parts of a pack (.pack)
 #   ENV_ID, ADAPTER what is simulated (Ant-v5, warp)

@@ -176,12 +176,12 @@ def _job(
     g, dist = torch.Generator().manual_seed(0), Normal(options.actions)
     sizes = hidden_sizes(settings.network)
     policy = ActorCritic(options.obs, dist, sizes, generator=g, precision=precision)  # type: ignore[arg-type]
+    policy = policy.to(device)  # first: a batch holds some of its parameters
     batch = Batch.allocate(
         1, options.rows, options.obs, ActorCriticPolicy(policy), device, filled=PPO.filled
     )
     assert batch.rows is not None
     batch.rows.copy_(torch.randn(batch.rows.shape, generator=g))
-    policy = policy.to(device)
     flat = batch.flat()
     with torch.no_grad():
         flat["head"].copy_(policy(flat["observation"]))

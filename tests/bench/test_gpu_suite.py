@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import sys
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -439,12 +440,13 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
 def test_the_commit_is_gits_or_that_of_the_variable(suite, monkeypatch, tmp_path):
     import report
 
-    monkeypatch.setenv("GMI_DRL_COMMIT", "0123456789ab")
-    monkeypatch.setattr(report, "HERE", tmp_path)  # no checkout
-    assert report.commit.__wrapped__() == "0123456789ab"
-    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    monkeypatch.setenv("GMI_DRL_COMMIT", "0123456789ab")  # also in a copy that has an older git
     assert report.commit.__wrapped__() == "0123456789ab"
     monkeypatch.delenv("GMI_DRL_COMMIT")
+    assert re.fullmatch("[0-9a-f]{12}[+]?", report.commit.__wrapped__())
+    monkeypatch.setattr(report, "HERE", tmp_path)  # no checkout
+    assert report.commit.__wrapped__() == "unknown"
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
     assert report.commit.__wrapped__() == "unknown"
 
 
