@@ -5,6 +5,7 @@ import dataclasses
 import gmi_drl
 from device_only import RecordedPool
 from gmi_drl.roles.optimizers import descent, learner
+from gmi_drl.roles.policies import recurrent_steps
 from gmi_drl.roles.samples import collector
 
 
@@ -25,7 +26,12 @@ class Launched(gmi_drl.Holistic):
         return env
 
     def make_optimizer(self):
-        for module in (collector, descent, learner):  # of this process, which is the GMI's own
+        for module in (
+            collector,
+            descent,
+            learner,
+            recurrent_steps,
+        ):  # of this process, which is the GMI's own
             module.static_on = lambda device, wanted=None: True
         return super().make_optimizer()
 

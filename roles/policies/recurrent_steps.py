@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gmi_drl.roles.graphs import static_on
+
 
 class LSTMSteps(torch.autograd.Function):
     """The outputs [T, N, H] of an LSTM for the features' part of its gates [T, N, 4 H]."""
@@ -167,7 +169,7 @@ class GRUSteps(torch.autograd.Function):
 
 def _drops(kept: Tensor) -> list[bool]:
     """Tells before which steps [T] some state is dropped; on a GPU all, as nobody waits to know."""
-    if kept.device.type != "cpu":
+    if static_on(kept.device):
         return [True] * len(kept)
     drops: list[bool] = (kept.flatten(1).amin(1) < 1.0).tolist()
     return drops

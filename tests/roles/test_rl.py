@@ -284,8 +284,9 @@ def test_cartpole_is_learned(make, algorithm):
     its = [
         rl.Evaluator("CartPole-v1", algorithm, num_env=4, seed=1, settings=keys) for _ in range(2)
     ]
-    optimizer = make(algorithm, its, total_steps=200_000)
-    while optimizer.steps < 200_000:
+    total_steps = 300_000 if algorithm is rl.PPO else 200_000  # some seeds of PPO are still at 430
+    optimizer = make(algorithm, its, total_steps=total_steps)
+    while optimizer.steps < total_steps:
         told = optimizer.step()
     assert told["return_mean"] >= 450
     assert optimizer.evaluate()["eval_return"] >= 475
