@@ -25,16 +25,20 @@ class RoleError(GmiDrlError, RuntimeError):
 class NotFiniteError(RoleError):
     """The environment gave NaN or infinity; names the environment and the step."""
 
-    def __init__(self, what: str, env_index: int, step: int, iteration: int) -> None:
-        super().__init__(what, env_index, step, iteration)
-        self.what, self.env_index, self.step, self.iteration = what, env_index, step, iteration
+    def __init__(
+        self, env_id: str, what: str, env_index: int, seed: int | None, step: int, iteration: int
+    ) -> None:
+        super().__init__(env_id, what, env_index, seed, step, iteration)
+        self.env_id, self.what, self.env_index, self.seed = env_id, what, env_index, seed
+        self.step, self.iteration = step, iteration
 
     def __str__(self) -> str:
+        seeded = "" if self.seed is None else f" (seed {self.seed})"
         return (
-            f"{self.what} of environment {self.env_index} is not finite at step {self.step} of "
-            f"iteration {self.iteration}; a policy cannot learn from it. Training stopped; "
-            "checkpoints are kept. Look at the environment's reward and physics (a smaller time "
-            "step, clipped actions), then go on with --resume, or begin anew."
+            f"env {self.env_id}: {self.what} of environment {self.env_index}{seeded} is not finite "
+            f"at step {self.step} of iteration {self.iteration}; a policy cannot learn from it. "
+            "Training stopped; checkpoints are kept. Look at the environment's reward and physics "
+            "(a smaller time step, clipped actions), then go on with --resume, or begin anew."
         )
 
 

@@ -80,6 +80,7 @@ def make_env(
         threads=threads, dtype=dtype or torch.float32, wrappers=tuple(single_wrappers(wrappers)),
     )  # fmt: skip
     env: VecEnv = load(ADAPTERS[choose_adapter(id, adapter)].make)(spec)
+    env.seed = seed  # type: ignore[attr-defined]  # for who tells of one of them
     return wrapped(env, id, wrappers)
 
 

@@ -44,7 +44,7 @@ class EnvPoolVecEnv:
         if faults := space_faults(spec.env_id, self.structured_space, self.action_space):
             self.close()
             raise EnvSpecError(faults)
-        self._flattener = Flattener(self.structured_space)
+        self._flattener = Flattener(self.structured_space, self.env_id)
         self.observation_space = flat = self._flattener.flat
         alone = isinstance(self.action_space, gymnasium.spaces.Discrete)
         columns = action_columns(self.action_space)

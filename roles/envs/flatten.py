@@ -11,14 +11,15 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from numpy.typing import NDArray
 
+from .errors import EnvError
 from .spaces import Leaf, Path, flat_space, leaves, width_of
 
 
 class Flattener:
-    """Writes observations of a space as vectors of `flat`."""
+    """Writes observations of a space as vectors of `flat`; EnvError for a choice out of range."""
 
-    def __init__(self, space: Space[Any]) -> None:
-        self.flat = flat_space(space)
+    def __init__(self, space: Space[Any], env_id: str) -> None:
+        self.flat, self._env_id = flat_space(space), env_id
         self._places: list[tuple[Path, Leaf, slice]] = []
         end = 0
         for path, leaf in leaves(space):
@@ -28,34 +29,38 @@ class Flattener:
     def write(self, batch: Any, out: NDArray[Any]) -> None:
         """Write observations [N, ...], batched as Gymnasium does it, into `out` [N, D]."""
         for path, leaf, place in self._places:
-            _write(leaf, np.asarray(_at(batch, path)), out[:, place])
+            self._write(leaf, np.asarray(part_at(batch, path)), out[:, place])
 
     def write_one(self, observation: Any, out: NDArray[Any]) -> None:
         """Write one observation into `out` [D]."""
         for path, leaf, place in self._places:
-            _write(leaf, np.asarray(_at(observation, path))[None], out[None, place])
+            self._write(leaf, np.asarray(part_at(observation, path))[None], out[None, place])
+
+    def _write(self, leaf: Leaf, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write values [N, ...] of a leaf into `out` [N, width]."""
+        rows = len(values)
+        if isinstance(leaf, Box | MultiBinary):
+            out[...] = values.reshape(rows, -1)
+            return
+        one = isinstance(leaf, Discrete)
+        sizes = np.array([leaf.n]) if isinstance(leaf, Discrete) else leaf.nvec.ravel()
+        chosen = values.reshape(rows, -1) - (leaf.start if one else leaf.start.ravel())
+        strange = (chosen < 0) | (chosen >= sizes)
+        if strange.any():
+            number = int(strange.any(1).argmax())
+            raise EnvError(
+                f"env {self._env_id}: environment {number} of {rows} gave an observation "
+                f"{values[number].tolist()}; must be in {leaf}. Mend it, or its spaces."
+            )
+        out[...] = 0
+        out[np.arange(rows)[:, None], np.cumsum(sizes) - sizes + chosen] = 1
 
 
-def _at(structure: Any, path: Path) -> Any:
+def part_at(structure: Any, path: Path) -> Any:
+    """Returns the part of an observation of Dicts and Tuples that `path` leads to."""
     for key in path:
         structure = structure[key]
     return structure
-
-
-def _write(leaf: Leaf, values: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write values [N, ...] of a leaf into `out` [N, width]."""
-    rows = len(values)
-    if isinstance(leaf, Box | MultiBinary):
-        out[...] = values.reshape(rows, -1)
-        return
-    if isinstance(leaf, Discrete):
-        chosen, begins = values.reshape(rows, 1) - leaf.start, np.zeros(1, dtype=np.int64)
-    else:
-        chosen = values.reshape(rows, -1) - leaf.start.ravel()
-        sizes = leaf.nvec.ravel()
-        begins = np.cumsum(sizes) - sizes
-    out[...] = 0
-    out[np.arange(rows)[:, None], begins + chosen] = 1
 
 
 def unflattened_action(space: Space[Any], rows: NDArray[Any]) -> Any:

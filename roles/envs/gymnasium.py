@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateE
 from .flatten import Flattener, unflattened_action
 from .protocol import Step, VecEnvSpec
 from .spaces import action_columns, space_faults
+from .watched import WatchedEnv
 
 
 class GymnasiumVecEnv:
@@ -38,13 +39,13 @@ class GymnasiumVecEnv:
         wrappers, entry = spec.wrappers, find_spec(env_id)
         assert entry is not None  # it was checked
 
-        def one() -> gymnasium.Env[Any, Any]:
+        def one(number: int) -> gymnasium.Env[Any, Any]:
             made = gymnasium.make(entry, max_episode_steps=limit, **arguments)
             for wrapper in wrappers:
                 made = wrapper(made)
-            return made
+            return WatchedEnv(made, env_id, number)
 
-        copies, mode = [one] * num_env, AutoresetMode.SAME_STEP
+        copies, mode = [partial(one, i) for i in range(num_env)], AutoresetMode.SAME_STEP
         self._env: SyncVectorEnv | AsyncVectorEnv
         try:
             # Workers are spawned afresh: a fork would copy this process's threads' locks.
@@ -61,7 +62,7 @@ class GymnasiumVecEnv:
         if faults := space_faults(env_id, self.structured_space, self.action_space):
             self.close()
             raise EnvSpecError(faults)
-        self._flattener = Flattener(self.structured_space)
+        self._flattener = Flattener(self.structured_space, self.env_id)
         self.observation_space = flat = self._flattener.flat
         # A Discrete is one number: its row is that.
         its_columns = action_columns(self.action_space)
@@ -106,19 +107,9 @@ class GymnasiumVecEnv:
         return unflattened_action(self.action_space, array.reshape(self.num_env, -1))
 
     def _error(self, what: str, error: Exception) -> Exception:
-        """Returns what to raise for an error of the environment's own code."""
-        if isinstance(error, MemoryError):
-            return error
-        if what != "constructor" and isinstance(self.structured_space, Box):
-            wanted = self.structured_space.shape
-            for seen in getattr(self._env, "_env_obs", None) or ():  # what each has given, if sync
-                if seen is not None and np.shape(seen) != wanted:
-                    return EnvError(
-                        f"env {self.env_id}: {what} gave an observation of shape "
-                        f"{list(np.shape(seen))}, and the observation space has "
-                        f"{list(wanted or ())}. Make the two agree."
-                    )
-        return EnvRaised.of(self.env_id, what, error)
+        """Returns what to raise for an error of the environment's own code, or of Gymnasium's."""
+        is_told = isinstance(error, EnvError | MemoryError)
+        return error if is_told else EnvRaised.of(self.env_id, what, error)
 
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("_env")

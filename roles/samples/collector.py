@@ -238,7 +238,7 @@ class Collector:
             bad = (~torch.isfinite(final).all(-1)).nonzero()
             if len(bad):
                 where = int(rows[bad[0]])
-                raise NotFiniteError("final observation", where, t, self._iteration)
+                raise self._told("final observation", where, t)
             if self._bootstrap:
                 # A time limit is not the end of the world: the cut episode is credited with the
                 # value of the state it was cut in. The reward is scaled at the end, so undo that
@@ -313,7 +313,7 @@ class Collector:
         """Names the first bad entry; waits for the device."""
         if len(final := self._bad_final.nonzero()):
             step, env_index = final[0].tolist()
-            return NotFiniteError("final observation", env_index, step, self._iteration)
+            return self._told("final observation", env_index, step)
         bad_reward = ~torch.isfinite(self.batch["reward"])
         bad, raw = bad_reward, self.batch["raw_observation"]
         if raw.is_floating_point():
@@ -322,10 +322,16 @@ class Collector:
         where = bad.nonzero()
         if not len(where):  # shown by the first reset, or finite and too large for float32
             what = "the first observation, or the sum of all,"
-            return NotFiniteError(what, 0, 0, self._iteration)
+            return self._told(what, 0, 0)
         step, env_index = where[0].tolist()
         what = "reward" if bad_reward[step, env_index] else "observation"
-        return NotFiniteError(what, env_index, step, self._iteration)
+        return self._told(what, env_index, step)
+
+    def _told(self, what: str, env_index: int, step: int) -> NotFiniteError:
+        env_id = getattr(self._env, "env_id", "of the role")
+        first = getattr(self._env, "seed", None)  # as make_env has it
+        seed = first + env_index if isinstance(first, int) else None
+        return NotFiniteError(env_id, what, env_index, seed, step, self._iteration)
 
 
 class Steady:

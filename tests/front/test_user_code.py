@@ -1,7 +1,6 @@
 """`check` and `launch` on environments that cannot be trained on: the child, and what is told."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import bodies_spaces
 from ends import until
 from gmi_drl import launch, runtime
 from gmi_drl.cli import main
-from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.plan import user_code
 from gmi_drl.launcher.plan.child_process import ChildFailed, ask
 from gmi_drl.launcher.plan.user_code import try_user_code
@@ -217,18 +215,68 @@ def warm():
         ("BrokenInStep", "its step raised RuntimeError: no licence file ("),
     ],
 )
-def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name, said):
+def test_launch_tells_a_refusal_before_it_starts_anything(warm, tmp_path, monkeypatch, name, said):
     monkeypatch.chdir(tmp_path)
     config = config_of(name, algorithm={"network": [8]}, run={"folder": str(tmp_path)})
-    with pytest.raises(GmiDied) as died:
+    with pytest.raises(ConfigError) as refused:
         launch(config, view="none", import_path=OWN.parent)
-    first, sentence, *rest = str(died.value).splitlines()
-    assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
-    assert said in sentence
-    assert [line.partition(":")[0] for line in rest] == ["its log"]
-    (log,) = tmp_path.glob("run/*/logs/gmi0.log")
-    assert "Traceback (most recent call last)" in log.read_text()
-    assert os.listdir(log.parent)
+    (fault,) = refused.value.faults
+    assert said in str(fault)
+    assert not list(tmp_path.glob("run/*"))
+
+
+WRONG = """
+import gymnasium
+from torch import nn
+from gmi_drl.roles.envs import EnvWrapper
+class NoModule:
+    features = 3
+    def __init__(self, space): pass
+class Narrow(nn.Module):
+    features = 3
+    def __init__(self, space):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+    def forward(self, observation): return self.layer(observation)
+class Raises(Narrow):
+    def forward(self, observation): raise OSError("no weights")
+class Made(gymnasium.Wrapper):
+    def __init__(self, env): raise OSError("no display")
+class Begun(gymnasium.Wrapper):
+    def reset(self, **how): raise OSError("no track")
+class Stepped(EnvWrapper):
+    def step(self, action): raise OSError("no wind")
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": {"network": "wrong:Absent"}}, "wrong has no Absent"),
+        ({"algorithm": {"network": "wrong:NoModule"}}, "torch.nn.Module"),
+        ({"algorithm": {"network": "wrong:Narrow"}}, "forward gave [2, 2]"),
+        ({"algorithm": {"network": "wrong:Raises"}}, "forward raised OSError"),
+        ({"env": {"wrappers": ["wrong:Made"]}}, "OSError: no display"),
+        ({"env": {"wrappers": ["wrong:Begun"]}}, "OSError: no track"),
+        ({"env": {"wrappers": ["wrong:Stepped"]}}, "OSError: no wind"),
+        ({"env": {"wrappers": [{"wrong:Made": {"speed": 3}}]}}, "speed"),
+    ],
+)
+def test_launch_tries_networks_and_wrappers_before_it_starts_anything(
+    warm, tmp_path, monkeypatch, changes, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    config = {
+        "version": 1, "env": {"id": "CartPole-v1", "adapter": "gymnasium", "num_env": 2},
+        "algorithm": {"horizon": 4}, "hardware": {"backend": "cpu", "num_gpus": 1},
+        "run": {"folder": str(tmp_path), "total_steps": 16},
+    }  # fmt: skip
+    config |= {name: config[name] | its for name, its in changes.items()}
+    with pytest.raises(ConfigError) as refused:
+        launch(config, view="none", import_path=tmp_path)
+    assert said in str(refused.value)
+    assert not list(tmp_path.glob("run/*"))
 
 
 ALGORITHMS = """

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl.gmi import DiscoveryError
 from gmi_drl.placement import (
     CONVOLUTIONAL,
     ConfigError,
     CustomAlgorithmConfig,
+    LayoutError,
     is_own_network,
+    layout_of,
     load_config,
 )
 from gmi_drl.placement.checks.memory import Sizes
 
 from .child_process import ChildFailed, ask
+from .planning import find_devices
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +69,29 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
     return UserCodeReport(**answer, sizes=None if sizes is None else Sizes(**sizes))
 
 
-def try_here(text: str, folder: str) -> dict[str, Any]:
-    """Returns the fields of a `UserCodeReport`; called in the child."""
+def names_user_code(config: Config) -> bool:
+    """Tells whether a config names environments, wrappers, networks or classes of the user's."""
+    algorithm, env = config.algorithm, config.env
+    return (
+        bool(config.roles)
+        or isinstance(algorithm, CustomAlgorithmConfig)
+        or is_own_network(algorithm.network)
+        or ":" in env.id
+        or any(":" in name for entry in env.wrappers for name in _named(entry))
+    )
+
+
+def _named(entry: str | dict[str, Any]) -> list[str]:
+    return [entry] if isinstance(entry, str) else list(entry)
+
+
+def try_here(
+    text: str, folder: str, layout: Layout | None = None, roles: Sequence[type[DRL_role]] = ()
+) -> dict[str, Any]:
+    """Returns the fields of a `UserCodeReport`; called in a process of its own.
+
+    `roles` are classes beside those that the config names.
+    """
     from gmi_drl.roles import RoleError, load_role
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.envs import EnvError, make_env
@@ -80,54 +106,63 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     for name, role in config.roles.items():
         faults += role_problems(name, role.class_, folder)
     custom = isinstance(config.algorithm, CustomAlgorithmConfig)
-    config, wrong = _with_settings(config, folder)
+    config, wrong = _with_settings(config, folder, layout or _layout_here(config))
     faults += wrong
     if faults:
         return {"faults": faults}
-    classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]
+    named = [role.class_ for role in config.roles.values()]
+    classes = [*roles, *(load_role(role, Path(folder)) for role in named)]
     if makers := [role.__name__ for role in classes if not _keeps(role, "make_env")]:
         return {"notes": [f"environments are made by {makers[0]}, and were not looked at"]}
     own_network = not all(_keeps(role, "make_policy") for role in classes)
     compiles = ADAPTERS[adapter].compiles != ""  # which takes a GPU, and minutes
     if adapter == "isaacgym" or (compiles and choose_adapter(env.id) == "gymnasium"):
         return {"notes": [f"adapter {adapter}: the environment was not made"]}
-    notes = []
+    closing = Closing()  # one that raises or hangs is no fault: it does not fail a run
     try:
-        if compiles:
-            envs = make_env(env.id, 1, wrappers=env.wrappers)  # of the same spaces
-            notes.append(f"adapter {adapter}: the environment was not made on a GPU")
+        if compiles:  # one that is not, of the same spaces
+            envs = make_env(env.id, 1, wrappers=env.wrappers)
         else:
             envs = make_env(
                 env.id, _NUM_ENV, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps, wrappers=env.wrappers,
             )  # fmt: skip
-            faults = list(_faults(env.id, envs))
+        closing.later(envs.close)
+        faults = [] if compiles else list(_faults(env.id, envs))
         if not (faults or own_network or custom):
             settings = config.algorithm
             least = settings  # with a small network, if it needs no image: the same spaces
             if settings.network not in CONVOLUTIONAL and not is_own_network(settings.network):
                 least = settings.model_copy(update={"network": (1,)})
             algorithm_class(settings).make_network(least, envs, None)
+        if faults:
+            return {"faults": faults}
+        faults, notes = _policy_told(config, envs, own_network)
+        if compiles:
+            notes.insert(0, f"adapter {adapter}: the environment was not made on a GPU")
+        distribution = distribution_for(envs.action_space)
+        stacking = getattr(envs, "stacking", None)
+        sizes = {
+            "observation": observation_width(envs.observation_space),
+            "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
+            "frames": 1 if stacking is None else stacking.count,
+            "action": distribution.action_columns,
+            "parameters": distribution.parameters,
+            "has_own_network": own_network,
+        }
+        return {"faults": faults, "notes": notes, "sizes": sizes}
     except (EnvError, RoleError) as error:
         return {"faults": str(error).splitlines()}
-    if faults:
-        return {"faults": faults}
-    faults, more = _policy_told(config, envs, own_network)
-    notes += more
-    distribution = distribution_for(envs.action_space)
-    stacking = getattr(envs, "stacking", None)
-    sizes = {
-        "observation": observation_width(envs.observation_space),
-        "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
-        "frames": 1 if stacking is None else stacking.count,
-        "action": distribution.action_columns,
-        "parameters": distribution.parameters,
-        "has_own_network": own_network,
-    }
-    closing = Closing()
-    closing.later(envs.close)
-    closing.all_within()  # one that raises or hangs is no fault: it does not fail a run
-    return {"faults": faults, "notes": notes, "sizes": sizes}
+    finally:
+        closing.all_within()
+
+
+def _layout_here(config: Config) -> Layout | None:
+    """Returns the layout on this machine, by which an algorithm of the user's is checked."""
+    with suppress(DiscoveryError, ConfigError, LayoutError):  # each a fault that planning tells
+        if config.is_resolved and isinstance(config.algorithm, CustomAlgorithmConfig):
+            return layout_of(config, find_devices(config))
+    return None
 
 
 def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> list[str]:
@@ -237,7 +272,9 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
     distribution = distribution_for(env.action_space)
     to_env = env_action(env.action_space, env.device)
     generator = torch.Generator().manual_seed(0)
-    if bad := list(_not_finite(env_id, "reset gave an observation", env.reset(seed=0))):
+    with _raised_is_told(env_id, "reset"):
+        first = env.reset(seed=0)
+    if bad := list(_not_finite(env_id, "reset gave an observation", first)):
         yield from bad
         return
     for _ in range(_STEPS):
@@ -245,7 +282,9 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
         params, noise = torch.zeros(shape), torch.zeros(env.num_env, distribution.noise_columns)
         distribution.noise(shape[:1], torch.zeros(shape[1]), generator, noise)
         out = torch.zeros(env.num_env, distribution.action_columns)
-        step = env.step(to_env(distribution.sample(params, noise, out)))
+        action = to_env(distribution.sample(params, noise, out))
+        with _raised_is_told(env_id, "step"):
+            step = env.step(action)
         bad = [
             *_not_finite(env_id, "step gave an observation", step.final_observation),
             *_not_finite(env_id, "step gave a reward", step.reward),
@@ -253,6 +292,21 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
         if bad:
             yield from bad
             return
+    yield from _not_finite(env_id, "its second reset gave an observation", env.reset())
+
+
+@contextmanager
+def _raised_is_told(env_id: str, what: str) -> Iterator[None]:
+    """Raises an EnvError that names the line, also where a wrapper of the batch raised."""
+    from gmi_drl.roles.envs import EnvError
+    from gmi_drl.roles.envs.errors import EnvRaised
+
+    try:
+        yield
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvRaised.of(env_id, what, error) from error
 
 
 def _not_finite(env_id: str, what: str, given: torch.Tensor) -> Iterator[str]:

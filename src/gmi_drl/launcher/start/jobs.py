@@ -20,7 +20,7 @@ from gmi_drl.launcher.plan.planning import (
     planned,
     reduction_of,
 )
-from gmi_drl.launcher.plan.user_code import algorithm_problems
+from gmi_drl.launcher.plan.user_code import names_user_code, try_here
 from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
 from gmi_drl.launcher.watch.noise_watch import why_none
 from gmi_drl.launcher.watch.records import PROFILED
@@ -28,7 +28,6 @@ from gmi_drl.placement import (
     ABSENT,
     Config,
     ConfigError,
-    CustomAlgorithmConfig,
     Fault,
     Layout,
     layout_faults_of,
@@ -74,7 +73,7 @@ def new_job(
         resolved, notes = resolve(resolved, import_path)
     with importable(import_path):  # the environment's module may be there
         layout = planned(resolved, source)
-    if faults := _algorithm_faults(resolved, layout, import_path):
+    if faults := _user_code_faults(resolved, layout, import_path, roles):
         raise ConfigError(with_places(faults, source, overrides), source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
@@ -82,15 +81,20 @@ def new_job(
     return _job(layout, resolved, folder, classes, import_path, notes=notes)
 
 
-def _algorithm_faults(config: Config, layout: Layout, folder: Path) -> list[str]:
-    """Lists what is wrong with an algorithm of the user's and its settings, as its class says."""
-    if not isinstance(config.algorithm, CustomAlgorithmConfig):
+def _user_code_faults(
+    config: Config, layout: Layout, folder: Path, roles: Mapping[str, Any] | None
+) -> list[str]:
+    """Lists what is wrong with the user's code that the config names, which is tried in a process.
+
+    One that the code ends or holds up tells nothing: a GMI does as well, and shows its log.
+    """
+    if not names_user_code(config):
         return []
-    text = json.dumps(config.model_dump(mode="json"))
-    with suppress(runtime.ActorRuntimeError):  # a GMI dies of it as well, and shows its log
-        faults: list[str] = ask_actor("algorithm", algorithm_problems, text, str(folder), layout)
-        return faults
-    return []
+    text, given = json.dumps(config.model_dump(mode="json")), list((roles or {}).values())
+    tried: dict[str, list[str]] = {}
+    with suppress(runtime.ActorRuntimeError):
+        tried = ask_actor("user code", try_here, text, str(folder), layout, given)
+    return tried.get("faults", [])
 
 
 def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
