@@ -31,7 +31,7 @@ import torch
 from report import emit, emit_pairs
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import load_config
+from gmi_drl.placement import ReplayConfig, load_config
 from gmi_drl.roles.algorithms import algorithm_class
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.optimizers.learner import Learner
@@ -40,7 +40,7 @@ from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
-from gmi_drl.roles.samples.replay import Limiter, UniformReplay
+from gmi_drl.roles.samples.replay import Replay
 
 EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
 CLAIM: Final = 0.5  # percent of an update
@@ -130,9 +130,9 @@ class Update:
         self.learner.connect(group)
         self._train: Callable[[Batch], None] = self.learner.update
         if replays:
-            kept = Limiter(0, settings.updates_per_row)  # type: ignore[attr-defined]
-            size = settings.minibatch_size(0)
-            replay = UniformReplay(settings.kept_steps, size, kept, draw, cls.replayed)
+            assert isinstance(settings, ReplayConfig)
+            its = settings.model_copy(update={"replay_start": 0})
+            replay = Replay.of(its, self._batch, cls.replayed, draw)
             self._train = OnReplay(self.learner, replay).update
 
     def __call__(self) -> float:

@@ -3,6 +3,7 @@
 RoleError
 +-- NotFiniteError    the environment paid or showed NaN or infinity
 +-- DivergedError     a loss is not finite any more
++-- PriorityError     a loss gave a priority that none can be drawn by
 +-- CaptureError      work on a GPU cannot be captured as a CUDA graph
 +-- SetUpTimeout      a GMI takes too long to make its environments
 +-- CheckpointError   a checkpoint cannot be written or read
@@ -55,6 +56,22 @@ class DivergedError(RoleError):
         return (
             f"training diverged: {shown}. Checkpoints are kept. Lower "
             f"algorithm.learning_rate{value} or reward_scale, and begin anew or resume."
+        )
+
+
+class PriorityError(RoleError):
+    """A priority that is NaN, infinite or negative; names the environment and step of its row."""
+
+    def __init__(self, priority: float, env_index: int, step: int) -> None:
+        super().__init__(priority, env_index, step)
+        self.priority, self.env_index, self.step = priority, env_index, step
+
+    def __str__(self) -> str:
+        return (
+            f"the loss gave priority {self.priority:g} to step {self.step} of environment "
+            f"{self.env_index} in the replay; priorities must be finite, and 0 or more. Training "
+            "stopped; checkpoints are kept. Where the loss diverged lower algorithm.learning_rate "
+            "or reward_scale, else give the error's absolute value in Losses.extras['priorities']."
         )
 
 

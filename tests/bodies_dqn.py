@@ -9,7 +9,7 @@ from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.samples.replay import Limiter, UniformReplay
+from gmi_drl.roles.samples.replay import Replay
 
 WIDTH, ACTIONS = 4, 3
 SETTINGS = DQNConfig(network=[16], target_every=3, learning_rate=1e-2)
@@ -40,16 +40,22 @@ def experience(generator, steps=4, num_env=5):
 def trains_of(seed, capacity=50, normalizers=None, **limits):
     """What an optimizer does with its batches, not connected yet."""
     generator = torch.Generator().manual_seed(seed)
-    limiter = Limiter(limits.get("start", 20), limits.get("updates_per_row", 0.2))
-    replay = UniformReplay(capacity, 8, limiter, generator, DQN.replayed)
+    settings = SETTINGS.model_copy(
+        update={
+            "replay_capacity": capacity, "replay_start": limits.get("start", 20),
+            "updates_per_row": limits.get("updates_per_row", 0.2), "batch_size": 8,
+            "sampler": limits.get("sampler", "uniform"),
+        }
+    )  # fmt: skip
+    replay = Replay.of(settings, experience(torch.Generator()), DQN.replayed, generator)
     algorithm = algorithm_of(network(), SETTINGS, normalizers)
     return OnReplay(Learner(algorithm, generator), replay)
 
 
-def rounds(group, count):
+def rounds(group, count, sampler="uniform"):
     """What a GMI holds after some rounds: parameters, target, normaliser, and what was counted."""
     seen = RunningNormalizer(WIDTH, clip=10.0)
-    trains = trains_of(group.rank, normalizers=Normalizers(seen, None))
+    trains = trains_of(group.rank, normalizers=Normalizers(seen, None), sampler=sampler)
     trains.learner.connect(group)
     generator = torch.Generator().manual_seed(100 + group.rank)
     for _ in range(count):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gmi_drl.placement.config.algorithms.common import ReplayConfig
 from gmi_drl.placement.config.config import Config
 from gmi_drl.placement.config.section import CONVOLUTIONAL, hidden_sizes, is_own_network
 from gmi_drl.placement.faults import Fault
@@ -97,20 +98,32 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     parameters = sizes.network(config)
     layers = () if sizes.has_own_network else hidden_sizes(algorithm.network)
     if learns:  # what comes out of each layer is kept for the way back
-        kept = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
-        through = algorithm.minibatch_size(samples) * (row + kept * _FLOAT * sum(layers))
+        sides = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
+        through = algorithm.minibatch_size(samples) * (row + sides * _FLOAT * sum(layers))
     else:
         through = num_env * _FLOAT * max(layers, default=0)
     of_each = _FLOAT if "agent" in gmi.roles else 0
     if learns:
         of_each = _TRAINED + algorithm.target_networks * _FLOAT
-    kept_row = 2 * d * sizes.observation_bytes + _FLOAT * (a + 2)  # observed before and after
+    kept = 0
+    if learns and isinstance(algorithm, ReplayConfig):
+        on_gpu = layout.topology.devices[gmi.gpu_id].kind == "gpu"
+        if algorithm.replay_device == "policy" or not on_gpu:
+            kept = algorithm.replay_capacity * _kept_row(algorithm, sizes)
     return {
         "experience": samples * step + (_FLOAT + sizes.observation_bytes) * num_env * d,
-        "replay": algorithm.kept_steps * kept_row if learns else 0,
+        "replay": kept,
         "minibatch": through,
         "network": parameters * of_each,
     }
+
+
+def _kept_row(algorithm: ReplayConfig, sizes: Sizes) -> int:
+    """Returns the bytes of a step in a replay, as roles/samples/replay/storage.py keeps it."""
+    seen = sizes.observation * sizes.observation_bytes
+    ends = seen // 64  # what episodes ended with
+    priority = 9 if algorithm.sampler == "prioritized" else 0
+    return seen + ends + _FLOAT * (sizes.action + 1) + 8 + priority
 
 
 def _fault(

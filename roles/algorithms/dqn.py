@@ -24,7 +24,6 @@ from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
 from .terms import weighted_mean
-from .transitions import make_transitions
 
 
 class QNetwork(nn.Module):
@@ -118,7 +117,6 @@ class DQN(Algorithm):
     stats = ("q_loss", "q_mean", "td_error")
     bootstrap = ()
     recorded = ("next_observation", "terminated")
-    filled = ("discount",)
     replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
     loss = staticmethod(dqn_loss)
 
@@ -146,11 +144,6 @@ class DQN(Algorithm):
         if faults := list(_faults(network, width, _choices(env))):
             base = "gmi_drl.roles.algorithms.dqn.QNetwork"
             raise PolicyError(maker, type(network).__name__, faults, base)
-
-    def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        """Makes each row a transition: see `make_transitions`."""
-        its = self.settings
-        make_transitions(batch, its.gamma, its.n_step, its.bootstrap_time_limit)
 
     def losses(self, batch: Batch) -> Losses:
         return self.loss_function(self.policy.network, self.target, batch, self.settings)

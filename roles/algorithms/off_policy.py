@@ -24,7 +24,6 @@ from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm
 from .terms import weighted_mean
-from .transitions import make_transitions
 
 
 class OffPolicy(Algorithm):
@@ -32,7 +31,6 @@ class OffPolicy(Algorithm):
 
     bootstrap = ()
     recorded = ("next_observation", "terminated")
-    filled = ("discount",)
     replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
     parts: tuple[str, ...] = ("actor", "critics")  # of the network, each a parameter group
     followed: ClassVar[tuple[str, ...]] = ("critics",)  # those of which there is a target
@@ -74,11 +72,6 @@ class OffPolicy(Algorithm):
             base = "gmi_drl.roles.policies.off_policy.ActorWithCritics"
             fault = "it has no actor and no critics"
             raise PolicyError(maker, type(network).__name__, [fault], base)
-
-    def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        """Makes each row a transition: see `make_transitions`."""
-        its = self.settings
-        make_transitions(batch, its.gamma, its.n_step, its.bootstrap_time_limit)
 
     def draw_noise(self, batch: Batch, generator: torch.Generator) -> None:
         if self.loss_noise_columns:

@@ -1,7 +1,8 @@
 """Synchronous training on kept experience: each GMI has a replay of its own, gradients are reduced.
 
 Each round every GMI's evaluators sample, its replay takes that in, and all GMIs take as many steps
-as are due, which they count alike. A GMI that is restarted begins with an empty storage.
+as are due, which they count alike. A GMI that is restarted begins with an empty storage, and draws
+from what it has by then; where all begin so, all wait until there is as much as at the start.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from gmi_drl.comm import Group
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.hindsight import Hindsight
-from gmi_drl.roles.samples.replay import Limiter, UniformReplay
+from gmi_drl.roles.samples.replay import Replay
 
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
@@ -38,11 +40,7 @@ def make(role: ActingRole) -> SyncRounds:
             "batches. Leave them out, or use all_reduce."
         )
     learner = Learner(role.algorithm, sampling.generator)
-    fields = role.algorithm.replayed
-    limiter = Limiter(settings.replay_start, settings.updates_per_row)
-    replay = UniformReplay(
-        settings.replay_capacity, settings.batch_size, limiter, sampling.generator, fields
-    )
+    replay = Replay.of(settings, sampling.batch, role.algorithm.replayed, sampling.generator)
     hindsight: Hindsight | None = None
     if settings.hindsight:
         env = role.make_env(1, seed=_GOALS_SEED)
@@ -57,11 +55,22 @@ class OnReplay:
     """Puts each batch, postprocessed, into a replay, and trains on what is drawn from it."""
 
     def __init__(
-        self, learner: Learner, replay: UniformReplay, hindsight: Hindsight | None = None
+        self, learner: Learner, replay: Replay, hindsight: Hindsight | None = None
     ) -> None:
         self.learner, self._replay, self._hindsight = learner, replay, hindsight
+        self._saves: bool = learner.algorithm.settings.replay_save
         self._normalizer = learner.algorithm.normalizers.observations
         self._no_moments = torch.zeros(1, 0, dtype=torch.float64)  # nothing is measured of a batch
+
+    def connect(self, group: Group) -> None:
+        """Agree with the other GMIs on whether all replays begin anew; collective."""
+        limiter = self._replay.limiter
+        if not any(group.exchange(len(self._replay))) and limiter.rows:
+            limiter.begin_anew()
+
+    def anneal(self, progress: float) -> None:
+        """Take note of `progress`, the share of all steps that is done: 0 to 1."""
+        self._replay.anneal(progress)
 
     def update(self, batch: Batch) -> None:
         learner, replay = self.learner, self._replay
@@ -82,6 +91,10 @@ class OnReplay:
             replay.feedback(keys, losses.extras.get("priorities"))
         learner.clock.stop()
 
+    def check(self) -> None:
+        """Raises PriorityError where a loss gave what is no priority; waits for the device."""
+        self._replay.check()
+
     def metrics(self) -> dict[str, Any]:
         return {"updates": self.learner.updates, "replay_rows": len(self._replay)}
 
@@ -95,7 +108,8 @@ class OnReplay:
         limiter.load_state_dict(state["limiter"])
 
     def own_state(self) -> dict[str, Any]:
-        return {"replay": self._replay.state_dict()}
+        return {"replay": self._replay.state_dict()} if self._saves else {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        self._replay.load_state_dict(state["replay"])
+        if self._saves and "replay" in state:
+            self._replay.load_state_dict(state["replay"])

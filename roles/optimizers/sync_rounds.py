@@ -99,10 +99,14 @@ class SyncRounds:
     def connect(self, group: Group, iteration: int) -> None:
         self.learner.connect(group)
         self.progress.connect(group)
+        if self._replay is not None:
+            self._replay.connect(group)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         learner = self.learner
         learner.anneal(steps / self._total_steps)
+        if self._replay is not None:
+            self._replay.anneal(steps / self._total_steps)
         learner.algorithm.before_sampling(steps)
         if not self._evaluators.sample(iteration):
             return NoMore(stopped=False)
@@ -120,6 +124,8 @@ class SyncRounds:
         # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
         # when they meet, and not that they have diverged.
         check_finite(stats)
+        if self._replay is not None:
+            self._replay.check()
         speed = {"steps_per_s": self._round_steps / sum(phases)}
         metrics = speed | agreed.metrics | stats
         if self._drops:

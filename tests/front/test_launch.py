@@ -348,7 +348,8 @@ def test_divergence_stops_the_run(tmp_path):
 
 def test_nan_rewards_stop_the_run_and_keep_the_last_checkpoint(tmp_path):
     path = config(tmp_path, run__checkpoint_every=1)
-    with pytest.raises(GmiDied, match=r"reward of environment 5 \(seed \d+\) is not finite at step 7"):
+    said = r"reward of environment 5 \(seed \d+\) is not finite at step 7"
+    with pytest.raises(GmiDied, match=said):
         launch(path, roles={"trainer": bodies_front.PaysNan})
     (folder,) = (tmp_path / "runs" / "t").iterdir()
     assert max((folder / "checkpoints").iterdir()).name == "iteration_000002"

@@ -85,10 +85,13 @@ def test_dqn_learns_the_same_where_its_agent_is_apart(tmp_path):
     assert numbers(one) == numbers(apart)
 
 
-@pytest.mark.parametrize("layout", ["one", "apart"])
-def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout):
-    whole = launch(written(tmp_path, layout))
-    part = launch(written(tmp_path, layout), "run.total_steps=256")
+@pytest.mark.parametrize(
+    ("layout", "algorithm"),
+    [("one", {}), ("apart", {}), ("two", {"sampler": "prioritized", "n_step": 3})],
+)
+def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout, algorithm):
+    whole = launch(written(tmp_path, layout, **algorithm))
+    part = launch(written(tmp_path, layout, **algorithm), "run.total_steps=256")
     resumed = launch(None, "run.total_steps=512", resume=part.folder)
     assert numbers(whole) == numbers(resumed)
     for one, other in zip(
@@ -98,6 +101,14 @@ def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout):
     ):
         assert torch.equal(one, other)
     assert torch.equal(learned(whole)["parameters"], learned(resumed)["parameters"])
+
+
+def test_a_replay_that_is_not_saved_begins_anew(tmp_path):
+    part = launch(written(tmp_path, "one", replay_save=False), "run.total_steps=256")
+    lines = numbers(launch(None, "run.total_steps=512", resume=part.folder))
+    assert [line["replay_rows"] for line in lines] == [64, 128, 192, 200, 64, 128, 192, 200]
+    updates = [line["updates"] for line in lines]
+    assert updates[3] == updates[5] < updates[6]
 
 
 @pytest.mark.slow

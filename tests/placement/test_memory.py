@@ -55,10 +55,10 @@ def test_a_replay_and_a_target_network_are_counted():
     dqn = ["algorithm.name=dqn", "env.num_env=8"]
     assert faults(dqn) == []
     (fault,) = faults([*dqn, "algorithm.replay_capacity=1_000_000_000"])
-    assert fault.startswith("algorithm.replay_capacity=1000000000; a GMI needs 232.8 GiB or more")
+    assert fault.startswith("algorithm.replay_capacity=1000000000; a GMI needs 139.7 GiB or more")
     most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
     assert faults([*dqn, f"algorithm.replay_capacity={most}"]) == []
-    of_bytes = [*dqn, "algorithm.replay_capacity=60_000_000"]
+    of_bytes = [*dqn, "algorithm.replay_capacity=100_000_000"]
     assert faults(of_bytes) == []
     assert faults(of_bytes, dataclasses.replace(ANT, observation_bytes=4))
     (fault,) = faults([*dqn, "algorithm.batch_size=100_000_000"])

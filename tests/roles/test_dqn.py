@@ -12,11 +12,10 @@ from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.placement.config.algorithms import DQNConfig
 from gmi_drl.roles.algorithms.dqn import DQN, QPolicy
 from gmi_drl.roles.envs import EnvSpecError
-from gmi_drl.roles.errors import CheckpointError, NotFiniteError, PolicyError
+from gmi_drl.roles.errors import NotFiniteError, PolicyError
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
-from gmi_drl.roles.samples.replay import Limiter, UniformReplay
 from ranks import run_ranks
 from toy_env import ToyEnv
 
@@ -32,8 +31,9 @@ def dqn(**settings):
 
 
 def minibatch(algorithm):
-    whole = bodies.experience(torch.Generator().manual_seed(2), 6, 7)
-    algorithm.postprocess(whole, torch.zeros(1, 0))
+    whole, its = bodies.experience(torch.Generator().manual_seed(2), 6, 7), algorithm.settings
+    over = whole["terminated"] if its.bootstrap_time_limit else whole["done"].bool()
+    whole["discount"].fill_(its.gamma).masked_fill_(over, 0.0)
     flat = Batch({name: column.flatten(0, 1) for name, column in whole.columns.items()})
     return flat.transitions(None)
 
@@ -109,29 +109,6 @@ def test_what_was_cut_goes_on_and_what_has_ended_does_not():
     moved = (algorithm.losses(batch).extras["priorities"] - before).abs() > 1
     assert torch.equal(moved, ~batch["terminated"])
     assert (batch["done"].bool() & ~batch["terminated"]).any()
-
-
-@pytest.mark.parametrize("bootstrap", [True, False])
-@pytest.mark.parametrize("n_step", [1, 2, 4, 9])
-def test_a_row_sums_the_rewards_of_its_steps_and_ends_with_episode_or_batch(n_step, bootstrap):
-    algorithm = dqn(n_step=n_step, bootstrap_time_limit=bootstrap, gamma=0.9)
-    given = bodies.experience(torch.Generator().manual_seed(2), 6, 7)
-    before = {name: column.clone() for name, column in given.columns.items()}
-    algorithm.postprocess(given, torch.zeros(1, 0))
-    for t in range(6):
-        for env in range(7):
-            reward, last = 0.0, t
-            for last in range(t, min(t + n_step, 6)):
-                reward += 0.9 ** (last - t) * float(before["reward"][last, env])
-                if before["done"][last, env]:
-                    break
-            over = before["terminated" if bootstrap else "done"][last, env]
-            discount = 0.0 if over else 0.9 ** (last - t + 1)
-            assert float(given["reward"][t, env]) == pytest.approx(reward, rel=1e-5, abs=1e-6)
-            assert float(given["discount"][t, env]) == pytest.approx(discount)
-            wanted = before["next_observation"][last, env]
-            assert torch.equal(given["next_observation"][t, env], wanted)
-    assert before["done"][:-1].any()
 
 
 # Acting -------------------------------------------------------------------------------------------
@@ -248,134 +225,19 @@ def test_a_checkpoint_keeps_the_target():
     assert torch.equal(weights(one.target), weights(other.target))
 
 
-# The replay ---------------------------------------------------------------------------------------
-
-
-def numbered(first, count):
-    return Batch({"number": torch.arange(first, first + count).float().view(-1, 1)})
-
-
-@pytest.mark.parametrize("capacity", [1, 7, 10, 64])
-@pytest.mark.parametrize("size", [1, 3, 10, 23])
-def test_the_newest_rows_are_kept_and_no_others(capacity, size):
-    replay = UniformReplay(capacity, 500, Limiter(0, 1.0), torch.Generator(), ["number"])
-    there = 0
-    for _ in range(8):
-        replay.put(numbered(there, size))
-        there += size
-        newest = set(range(max(0, there - capacity), there))
-        assert len(replay) == len(newest)
-        assert set(replay.state_dict()["columns"]["number"].tolist()) == newest
-        assert set(replay.next()[0]["number"].tolist()) <= newest
-
-
-def test_rows_are_drawn_alike_and_by_keys_that_name_them():
-    replay = UniformReplay(
-        20, 40_000, Limiter(0, 1.0), torch.Generator().manual_seed(5), ["number"]
-    )
-    replay.put(numbered(0, 20))
-    batch, keys = replay.next()
-    assert torch.equal(batch["number"], keys.float())
-    shares = torch.bincount(keys, minlength=20) / len(keys)
-    torch.testing.assert_close(shares, torch.full((20,), 0.05), rtol=0, atol=0.005)
-
-
-def test_bytes_are_kept_as_bytes_and_drawn_as_numbers():
-    replay = UniformReplay(300, 8, Limiter(0, 1.0), torch.Generator(), ["number"])
-    replay.put(Batch({"number": torch.arange(256, dtype=torch.uint8).view(64, 4)}))
-    assert replay.state_dict()["columns"]["number"].dtype == torch.uint8
-    batch, keys = replay.next()
-    assert torch.equal(batch["number"], keys.float())
-
-
-@pytest.mark.parametrize(("start", "ratio"), [(0, 1.0), (10, 0.25), (7, 3.0), (100, 1.0)])
-def test_so_many_minibatches_are_due_for_each_row_after_the_start(start, ratio):
-    replay = UniformReplay(5, 1, Limiter(start, ratio), torch.Generator(), ["number"])
-    assert not replay.ready()
-    for _ in range(9):
-        replay.put(numbered(0, 4))
-        while replay.ready():
-            replay.next()
-        due = max(replay.limiter.rows - start, 0) * ratio
-        assert due <= replay.limiter.drawn < due + 1
-
-
-def test_what_was_due_stays_so_under_settings_that_are_changed():
-    before, after = Limiter(10, 0.5), Limiter(0, 4.0)
-    before.add(1_010)
-    before.drawn = 500
-    after.load_state_dict(before.state_dict())
-    assert not after.ready()
-    after.add(1)
-    for _ in range(4):
-        assert after.ready()
-        after.drawn += 1
-    assert not after.ready()
-
-
-def test_a_replay_is_saved_without_the_places_that_are_empty():
-    replay = UniformReplay(100_000, 8, Limiter(0, 1.0), torch.Generator(), ["number"])
-    replay.put(numbered(0, 7))
-    column = replay.state_dict()["columns"]["number"]
-    assert column.untyped_storage().nbytes() == 4 * 7
-
-
-@pytest.mark.parametrize("rows", [0, 6, 33])
-def test_a_replay_that_was_saved_draws_what_it_would_have_drawn(rows):
-    def new():
-        return UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator().manual_seed(2), ["number"])
-
-    one, other = new(), new()
-    if rows:
-        one.put(numbered(0, rows))
-    other.load_state_dict(one.state_dict())
-    for replay in (one, other):
-        replay.put(numbered(100, 5))
-    assert torch.equal(one.next()[0]["number"], other.next()[0]["number"])
-    assert torch.equal(one.next()[1], other.next()[1])
-
-
-def test_a_replay_of_another_size_takes_the_newest_rows():
-    saved = UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
-    saved.put(numbered(0, 33))
-    for capacity in (5, 50):
-        replay = UniformReplay(capacity, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
-        replay.load_state_dict(saved.state_dict())
-        kept = replay.state_dict()["columns"]["number"].tolist()
-        assert kept == list(range(33 - min(capacity, 20), 33))
-
-
-def test_a_replay_of_other_columns_is_refused():
-    saved = UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
-    saved.put(numbered(0, 3))
-    replay = UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator(), ["number", "discount"])
-    with pytest.raises(CheckpointError, match="keeps number; the algorithm keeps number, discount"):
-        replay.load_state_dict(saved.state_dict())
-
-
-@pytest.mark.parametrize("capacity", [7, 20, 64])
-def test_rows_of_a_round_that_was_given_up_are_not_counted_twice(capacity):
-    replay = UniformReplay(capacity, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
-    for first in (0, 5, 10):
-        replay.put(numbered(first, 5))
-    replay.take_back(10)
-    assert len(replay) == 5
-    for first in (20, 25):
-        replay.put(numbered(first, 5))
-    newest = [0, 1, 2, 3, 4, *range(20, 30)][-capacity:]
-    assert sorted(replay.state_dict()["columns"]["number"].tolist()) == newest
-
-
 # Together -----------------------------------------------------------------------------------------
 
 
-def test_gmis_with_a_shard_each_hold_the_same_bits():
-    one, other = run_ranks(bodies.rounds, 2, 4)
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_gmis_with_a_shard_each_hold_the_same_bits(sampler):
+    one, other = run_ranks(bodies.rounds, 2, 4, sampler)
     for name in ("parameters", "target", "mean"):
         assert np.array_equal(one[name], other[name])
     assert one["stats"] == other["stats"]
     assert one["metrics"] == {"updates": 12, "replay_rows": 50}
-    assert not np.array_equal(one["parameters"], bodies.rounds(solo_group(), 4)["parameters"])
+    assert not np.array_equal(
+        one["parameters"], bodies.rounds(solo_group(), 4, sampler)["parameters"]
+    )
 
 
 def test_a_round_without_an_update_has_no_losses_and_no_nan():
@@ -428,7 +290,14 @@ def test_what_it_cannot_be_told_is_said(algorithm, message):
     ("settings", "rule"),
     [
         ({"replay_start": 500, "replay_capacity": 100}, "must be below replay_capacity=100"),
-        ({"n_step": 33, "horizon": 32}, "algorithm.n_step=33; must be at most horizon=32"),
+        (
+            {"n_step": 200, "replay_capacity": 1_500},
+            "must hold n_step=200 steps of 64 environments",
+        ),
+        (
+            {"batch_size": 9_000},
+            "must be at most 1024, the rows that are there at the first update",
+        ),
     ],
 )
 def test_what_could_never_be_is_a_fault(settings, rule):

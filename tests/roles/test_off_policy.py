@@ -367,7 +367,10 @@ def test_what_they_cannot_be_told_is_said(algorithm, message):
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
-        ({"name": "sac", "n_step": 20}, "must be at most horizon=8"),
+        (
+            {"name": "sac", "n_step": 20, "replay_capacity": 15, "replay_start": 1},
+            "n_step=20 steps",
+        ),
         ({"name": "td3", "replay_start": 500, "replay_capacity": 100}, "below replay_capacity"),
     ],
 )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from gmi_drl.placement.config.section import Int, Network
-from gmi_drl.placement.faults import Fault
 
 from .common import Horizon, ReplayConfig
 
 if TYPE_CHECKING:
-    from gmi_drl.placement.config.config import Config
+    pass
 
 
 class OffPolicyConfig(ReplayConfig):
@@ -41,19 +39,8 @@ class OffPolicyConfig(ReplayConfig):
     2018)."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """The share of the way that target networks go towards the trained ones, each update."""
-    n_step: Int = Field(default=1, ge=1)
-    """Rewards that are summed before the value of what follows; at the end of a horizon fewer."""
     random_steps: Int = Field(default=5_000, ge=0)
     """Steps of all environments that are taken at random at first."""
-
-    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields a fault where no row has as many steps as it should."""
-        yield from super().faults(config, agents, trainers)
-        if self.n_step > self.horizon:
-            yield Fault(
-                "algorithm.n_step", self.n_step, f"must be at most horizon={self.horizon}",
-                "Lower it, or raise horizon.",
-            )  # fmt: skip
 
 
 class SACConfig(OffPolicyConfig):

@@ -1,0 +1,194 @@
+"""Draws rows of a replay: all alike, or by priorities (Schaul et al., 2016)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.graphs import static_on
+
+from .sum_tree import SumTree
+
+
+class Sampler(Protocol):
+    """Draws places of rows; a row r lies at the place r % places."""
+
+    def anneal(self, progress: float) -> None:
+        """Takes note of `progress`, the share of all steps that is done: 0 to 1."""
+
+    def put(self, rows: range) -> None:
+        """Takes note of rows that were written."""
+
+    def drop(self, rows: range) -> None:
+        """Takes note of rows that are not to be drawn any more."""
+
+    def draw(
+        self, size: int, rows: range, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draws places [size] of `rows`, with replacement, and weights [size] if it has some."""
+
+    def update(self, places: Tensor, priorities: Tensor | None) -> None:
+        """Learns the priorities [B] of rows that were drawn."""
+
+    def bad(self) -> tuple[int, float] | None:
+        """Returns the first place and priority that was no priority; waits for the device."""
+
+    def state_dict(self, rows: range) -> dict[str, Any]:
+        """Returns what there is to say of these rows."""
+
+    def load_state_dict(self, state: Mapping[str, Any], rows: range) -> None:
+        """Goes on as the one that gave `state`, with the newest rows of then, which are `rows`."""
+
+
+class UniformSampler:
+    """Draws all rows alike, whatever was learned from them."""
+
+    def __init__(self, places: int, device: torch.device) -> None:
+        self._places, self._device = places, device
+
+    def anneal(self, progress: float) -> None:
+        """Rows are drawn alike at all times."""
+
+    def put(self, rows: range) -> None:
+        """All rows that there are may be drawn."""
+
+    def drop(self, rows: range) -> None:
+        """Rows that there are not are not drawn."""
+
+    def draw(
+        self, size: int, rows: range, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        places = torch.randint(len(rows), (size,), generator=generator, device=generator.device)
+        if rows.start:
+            places.add_(rows.start % self._places).remainder_(self._places)
+        return places.to(self._device), None
+
+    def update(self, places: Tensor, priorities: Tensor | None) -> None:
+        """Nothing is learned."""
+
+    def bad(self) -> tuple[int, float] | None:
+        return None
+
+    def state_dict(self, rows: range) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], rows: range) -> None:
+        """Nothing was learned."""
+
+
+class PrioritizedSampler:
+    """Draws rows in proportion to (priority + eps) ** alpha, one from each of B equal shares.
+
+    A row that has not been drawn has the greatest priority so far. The weights (N P) ** -beta of a
+    minibatch are divided by their maximum in it, or (`weights_by` buffer) by that of all rows.
+    `anneal` raises beta linearly to 1. With alpha 0 all rows are drawn alike, with beta 0 all
+    weights are 1.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        device: torch.device,
+        *,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-6,
+        weights_by: Literal["minibatch", "buffer"] = "minibatch",
+        static: bool | None = None,
+    ) -> None:
+        """`static`: the way of a GPU, which waits for nothing."""
+        self._places, self._device = places, device
+        self._alpha, self._eps, self._first_beta = alpha, eps, beta
+        self.beta, self._of_all = beta, weights_by == "buffer"
+        self._static = static_on(device, static)
+        self._tree = SumTree(places, device, has_least=self._of_all)
+        self._greatest = torch.ones((), dtype=torch.float64, device=device)  # with alpha inside
+        self._bad = torch.full((2,), -1.0, dtype=torch.float64, device=device)
+        self._shares: Tensor | None = None
+
+    def anneal(self, progress: float) -> None:
+        """Sets beta for `progress`, the share of all steps that is done: 0 to 1."""
+        self.beta = self._first_beta + (1.0 - self._first_beta) * min(progress, 1.0)
+
+    def put(self, rows: range) -> None:
+        self._fill(rows, self._greatest)
+
+    def drop(self, rows: range) -> None:
+        self._fill(rows, 0.0)
+
+    def draw(
+        self, size: int, rows: range, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._shares is None or len(self._shares) != size:
+            self._shares = torch.arange(size, dtype=torch.float64, device=self._device)
+        within = torch.rand(
+            size, generator=generator, dtype=torch.float64, device=generator.device
+        ).to(self._device)
+        places = self._tree.find(within.add_(self._shares).div_(size))
+        # (N P) ** -beta over the greatest of these: N and the sum of all priorities cancel.
+        priorities = self._tree.priorities.index_select(0, places)
+        least = self._tree.least() if self._of_all else priorities.min()
+        return places, (least / priorities).float().pow_(self.beta)
+
+    def update(self, places: Tensor, priorities: Tensor | None) -> None:
+        if priorities is None:
+            raise RoleError(
+                "algorithm.sampler=prioritized; the algorithm's losses give no priorities. Give "
+                "Losses.extras['priorities'] [B], or set sampler: uniform."
+            )
+        places, priorities = places.to(self._device), priorities.to(self._device)
+        if self._static or not _all_good(priorities):
+            priorities = self._without_bad(places, priorities)
+        scaled = priorities.float().add(self._eps).pow_(self._alpha).double()
+        self._tree.set(places, scaled)
+        self._greatest = torch.maximum(self._greatest, scaled.max())
+
+    def bad(self) -> tuple[int, float] | None:
+        place, value = self._bad.tolist()
+        return None if place < 0 else (int(place), value)
+
+    def state_dict(self, rows: range) -> dict[str, Any]:
+        places = torch.arange(rows.start, rows.stop, device=self._device) % self._places
+        return {"priorities": self._tree.priorities[places], "greatest": self._greatest}
+
+    def load_state_dict(self, state: Mapping[str, Any], rows: range) -> None:
+        if "priorities" not in state:  # of a uniform sampler
+            self.put(rows)
+            return
+        self._greatest.copy_(state["greatest"])
+        newest = state["priorities"][len(state["priorities"]) - len(rows) :].to(self._device)
+        for piece in _pieces(rows, self._places):
+            first = rows.index(piece.start)
+            at = piece.start % self._places
+            self._tree.fill(at, at + len(piece), newest[first : first + len(piece)])
+
+    def _fill(self, rows: range, priority: Tensor | float) -> None:
+        for piece in _pieces(rows, self._places):
+            at = piece.start % self._places
+            self._tree.fill(at, at + len(piece), priority)
+
+    def _without_bad(self, places: Tensor, priorities: Tensor) -> Tensor:
+        """Takes 0 for priorities that are none, and notes the first of them for `bad`."""
+        bad = ~((priorities >= 0.0) & (priorities < math.inf))
+        which = bad.int().argmax()
+        found = torch.stack((places[which].double(), priorities[which]))
+        self._bad = torch.where(bad[which] & (self._bad[0] < 0), found, self._bad)
+        return priorities.masked_fill(bad, 0.0)
+
+
+def _all_good(priorities: Tensor) -> bool:
+    low, high = torch.aminmax(priorities)
+    return bool(low >= 0.0) and bool(high < math.inf)  # NaN is neither
+
+
+def _pieces(rows: range, places: int) -> Iterator[range]:
+    """Yields parts of `rows` that lie in one piece."""
+    while rows:
+        count = min(len(rows), places - rows.start % places)
+        yield rows[:count]
+        rows = rows[count:]

@@ -1,0 +1,141 @@
+"""Sources of minibatches that are kept: what was put in is drawn again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gmi_drl.placement import ReplayConfig
+from gmi_drl.roles.errors import PriorityError
+from gmi_drl.roles.samples.batch import Batch
+
+from .limiter import Limiter
+from .samplers import PrioritizedSampler, Sampler, UniformSampler
+from .storage import Storage
+
+
+class Source(Protocol):
+    """Gives an optimizer its minibatches, from what is put in."""
+
+    def put(self, batch: Batch) -> None:
+        """Take a batch [T, N] in; its memory may be overwritten afterwards."""
+
+    def ready(self) -> bool:
+        """Tell whether a minibatch is due, in all GMIs that put as many rows alike."""
+
+    def next(self) -> tuple[Batch, Tensor]:
+        """Draw a minibatch [B], and the keys [B] that its rows have until the next `put`."""
+
+    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
+        """Learn the priorities [B] of rows that were drawn, where a loss gives them."""
+
+
+class Replay:
+    """A storage, whose rows a sampler draws when a limiter says so.
+
+    Minibatches lie on the device of `generator`. They have the columns of the storage, and `weight`
+    [B] where the sampler gives one.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        sampler: Sampler,
+        limiter: Limiter,
+        batch_size: int,
+        generator: torch.Generator,
+    ) -> None:
+        self._storage, self._sampler, self.limiter = storage, sampler, limiter
+        self.batch_size, self._generator = batch_size, generator
+
+    @classmethod
+    def of(
+        cls,
+        settings: ReplayConfig,
+        batch: Batch,
+        columns: Sequence[str],
+        generator: torch.Generator,
+    ) -> Replay:
+        """Returns that of an algorithm's settings; the rest is as for `Storage`."""
+        device = generator.device if settings.replay_device == "policy" else torch.device("cpu")
+        storage = Storage(
+            batch, columns, settings.replay_capacity, device, n_step=settings.n_step,
+            gamma=settings.gamma,
+            bootstrap_time_limit=settings.bootstrap_time_limit,
+        )  # fmt: skip
+        sampler: Sampler = UniformSampler(storage.places, device)
+        if settings.sampler == "prioritized":
+            sampler = PrioritizedSampler(
+                storage.places, device, alpha=settings.priority_alpha, beta=settings.priority_beta,
+                eps=settings.priority_eps, weights_by=settings.priority_weights,
+            )  # fmt: skip
+        limiter = Limiter(settings.replay_start, settings.updates_per_row)
+        return cls(storage, sampler, limiter, settings.batch_size, generator)
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def anneal(self, progress: float) -> None:
+        """Take note of `progress`, the share of all steps that is done: 0 to 1."""
+        self._sampler.anneal(progress)
+
+    def put(self, batch: Batch) -> None:
+        before = self._storage.rows
+        added = self._storage.put(batch)
+        now = self._storage.rows
+        self._sampler.drop(range(before.start, min(before.stop, now.start)))
+        self._sampler.put(range(max(before.stop, now.start), now.stop))
+        self.limiter.add(added)
+
+    def take_back(self, rows: int) -> None:
+        """Forget the last `rows` that were put in; what they were written over is lost."""
+        before = self._storage.rows
+        self._storage.take_back(rows)
+        self._sampler.drop(range(max(self._storage.rows.stop, before.start), before.stop))
+
+    def begin_anew(self) -> None:
+        """Forget all rows, and wait for the first ones again."""
+        before = self._storage.rows
+        self._storage.clear()
+        self._sampler.drop(before)
+        self.limiter.begin_anew()
+
+    def ready(self) -> bool:
+        return len(self) > 0 and self.limiter.ready()
+
+    def next(self) -> tuple[Batch, Tensor]:
+        storage = self._storage
+        places, weight = self._sampler.draw(self.batch_size, storage.rows, self._generator)
+        self.limiter.drawn += 1
+        columns = storage.gather(places).columns
+        if weight is not None:
+            columns["weight"] = weight
+        device = self._generator.device
+        return Batch({name: column.to(device) for name, column in columns.items()}), places
+
+    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
+        self._sampler.update(keys, priorities)
+        if self._storage.device.type == "cpu":
+            self.check()
+
+    def check(self) -> None:
+        """Raises PriorityError if a loss gave what is no priority; waits for the device."""
+        if (bad := self._sampler.bad()) is not None:
+            place, priority = bad
+            env_index, step = self._storage.whose(place)
+            raise PriorityError(priority, env_index, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what is stored and what the sampler knows of it."""
+        storage = self._storage
+        return {"storage": storage.state_dict(), "sampler": self._sampler.state_dict(storage.rows)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave it; of another capacity, with the newest rows that fit."""
+        before = self._storage.rows
+        self._storage.load_state_dict(state["storage"])
+        self._sampler.drop(before)
+        self._sampler.load_state_dict(state["sampler"], self._storage.rows)
