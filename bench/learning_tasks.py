@@ -264,6 +264,22 @@ TASKS = {
         sb3=None,
         reference="500 (SB3 zoo, 50 k, one run)",
     ),
+    "LunarLander-v3-dqn": Task(
+        env="LunarLander-v3",
+        steps=300_000,
+        ours=_ours(
+            "LunarLander-v3", n_envs=8, horizon=8, net="256:256", activation="relu", gamma=0.99,
+            learning_rate=6.3e-4, schedule="linear", max_grad_norm=10.0,
+            normalize_observation=False,
+        ),
+        algorithm={
+            "name": "dqn", "reward_scale": 0.1, "batch_size": 128, "replay_capacity": 100_000,
+            "replay_start": 2_000, "updates_per_row": 0.25, "target_every": 250, "n_step": 3,
+            "sampler": "prioritized", "epsilon": 0.02, "epsilon_steps": 40_000,
+        },
+        sb3=None,
+        reference="266 (SLM Lab, double + PER, 300 k, 4 seeds)",
+    ),
     "Pendulum-v1": Task(
         env="Pendulum-v1",
         steps=200_000,

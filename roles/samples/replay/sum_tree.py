@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_BITS: Final = 6  # measured: docs/replay.md
+_BITS: Final = 6
 _WIDTH: Final = 1 << _BITS
 _TOP: Final = 16_384
 _BELOW: Final = 1.0 - 2.0**-50  # what a target is at most, as a share of the sum
