@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Shows that seeded training gives the same numbers, bit for bit, as at another commit.
 
-    bench/same_numbers.py --against COMMIT [--case NAME ...]
+    bench/same_numbers.py --against COMMIT [--case NAME ...] [--row NAME]
 
 Launches short seeded runs in this tree and in a checkout of COMMIT, and compares all tensors and
 numbers of the last checkpoints (parameters, optimizer, normalisers, and what is each GMI's own)
@@ -188,6 +188,7 @@ def main() -> int:
     cases = [*RUNS, *UPDATES]
     parser.add_argument("--against", required=True, metavar="COMMIT")
     parser.add_argument("--case", nargs="+", choices=cases, default=cases, metavar="NAME")
+    parser.add_argument("--row", default="bit_equal", metavar="NAME", help="of the result's row")
     options = parser.parse_args()
     commit = git("rev-parse", "--short=12", options.against)
     comparisons: dict[str, Comparison] = {}
@@ -198,7 +199,7 @@ def main() -> int:
     equal = sum(comparison.bit_equal for comparison in comparisons.values())
     emit(
         bench="same_numbers",
-        name="bit_equal",
+        name=options.row,
         value=equal,
         unit="cases",
         peer=len(comparisons),
