@@ -117,6 +117,7 @@ class DQN(Algorithm):
     stats = ("q_loss", "q_mean", "td_error")
     bootstrap = ()
     recorded = ("next_observation", "terminated")
+    segment_fields = ("action", "reward", "done", "terminated", "next_observation")
     replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
     loss = staticmethod(dqn_loss)
 

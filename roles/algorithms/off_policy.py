@@ -31,6 +31,7 @@ class OffPolicy(Algorithm):
 
     bootstrap = ()
     recorded = ("next_observation", "terminated")
+    segment_fields = ("action", "reward", "done", "terminated", "next_observation")
     replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
     parts: tuple[str, ...] = ("actor", "critics")  # of the network, each a parameter group
     followed: ClassVar[tuple[str, ...]] = ("critics",)  # those of which there is a target

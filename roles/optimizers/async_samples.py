@@ -29,6 +29,7 @@ from gmi_drl.comm.shm.board import BoardWriter
 from gmi_drl.placement import counted
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.host import FATES
+from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import SEGMENT_STATS, STATS_FIELD, received
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
@@ -154,10 +155,9 @@ class AsyncSamples:
             return NoMore(stopped=True)  # one was asked to, and has no experience
         assert batch is not None
         begun, learner, version = perf_counter(), self.learner, self._board_version
-        learner.anneal(steps / self._mgr.config.run.total_steps)
         with phase("train"):
             fields = learner.algorithm.segment_fields
-            learner.update(received(batch.columns, batch.per_segment, fields, self._stacking))
+            self._train(received(batch.columns, batch.per_segment, fields, self._stacking), steps)
             stats = learner.stats()
             check_finite(stats)
             self._version += 1
@@ -173,6 +173,11 @@ class AsyncSamples:
         self._publish()
         self._warn_of_losses()
         return done
+
+    def _train(self, batch: Batch, steps: int) -> None:
+        """Train on a batch, when so many steps are done."""
+        self.learner.anneal(steps / self._mgr.config.run.total_steps)
+        self.learner.update(batch)
 
     def _agree(
         self,

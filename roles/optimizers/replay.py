@@ -32,23 +32,28 @@ _GOALS_SEED: Final = (
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
     sampling = Sampling.of(role)
-    settings = role.algorithm.settings
-    if role.algorithm.num_batch_moments:
-        raise RoleError(
-            f"{type(role.algorithm).__name__}: num_batch_moments="
-            f"{role.algorithm.num_batch_moments}; under replay GMIs share no moments of their "
-            "batches. Leave them out, or use all_reduce."
-        )
     learner = Learner(role.algorithm, sampling.generator)
-    replay = Replay.of(settings, sampling.batch, role.algorithm.replayed, sampling.generator)
+    kept = on_replay(role, learner, sampling.batch)
+    return SyncRounds(role.mgr, sampling.evaluators(learner), learner, sampling.generator, kept)
+
+
+def on_replay(role: ActingRole, learner: Learner, batch: Batch) -> OnReplay:
+    """Makes the replay of a role's algorithm, of batches such as `batch`, and what trains on it."""
+    settings, algorithm = role.algorithm.settings, role.algorithm
+    if algorithm.num_batch_moments:
+        raise RoleError(
+            f"{type(algorithm).__name__}: num_batch_moments={algorithm.num_batch_moments}; under "
+            f"{settings.resolved_optimizer} GMIs share no moments of their batches. Leave them "
+            "out, or use all_reduce."
+        )
     hindsight: Hindsight | None = None
     if settings.hindsight:
         env = role.make_env(1, seed=_GOALS_SEED)
         role.mgr.close_later(env.close)
         scale = settings.reward_scale
-        hindsight = Hindsight(env, settings.hindsight, scale, sampling.generator)
-    evaluators, kept = sampling.evaluators(learner), OnReplay(learner, replay, hindsight)
-    return SyncRounds(role.mgr, evaluators, learner, sampling.generator, kept)
+        hindsight = Hindsight(env, settings.hindsight, scale, learner.generator)
+    replay = Replay.of(settings, batch, algorithm.replayed, learner.generator)
+    return OnReplay(learner, replay, hindsight)
 
 
 class OnReplay:

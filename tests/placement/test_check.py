@@ -195,7 +195,10 @@ def test_an_algorithm_trains_in_its_own_mode():
     asynchronous = "mode=async", "hardware.num_gpus=2"
     assert told(cores(2, 2), *asynchronous) == []
     (fault,) = told(cores(2, 2), *asynchronous, "algorithm.name=ppo")
-    assert "it trains in mode sync, and the mode is async. Use impala or appo, or" in fault
+    rule = (
+        "it trains in mode sync, and the mode is async. Use impala, appo, dqn, sac, td3 or ddpg, or"
+    )
+    assert rule in fault
 
 
 @pytest.mark.parametrize(

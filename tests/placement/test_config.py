@@ -213,7 +213,7 @@ def test_settings_that_no_algorithm_can_have_are_told(optimizers, said):
     section = load_config({**MINIMAL, "algorithm": {"class": "a:Bad"}}).algorithm
     with pytest.raises(ConfigError) as caught:
         settings_of(Bad, section)
-    known = "all_reduce, local, async_gradients, parameter_server, async_samples, replay"
+    known = "all_reduce, local, async_gradients, parameter_server, async_samples, replay, apex"
     assert said.format(known) in str(caught.value)
 
 
@@ -522,7 +522,7 @@ def test_a_layout_file_fixes_what_auto_would_find():
         (
             "trpo",
             "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c, dqn, sac, td3 "
-            "and ddpg, mode async has impala and appo.",
+            "and ddpg, mode async has impala, appo, dqn, sac, td3 and ddpg.",
         ),
         ("QRDQN", "gmi-drl does not have this algorithm"),
         (

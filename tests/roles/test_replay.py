@@ -236,15 +236,6 @@ def test_a_replay_that_begins_anew_waits_for_the_first_rows_again():
     assert replay.limiter.drawn == 10
 
 
-def test_agents_have_room_while_fewer_are_overdue_than_the_margin():
-    limiter = Limiter(0, 0.5, margin=2.0)
-    assert limiter.has_room()
-    limiter.add(4)
-    assert not limiter.has_room()
-    limiter.drawn += 1
-    assert limiter.has_room()
-
-
 # How rows are drawn -------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "parameter_server": "sync",
     "async_samples": "async",
     "replay": "sync",
+    "apex": "async",
 }
 
 Horizon = Annotated[Int, Field(ge=1, le=1_000_000)]
@@ -47,7 +48,8 @@ class AlgorithmConfig(Section):
     each applied as it comes; `parameter_server` (mode sync, template of that name): the same, with
     the parameters in pieces, one in each GMI that trains; `async_samples` (mode async): trainers on
     what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
-    kept. `auto`: the algorithm's own for the mode."""
+    kept; `apex` (mode async): trainers on what they have kept of what agents send them meanwhile.
+    `auto`: the algorithm's own for the mode."""
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
@@ -320,7 +322,7 @@ class RowsConfig(ActorCriticConfig):
 class ReplayConfig(AlgorithmConfig):
     """The keys of algorithms that train on kept experience."""
 
-    optimizers: ClassVar[tuple[str, ...]] = ("replay",)
+    optimizers: ClassVar[tuple[str, ...]] = ("replay", "apex")
 
     normalize_observation: bool = False
     schedule: Literal["constant", "linear"] = "constant"
@@ -387,6 +389,8 @@ class ReplayConfig(AlgorithmConfig):
                 "Leave n_step out, or hindsight.",
             )  # fmt: skip
         num_env = config.env.num_env * max(agents // max(trainers, 1), 1)
+        if config.mode == "async":
+            num_env = config.env.num_env * config.experience.batch_segments
         if self.replay_start >= self.replay_capacity:
             yield Fault(
                 "algorithm.replay_start", self.replay_start,

@@ -11,13 +11,10 @@ class Limiter:
     It counts rows and not what is stored, so that all GMIs take the same steps also where one was
     restarted. Under changed settings what was due before stays what it was. Rows that come in while
     a replay is filled anew, up to `start`, make nothing due.
-
-    Where agents and learner run side by side, each waits for the other: the learner until a
-    minibatch is due (`ready`), agents while `margin` minibatches or more are overdue (`has_room`).
     """
 
-    def __init__(self, start: int, updates_per_row: float, margin: float = 1.0) -> None:
-        self._start, self._updates_per_row, self._margin = start, updates_per_row, margin
+    def __init__(self, start: int, updates_per_row: float) -> None:
+        self._start, self._updates_per_row = start, updates_per_row
         self.rows = self.drawn = 0
         self._filled = 0  # rows since the replay was empty
         self._due = 0.0  # minibatches, since the beginning
@@ -31,10 +28,6 @@ class Limiter:
     def ready(self) -> bool:
         """Tells whether fewer were drawn than are due."""
         return self.drawn < self._due
-
-    def has_room(self) -> bool:
-        """Tells whether more rows may come in."""
-        return self._due - self.drawn < self._margin
 
     def begin_anew(self) -> None:
         """Waits for the first `start` rows again, as the replay is empty."""

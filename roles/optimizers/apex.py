@@ -1,0 +1,69 @@
+"""Asynchronous training on kept experience: agents send all the time, each trainer has a replay.
+
+Ape-X (Horgan et al., 2018) with a replay in each GMI that trains, in place of processes of its own.
+A trainer puts each batch of segments that comes into its replay, and takes the updates that are due
+for it before it takes the next. So it is the links that hold agents to the ratio of updates to
+steps: while a trainer is behind they are full, and agents wait. Rows that were not drawn yet have
+the greatest priority so far; agents compute none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gmi_drl.comm import Group
+from gmi_drl.roles.samples.batch import Batch
+
+from .async_samples import AsyncSamples
+from .optimizer import NoMore, Round
+from .replay import on_replay
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+
+def make(role: ActingRole) -> Apex:
+    """Make the optimizer of a role, on the links from its agents."""
+    role.build_for_spaces()
+    return Apex(role)
+
+
+class Apex(AsyncSamples):
+    """One batch of segments a round into the replay, and the updates that are due for it."""
+
+    def __init__(self, role: ActingRole) -> None:
+        super().__init__(role)
+        config = role.mgr.config
+        like = role.batch(config.env.num_env * config.experience.batch_segments)
+        self._replay = on_replay(role, self.learner, like)
+
+    def connect(self, group: Group, iteration: int) -> None:
+        super().connect(group, iteration)
+        self._replay.connect(group)
+
+    def _train(self, batch: Batch, steps: int) -> None:
+        progress = steps / self._mgr.config.run.total_steps
+        self.learner.anneal(progress)
+        self._replay.anneal(progress)
+        self._replay.update(batch)
+
+    def step(self, iteration: int, steps: int) -> Round | NoMore:
+        done = super().step(iteration, steps)
+        self._replay.check()
+        if isinstance(done, Round):
+            done.metrics.update(self._replay.metrics())
+        return done
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | self._replay.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._replay.load_state_dict(state)
+
+    def own_state(self) -> dict[str, Any]:
+        return super().own_state() | self._replay.own_state()
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        super().load_own_state(state)
+        self._replay.load_own_state(state)

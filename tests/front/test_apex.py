@@ -1,0 +1,159 @@
+"""Agents that send all the time to trainers with replays: the ratio is held, also after kills."""
+
+import json
+import math
+import os
+
+import pytest
+import yaml
+
+import bodies_async
+import faults
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.start import jobs
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.placement import Device, Topology, check, decoupled, load_config
+
+ITERATIONS, SAMPLES = 20, 8 * 8  # of a segment
+START, RATIO = 150, 0.25
+MORTAL = {"agent": bodies_async.MortalAsyncAgent, "trainer": bodies_async.MortalAsyncTrainer}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def section(tmp_path, env="CartPole-v1", **algorithm):
+    return {
+        "version": 1,
+        "mode": "async",
+        "run": {
+            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": ITERATIONS * SAMPLES,
+            "checkpoint_every": 4, "eval_episodes": 2,
+        },
+        "env": {"id": env, "num_env": 8, "max_episode_steps": 30},
+        "algorithm": {
+            "name": "dqn", "network": [16], "horizon": 8, "replay_start": START, "batch_size": 32,
+            "replay_capacity": 500, "updates_per_row": RATIO, **algorithm,
+        },
+        "hardware": {"num_gpus": 2},
+        "experience": {"channels": "mcc"},
+        "comm": {"checksum_every": 1},
+    }  # fmt: skip
+
+
+def launch(tmp_path, *overrides, env="CartPole-v1", algorithm=None, **options):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(section(tmp_path, env, **(algorithm or {}))))
+    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+
+
+def lines(result):
+    return [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def check_ratio(result, trainers=1):
+    """All trainers count alike: as many updates as are due for the steps that each has had."""
+    for line in lines(result):
+        own = line["steps"] // trainers
+        assert line["updates"] == math.ceil(max(own - START, 0) * RATIO)
+
+
+def test_as_many_updates_are_taken_as_are_due_for_what_agents_sent(tmp_path):
+    result = launch(tmp_path)
+    assert (result.state, result.iteration) == ("finished", ITERATIONS)
+    check_ratio(result)
+    told = lines(result)
+    assert [line["replay_rows"] for line in told[:3]] == [64, 128, 192]
+    assert told[-1]["replay_rows"] == 496  # whole steps of all environments
+    assert told[0]["q_loss"] is None
+    assert told[-1]["q_loss"] > 0
+    assert result.experience.trained == ITERATIONS
+    assert result.experience.add_up
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [
+        ("CartPole-v1", {"sampler": "prioritized", "n_step": 3, "normalize_observation": True}),
+        pytest.param("Pendulum-v1", {"name": "sac", "random_steps": 100}, marks=pytest.mark.slow),
+        pytest.param("Pendulum-v1", {"name": "td3", "random_steps": 100}, marks=pytest.mark.slow),
+    ],
+)
+def test_algorithms_under_a_replay_run_so_unchanged(tmp_path, env, algorithm):
+    result = launch(tmp_path, env=env, algorithm=algorithm)
+    assert result.state == "finished"
+    check_ratio(result)
+
+
+def test_a_resumed_run_goes_on_with_its_replay(tmp_path):
+    part = launch(tmp_path)
+    total = f"run.total_steps={2 * ITERATIONS * SAMPLES}"
+    resumed = gmi_drl.launch(resume=part.folder, overrides=[total], view="none")
+    assert [line["iteration"] for line in lines(resumed)] == [*range(1, 2 * ITERATIONS + 1)]
+    assert lines(resumed)[ITERATIONS]["replay_rows"] == 496
+    check_ratio(resumed)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        (0, "segment", 5),
+        (1, "given back", 10),
+        pytest.param((1, "update", 9), marks=pytest.mark.slow),
+        pytest.param((1, "publish", 12), marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_agent_and_a_killed_trainer_come_back(tmp_path, monkeypatch, moment):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, moment)
+    result = launch(tmp_path, roles=MORTAL)
+    assert faults.struck(path) == result.restarts == 1
+    assert (result.state, result.iteration) == ("finished", ITERATIONS)
+    assert result.experience.add_up
+    check_ratio(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [(2, "agreed", 9), (3, "give back", 9)])
+def test_a_killed_trainer_begins_with_an_empty_replay_and_steps_as_its_peer(
+    tmp_path, monkeypatch, moment
+):
+    mine = sorted(os.sched_getaffinity(0))
+    devices = tuple(Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(4))
+    layout = decoupled(Topology(devices), 1, 8, "cpu", 2)
+    monkeypatch.setattr(jobs, "planned", lambda *_: layout)
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, moment)
+    more = (f"run.total_steps={2 * ITERATIONS * SAMPLES}", "comm.reduction=mpr",
+            "experience.capacity=4", "run.checkpoint_every=0")  # fmt: skip
+    result = launch(tmp_path, *more, roles=MORTAL)
+    assert faults.struck(path) == result.restarts == 1
+    assert result.iteration == ITERATIONS
+    assert result.gmis[2]["eval_return"] == result.gmis[3]["eval_return"]
+    check_ratio(result, trainers=2)
+
+
+def test_a_replay_has_to_hold_the_environments_of_a_batch(tmp_path):
+    config = section(tmp_path, replay_capacity=200, n_step=4)
+    config["experience"] |= {"batch_segments": 8, "capacity": 20}
+    (fault,) = check(load_config(config), Topology.from_cores(range(2), 2))
+    assert "must hold n_step=4 steps of 64 environments" in str(fault)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_cartpole_is_learned(tmp_path):
+    algorithm = {
+        "network": [64, 64], "activation": "relu", "learning_rate": 1e-3, "reward_scale": 0.1,
+        "horizon": 16, "replay_start": 1_000, "batch_size": 64, "replay_capacity": 50_000,
+        "updates_per_row": 0.5, "n_step": 3, "epsilon_steps": 10_000,
+    }  # fmt: skip
+    more = ("run.total_steps=100_000", "run.target_return=195", "env.max_episode_steps=500")
+    result = launch(tmp_path, *more, algorithm=algorithm)
+    assert result.return_mean >= 195
