@@ -1,17 +1,20 @@
 """What GMIs do in tests of training on a replay; imported by name in their processes."""
 
 import torch
+from gymnasium import spaces
 
 from batches import algorithm_of
 from gmi_drl.placement.config.algorithms import DQNConfig
-from gmi_drl.roles.algorithms.dqn import DQN, QNetwork
+from gmi_drl.roles.algorithms.dqn import DQN
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
+from gmi_drl.roles.policies.q_network import QNetwork
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import Replay
 
 WIDTH, ACTIONS = 4, 3
+CHOICES = spaces.Discrete(ACTIONS)
 SETTINGS = DQNConfig(network=[16], target_every=3, learning_rate=1e-2)
 
 

@@ -44,12 +44,25 @@ class Sizes:
     def network(self, config: Config) -> int:
         """Returns the number of parameters of the config's network."""
         name = config.algorithm.network
-        if self.has_own_network or is_own_network(name):
+        if self._is_unknown(config):
             return 0
-        layers = [self.observation, *hidden_sizes(name), self.parameters + 1]
+        layers = [self.observation, *hidden_sizes(name)]
         if name in CONVOLUTIONAL:  # whose convolutions are few, and what they give is not known
             layers = layers[1:]
-        return sum(a * b + b for a, b in itertools.pairwise(layers))
+        head = sum(a * b + b for a, b in self.head_layers(config))
+        if config.algorithm.noisy_layers:  # each weight, and how large its noise is
+            head *= 2
+        return sum(a * b + b for a, b in itertools.pairwise(layers)) + head
+
+    def head_layers(self, config: Config) -> list[tuple[int, int]]:
+        """Returns the inputs and outputs of each layer behind the hidden ones."""
+        if self._is_unknown(config):
+            return []
+        features = hidden_sizes(config.algorithm.network)[-1]
+        return config.algorithm.head_layers(features, self.parameters)
+
+    def _is_unknown(self, config: Config) -> bool:
+        return self.has_own_network or is_own_network(config.algorithm.network)
 
 
 def memory_faults(
@@ -86,7 +99,9 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
         # Bytes alone: floats are made of them for a minibatch.
         packed = _FLOAT * (-(-(a + p + 4) // _ROW) * _ROW)
         shown = shown if algorithm.kept_steps else shown // sizes.frames
-    step = packed + shown + _FLOAT * (p + 3)  # with the noise, reward, ends
+    head = sizes.head_layers(config)
+    noise = sum(map(sum, head)) if algorithm.noisy_layers else p
+    step = packed + shown + _FLOAT * (noise + 3)  # with the noise, reward, ends
     samples = num_env * horizon if config.mode != "serving" else 0
     if learns and not simulates:  # those of the agents that send to it
         channels = TEMPLATES[layout.template].channels(layout)
@@ -99,7 +114,8 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     layers = () if sizes.has_own_network else hidden_sizes(algorithm.network)
     if learns:  # what comes out of each layer is kept for the way back
         sides = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
-        through = algorithm.minibatch_size(samples) * (row + sides * _FLOAT * sum(layers))
+        outputs = sides * sum(layers) + sum(b for _, b in head)
+        through = algorithm.minibatch_size(samples) * (row + _FLOAT * outputs)
     else:
         through = num_env * _FLOAT * max(layers, default=0)
     of_each = _FLOAT if "agent" in gmi.roles else 0

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from gmi_drl.placement.faults import ABSENT, Fault, closest, listed
 
-from .algorithms import ALGORITHMS, LACKING, AlgorithmConfig, algorithms_of
+from .algorithms import ALGORITHMS, DISTRIBUTIONAL, LACKING, AlgorithmConfig, algorithms_of
 from .config import Config
 from .section import Section
 from .yaml_text import write_yaml
@@ -180,6 +180,8 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
             if value.lower() in LACKING:
                 has = (f"mode {m} has {listed(algorithms_of(m))}" for m in ("sync", "async"))
                 rule = f"gmi-drl does not have this algorithm: {', '.join(has)}"
+                if value.lower() in DISTRIBUTIONAL:
+                    return rule, f"Use dqn with distributional: {DISTRIBUTIONAL[value.lower()]}."
                 return rule, "Use one of these, or algorithm.class for one of yours."
         near = closest(value, known)
         rule = f"must be {'one of ' if known[1:] else ''}{', '.join(known)}"

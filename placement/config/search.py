@@ -15,19 +15,10 @@ from pydantic import (
     model_validator,
 )
 
-from .section import Int, Section, as_tuple, broken
-
-
-def _pair(value: Any) -> Any:
-    pair = as_tuple(value)
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise broken("must be two numbers", "Write [lowest, highest].")
-    return pair
-
+from .section import Bounds, Int, Section, as_tuple, broken, pair
 
 SearchAlgorithm = Literal["hyperband", "pbt"]
-Bounds = Annotated[tuple[float, float], BeforeValidator(_pair)]
-WholeBounds = Annotated[tuple[Int, Int], BeforeValidator(_pair)]
+WholeBounds = Annotated[tuple[Int, Int], BeforeValidator(pair)]
 Choices = Annotated[tuple[Any, ...], BeforeValidator(as_tuple)]
 
 _KINDS: Final = ("uniform", "log_uniform", "integer", "choice")

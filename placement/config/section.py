@@ -61,6 +61,14 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def pair(value: Any) -> Any:
+    """Returns a list of two as the tuple that is kept."""
+    both = as_tuple(value)
+    if not isinstance(both, tuple) or len(both) != 2:
+        raise broken("must be two numbers", "Write [lowest, highest].")
+    return both
+
+
 def broken(rule: str, remedy: str) -> PydanticCustomError:
     """Returns what a validator raises: the rule that is broken, and what to do."""
     return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
@@ -119,6 +127,7 @@ TIMES: Final = "Use for example 5m, 90s, 1h30m or 300"
 COUNT_OR_AUTO: Final = BeforeValidator(_count)  # known by it in `Count`'s metadata
 
 Int = Annotated[int, BeforeValidator(whole)]
+Bounds = Annotated[tuple[float, float], BeforeValidator(pair)]
 Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_written)]  # AUTO for auto
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]

@@ -94,7 +94,9 @@ class Algorithm(ABC):
         return policy_of(network)
 
     @classmethod
-    def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
+    def check_network(
+        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
+    ) -> None:
         """Raises PolicyError with all that a network of `maker` lacks to be trained by this."""
         check_policy(network, maker, width, env.action_space)
 

@@ -1,113 +1,95 @@
-"""Deep Q-learning (Mnih et al., 2015) with double Q-learning (van Hasselt et al., 2016)."""
+"""Deep Q-learning (Mnih et al., 2015), with the parts of Rainbow (Hessel et al., 2018)."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Final
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from gmi_drl.placement import AlgorithmConfig, DQNConfig, hidden_sizes
+from gmi_drl.placement import DQNConfig
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.check_policy import forward_faults
 from gmi_drl.roles.policies.networks import trunk_of
-from gmi_drl.roles.policies.trunk import HiddenLayers, Trunk
+from gmi_drl.roles.policies.q_network import QNetwork, QPolicy, factorised_
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
+from .distributional import (
+    action_values,
+    categorical_loss,
+    project,
+    quantile_huber_loss,
+    support,
+)
 from .terms import weighted_mean
 
 
-class QNetwork(nn.Module):
-    """The values [B, actions] of all actions for normalised observations [B, D]."""
-
-    def __init__(
-        self,
-        obs_dim: int,
-        actions: int,
-        settings: AlgorithmConfig,
-        generator: torch.Generator | None = None,
-        trunk: HiddenLayers | None = None,
-    ) -> None:
-        """`trunk`: instead of hidden layers of the settings' sizes."""
-        super().__init__()
-        self._hidden, self._activation = list(hidden_sizes(settings.network)), settings.activation
-        self.trunk = trunk or Trunk(obs_dim, self._hidden, settings.activation, settings.precision)
-        self.head = nn.Linear(self.trunk.features, actions)
-        with torch.no_grad():
-            self.trunk.initialise(generator)
-            nn.init.orthogonal_(self.head.weight, 1.0, generator=generator)
-            self.head.bias.zero_()
-
-    def describe(self) -> dict[str, Any]:
-        """Say what its parameters do not: see ActorCritic.describe."""
-        return {"network": self._hidden, "activation": self._activation}
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return self.head(self.trunk(observation))  # type: ignore[no-any-return]
-
-
-class QPolicy:
-    """Acts greedily by a Q network, or, in a share `epsilon` of all steps, at random."""
-
-    action_columns = 1
-    state_columns = 0
-    noise_columns = 2  # whether to explore, and which action to take then
-    columns: Mapping[str, int] = {}
-    column_groups: Mapping[str, tuple[str, str]] = {}
-    row_constants: Mapping[str, Tensor] = {}
-
-    def __init__(self, network: Any) -> None:
-        self.network = network
-        # A tensor, as acting may be captured.
-        self.epsilon = torch.ones((), device=next(network.parameters()).device)
-
-    def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        batch["noise"].uniform_(generator=generator)
-
-    def act(self, step: Mapping[str, Tensor]) -> Tensor:
-        """Write and return the actions [N, 1] for `step["observation"]` [N, D]."""
-        values, noise = self.network(step["observation"]), step["noise"]
-        greedy = values.argmax(-1).float()
-        other = (noise[:, 1] * values.shape[-1]).floor()
-        action = step["action"]
-        action[:, 0] = torch.where(noise[:, 0] < self.epsilon, other, greedy)
-        return action
-
-    def finish(self, batch: Batch) -> None:
-        """Nothing is made for all steps at once."""
-
-    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        value: Tensor = self.network(observation).amax(-1)
-        return value
-
-    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        action: Tensor = self.network(observation).argmax(-1, keepdim=True)
-        return action.float()
-
-
 def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> Losses:
-    """The Huber loss of the temporal-difference error, of rows [B]."""
+    """The loss of what the network gives for rows [B], towards what follows them.
+
+    Of values it is the Huber loss of the temporal-difference error, of distributions the
+    cross-entropy (C51) or the quantile Huber loss. The priority of a row is that error, the
+    cross-entropy, or the mean loss of its quantiles.
+    """
+    # A noisy network's for the observation, for the choice of what is next, and for its value.
+    noise = batch.columns.get("noise", _NO_NOISE)
     with torch.no_grad():
-        next_observation, discount = batch["next_observation"], batch["discount"]
-        values = target_network(next_observation)
-        chooser = network(next_observation) if settings.double else values
-        next_value = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+        discount, following = batch["discount"], batch["next_observation"]
+        target_outputs = _outputs(target_network, following, noise[2])
+        chooser = _outputs(network, following, noise[1]) if settings.double else target_outputs
+        choice = action_values(chooser, settings).argmax(-1)
         # Where an episode is over, what was seen last counts for nothing, were it NaN.
-        target = batch["reward"] + discount * next_value.masked_fill(discount == 0.0, 0.0)
-    value = network(batch["observation"]).gather(-1, batch["action"].long()).squeeze(-1)
-    loss = weighted_mean(huber_loss(value, target, reduction="none"), batch)
-    error = (value - target).detach().abs()
-    stats = {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()}
-    return Losses(loss, stats, extras={"priorities": error})
+        over = (discount == 0.0)[:, None]
+        next_outputs = _of_action(target_outputs, choice, settings).masked_fill_(over, 0.0)
+    outputs = _outputs(network, batch["observation"], noise[0])
+    taken = _of_action(outputs, batch["action"][:, 0].long(), settings)
+    reward, discount = batch["reward"][:, None], discount[:, None]
+    if settings.distributional == "c51":
+        returns = support(settings, taken.device)
+        with torch.no_grad():
+            target = project(
+                next_outputs.softmax(-1), reward + discount * returns, settings.value_range
+            )
+            value = taken.softmax(-1) @ returns
+            error = (value - target @ returns).abs()
+        losses = categorical_loss(taken, target)
+        priorities = losses.detach()
+    else:
+        target = reward + discount * next_outputs
+        value = taken.detach().mean(-1)
+        error = (value - target.mean(-1)).abs()
+        if settings.distributional == "qr":
+            losses = quantile_huber_loss(taken, target)
+            priorities = losses.detach() / settings.quantiles
+        else:
+            losses, priorities = huber_loss(taken, target, reduction="none")[:, 0], error
+    loss = weighted_mean(losses, batch)
+    stats = {"q_loss": loss.detach(), "q_mean": value.mean(), "td_error": error.mean()}
+    return Losses(loss, stats, extras={"priorities": priorities})
+
+
+_NO_NOISE: Final = (None, None, None)
+
+
+def _outputs(network: Any, observation: Tensor, noise: Tensor | None) -> Tensor:
+    outputs: Tensor = network(observation) if noise is None else network(observation, noise)
+    return outputs
+
+
+def _of_action(outputs: Tensor, action: Tensor, settings: Any) -> Tensor:
+    """Returns the numbers [B, n] of one action of each row, of all actions' [B, actions * n]."""
+    numbers = settings.outputs_per_action
+    index = action[:, None, None].expand(-1, 1, numbers)
+    return outputs.view(len(outputs), -1, numbers).gather(1, index)[:, 0]
 
 
 class DQN(Algorithm):
@@ -129,7 +111,7 @@ class DQN(Algorithm):
 
     @classmethod
     def make_network(
-        cls, settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
+        cls, settings: Any, env: VecEnv, generator: torch.Generator | None
     ) -> QNetwork:
         width = observation_width(env.observation_space)
         return QNetwork(
@@ -138,16 +120,24 @@ class DQN(Algorithm):
 
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> QPolicy:
-        return QPolicy(network)
+        noise_columns = network.noise_columns if settings.noisy else 0
+        return QPolicy(network, partial(action_values, settings=settings), noise_columns)
 
     @classmethod
-    def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
-        if faults := list(_faults(network, width, _choices(env))):
-            base = "gmi_drl.roles.algorithms.dqn.QNetwork"
+    def check_network(
+        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
+    ) -> None:
+        if faults := list(_faults(network, width, _choices(env), settings)):
+            base = "gmi_drl.roles.policies.q_network.QNetwork"
             raise PolicyError(maker, type(network).__name__, faults, base)
 
     def losses(self, batch: Batch) -> Losses:
         return self.loss_function(self.policy.network, self.target, batch, self.settings)
+
+    def draw_noise(self, batch: Batch, generator: torch.Generator) -> None:
+        if self.settings.noisy:
+            noise = batch["reward"].new_empty(3, self.policy.noise_columns)
+            batch.columns["noise"] = factorised_(noise.normal_(generator=generator))
 
     def before_sampling(self, steps: int) -> None:
         left = max(1.0 - steps / self.settings.epsilon_steps, 0.0)
@@ -181,11 +171,20 @@ def _choices(env: VecEnv) -> int:
     return int(space.n)
 
 
-def _faults(network: Any, width: int, actions: int) -> Iterator[str]:
+def _faults(network: Any, width: int, actions: int, settings: Any) -> Iterator[str]:
     if not isinstance(network, nn.Module):
         yield "it is no torch.nn.Module"
         return
     if any(parameter.dtype != torch.float32 for parameter in network.parameters()):
         yield "its parameters must be torch.float32"
         return
-    yield from forward_faults(network, width, actions, "the value of each action")
+    if settings.noisy and not getattr(network, "noise_columns", 0):
+        yield (
+            "it has no noise_columns, the width of the noise that its forward takes behind the "
+            "observation, and algorithm.noisy is on"
+        )
+    numbers, means = settings.outputs_per_action, "the value of each action"
+    if settings.distributional != "none":
+        key = "atoms" if settings.distributional == "c51" else "quantiles"
+        means = f"algorithm.{key}={numbers} numbers of {means}"
+    yield from forward_faults(network, width, actions * numbers, means)

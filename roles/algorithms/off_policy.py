@@ -68,7 +68,9 @@ class OffPolicy(Algorithm):
         """Returns the network for the spaces of `env`; EnvSpecError for actions it cannot take."""
 
     @classmethod
-    def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
+    def check_network(
+        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
+    ) -> None:
         if not isinstance(network, ActorWithCritics):
             base = "gmi_drl.roles.policies.off_policy.ActorWithCritics"
             fault = "it has no actor and no critics"

@@ -18,7 +18,7 @@ from gmi_drl.roles.loading import check_class, load_class
 
 Precision = Literal["fp32", "tf32", "bf16"]  # algorithm.precision
 
-_ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
+ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class HiddenLayers(nn.Module, ABC):
@@ -69,7 +69,7 @@ class Trunk(HiddenLayers, nn.Sequential):
             layers.append(nn.Linear(self.features, size))
             if layer_norm:
                 layers.append(nn.LayerNorm(size))
-            layers.append(_ACTIVATIONS[activation]())
+            layers.append(ACTIVATIONS[activation]())
             self.features = size
         super().__init__(*layers)
         self.bf16 = precision == "bf16"

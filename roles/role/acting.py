@@ -87,7 +87,7 @@ class ActingRole(DRL_role):
         network = self.make_policy(env, shared)
         if self.overrides("make_policy"):
             maker = f"{type(self).__name__}.make_policy"
-            kind.check_network(network, maker, width, env)
+            kind.check_network(network, maker, width, env, settings)
             _check_memory(network, maker, settings)
         network = network.to(device)
         self.policy = kind.make_policy(network, settings)

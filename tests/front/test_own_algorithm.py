@@ -85,13 +85,21 @@ def test_dqn_learns_the_same_where_its_agent_is_apart(tmp_path):
     assert numbers(one) == numbers(apart)
 
 
+# Its noise is drawn anew in each step and each update.
+RAINBOW = {
+    "dueling": True, "noisy": True, "distributional": "c51", "atoms": 11, "value_range": [0, 30],
+    "n_step": 3, "sampler": "prioritized",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("layout", "algorithm"),
-    [("one", {}), ("apart", {}), ("two", {"sampler": "prioritized", "n_step": 3})],
+    ("layout", "settings"),
+    [("one", {}), ("apart", {}), ("two", RAINBOW)],
+    ids=["one", "apart", "two-rainbow"],
 )
-def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout, algorithm):
-    whole = launch(written(tmp_path, layout, **algorithm))
-    part = launch(written(tmp_path, layout, **algorithm), "run.total_steps=256")
+def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout, settings):
+    whole = launch(written(tmp_path, layout, **settings))
+    part = launch(written(tmp_path, layout, **settings), "run.total_steps=256")
     resumed = launch(None, "run.total_steps=512", resume=part.folder)
     assert numbers(whole) == numbers(resumed)
     for one, other in zip(
@@ -118,6 +126,22 @@ def test_dqn_balances_the_pole(tmp_path):
     until = ("run.target_return=300", "run.eval_episodes=0")
     result = launch(EXAMPLES / "dqn_cartpole.yaml", f"run.folder={tmp_path}", *until)
     assert result.return_mean >= 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("algorithm.distributional=c51", "algorithm.value_range=[0, 10]"),
+        ("algorithm.distributional=qr", "algorithm.quantiles=25", "algorithm.noisy=true"),
+    ],
+    ids=["c51", "qr-noisy"],
+)
+def test_dueling_networks_of_distributions_learn_to_balance_the_pole(tmp_path, settings):
+    until = ("run.target_return=200", "run.eval_episodes=0", "algorithm.dueling=true")
+    result = launch(EXAMPLES / "dqn_cartpole.yaml", f"run.folder={tmp_path}", *until, *settings)
+    assert result.return_mean >= 200
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])

@@ -71,6 +71,16 @@ def test_a_replay_and_a_target_network_are_counted():
     assert 0.35 < needs[1] - needs[0] < 0.45  # 101 million parameters once more
 
 
+def test_noise_and_distributions_are_counted():
+    dqn = ["algorithm.name=dqn", "algorithm.network=[512]", "env.num_env=16384"]
+    assert faults(dqn, host=GIB // 2) == []
+    (fault,) = faults([*dqn, "algorithm.noisy=true"], host=GIB // 2)
+    assert fault.startswith("env.num_env=16384; a GMI needs 0.6 GiB or more")
+    qr = ["algorithm.name=dqn", "algorithm.distributional=qr", "algorithm.quantiles=10_000"]
+    (fault,) = faults([*qr, "algorithm.batch_size=10_000", "env.num_env=8"], host=2 * GIB)
+    assert fault.startswith("algorithm.batch_size=10000; ")
+
+
 def test_serving_keeps_no_experience():
     assert faults(["mode=serving", "env.num_env=1_000_000", "algorithm.horizon=1000"]) == []
 

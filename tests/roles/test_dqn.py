@@ -10,10 +10,11 @@ import bodies_dqn as bodies
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.placement.config.algorithms import DQNConfig
-from gmi_drl.roles.algorithms.dqn import DQN, QPolicy
+from gmi_drl.roles.algorithms.dqn import DQN
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import NotFiniteError, PolicyError
 from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.q_network import QPolicy
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 from ranks import run_ranks
@@ -187,7 +188,7 @@ def test_only_choices_and_networks_of_their_size_are_taken():
     with pytest.raises(EnvSpecError, match="dqn takes Discrete"):
         DQN.make_network(DQNConfig(), env, None)
     env.action_space = spaces.Discrete(2)
-    DQN.check_network(nn.Linear(2, 2), "mine", 2, env)
+    DQN.check_network(nn.Linear(2, 2), "mine", 2, env, DQNConfig())
     for network, why in (
         (nn.Linear(2, 3), "the value of each action"),
         (nn.Linear(3, 2), "raised RuntimeError"),
@@ -195,7 +196,7 @@ def test_only_choices_and_networks_of_their_size_are_taken():
         (5, "no torch.nn.Module"),
     ):
         with pytest.raises(PolicyError, match=why):
-            DQN.check_network(network, "mine", 2, env)
+            DQN.check_network(network, "mine", 2, env, DQNConfig())
 
 
 # The target network -------------------------------------------------------------------------------

@@ -382,6 +382,7 @@ def test_what_could_never_be_is_a_fault(algorithm, message):
 
 def test_a_network_of_a_roles_own_has_an_actor_and_critics():
     env = bodies.env_of(bodies.BOX)
-    SAC.check_network(SAC.make_network(SACConfig(), env, None), "mine", bodies.WIDTH, env)
+    settings = SACConfig()
+    SAC.check_network(SAC.make_network(settings, env, None), "mine", bodies.WIDTH, env, settings)
     with pytest.raises(Exception, match="no actor and no critics"):
-        SAC.check_network(torch.nn.Linear(3, 2), "mine", bodies.WIDTH, env)
+        SAC.check_network(torch.nn.Linear(3, 2), "mine", bodies.WIDTH, env, settings)

@@ -22,11 +22,11 @@ from .off_policy import DDPGConfig, OffPolicyConfig, SACConfig, TD3Config
 from .ppo import PPOConfig
 
 __all__ = [
-    "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig", "APPOConfig",
-    "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DDPGConfig", "DQNConfig",
-    "IMPALAConfig", "OffPolicyConfig", "PGConfig", "PPOConfig", "RecurrentConfig", "ReplayConfig",
-    "SACConfig", "TD3Config", "algorithm_config", "algorithms_of", "mode_faults", "section_class",
-    "settings_of",
+    "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig",
+    "APPOConfig", "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DDPGConfig",
+    "DQNConfig", "IMPALAConfig", "OffPolicyConfig", "PGConfig", "PPOConfig", "RecurrentConfig",
+    "ReplayConfig", "SACConfig", "TD3Config", "algorithm_config", "algorithms_of",
+    "mode_faults", "section_class", "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -51,6 +51,9 @@ LACKING: Final = frozenset(
         "r2d2", "rainbow", "redq", "reinforce", "tqc", "trpo", "vpg",
     }
 )  # fmt: skip
+
+# Those that are settings of dqn.
+DISTRIBUTIONAL: Final = {"c51": "c51", "qr-dqn": "qr", "qrdqn": "qr"}
 
 
 def algorithms_of(mode: str) -> list[str]:

@@ -150,6 +150,18 @@ class AlgorithmConfig(Section):
         keys = [*type(self).model_fields, *(self.model_extra or ())]
         return [key for key in keys if key not in ("name", "optimizer", "class_")]
 
+    def head_layers(self, features: int, parameters: int) -> list[tuple[int, int]]:
+        """Returns the inputs and outputs of each dense layer behind the hidden ones.
+
+        They end in so many `parameters` of the distribution of actions, and values.
+        """
+        return [(features, parameters + 1)]
+
+    @property
+    def noisy_layers(self) -> bool:
+        """Tells whether these have noise on their weights, of sizes that are learned."""
+        return False
+
     def update_text(self, samples: int, where: str) -> str:
         """Returns what an update of this many samples in each `where` consists of."""
         return f"{samples:,} samples in each {where}"

@@ -1,0 +1,68 @@
+"""Distributions of values: categorical (C51, Bellemare et al., 2017) and by quantiles (QR-DQN).
+
+A network gives N numbers for each action. With `c51` they are the logits of the probabilities of N
+returns, evenly from end to end of `value_range`; with `qr` (Dabney et al., 2018) they are the
+returns below which the return is with probability (2 i + 1) / 2N.
+
+B = rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from gmi_drl.placement import DQNConfig
+
+
+def support(settings: DQNConfig, device: torch.device) -> Tensor:
+    """Returns the values [N] that C51's probabilities are of."""
+    assert settings.value_range is not None
+    return torch.linspace(*settings.value_range, settings.atoms, device=device)
+
+
+def action_values(outputs: Tensor, settings: DQNConfig) -> Tensor:
+    """Returns the values [B, actions] of what a network gives [B, actions * N]."""
+    if settings.distributional == "none":
+        return outputs
+    each = outputs.view(*outputs.shape[:-1], -1, settings.outputs_per_action)
+    if settings.distributional == "c51":
+        return each.softmax(-1) @ support(settings, outputs.device)
+    return each.mean(-1)
+
+
+def project(probabilities: Tensor, values: Tensor, value_range: tuple[float, float]) -> Tensor:
+    """Returns the distribution [B, N] on C51's support that is nearest to one on other values.
+
+    The `probabilities` [B, N] of `values` [B, N] are shared between the two neighbours of each in
+    the support, by distance, or go to its nearer end: algorithm 1 of Bellemare et al. (2017). Mass
+    is kept, and the mean where no value lies outside.
+    """
+    least, largest = value_range
+    atoms = probabilities.shape[-1]
+    place = values.clamp(least, largest).sub_(least).mul_((atoms - 1) / (largest - least))
+    each = torch.arange(atoms, device=place.device, dtype=place.dtype)
+    # Of each atom [B, N, 1] in each value [B, 1, N]; no scattering, which GPUs do in any order.
+    share = 1.0 - (place[:, None, :] - each[:, None]).abs()
+    return (share.clamp_(min=0.0) @ probabilities[:, :, None])[:, :, 0]
+
+
+def categorical_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Returns the cross-entropy [B] of logits [B, N] against target probabilities [B, N]."""
+    return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float = 1.0) -> Tensor:
+    """Returns the losses [B] of quantiles [B, N] for values [B, M] drawn from a target.
+
+    Dabney et al. (2018), equation 10: summed over the quantiles, the mean over the targets.
+    """
+    number = quantiles.shape[-1]
+    middle = (torch.arange(number, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / number
+    own = quantiles[:, :, None].expand(-1, -1, targets.shape[-1])
+    other = targets[:, None, :].expand_as(own)
+    weight = (middle[:, None] - (other < own).to(quantiles.dtype)).abs()
+    loss = huber_loss(own, other, reduction="none", delta=kappa)
+    summed: Tensor = (weight * loss).sum(1)
+    return summed.mean(-1) / kappa

@@ -1,0 +1,216 @@
+"""Networks that value every action, with dueling streams or noisy layers; acting by them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from gmi_drl.placement import DQNConfig, hidden_sizes
+
+from .trunk import ACTIVATIONS, HiddenLayers, Trunk
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.batch import Batch
+
+
+_SIGMA_0: Final = 0.5  # of factorised noise, by the root of a layer's inputs: section 3.2 there
+
+
+class NoisyLinear(nn.Module):
+    """A dense layer whose weights vary by factorised Gaussian noise (Fortunato et al., 2018).
+
+    Row i sees weight + sigma_weight * outer(out_i, in_i), where `noise` [B, columns], or [columns]
+    for all rows, is in_i and out_i behind each other, as `factorised_` makes them. No such matrix
+    is made for each row: noise on the inputs and on the outputs does the same.
+    """
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self._inputs, self.noise_columns = inputs, inputs + outputs
+        bound = 1.0 / math.sqrt(inputs)
+        drawn = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator)
+        self.weight = nn.Parameter(drawn)
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound, generator=generator))
+        self.sigma_weight = nn.Parameter(torch.full((outputs, inputs), _SIGMA_0 * bound))
+        self.sigma_bias = nn.Parameter(torch.full((outputs,), _SIGMA_0 * bound))
+
+    def forward(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Without noise: what it gives in the mean."""
+        mean = linear(features, self.weight, self.bias)
+        if noise is None:
+            return mean
+        of_inputs, of_outputs = noise[..., : self._inputs], noise[..., self._inputs :]
+        varied = linear(features * of_inputs, self.sigma_weight, self.sigma_bias)
+        return torch.addcmul(mean, of_outputs, varied)
+
+
+def factorised_(noise: Tensor) -> Tensor:
+    """Makes the numbers that noisy layers take out of standard normal ones, in place."""
+    sign = noise.sign()
+    return noise.abs_().sqrt_().mul_(sign)
+
+
+class DuelingHead(nn.Module):
+    """A stream for the value of the state, one for the advantages (Wang et al., 2016, eq. 9).
+
+    Each has a hidden layer as wide as the features. What comes out is V + A - mean A for each
+    action, and each of its outputs: [B, actions * outputs].
+    """
+
+    def __init__(
+        self,
+        features: int,
+        actions: int,
+        outputs: int,
+        activation: str,
+        layer: Callable[[int, int, float], nn.Module],
+    ) -> None:
+        """`layer` makes one of (inputs, outputs), to be initialised with a gain."""
+        super().__init__()
+        self._shape, self._activation = (actions, outputs), ACTIVATIONS[activation]()
+        wide = math.sqrt(2.0)
+        self.value_hidden = layer(features, features, wide)
+        self.value = layer(features, outputs, 1.0)
+        self.advantage_hidden = layer(features, features, wide)
+        self.advantage = layer(features, actions * outputs, 1.0)
+        layers = (self.value_hidden, self.value, self.advantage_hidden, self.advantage)
+        self._noise_columns = [getattr(layer, "noise_columns", 0) for layer in layers]
+        self.noise_columns = sum(self._noise_columns)
+
+    def forward(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
+        activate = self._activation
+        if noise is None:
+            value = self.value(activate(self.value_hidden(features)))
+            advantage = self.advantage(activate(self.advantage_hidden(features)))
+        else:
+            of_hidden, of_value, of_other, of_advantage = torch.split(
+                noise, self._noise_columns, -1
+            )
+            value = self.value(activate(self.value_hidden(features, of_hidden)), of_value)
+            hidden = activate(self.advantage_hidden(features, of_other))
+            advantage = self.advantage(hidden, of_advantage)
+        each = advantage.view(*features.shape[:-1], *self._shape)
+        both: Tensor = each + (value - each.mean(-2)).unsqueeze(-2)
+        return both.flatten(-2)
+
+
+class QNetwork(nn.Module):
+    """The values [B, actions] of all actions for normalised observations [B, D].
+
+    Of a distribution of values the numbers [B, actions * outputs], action by action.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        actions: int,
+        settings: DQNConfig,
+        generator: torch.Generator | None = None,
+        trunk: HiddenLayers | None = None,
+    ) -> None:
+        """`trunk`: instead of hidden layers of the settings' sizes."""
+        super().__init__()
+        self._settings = settings
+        hidden, outputs = hidden_sizes(settings.network), settings.outputs_per_action
+        self.trunk = trunk or Trunk(obs_dim, hidden, settings.activation, settings.precision)
+        self.trunk.initialise(generator)
+        features = self.trunk.features
+
+        def layer(inputs: int, outputs: int, gain: float) -> nn.Module:
+            if settings.noisy:
+                return NoisyLinear(inputs, outputs, generator)
+            dense = nn.Linear(inputs, outputs)
+            with torch.no_grad():
+                nn.init.orthogonal_(dense.weight, gain, generator=generator)
+                dense.bias.zero_()
+            return dense
+
+        if settings.dueling:
+            self.head: nn.Module = DuelingHead(
+                features, actions, outputs, settings.activation, layer
+            )
+        else:
+            self.head = layer(features, actions * outputs, 1.0)
+        self.noise_columns: int = getattr(self.head, "noise_columns", 0)
+
+    def describe(self) -> dict[str, Any]:
+        """Say what its parameters do not: see ActorCritic.describe."""
+        settings = self._settings
+        said: dict[str, Any] = {
+            "network": list(hidden_sizes(settings.network)), "activation": settings.activation
+        }  # fmt: skip
+        if settings.distributional != "none":
+            said["distributional"] = settings.distributional
+        if settings.distributional == "c51":
+            said["value_range"] = settings.value_range
+        return said
+
+    def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
+        features = self.trunk(observation)
+        outputs: Tensor = self.head(features) if noise is None else self.head(features, noise)
+        return outputs
+
+
+class QPolicy:
+    """Acts greedily by a Q network, or, in a share `epsilon` of all steps, at random.
+
+    With `noise_columns` it explores by the network's noise instead, drawn anew in each step of each
+    environment. The greedy `mode` is without any.
+    """
+
+    action_columns = 1
+    state_columns = 0
+    columns: Mapping[str, int] = {}
+    column_groups: Mapping[str, tuple[str, str]] = {}
+    row_constants: Mapping[str, Tensor] = {}
+
+    def __init__(
+        self,
+        network: Any,
+        values: Callable[[Tensor], Tensor] | None = None,
+        noise_columns: int = 0,
+    ) -> None:
+        """`values` makes the value of each action of what the network gives, which is that itself
+        by default."""
+        self.network, self._values = network, values or _as_they_are
+        self._noisy = noise_columns > 0
+        # Or else: whether to explore, and which action to take then.
+        self.noise_columns = noise_columns or 2
+        # A tensor, as acting may be captured.
+        self.epsilon = torch.ones((), device=next(network.parameters()).device)
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        if self._noisy:
+            factorised_(batch["noise"].normal_(generator=generator))
+        else:
+            batch["noise"].uniform_(generator=generator)
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        """Write and return the actions [N, 1] for `step["observation"]` [N, D]."""
+        observation, noise, action = step["observation"], step["noise"], step["action"]
+        if self._noisy:
+            values = self._values(self.network(observation, noise))
+            return action.copy_(values.argmax(-1, keepdim=True))
+        values = self._values(self.network(observation))
+        greedy = values.argmax(-1).float()
+        other = (noise[:, 1] * values.shape[-1]).floor()
+        action[:, 0] = torch.where(noise[:, 0] < self.epsilon, other, greedy)
+        return action
+
+    def finish(self, batch: Batch) -> None:
+        """Nothing is made for all steps at once."""
+
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        return self._values(self.network(observation)).amax(-1)
+
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        return self._values(self.network(observation)).argmax(-1, keepdim=True).float()
+
+
+def _as_they_are(values: Tensor) -> Tensor:
+    return values
