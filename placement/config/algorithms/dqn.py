@@ -14,8 +14,8 @@ from .common import ReplayConfig
 class DQNConfig(ReplayConfig):
     """Deep Q-learning with a target network, for Discrete actions.
 
-    `double`, `n_step`, `sampler: prioritized`, `dueling`, `noisy` and `distributional: c51` together
-    are Rainbow (Hessel et al., 2018).
+    `double`, `n_step`, `sampler: prioritized`, `dueling`, `noisy` and `distributional: c51` are the
+    parts of Rainbow (Hessel et al., 2018).
     """
 
     implementation: ClassVar[str] = "gmi_drl.roles.algorithms.dqn:DQN"
