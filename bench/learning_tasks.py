@@ -264,6 +264,38 @@ TASKS = {
         sb3=None,
         reference="500 (SB3 zoo, 50 k, one run)",
     ),
+    "CartPole-v1-c51": Task(
+        env="CartPole-v1",
+        steps=100_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=8, horizon=32, net="128:128", activation="relu", gamma=0.99,
+            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
+            normalize_observation=False,
+        ),
+        algorithm={
+            "name": "dqn", "batch_size": 64, "replay_capacity": 100_000, "replay_start": 1_000,
+            "updates_per_row": 0.5, "target_every": 128, "n_step": 5, "epsilon_steps": 16_000,
+            "distributional": "c51", "value_range": (0.0, 100.0),
+        },
+        sb3=None,
+        reference="481 (CleanRL, 500 k)",
+    ),
+    "CartPole-v1-qr": Task(
+        env="CartPole-v1",
+        steps=100_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=8, horizon=32, net="128:128", activation="relu", gamma=0.99,
+            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
+            normalize_observation=False,
+        ),
+        algorithm={
+            "name": "dqn", "reward_scale": 0.1, "batch_size": 64, "replay_capacity": 100_000,
+            "replay_start": 1_000, "updates_per_row": 0.5, "target_every": 128, "n_step": 5,
+            "epsilon_steps": 16_000, "distributional": "qr", "quantiles": 51,
+        },
+        sb3=None,
+        reference="500 at best",
+    ),
     "LunarLander-v3-dqn": Task(
         env="LunarLander-v3",
         steps=300_000,
