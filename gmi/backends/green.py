@@ -162,9 +162,10 @@ def _take(spec: GmiSpec, device: Device) -> GreenContext:
         runtime.emit({"kind": "warning", "message": message})
         count = fewer
     if not 0 < count <= _partition.num_free:
+        remedy = "Lower the shares, or use" if count else "Raise its share, and use"
         raise SliceError(
             f"{said}, {count} groups of SMs; {_partition.num_free} of {groups} are free on GPU "
-            f"{device.index}. Lower the shares, or use fewer GMIs."
+            f"{device.index}. {remedy} fewer GMIs."
         )
     return _partition.take(count)
 

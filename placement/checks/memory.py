@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gmi_drl.placement.config.algorithms.common import ReplayConfig
+from gmi_drl.placement.config.algorithms.common import AlgorithmConfig, ReplayConfig
 from gmi_drl.placement.config.config import Config
 from gmi_drl.placement.config.section import CONVOLUTIONAL, hidden_sizes, is_own_network
 from gmi_drl.placement.faults import Fault
@@ -24,6 +24,8 @@ from gmi_drl.placement.templates import TEMPLATES
 
 _FLOAT: Final = 4
 _ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
+_EPISODE: Final = 64  # steps that one has, where that is not known
+_WHAT: Final = ("experience", "replay", "minibatch", "network")
 # Bytes of a parameter where it is trained: itself and its gradient, Adam's two moments; and itself
 # and the moments once more in each state that is kept for a GMI that comes back, those after the
 # last two iterations and the one that is being written, and where that is put together.
@@ -75,11 +77,15 @@ def memory_faults(
     needs = {gmi.gmi_id: _needs(config, layout, gmi, sizes) for gmi in layout.gmis}
     on_host = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind == "cpu"]
     faults: list[Fault] = []
-    if host_bytes is not None and on_host:
-        host_needs = [needs[gmi.gmi_id] for gmi in on_host]
-        total = {what: sum(need[what] for need in host_needs) for what in host_needs[0]}
+    host_needs = [needs[gmi.gmi_id] for gmi in on_host]
+    if _on_host(config.algorithm):  # replays of GMIs on GPUs
+        others = [gmi for gmi in layout.gmis if gmi not in on_host]
+        kept = [{"replay": _kept(config, layout, gmi, sizes)} for gmi in others]
+        host_needs += [dict.fromkeys(_WHAT, 0) | its for its in kept]
+    if host_bytes is not None and host_needs:
+        total = {what: sum(need[what] for need in host_needs) for what in _WHAT}
         has = f"{whose} has {_gib(host_bytes)}"
-        faults += _fault(config, sizes, total, host_bytes, len(on_host), has)
+        faults += _fault(config, sizes, total, host_bytes, len(host_needs), has)
     for gmi in layout.gmis:
         share = None if gmi in on_host else memory_share(layout, gmi.gmi_id)
         if share is not None and not faults:  # one is enough: GMIs are alike
@@ -121,23 +127,41 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     of_each = _FLOAT if "agent" in gmi.roles else 0
     if learns:
         of_each = _TRAINED + algorithm.target_networks * _FLOAT
-    kept = 0
-    if learns and isinstance(algorithm, ReplayConfig):
-        on_gpu = layout.topology.devices[gmi.gpu_id].kind == "gpu"
-        if algorithm.replay_device == "policy" or not on_gpu:
-            kept = algorithm.replay_capacity * _kept_row(algorithm, sizes)
+    on_gpu = layout.topology.devices[gmi.gpu_id].kind == "gpu"
     return {
         "experience": samples * step + (_FLOAT + sizes.observation_bytes) * num_env * d,
-        "replay": kept,
+        "replay": 0 if on_gpu and _on_host(algorithm) else _kept(config, layout, gmi, sizes),
         "minibatch": through,
         "network": parameters * of_each,
     }
 
 
-def _kept_row(algorithm: ReplayConfig, sizes: Sizes) -> int:
-    """Returns the bytes of a step in a replay, as roles/samples/replay/storage.py keeps it."""
+def _on_host(algorithm: AlgorithmConfig) -> bool:
+    return isinstance(algorithm, ReplayConfig) and algorithm.replay_device == "cpu"
+
+
+def _kept(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
+    """Returns the bytes of a GMI's replay."""
+    algorithm = config.algorithm
+    if config.mode == "serving" or "trainer" not in gmi.roles:
+        return 0
+    if not isinstance(algorithm, ReplayConfig):
+        return 0
+    # Segments of several agents come in any order.
+    several = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
+    row = _kept_row(config, algorithm, sizes, config.mode == "async" and several)
+    return algorithm.replay_capacity * row
+
+
+def _kept_row(config: Config, algorithm: ReplayConfig, sizes: Sizes, cuts: bool) -> int:
+    """Returns the bytes of a step in a replay, as roles/samples/replay/storage.py keeps it.
+
+    `cuts`: each horizon ends as an episode does.
+    """
     seen = sizes.observation * sizes.observation_bytes
-    ends = seen // 64  # what episodes ended with
+    # What episodes ended with, and twice that while it grows; segments may end so, too.
+    longest = min(config.env.max_episode_steps or _EPISODE, _EPISODE)
+    ends = 2 * seen // (min(longest, algorithm.horizon) if cuts else longest)
     priority = 9 if algorithm.sampler == "prioritized" else 0
     return seen + ends + _FLOAT * (sizes.action + 1) + 8 + priority
 

@@ -242,7 +242,7 @@ class ExperienceConfig(Section):
     waits."""
     max_policy_lag: Int = Field(default=16, ge=0)
     """Segments whose policy is older than this many updates are not trained on; they are
-    counted."""
+    counted. Under `apex` all are kept."""
     lz4: Names = ()
     """Channels to compress with LZ4, such as `[observation]`. It pays for images of bytes, seldom
     for numbers."""

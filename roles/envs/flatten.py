@@ -31,13 +31,14 @@ class Flattener:
         for path, leaf, place in self._places:
             self._write(leaf, np.asarray(part_at(batch, path)), out[:, place])
 
-    def write_one(self, observation: Any, out: NDArray[Any]) -> None:
-        """Write one observation into `out` [D]."""
+    def write_one(self, observation: Any, out: NDArray[Any], number: int) -> None:
+        """Write the observation of environment `number` into `out` [D]."""
         for path, leaf, place in self._places:
-            self._write(leaf, np.asarray(part_at(observation, path))[None], out[None, place])
+            values = np.asarray(part_at(observation, path))[None]
+            self._write(leaf, values, out[None, place], number)
 
-    def _write(self, leaf: Leaf, values: NDArray[Any], out: NDArray[Any]) -> None:
-        """Write values [N, ...] of a leaf into `out` [N, width]."""
+    def _write(self, leaf: Leaf, values: NDArray[Any], out: NDArray[Any], first: int = 0) -> None:
+        """Write values [N, ...] of a leaf, of the environments from `first` on, into [N, width]."""
         rows = len(values)
         if isinstance(leaf, Box | MultiBinary):
             out[...] = values.reshape(rows, -1)
@@ -49,7 +50,7 @@ class Flattener:
         if strange.any():
             number = int(strange.any(1).argmax())
             raise EnvError(
-                f"env {self._env_id}: environment {number} of {rows} gave an observation "
+                f"env {self._env_id}: environment {first + number} gave an observation "
                 f"{values[number].tolist()}; must be in {leaf}. Mend it, or its spaces."
             )
         out[...] = 0

@@ -97,7 +97,7 @@ class GymnasiumVecEnv:
             return b.publish(any_done=False)
         b.final_observation[...] = b.observation
         for i in np.flatnonzero(ended):
-            self._flattener.write_one(info["final_obs"][i], b.final_observation[i])
+            self._flattener.write_one(info["final_obs"][i], b.final_observation[i], int(i))
         return b.publish(any_done=True)
 
     def _actions(self, action: Tensor) -> Any:

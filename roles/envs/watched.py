@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Discrete, Space, Tuple
+from gymnasium.spaces import Dict, Space, Tuple
 
 from .errors import EnvError, EnvRaised
 from .flatten import part_at
@@ -130,7 +130,7 @@ def difference(space: Space[Any], given: Any, path: str = "") -> tuple[str, str]
     except ValueError:  # lists of several lengths
         return f"{name} {_shown(given)}", f"of {space}"
     shape = space.shape or ()
-    if array.shape != shape and not (isinstance(space, Discrete) and array.size == 1):
+    if array.shape != shape:
         return f"{name} of shape {list(array.shape)}", f"of shape {list(shape)}"
     if not np.can_cast(array.dtype, space.dtype or array.dtype, "same_kind"):
         return f"{name} of {array.dtype}", f"of {space.dtype}"

@@ -9,10 +9,12 @@ the greatest priority so far; agents compute none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm import Group
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.replay import MADE, MADE_OF
 
 from .async_samples import AsyncSamples
 from .optimizer import NoMore, Round
@@ -22,14 +24,32 @@ if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
 
+# Of every segment, whatever an algorithm names.
+_ALWAYS: Final = ("observation", "raw_observation")
+
+
 def make(role: ActingRole) -> Apex:
-    """Make the optimizer of a role, on the links from its agents."""
+    """Make the optimizer of a role, on the links from its agents.
+
+    RoleError where its algorithm does not have sent what its replay keeps.
+    """
     role.build_for_spaces()
+    algorithm = type(role.algorithm)
+    kept = [name for name in algorithm.replayed if name not in MADE]
+    needed = dict.fromkeys([*kept, *(MADE_OF if len(kept) < len(algorithm.replayed) else ())])
+    lacking = [name for name in needed if name not in (*_ALWAYS, *algorithm.segment_fields)]
+    if lacking:
+        raise RoleError(
+            f"{algorithm.__name__}: segment_fields={algorithm.segment_fields}; under apex agents "
+            f"send what the replay keeps and makes transitions of. Add {', '.join(lacking)}."
+        )
     return Apex(role)
 
 
 class Apex(AsyncSamples):
     """One batch of segments a round into the replay, and the updates that are due for it."""
+
+    trains_once = False
 
     def __init__(self, role: ActingRole) -> None:
         super().__init__(role)
@@ -45,7 +65,9 @@ class Apex(AsyncSamples):
         progress = steps / self._mgr.config.run.total_steps
         self.learner.anneal(progress)
         self._replay.anneal(progress)
-        self._replay.update(batch)
+        # Its memory is the link's, where a trainer that steps back finds it again as it was sent.
+        columns = {name: column.clone() for name, column in batch.columns.items()}
+        self._replay.update(Batch(columns, batch.bootstrap))
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         done = super().step(iteration, steps)

@@ -14,11 +14,12 @@ and counted as missing.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
@@ -59,6 +60,8 @@ def make(role: ActingRole) -> AsyncSamples:
 class AsyncSamples:
     """One batch of segments a round, its gradients averaged over the trainers."""
 
+    trains_once: ClassVar[bool] = True  # on each segment, so that it must not be too old
+
     def __init__(self, role: ActingRole) -> None:
         mgr, context = role.mgr, role.mgr.context
         config, experience = mgr.config, mgr.config.experience
@@ -79,7 +82,8 @@ class AsyncSamples:
         for receiver in receivers.values():
             receiver.pin(context.device)
         device = None if context.device.type == "cpu" else context.device
-        segments, lag = experience.batch_segments, experience.max_policy_lag
+        segments = experience.batch_segments
+        lag = experience.max_policy_lag if self.trains_once else sys.maxsize
         self._batcher = Batcher(receivers, segments, lag, mgr.timeout, device=device)
         self._writer: BoardWriter | None = None
         if self._group.rank == 0:

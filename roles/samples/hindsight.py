@@ -46,7 +46,7 @@ class Hindsight:
 
         Later is in this batch: what episodes go on with afterwards is not known yet.
         """
-        ended, achieved = batch["ended"], batch["next_observation"][..., self._achieved]
+        ended, achieved = batch["done"].bool(), batch["next_observation"][..., self._achieved]
         steps = torch.arange(len(ended), device=ended.device)[:, None].expand_as(ended)
         # The last step of each one's episode, looked up from behind.
         last = torch.where(ended, steps, len(ended) - 1).flip(0).cummin(0).values.flip(0)

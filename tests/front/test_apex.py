@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,10 +12,12 @@ import bodies_async
 import faults
 import gmi_drl
 from gmi_drl import runtime
+from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start import jobs
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, check, decoupled, load_config
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ITERATIONS, SAMPLES = 20, 8 * 8  # of a segment
 START, RATIO = 150, 0.25
 MORTAL = {"agent": bodies_async.MortalAsyncAgent, "trainer": bodies_async.MortalAsyncTrainer}
@@ -49,7 +52,9 @@ def section(tmp_path, env="CartPole-v1", **algorithm):
 
 def launch(tmp_path, *overrides, env="CartPole-v1", algorithm=None, **options):
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(section(tmp_path, env, **(algorithm or {}))))
+    config = section(tmp_path, env, **(algorithm or {}))
+    config["algorithm"] = {k: v for k, v in config["algorithm"].items() if v is not None}
+    path.write_text(yaml.safe_dump(config))
     return gmi_drl.launch(path, overrides=overrides, view="none", **options)
 
 
@@ -89,6 +94,67 @@ def test_algorithms_under_a_replay_run_so_unchanged(tmp_path, env, algorithm):
     result = launch(tmp_path, env=env, algorithm=algorithm)
     assert result.state == "finished"
     check_ratio(result)
+
+
+OWN = """
+from gmi_drl.placement import ReplayConfig
+from gmi_drl.roles.algorithms.dqn import DQN
+class Greater(DQN):  # rewards are 100 more, once
+    def postprocess(self, batch, moments):
+        batch["reward"].add_(100.0)
+    def losses(self, batch):
+        assert float(batch["reward"].max()) < 102.0, float(batch["reward"].max())
+        return super().losses(batch)
+class Lacking(DQN):
+    segment_fields = ("action", "reward")
+"""
+
+
+@pytest.mark.parametrize("moment", [(1, "agreed", 9)])
+def test_what_a_killed_trainer_finds_again_is_as_it_was_sent(tmp_path, monkeypatch, moment):
+    (tmp_path / "own.py").write_text(OWN)
+    faults.script(monkeypatch, tmp_path / "faults", moment)
+    algorithm = {"name": None, "class": "own:Greater", "optimizer": "apex"}
+    result = launch(tmp_path, algorithm=algorithm, roles=MORTAL)
+    assert result.restarts == 1
+    check_ratio(result)
+
+
+def test_an_algorithm_that_does_not_have_sent_what_is_kept_is_told(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    algorithm = {"name": None, "class": "own:Lacking", "optimizer": "apex"}
+    with pytest.raises(GmiDied, match="Add next_observation, done, terminated") as died:
+        launch(tmp_path, algorithm=algorithm)
+    assert "Lacking: segment_fields=('action', 'reward')" in str(died.value)
+
+
+@pytest.mark.slow
+def test_nothing_is_too_old_for_a_replay(tmp_path):
+    result = launch(tmp_path, "experience.max_policy_lag=0", "experience.capacity=8")
+    assert result.experience.stale == 0
+    assert result.experience.trained == ITERATIONS
+
+
+def test_goals_are_set_in_hindsight_from_segments(tmp_path):
+    result = gmi_drl.launch(
+        EXAMPLES / "her" / "her_bitflip.yaml", view="none",
+        overrides=[
+            "mode=async", "hardware.backend=cpu", "hardware.num_gpus=2", f"run.folder={tmp_path}",
+            "run.total_steps=2000", "run.eval_episodes=0",
+        ],
+    )  # fmt: skip
+    assert result.state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [("replay_capacity=200", 200), ("replay_save=false", 64), ("sampler=prioritized", 496)],
+)
+def test_how_a_replay_is_kept_may_change_on_resuming(tmp_path, change, rows):
+    part = launch(tmp_path)
+    more = [f"run.total_steps={(ITERATIONS + 2) * SAMPLES}", f"algorithm.{change}"]
+    resumed = gmi_drl.launch(resume=part.folder, overrides=more, view="none")
+    assert lines(resumed)[ITERATIONS]["replay_rows"] == rows
 
 
 def test_a_resumed_run_goes_on_with_its_replay(tmp_path):

@@ -55,7 +55,7 @@ def test_a_replay_and_a_target_network_are_counted():
     dqn = ["algorithm.name=dqn", "env.num_env=8"]
     assert faults(dqn) == []
     (fault,) = faults([*dqn, "algorithm.replay_capacity=1_000_000_000"])
-    assert fault.startswith("algorithm.replay_capacity=1000000000; a GMI needs 139.7 GiB or more")
+    assert fault.startswith("algorithm.replay_capacity=1000000000; a GMI needs 141.6 GiB or more")
     most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
     assert faults([*dqn, f"algorithm.replay_capacity={most}"]) == []
     of_bytes = [*dqn, "algorithm.replay_capacity=100_000_000"]

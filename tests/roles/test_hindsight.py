@@ -48,7 +48,7 @@ def batch_of(steps, num_env, ended):
     raw[..., DESIRED] = following[..., DESIRED] = -1.0
     return Batch(
         {
-            "raw_observation": raw, "next_observation": following, "ended": ended,
+            "raw_observation": raw, "next_observation": following, "done": ended.float(),
             "reward": torch.full((steps, num_env), 7.0),
         }
     )  # fmt: skip

@@ -209,6 +209,15 @@ def test_so_many_minibatches_are_due_for_each_row_after_the_start(start, ratio):
         assert due <= replay.limiter.drawn < due + 1
 
 
+def test_ratios_that_are_no_binary_numbers_add_up():
+    limiter = Limiter(100, 0.1)
+    for rows in range(32, 20_000, 32):
+        limiter.add(32)
+        while limiter.ready():
+            limiter.drawn += 1
+        assert limiter.drawn == -(-max(rows - 100, 0) // 10)
+
+
 def test_what_was_due_stays_so_under_settings_that_are_changed():
     before, after = Limiter(10, 0.5), Limiter(0, 4.0)
     before.add(1_010)
@@ -333,6 +342,15 @@ def test_what_is_no_priority_is_told_with_its_environment_and_step(bad, static):
         replay.feedback(torch.tensor([7, place]), torch.tensor([1.0, bad]))
     assert told.value.priority == pytest.approx(bad, nan_ok=True)
     assert bool(sampler._tree.total.isfinite())
+
+
+def test_priorities_of_another_shape_are_told_and_gradients_are_left_behind():
+    sampler = prioritized()
+    sampler.put(range(5))
+    with pytest.raises(RoleError, match=r"of shape \[2, 1\]; must be one number .* \[2\]"):
+        sampler.update(torch.arange(2), torch.ones(2, 1))
+    sampler.update(torch.arange(2), torch.ones(2, requires_grad=True))
+    assert not sampler._tree.priorities.requires_grad
 
 
 def test_a_loss_without_priorities_is_told():

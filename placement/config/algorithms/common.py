@@ -355,7 +355,7 @@ class ReplayConfig(AlgorithmConfig):
     where nothing newer is there yet."""
     sampler: Literal["uniform", "prioritized"] = "uniform"
     """How rows are drawn: all alike, or in proportion to their [priorities](replay.md#samplers)."""
-    priority_alpha: float = Field(default=0.6, ge=0)
+    priority_alpha: float = Field(default=0.6, ge=0, le=1)
     """Sampler `prioritized`: the power of priorities that rows are drawn by; 0: all alike."""
     priority_beta: float = Field(default=0.4, ge=0, le=1)
     """The power of the weights that make up for it, in the beginning; it rises linearly to 1 at

@@ -3,8 +3,9 @@
 from .limiter import Limiter
 from .samplers import PrioritizedSampler, Sampler, UniformSampler
 from .source import Replay, Source
-from .storage import Storage
+from .storage import MADE, MADE_OF, Storage
 
 __all__ = [
-    "Limiter", "PrioritizedSampler", "Replay", "Sampler", "Source", "Storage", "UniformSampler",
+    "MADE", "MADE_OF", "Limiter", "PrioritizedSampler", "Replay", "Sampler", "Source", "Storage",
+    "UniformSampler",
 ]  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+_ROUNDING: Final = 1e-6  # of a minibatch: 0.1 times 860 is a little more than 86
 
 
 class Limiter:
@@ -17,17 +19,23 @@ class Limiter:
         self._start, self._updates_per_row = start, updates_per_row
         self.rows = self.drawn = 0
         self._filled = 0  # rows since the replay was empty
-        self._due = 0.0  # minibatches, since the beginning
+        self._due_before = 0.0  # minibatches, when it went on from a checkpoint
+        self._counted = 0  # rows since then that make minibatches due
 
     def add(self, rows: int) -> None:
         """Counts rows that came in."""
         before, self._filled = max(self._filled, self._start), self._filled + rows
         self.rows += rows
-        self._due += max(self._filled - before, 0) * self._updates_per_row
+        self._counted += max(self._filled - before, 0)
+
+    @property
+    def _due(self) -> float:
+        """Returns the minibatches that are due since the beginning; errors do not add up."""
+        return self._due_before + self._counted * self._updates_per_row
 
     def ready(self) -> bool:
         """Tells whether fewer were drawn than are due."""
-        return self.drawn < self._due
+        return self.drawn < self._due - _ROUNDING
 
     def begin_anew(self) -> None:
         """Waits for the first `start` rows again, as the replay is empty."""
@@ -39,5 +47,6 @@ class Limiter:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rows, self.drawn, self._due = state["rows"], state["drawn"], state["due"]
+        self.rows, self.drawn = state["rows"], state["drawn"]
+        self._due_before, self._counted = state["due"], 0
         self._filled = state["filled"]

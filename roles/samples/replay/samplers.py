@@ -141,7 +141,12 @@ class PrioritizedSampler:
                 "algorithm.sampler=prioritized; the algorithm's losses give no priorities. Give "
                 "Losses.extras['priorities'] [B], or set sampler: uniform."
             )
-        places, priorities = places.to(self._device), priorities.to(self._device)
+        if priorities.shape != places.shape:
+            raise RoleError(
+                f"Losses.extras['priorities'] is of shape {list(priorities.shape)}; must be one "
+                f"number for each row of the minibatch, {list(places.shape)}. Give it so."
+            )
+        places, priorities = places.to(self._device), priorities.detach().to(self._device)
         if self._static or not _all_good(priorities):
             priorities = self._without_bad(places, priorities)
         scaled = priorities.float().add(self._eps).pow_(self._alpha).double()

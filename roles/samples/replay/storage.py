@@ -21,7 +21,8 @@ from gmi_drl.roles.samples.batch import Batch
 # of the observation that its episode ended with, and one more where no value is to come after it.
 _GOES_ON: Final = -1
 _NEWEST: Final = -2
-_MADE: Final = ("next_observation", "discount")  # not kept: made when rows are drawn
+MADE: Final = ("next_observation", "discount")  # not kept: made when rows are drawn
+MADE_OF: Final = ("raw_observation", "next_observation", "reward", "done", "terminated")
 
 
 class Storage:
@@ -57,14 +58,13 @@ class Storage:
         RoleError where there is no memory for it.
         """
         self._names = tuple(columns)
-        self._follows = any(name in self._names for name in _MADE)
-        needed = ["raw_observation", "next_observation", "reward", "done", "terminated"]
-        if self._follows and (missing := [name for name in needed if name not in batch.columns]):
+        self._follows = any(name in self._names for name in MADE)
+        if self._follows and (missing := [name for name in MADE_OF if name not in batch.columns]):
             raise RoleError(
-                f"a replay makes {' and '.join(_MADE)} of {', '.join(needed)}; the batch has no "
+                f"a replay makes {' and '.join(MADE)} of {', '.join(MADE_OF)}; the batch has no "
                 f"{', '.join(missing)}. Name them in the algorithm's `recorded`."
             )
-        kept = dict.fromkeys(name for name in self._names if name not in _MADE)
+        kept = dict.fromkeys(name for name in self._names if name not in MADE)
         if self._follows:
             kept |= dict.fromkeys(("raw_observation", "reward"))
         first = batch[next(iter(kept))]
@@ -92,7 +92,7 @@ class Storage:
             self.nbytes += (
                 finals * shapes["raw_observation"].numel() * types["raw_observation"].itemsize
             )
-        self._check_memory(capacity)
+        self._check_memory(self.nbytes)
         self._columns = {
             name: torch.zeros(self.places, *shape, dtype=types[name], device=device)
             for name, shape in shapes.items()
@@ -111,18 +111,20 @@ class Storage:
         self._discounts = powers.float().to(device)
         self._offsets = (torch.arange(n_step, device=device) * self.num_env).unsqueeze(-1)
 
-    def _check_memory(self, capacity: int) -> None:
+    def _check_memory(self, more: int) -> None:
+        """Raises RoleError where there are not so many bytes more."""
+        capacity = self._capacity * self.num_env
         if self.device.type == "cuda":
             free, has = torch.cuda.mem_get_info(self.device)[0], "the GPU"
         else:
             memory = host_memory()
             free, has = memory.free_bytes, memory.whose
-        if self.nbytes > free:
-            fits = capacity * free // self.nbytes
+        if more > free:
+            fits = capacity * free // more
             other = ", replay_device: cpu" if self.device.type == "cuda" else ", fewer GMIs"
             raise RoleError(
-                f"algorithm.replay_capacity={capacity}; the replay needs {self.nbytes:,} bytes "
-                f"({self.nbytes // self.places:,} a step), and {has} has {free:,} free. Use "
+                f"algorithm.replay_capacity={capacity}; the replay needs {more:,} bytes more "
+                f"({more // self.places:,} a step), and {has} has {free:,} free. Use "
                 f"{fits:,} or fewer{other}, or a machine with more."
             )
 
@@ -273,8 +275,9 @@ class Storage:
         numbers, end = self._after[self._after >= 0] // 2, int(self._next_final)
         begin = int(numbers.min()) if len(numbers) else end
         self._finals_used = end - begin + count
-        if 2 * self._finals_used > slots:  # so that it is seldom looked for
-            size = 4 * self._finals_used
+        if 4 * self._finals_used > 3 * slots:  # so that it is seldom looked for
+            size = 2 * self._finals_used
+            self._check_memory(size * self._finals[0].numel() * self._finals.itemsize)
             larger = self._finals.new_zeros(size + 1, *self._finals.shape[1:])
             kept = torch.arange(begin, end, device=self.device)
             larger[kept % size] = self._finals[kept % slots]

@@ -76,7 +76,7 @@ class SumTree:
     def find(self, shares: Tensor) -> Tensor:
         """Returns the places [B] where the running sum passes these shares [B] of the total.
 
-        Shares lie in [0, 1). A place whose priority is 0 is not found, unless all are.
+        Shares lie in [0, 1). A place whose priority is 0 is not found; not all may be 0.
         """
         top = self._levels[-1]
         running = top.cumsum(0)

@@ -102,7 +102,7 @@ def test_what_fits_is_passed_on_as_it_is():
         (Box(-1, 1, (2,)), np.zeros((2,), np.float64), True),
         (Box(0, 255, (2,), np.uint8), np.zeros(2, np.float32), False),
         (Discrete(3), np.int64(1), True),
-        (Discrete(3), np.array([1]), True),
+        (Discrete(3), np.array([1]), False),
         (Discrete(3), 1.5, False),
     ],
 )

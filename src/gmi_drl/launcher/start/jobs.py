@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
@@ -39,6 +39,12 @@ from gmi_drl.roles.role.host import COUNTERS, Job
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
     from gmi_drl.roles import DRL_role
+
+# Keys of `algorithm` that say nothing of what is learned, but which steps are kept, and drawn.
+_OF_REPLAYS: Final = (
+    "replay_capacity", "replay_save", "replay_device", "sampler", "priority_alpha",
+    "priority_beta", "priority_eps", "priority_weights",
+)  # fmt: skip
 
 # A config without `auto`, and lines that say where it came from. The folder is that of modules.
 Resolve: TypeAlias = Callable[[Config, Path], tuple[Config, list[str]]]
@@ -129,12 +135,16 @@ def resumed_job(
     path = folder.path / "config.yaml"
     before, resolved = load_config(path), load_config(path, overrides)
     settings, wanted = before.model_dump(mode="json"), resolved.model_dump(mode="json")
-    rule = "cannot change in a run that is resumed; only run.* and comm.* can"
+    rule = (
+        "cannot change in a run that is resumed; only run.* and comm.* can, and how a replay is "
+        f"kept and drawn from ({', '.join(_OF_REPLAYS)})"
+    )
     faults = [
         Fault(key, value, rule, "Begin a new run for other settings.")
         for section in Config.model_fields
         if section not in ("run", "comm")
         for key, value in _changed(section, settings[section], wanted[section])
+        if key.removeprefix("algorithm.") not in _OF_REPLAYS
     ]
     if resolved.mode == "serving":
         command = f"gmi-drl launch {checkpoint} --set mode=serving"
