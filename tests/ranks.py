@@ -120,7 +120,7 @@ class Ranks:
             assert time.monotonic() < deadline_s, f"rank {rank} does not join"
             time.sleep(0.001)  # between two looks
 
-    def outcome(self, rank, within_s=40.0):
+    def outcome(self, rank, within_s=100.0):
         """What one rank returned, or the exception it raised, or Died."""
         connection = self._connections[rank]
         assert connection.poll(within_s), f"rank {rank} has not ended after {within_s} s"

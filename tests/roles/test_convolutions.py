@@ -69,6 +69,7 @@ def warm():
     runtime.shutdown()
 
 
+@pytest.mark.timeout(400)  # 20 s where nothing else runs
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("more", [{}, {"mode": "async"}], ids=["sync", "async"])
 def test_what_is_seen_is_learned(tmp_path, more):
