@@ -112,6 +112,15 @@ _UNSCALED = {"normalize_value": False, "reward_scale": 0.1}  # where the head li
 _A2C_REFERENCE = "496.7 (SLM Lab, 200 k); 500 (SB3 zoo, 500 k, one run)"
 _PG_REFERENCE = "483 (SLM Lab, REINFORCE, 200 k)"
 
+_CARTPOLE_DQN = _ours(
+    "CartPole-v1", n_envs=8, horizon=32, net="128:128", activation="relu", gamma=0.99,
+    learning_rate=1e-3, schedule="linear", max_grad_norm=10.0, normalize_observation=False,
+)  # fmt: skip
+_DQN = {
+    "name": "dqn", "batch_size": 64, "replay_capacity": 100_000, "replay_start": 1_000,
+    "updates_per_row": 0.5, "target_every": 128, "n_step": 5, "epsilon_steps": 16_000,
+}  # fmt: skip
+
 TASKS = {
     "CartPole-v1": Task(
         env="CartPole-v1",
@@ -251,48 +260,24 @@ TASKS = {
     "CartPole-v1-dqn": Task(  # examples/dqn_cartpole.yaml
         env="CartPole-v1",
         steps=100_000,
-        ours=_ours(
-            "CartPole-v1", n_envs=8, horizon=32, net="128:128", activation="relu", gamma=0.99,
-            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
-            normalize_observation=False,
-        ),
-        algorithm={
-            "name": "dqn", "reward_scale": 0.1, "batch_size": 64, "replay_capacity": 100_000,
-            "replay_start": 1_000, "updates_per_row": 0.5, "target_every": 128,
-            "n_step": 5, "epsilon_steps": 16_000,
-        },
+        ours=_CARTPOLE_DQN,
+        algorithm=_DQN | {"reward_scale": 0.1},
         sb3=None,
         reference="500 (SB3 zoo, 50 k, one run)",
     ),
     "CartPole-v1-c51": Task(
         env="CartPole-v1",
         steps=100_000,
-        ours=_ours(
-            "CartPole-v1", n_envs=8, horizon=32, net="128:128", activation="relu", gamma=0.99,
-            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
-            normalize_observation=False,
-        ),
-        algorithm={
-            "name": "dqn", "batch_size": 64, "replay_capacity": 100_000, "replay_start": 1_000,
-            "updates_per_row": 0.5, "target_every": 128, "n_step": 5, "epsilon_steps": 16_000,
-            "distributional": "c51", "value_range": (0.0, 100.0),
-        },
+        ours=_CARTPOLE_DQN,
+        algorithm=_DQN | {"distributional": "c51", "value_range": (0.0, 100.0)},
         sb3=None,
         reference="481 (CleanRL, 500 k)",
     ),
     "CartPole-v1-qr": Task(
         env="CartPole-v1",
         steps=100_000,
-        ours=_ours(
-            "CartPole-v1", n_envs=8, horizon=32, net="128:128", activation="relu", gamma=0.99,
-            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
-            normalize_observation=False,
-        ),
-        algorithm={
-            "name": "dqn", "reward_scale": 0.1, "batch_size": 64, "replay_capacity": 100_000,
-            "replay_start": 1_000, "updates_per_row": 0.5, "target_every": 128, "n_step": 5,
-            "epsilon_steps": 16_000, "distributional": "qr", "quantiles": 51,
-        },
+        ours=_CARTPOLE_DQN,
+        algorithm=_DQN | {"reward_scale": 0.1, "distributional": "qr", "quantiles": 51},
         sb3=None,
         reference="500 at best",
     ),

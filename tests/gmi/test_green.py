@@ -137,6 +137,14 @@ def test_a_chip_of_fewer_groups_is_shared_by_percent_where_they_are_too_few(gang
     assert len(set().union(*(its for _, its, _ in places))) == sum(sms)
 
 
+def test_a_share_of_less_than_one_of_the_groups_that_there_are_is_told_so(gang):
+    with (
+        gang(layout(*[6] * 16), sm_groups=14) as running,
+        pytest.raises(GmiDied, match="0 groups of SMs; 14 of 14 are free on GPU 0"),
+    ):
+        running.call("place", timeout=LONG)
+
+
 def test_more_gmis_than_the_chip_has_groups_are_told_so(gang):
     with (
         gang(layout(*[6] * 16), sm_groups=15) as running,

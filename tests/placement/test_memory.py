@@ -81,6 +81,20 @@ def test_noise_and_distributions_are_counted():
     assert fault.startswith("algorithm.batch_size=10000; ")
 
 
+def test_a_replay_beside_a_gpu_is_counted_on_the_host():
+    gpu = Device(0, "gpu", "H200", tuple(range(4)), uuid="GPU-a", sm_count=132, mem_bytes=8 * GIB)
+    words = [
+        "hardware.backend=direct", "algorithm.name=dqn", "env.num_env=8",
+        "algorithm.replay_capacity=100_000_000",
+    ]  # fmt: skip
+    (fault,) = faults(words, topology=Topology((gpu,)), host=64 * GIB)
+    assert "GMI 0 has" in fault
+    there = [*words, "algorithm.replay_device=cpu"]
+    assert faults(there, topology=Topology((gpu,)), host=64 * GIB) == []
+    (fault,) = faults(there, topology=Topology((gpu,)), host=8 * GIB)
+    assert "and the machine has 8.0 GiB" in fault
+
+
 def test_serving_keeps_no_experience():
     assert faults(["mode=serving", "env.num_env=1_000_000", "algorithm.horizon=1000"]) == []
 

@@ -1,6 +1,7 @@
 """The replay: what is kept, what is made of it, and how rows are drawn."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,6 +129,20 @@ def test_more_than_there_is_memory_for_is_refused():
         storage_of(World(2), 10**14)
 
 
+def test_ends_of_episodes_that_outgrow_the_memory_are_told(monkeypatch):
+    world = World(3)
+    storage = storage_of(world, 30_000)
+    memory = SimpleNamespace(free_bytes=100, whose="the machine")
+    monkeypatch.setattr("gmi_drl.roles.samples.replay.storage.host_memory", lambda: memory)
+
+    def put_many():
+        for _ in range(200):
+            storage.put(world.batch(20))
+
+    with pytest.raises(RoleError, match=r"bytes more .* the machine has 100 free"):
+        put_many()
+
+
 def test_a_step_of_all_environments_is_the_least():
     with pytest.raises(RoleError, match="replay_capacity=3; must hold a step of all 4"):
         storage_of(World(4), 3)
@@ -236,7 +251,8 @@ def test_a_replay_that_begins_anew_waits_for_the_first_rows_again():
     replay.put(numbered(0, 20))
     while replay.ready():
         replay.next()
-    replay.begin_anew()
+    replay.take_back(20)  # none is left
+    replay.limiter.begin_anew()
     replay.put(numbered(20, 10))
     assert len(replay) == 10
     assert not replay.ready()

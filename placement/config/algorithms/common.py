@@ -361,13 +361,13 @@ class ReplayConfig(AlgorithmConfig):
     """The power of the weights that make up for it, in the beginning; it rises linearly to 1 at
     `total_steps`."""
     priority_eps: float = Field(default=1e-6, gt=0)
-    """What is added to priorities, so that every row may be drawn."""
+    """Added to each priority, so that every row may be drawn."""
     priority_weights: Literal["minibatch", "buffer"] = "minibatch"
     """The greatest weight, by which all are divided, is that of the minibatch or of all rows."""
     replay_device: Literal["policy", "cpu"] = "policy"
     """Where rows are kept: beside the policy, or in the host's memory."""
     replay_save: bool = True
-    """Whether checkpoints hold the replay. `false`: it begins anew on resuming, and no update is
+    """Keep the replay in checkpoints. `false`: it begins anew on resuming, and no update is
     taken before there are `replay_start` steps again."""
 
     @property

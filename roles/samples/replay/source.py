@@ -96,13 +96,6 @@ class Replay:
         self._storage.take_back(rows)
         self._sampler.drop(range(max(self._storage.rows.stop, before.start), before.stop))
 
-    def begin_anew(self) -> None:
-        """Forget all rows, and wait for the first ones again."""
-        before = self._storage.rows
-        self._storage.clear()
-        self._sampler.drop(before)
-        self.limiter.begin_anew()
-
     def ready(self) -> bool:
         return len(self) > 0 and self.limiter.ready()
 

@@ -231,7 +231,7 @@ class Storage:
     # What follows rows ------------------------------------------------------------------------
 
     def _what_follows(self, batch: Batch, first: int) -> Tensor:
-        """What follows each row of a batch from step `first` on; keeps what episodes ended with."""
+        """Returns what follows each row from step `first` on; keeps what episodes ended with."""
         done, over = batch["done"][first:].bool(), batch[self._over][first:].bool()
         done, over = done.to(self.device), over.to(self.device)
         number = self._keep(done.flatten(), batch["next_observation"][first:].flatten(0, 1))

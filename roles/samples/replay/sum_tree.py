@@ -39,11 +39,6 @@ class SumTree:
             self._least = torch.full_like(self._groups[0][:, 0], torch.inf)
         self._zero = torch.zeros((), dtype=torch.float64, device=device)
 
-    @staticmethod
-    def nbytes(size: int) -> int:
-        """Returns the bytes of a tree of that size, nearly."""
-        return 8 * size * (_WIDTH + 2) // _WIDTH
-
     @property
     def total(self) -> Tensor:
         return self._levels[-1].sum()
