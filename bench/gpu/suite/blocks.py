@@ -170,6 +170,23 @@ def _precision(stage: Stage, repeat: int) -> Blocks:
     ]  # fmt: skip
 
 
+def _eager(stage: Stage, repeat: int) -> Blocks:
+    """Kernels launched one by one, as by simulators that cannot be captured: the paper's case."""
+    share = "mps-uncapped" if stage.packer == "mps" else stage.packer
+    total = stage.ladder[0]
+    for k in stage.gmis if False in stage.captures else ():
+        packed = {"gmis": k, **share_of(share, k)}
+        sides: dict[str, dict[str, Any]] = {
+            BASELINE: {"num_env": total},
+            share: {"num_env": total // k, **packed},
+            f"{share}, as many in each": {"num_env": total, **packed},
+        }
+        yield [
+            _rate(stage, "eager", f"{k} GMIs", side, repeat, capture=False, **its)
+            for side, its in sides.items()
+        ]
+
+
 def _reduction(stage: Stage, repeat: int) -> Blocks:
     """All strategies among k GMIs of a device, and among devices."""
     shapes = [(1, k, b) for k in stage.gmis for b in stage.backends]
@@ -256,6 +273,7 @@ BLOCKS: Final[dict[str, Callable[[Stage, int], Blocks]]] = {
     "num_env": _num_env,
     "tuner": _tuner,
     "precision": _precision,
+    "eager": _eager,
     "reduction": _reduction,
     "experience": _experience,
     "learning": _learning,

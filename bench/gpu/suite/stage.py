@@ -12,6 +12,7 @@ EXPERIMENTS: Final = {
     "num_env": "throughput and memory against num_env (figure 10)",
     "tuner": "what `gmi-drl tune` chooses, beside the best of the suite's own rows",
     "precision": "sync training in fp32, tf32 and bf16, one process and GMIs",
+    "eager": "sync training without CUDA graphs, k GMIs of a GPU against one process",
     "reduction": "reduction of gradients among GMIs (Table 7)",
     "experience": "MCC against UCC (Table 8), async against sync (figure 11)",
     "learning": "return against wall-clock, at equal time (figure 9)",

@@ -8,11 +8,12 @@
 
 Serving and sync training by k GMIs of a GPU under direct, mps and green against one exclusive
 process at its own best num_env; throughput and memory against num_env; what the tuner chooses by
-itself, beside the best of these; precisions; reductions; MCC against UCC and async against sync;
-return against wall-clock; start of GMIs and what they leave; several devices. Everything is a real
-launch. A cell is one of them, some seconds long, in a process of its own with a deadline; finished
-cells are kept and not run again while machine, code and versions are the same, whichever cells a
-command asks for. What the minutes did not hold is listed; the same command goes on.
+itself, beside the best of these; precisions; kernels launched one by one; reductions; MCC against
+UCC and async against sync; return against wall-clock; start of GMIs and what they leave; several
+devices. Everything is a real launch. A cell is one of them, some seconds long, in a process of its
+own with a deadline; finished cells are kept and not run again while machine, code and versions are
+the same, whichever cells a command asks for. What the minutes did not hold is listed; the same
+command goes on.
 
 With --ladder, k GMIs are held against one process at each of these numbers of environments in all;
 else at the number that is best for one process. Shares under mps: `mps` is 1/k of the SMs for each,

@@ -25,6 +25,8 @@ def summary(store: Store, rows: Sequence[Row]) -> list[str]:
         found.append(f"Other programs kept up to {busy:.1f} cores busy meanwhile.")
     for experiment in ("training", "serving"):
         found += _by_k(experiment, [r for r in rows if r["experiment"] == experiment])
+    if eager := [r for r in rows if r["experiment"] == "eager"]:
+        found += _by_k("eager", eager)
     for network in dict.fromkeys(r["network"] for r in rows if r["experiment"] == "num_env"):
         its = [r for r in rows if r["experiment"] == "num_env" and r["network"] == network]
         found += _by_num_env(network, [r for r in its if r["side"] != BASELINE])
