@@ -54,7 +54,9 @@ def test_a_gpu_has_every_backend_beside_the_exclusive_process(suite):
         assert sides[experiment, "1 GMIs"] == ["exclusive", "mps"]
     assert sides["devices", "sync"] == ["one device", "2 devices", "2 devices, 4 GMIs each"]
     assert stage.unusable == {"green": "no cuda-bindings"}
-    assert sides["eager", "4 GMIs"] == ["exclusive", "mps-uncapped", "mps-uncapped, as many in each"]
+    assert sides["eager", "4 GMIs"] == [
+        "exclusive", "mps-uncapped", "mps-uncapped, as many in each"
+    ]  # fmt: skip
     assert sides["precision", "training"] == [
         f"{who} {how}" for who in ("exclusive", "4 mps") for how in ("fp32", "tf32", "bf16")
     ]
