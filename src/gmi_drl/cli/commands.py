@@ -240,6 +240,32 @@ def runs(
 
 
 @command
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders that hold runs.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the page goes.")] = Path(
+        "comparison.html"
+    ),
+) -> int:
+    """Lay runs side by side: tables, and a page with curves that opens without a server.
+
+    Runs whose configs differ in run.seed alone are one group.
+    """
+    from gmi_drl.report.comparison.groups import Comparison, print_comparison
+    from gmi_drl.report.comparison.page import comparison_page
+
+    refuse_no_file("--out", out)
+    comparison = Comparison.of(runs)
+    for warning in comparison.warnings:
+        print(f"warning: {printable_lines(warning)}", file=sys.stderr)
+    write_file("--out", out, comparison_page(comparison))
+    print_comparison(console_for(), comparison)
+    print(f"comparison: {printable_lines(out)}")
+    return 0
+
+
+@command
 def envs(
     text: Annotated[str, typer.Argument(help="Only ids that have this in them.")] = "",
 ) -> int:

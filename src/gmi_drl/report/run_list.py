@@ -74,7 +74,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _summary(path: Path) -> RunSummary:
-    written = _read_object(path / "run.json")
+    written = read_object(path / "run.json")
     state, damaged = _sound(written)
     last, _ = _sound(last_metrics(path / METRICS))
     known, how = {**last, **state}, written.get("state") or "damaged"
@@ -115,7 +115,7 @@ _IS_SOUND: Final[dict[str, Callable[[Any], bool]]] = {
 }
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     try:
         if not os.path.isfile(path) or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
             return {}

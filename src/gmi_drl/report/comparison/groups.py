@@ -1,0 +1,193 @@
+"""Groups runs whose configs differ in the seed alone; tells what sets groups apart, and sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gmi_drl.launcher.view.tables import cut, print_table, printable
+from gmi_drl.placement import counted
+from gmi_drl.report.statistics import Estimate, estimate
+
+from .runs import ComparedRun, find_runs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Where a run lies and by what random numbers it went. Which cores it had is counted, not named:
+# seeds side by side have different ones.
+_OF_THE_RUN: Final = ("run.seed", "run.folder")
+_CORES: Final = "hardware.cores"
+_MOST_LABEL: Final = 80
+_KEYS_IN_LABEL: Final = 3
+_MOST_DIFFERENCES: Final = 20  # that a terminal is shown
+_ABSENT: Final = "-"
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one config, by their seeds."""
+
+    label: str
+    runs: list[ComparedRun]
+    settings: dict[str, str] | None  # without what is of one run alone
+
+    def estimate(self, figure: Callable[[ComparedRun], float | None]) -> Estimate | None:
+        """Sums up a figure over the runs that have it."""
+        return estimate([value for run in self.runs if (value := figure(run)) is not None])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is compared: groups, what sets their configs apart, and what is to be warned of."""
+
+    groups: list[RunGroup]
+    differences: list[list[str]]  # a key, then its value in each group
+    warnings: list[str]
+
+    @classmethod
+    def of(cls, paths: Iterable[Path]) -> Comparison:
+        """Reads the runs at `paths`, each a run's folder or one that holds runs."""
+        runs = find_runs(paths)
+        groups = _grouped(runs)
+        warnings = [warning for run in runs for warning in run.warnings]
+        if len(envs := sorted({run.summary.env or "an unknown one" for run in runs})) > 1:
+            warnings.insert(0, f"the runs are of different environments ({', '.join(envs)}), whose "
+                               "returns mean different things")  # fmt: skip
+        return cls(groups, _differences(groups), warnings)
+
+    @property
+    def runs(self) -> list[tuple[str, ComparedRun]]:
+        """Lists all runs, each with the label of its group."""
+        return [(group.label, run) for group in self.groups for run in group.runs]
+
+
+def _grouped(runs: Sequence[ComparedRun]) -> list[RunGroup]:
+    found: dict[object, tuple[list[ComparedRun], dict[str, str] | None]] = {}
+    for run in runs:
+        settings = None if run.settings is None else _common(run.settings)
+        key: object = run.path if settings is None else frozenset(settings.items())
+        found.setdefault(key, ([], settings))[0].append(run)
+    members = list(found.values())
+    labels = _labels([(group[0].summary.name, settings) for group, settings in members])
+    return [
+        RunGroup(label, sorted(group, key=lambda run: run.summary.seed or 0), settings)
+        for label, (group, settings) in zip(labels, members, strict=True)
+    ]
+
+
+def _common(settings: dict[str, str]) -> dict[str, str]:
+    common = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
+    if common.get(_CORES, "null") != "null":
+        common[_CORES] = counted(common[_CORES].count(",") + 1, "core")
+    return common
+
+
+def _labels(members: Sequence[tuple[str, dict[str, str] | None]]) -> list[str]:
+    """Labels groups by the names of their runs, and by what differs where names are the same."""
+    labels: list[str] = []
+    for name, settings in members:
+        alike = [other for other_name, other in members if other_name == name]
+        label = name
+        if len(alike) > 1 and settings is not None:
+            keys = list(_differing(alike))[:_KEYS_IN_LABEL]
+            shown = (f"{key.rpartition('.')[2]}={settings.get(key, _ABSENT)}" for key in keys)
+            label = f"{name} ({', '.join(shown)})"
+        label = cut(printable(label), _MOST_LABEL)
+        number = sum(other == label or other.startswith(f"{label} #") for other in labels)
+        labels.append(label if not number else f"{label} #{number + 1}")
+    return labels
+
+
+def _differing(settings: Sequence[dict[str, str] | None]) -> Iterator[str]:
+    """Yields the keys whose values are not the same everywhere, as the configs have them."""
+    known = [one for one in settings if one is not None]
+    for key in dict.fromkeys(key for one in known for key in one):
+        if len({one.get(key) for one in known}) > 1:
+            yield key
+
+
+def _differences(groups: Sequence[RunGroup]) -> list[list[str]]:
+    known = [group.settings for group in groups]
+    return [
+        [key, *(_ABSENT if one is None else one.get(key, _ABSENT) for one in known)]
+        for key in _differing(known)
+    ]
+
+
+GROUP_COLUMNS: Final = (
+    "config", "runs", "return, IQM (95 %)", "return, mean ± std", "trained policy, IQM (95 %)",
+    "trained policy, mean ± std", "seconds", "steps/s",
+)  # fmt: skip
+RUN_COLUMNS: Final = (
+    "config", "seed", "state", "steps", "return", "trained policy", "seconds", "wall seconds",
+    "steps/s", "folder",
+)  # fmt: skip
+_DROP: Final = ("return, mean ± std", "trained policy, mean ± std", "seconds", "steps/s")
+_DROP_OF_RUN: Final = ("config", "wall seconds", "seconds", "steps/s", "state", "steps")
+
+
+def group_rows(comparison: Comparison) -> list[list[str]]:
+    """Returns the cells of `GROUP_COLUMNS`, a row a group."""
+    rows = []
+    for group in comparison.groups:
+        returned = group.estimate(lambda run: run.summary.return_mean)
+        evaluated = group.estimate(lambda run: run.summary.eval_return)
+        seconds = group.estimate(lambda run: run.training_s)
+        speed = group.estimate(lambda run: run.steps_per_s)
+        cells = [group.label, str(len(group.runs))]
+        for one in (returned, evaluated):
+            missing = "" if one is None or one.count == len(group.runs) else f" of {one.count}"
+            cells += [_interval(one) + missing, _spread(one, ",.1f")]
+        rows.append([*cells, _spread(seconds, ",.1f"), _spread(speed, ",.0f")])
+    return rows
+
+
+def run_rows(comparison: Comparison) -> list[list[str]]:
+    """Returns the cells of `RUN_COLUMNS`, a row a run."""
+    return [
+        [
+            label,
+            _text(run.summary.seed, "d"),
+            run.summary.state,
+            _text(run.steps, ",.0f"),
+            _text(run.summary.return_mean, ",.1f"),
+            _text(run.summary.eval_return, ",.1f"),
+            _text(run.training_s, ",.1f"),
+            _text(run.wall_s, ",.1f"),
+            _text(run.steps_per_s, ",.0f"),
+            str(run.path),
+        ]
+        for label, run in comparison.runs
+    ]
+
+
+def _text(value: float | None, form: str) -> str:
+    return _ABSENT if value is None else format(value, form)
+
+
+def _interval(one: Estimate | None) -> str:
+    if one is None:
+        return _ABSENT
+    if one.low is None:
+        return f"{one.iqm:,.1f}"
+    return f"{one.iqm:,.1f} ({one.low:,.1f} to {one.high:,.1f})"
+
+
+def _spread(one: Estimate | None, form: str) -> str:
+    if one is None:
+        return _ABSENT
+    return format(one.mean, form) + ("" if one.std is None else f" ± {format(one.std, form)}")
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Prints the tables: groups, runs, and what sets configs apart."""
+    print_table(console, "Runs", RUN_COLUMNS, run_rows(comparison), _DROP_OF_RUN, numbers=False)
+    print_table(console, "Over seeds", GROUP_COLUMNS, group_rows(comparison), _DROP)
+    if comparison.differences:
+        columns = ["key", *(group.label for group in comparison.groups)]
+        rest = len(comparison.differences) - _MOST_DIFFERENCES
+        title = "Differences of config" + (f" ({rest} more are on the page)" if rest > 0 else "")
+        print_table(console, title, columns, comparison.differences[:_MOST_DIFFERENCES])

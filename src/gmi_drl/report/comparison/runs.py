@@ -1,0 +1,191 @@
+"""Reads the runs that are compared: config, metrics, and how each ended. They may be damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.errors import GmiDrlError
+from gmi_drl.launcher.folder.run_folder import METRICS, metrics_in
+from gmi_drl.placement import ConfigError, counted, load_config
+from gmi_drl.placement.config.yaml_text import read_yaml
+from gmi_drl.report.run_list import RunSummary, list_runs, read_object
+
+_MOST_BYTES: Final = 2**20  # of a config
+_MOST_KEYS: Final = 5_000  # of a config: aliases in YAML can make a few lines into millions
+_MOST_VALUE: Final = 200  # characters that are shown of one
+
+
+class ComparisonError(GmiDrlError, ValueError):
+    """Says why runs cannot be compared."""
+
+    command_exit_code = 2
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run as it is compared. Metrics are in the order of their steps."""
+
+    summary: RunSummary
+    settings: dict[str, str] | None  # dotted keys of the config; None if it cannot be read
+    metrics: list[dict[str, Any]]
+    wall_s: float | None  # from the start to the end of the last launch
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return self.summary.path
+
+    @property
+    def training_s(self) -> float | None:
+        """Returns the seconds of training, all launches together."""
+        return _last(self.metrics, "time_s")
+
+    @property
+    def steps(self) -> float | None:
+        return _last(self.metrics, "steps")
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Returns the steps per second of training, of the whole run."""
+        steps, seconds = self.steps, self.training_s
+        return steps / seconds if steps is not None and seconds else None
+
+
+def find_runs(paths: Iterable[Path]) -> list[ComparedRun]:
+    """Reads the runs at `paths`, each a run's folder or one that holds runs; each run once."""
+    found: dict[Path, RunSummary] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise ComparisonError(f"{path}: no such folder. Give runs, or folders that hold runs.")
+        summaries = list_runs(path)
+        if not summaries:
+            raise ComparisonError(f"{path}: no run is in it. `gmi-drl runs` lists runs.")
+        found.update({summary.path.resolve(): summary for summary in summaries})
+    runs = [_read(summary) for summary in found.values()]
+    if not any(run.metrics for run in runs):
+        raise ComparisonError(
+            f"{_names(runs)}: no metrics yet. Compare when iterations have ended; a run of roles "
+            "that report nothing has no curve."
+        )
+    return runs
+
+
+def _names(runs: Sequence[ComparedRun]) -> str:
+    rest = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    return ", ".join(str(run.path) for run in runs[:3]) + rest
+
+
+def _read(summary: RunSummary) -> ComparedRun:
+    path, warnings = summary.path, []
+    metrics, damaged = _read_metrics(path / METRICS)
+    if damaged:
+        warnings.append(f"{path}: {counted(damaged, 'damaged line')} of {METRICS} left out")
+    if not metrics:
+        warnings.append(f"{path}: no metrics yet")
+    settings, trouble = _read_settings(path)
+    if trouble:
+        warnings.append(f"{path}: {trouble}")
+    state = read_object(path / "run.json")
+    started, finished = finite_number(state, "started"), finite_number(state, "finished")
+    known = started is not None and finished is not None and finished >= started
+    wall_s = finished - started if known else None  # type: ignore[operator]
+    return ComparedRun(summary, settings, metrics, wall_s, warnings)
+
+
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Returns the iterations with steps and seconds, in order, and how many lines are damaged."""
+    try:
+        text = path.read_bytes() if path.is_file() else b""  # a pipe would never end
+    except OSError:
+        return [], 0
+    whole, _, torn = text.rpartition(b"\n")  # the last one may be in writing
+    sound = [line for line in metrics_in(whole) if _is_iteration(line)]
+    damaged = sum(bool(line.strip()) for line in whole.splitlines()) - len(sound)
+    metrics = [*sound, *filter(_is_iteration, metrics_in(torn))]
+    return sorted(metrics, key=lambda line: float(line["steps"])), damaged
+
+
+def _is_iteration(line: dict[str, Any]) -> bool:
+    return all(finite_number(line, key) is not None for key in ("steps", "time_s"))
+
+
+def _read_settings(folder: Path) -> tuple[dict[str, str] | None, str]:
+    """Returns the config by dotted keys, and what is wrong with it, "" if nothing is."""
+    path = folder / "config.yaml"
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None, "it has no config.yaml, and stands for itself"
+        data, _, faults = read_yaml(path.read_text(encoding="utf-8"), str(path))
+        if faults or not isinstance(data, dict):
+            return None, "its config.yaml is damaged, and it stands for itself"
+        _flat("", data)  # refuses one that is too large before it is copied
+        trouble = ""
+        try:
+            data = load_config(path).model_dump(mode="json")  # with what newer versions have more
+        except ConfigError:
+            trouble = "its config is not one of this version; it is compared as it is written"
+        settings = _flat("", data)
+        if (layout := _layout_digest(folder, data)) is not None:
+            settings["layout.file"] = layout
+    except (OSError, ValueError, RecursionError):
+        return None, "its config.yaml cannot be read, and it stands for itself"
+    return settings, trouble
+
+
+def _layout_digest(folder: Path, data: dict[str, Any]) -> str | None:
+    """Names the contents of a run's own layout file, which lies beside its config."""
+    layout = data.get("layout")
+    if not isinstance(layout, dict) or not layout.get("file"):
+        return None
+    text = (folder / "layout.yaml").read_bytes()
+    return f"layout.yaml ({hashlib.sha256(text).hexdigest()[:8]})"
+
+
+def _flat(key: str, value: Any) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for name, leaf in _leaves(key, value):
+        settings[name] = leaf
+        if len(settings) > _MOST_KEYS:
+            raise ValueError("too many keys")
+    return settings
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}" if key else str(name), inner)
+    elif isinstance(value, list):
+        if all(not isinstance(inner, (dict, list)) for inner in value):
+            yield key, _shown(value)
+        else:
+            for number, inner in enumerate(value):
+                yield from _leaves(f"{key}[{number}]", inner)
+    else:
+        yield key, _shown(value)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= _MOST_VALUE else f"{text[:_MOST_VALUE]} ..."
+
+
+def finite_number(record: Mapping[str, Any], key: str) -> float | None:
+    """Returns a number of a record, finite and no bool; None if it has none."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _last(metrics: Sequence[dict[str, Any]], key: str) -> float | None:
+    return finite_number(metrics[-1], key) if metrics else None
