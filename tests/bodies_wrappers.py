@@ -15,3 +15,7 @@ class Doubled(EnvWrapper):
 class Raises(EnvWrapper):
     def __init__(self, env):
         raise KeyError("no such thing")
+
+
+class Whole(EnvWrapper):
+    """Says nothing of how its observations are stacks, so that they are kept whole."""

@@ -24,7 +24,7 @@ from gmi_drl.placement.templates import TEMPLATES
 
 _FLOAT: Final = 4
 _ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
-_EPISODE: Final = 64  # steps that one has, where that is not known
+_EPISODE: Final = 512  # steps that one has, where that is not known
 _WHAT: Final = ("experience", "replay", "minibatch", "network")
 # Bytes of a parameter where it is trained: itself and its gradient, Adam's two moments; and itself
 # and the moments once more in each state that is kept for a GMI that comes back, those after the
@@ -38,7 +38,7 @@ class Sizes:
 
     observation: int = 1  # D
     observation_bytes: int = 1  # of each of its numbers as they are kept
-    frames: int = 1  # of a stack, of which a batch of bytes keeps each once
+    frames: int = 1  # of a stack, of which batches of bytes and replays keep each once
     action: int = 1  # A
     parameters: int = 1  # P
     has_own_network: bool = False  # a role makes it, and nothing is known of its size
@@ -158,12 +158,17 @@ def _kept_row(config: Config, algorithm: ReplayConfig, sizes: Sizes, cuts: bool)
 
     `cuts`: each horizon ends as an episode does.
     """
-    seen = sizes.observation * sizes.observation_bytes
-    # What episodes ended with, and twice that while it grows; segments may end so, too.
+    frames = 1 if algorithm.hindsight else sizes.frames
+    frame = sizes.observation * sizes.observation_bytes // frames
+    # What episodes ended with, and twice that while it grows; segments may end so, too, and begin
+    # with older frames.
     longest = min(config.env.max_episode_steps or _EPISODE, _EPISODE)
-    ends = 2 * seen // (min(longest, algorithm.horizon) if cuts else longest)
+    besides = 2 * frame // longest
+    if cuts:
+        besides = 2 * frame * frames // min(longest, algorithm.horizon)
+    begins = 8 if frames > 1 else 0
     priority = 9 if algorithm.sampler == "prioritized" else 0
-    return seen + ends + _FLOAT * (sizes.action + 1) + 8 + priority
+    return frame + besides + begins + _FLOAT * (sizes.action + 1) + 8 + priority
 
 
 def _fault(

@@ -52,7 +52,9 @@ def on_replay(role: ActingRole, learner: Learner, batch: Batch) -> OnReplay:
         role.mgr.close_later(env.close)
         scale = settings.reward_scale
         hindsight = Hindsight(env, settings.hindsight, scale, learner.generator)
-    replay = Replay.of(settings, batch, algorithm.replayed, learner.generator)
+    # Hindsight changes goals within observations, and what follows them.
+    stacking = None if settings.hindsight else role.stacking
+    replay = Replay.of(settings, batch, algorithm.replayed, learner.generator, stacking)
     return OnReplay(learner, replay, hindsight)
 
 

@@ -14,7 +14,7 @@ from gmi_drl.placement.faults import closest
 from gmi_drl.roles.algorithms import algorithm_class, with_settings
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.envs.errors import EnvSpecError
-from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.protocol import Stacking, VecEnv
 from gmi_drl.roles.envs.spaces import space_faults
 from gmi_drl.roles.errors import PolicyError, RoleError
 from gmi_drl.roles.graphs import Pool, graphs_on
@@ -50,6 +50,7 @@ class ActingRole(DRL_role):
     algorithm: Algorithm
     description: dict[str, Any]  # of the policy, as checkpoints keep it
     observed: Observed  # how batches keep observations
+    stacking: Stacking | None  # how observations are stacks of frames
     _shared_pool: Pool | None = None
 
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
@@ -104,6 +105,7 @@ class ActingRole(DRL_role):
         self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
         self.description = described(network, env, self.normalizers)
         self.observed = Observed.of(env, width, self.algorithm)
+        self.stacking = getattr(env, "stacking", None)
 
     def overrides(self, name: str) -> bool:
         """Tells whether this class has a method `name` of its own."""

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import bodies_async
@@ -164,6 +165,24 @@ def test_a_resumed_run_goes_on_with_its_replay(tmp_path):
     assert [line["iteration"] for line in lines(resumed)] == [*range(1, 2 * ITERATIONS + 1)]
     assert lines(resumed)[ITERATIONS]["replay_rows"] == 496
     check_ratio(resumed)
+
+
+@pytest.mark.parametrize(("mode", "trainer"), [("sync", 0), ("async", 1)])
+def test_a_replay_keeps_frames_of_stacks_and_learns_as_if_it_kept_them_whole(
+    tmp_path, mode, trainer
+):
+    """Bit for bit, where agents do not come and go as they like."""
+    learned = []
+    for wrappers, width in (("[frame_stack]", 4), ("[frame_stack, 'bodies_wrappers:Whole']", 16)):
+        overrides = [f"mode={mode}", f"env.wrappers={wrappers}", "hardware.num_gpus=2"]
+        result = launch(tmp_path, *overrides, algorithm={"n_step": 3})
+        assert result.state == "finished"
+        newest = max((result.folder / "checkpoints").iterdir())
+        kept = torch.load(newest / f"gmi{trainer}.pt", weights_only=True)["replay"]["storage"]
+        assert list(kept["columns"]["raw_observation"].shape[1:]) == [width]
+        learned.append(torch.load(newest / "shared.pt", weights_only=True)["parameters"])
+    if mode == "sync":
+        assert torch.equal(*learned)
 
 
 @pytest.mark.parametrize(

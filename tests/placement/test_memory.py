@@ -55,7 +55,7 @@ def test_a_replay_and_a_target_network_are_counted():
     dqn = ["algorithm.name=dqn", "env.num_env=8"]
     assert faults(dqn) == []
     (fault,) = faults([*dqn, "algorithm.replay_capacity=1_000_000_000"])
-    assert fault.startswith("algorithm.replay_capacity=1000000000; a GMI needs 141.6 GiB or more")
+    assert fault.startswith("algorithm.replay_capacity=1000000000; a GMI needs 138.8 GiB or more")
     most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
     assert faults([*dqn, f"algorithm.replay_capacity={most}"]) == []
     of_bytes = [*dqn, "algorithm.replay_capacity=100_000_000"]
@@ -149,3 +149,18 @@ def test_images_are_counted_as_the_bytes_that_a_batch_keeps():
     assert needs(floats) - rest == pytest.approx(8, abs=0.1)
     normalized = "algorithm.normalize_observation=true"
     assert needs(of_stacks, normalized) - rest == pytest.approx(5, abs=0.1)
+
+
+def test_a_replay_of_stacks_is_counted_as_frames():
+    pong = Sizes(observation=84 * 84 * 4, action=1, parameters=6, frames=4)
+    words = ["algorithm.name=dqn", "algorithm.normalize_observation=false", "env.num_env=8"]
+    words += ["algorithm.replay_capacity=1_000_000", "env.max_episode_steps=27000"]
+    words += ["algorithm.network=nature", "algorithm.sampler=prioritized"]
+
+    def needs(sizes, *more):
+        (fault,) = faults([*words, *more], sizes, host=1)
+        assert fault.startswith("algorithm.replay_capacity=1000000; a GMI needs ")
+        return float(fault.partition(": ")[2].split()[0]) * GIB
+
+    assert 7.0e9 < needs(pong) < 7.2e9
+    assert needs(dataclasses.replace(pong, frames=1)) > 28e9

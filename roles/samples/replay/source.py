@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.placement import ReplayConfig
+from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.errors import PriorityError
 from gmi_drl.roles.samples.batch import Batch
 
@@ -58,13 +59,14 @@ class Replay:
         batch: Batch,
         columns: Sequence[str],
         generator: torch.Generator,
+        stacking: Stacking | None = None,
     ) -> Replay:
         """Returns that of an algorithm's settings; the rest is as for `Storage`."""
         device = generator.device if settings.replay_device == "policy" else torch.device("cpu")
         storage = Storage(
             batch, columns, settings.replay_capacity, device, n_step=settings.n_step,
             gamma=settings.gamma,
-            bootstrap_time_limit=settings.bootstrap_time_limit,
+            bootstrap_time_limit=settings.bootstrap_time_limit, stacking=stacking,
         )  # fmt: skip
         sampler: Sampler = UniformSampler(storage.places, device)
         if settings.sampler == "prioritized":

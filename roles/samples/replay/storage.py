@@ -6,16 +6,20 @@ P = places. A row is one step of one environment; the row that follows it lies N
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from gmi_drl.gmi.usage.processes import host_memory
+from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.graphs import static_on
 from gmi_drl.roles.samples.batch import Batch
+
+from .observations import Observations
+from .rings import Ring, SideRing
 
 # What follows a row: the row N places further, or nothing yet, or else, from 0 on, twice the number
 # of the observation that its episode ended with, and one more where no value is to come after it.
@@ -23,13 +27,15 @@ _GOES_ON: Final = -1
 _NEWEST: Final = -2
 MADE: Final = ("next_observation", "discount")  # not kept: made when rows are drawn
 MADE_OF: Final = ("raw_observation", "next_observation", "reward", "done", "terminated")
+_PART: Final = 256  # of places, so many are ends of episodes, before more are
 
 
 class Storage:
     """The newest rows of N environments, up to `capacity` (rounded down to whole steps of all).
 
     An observation is kept once: what a row led to is the observation of the row that follows it.
-    Only what episodes ended with is kept besides. Where the environments do not go on from what was
+    Only what episodes ended with is kept besides. Of stacks of frames the newest frame is kept, and
+    stacks are gathered when rows are drawn. Where the environments do not go on from what was
     seen last (they were made anew, or others have put their rows in), the rows before end as if
     they were cut by a time limit.
 
@@ -50,10 +56,12 @@ class Storage:
         n_step: int = 1,
         gamma: float = 0.99,
         bootstrap_time_limit: bool = True,
+        stacking: Stacking | None = None,
         static: bool | None = None,
     ) -> None:
         """`batch`: one such as will be put in, of which only types and shapes are looked at.
 
+        `stacking`: how its observations are stacks of frames, where transitions are made of them;
         `static`: the way of a GPU, which waits for nothing (None: on all devices but the CPU).
         RoleError where there is no memory for it.
         """
@@ -66,7 +74,7 @@ class Storage:
             )
         kept = dict.fromkeys(name for name in self._names if name not in MADE)
         if self._follows:
-            kept |= dict.fromkeys(("raw_observation", "reward"))
+            kept |= dict.fromkeys(("reward",))
         first = batch[next(iter(kept))]
         self.num_env = first.shape[1]
         if capacity < self.num_env:
@@ -75,23 +83,26 @@ class Storage:
                 "environments that a GMI samples from. Raise it, or lower env.num_env."
             )
         self._capacity = capacity // self.num_env  # steps
-        # One more, where the observation lies that the newest step led to.
-        self._slots = self._capacity + 1
-        self.places = self._slots * self.num_env
+        # One more, where the observation lies that the newest step led to, and those whose frames
+        # the stack of the oldest one has.
+        older = stacking.count - 1 if self._follows and stacking is not None else 0
+        self._ring = Ring(self._capacity + 1 + older, self.num_env)
+        self.places = self._ring.places
         self.device, self._static = device, static_on(device, static)
         self._n_step, self._over = n_step, "terminated" if bootstrap_time_limit else "done"
+        if self._follows:
+            kept.pop("raw_observation", None)
         shapes = {name: batch[name].shape[2:] for name in kept}
         types = {name: batch[name].dtype for name in kept}
         self.nbytes = self.places * sum(
             shape.numel() * types[name].itemsize for name, shape in shapes.items()
         )
-        finals = 0
+        ends = max(4 * first.shape[0] * self.num_env, self.places // _PART)
         if self._follows:
-            finals = max(4 * first.shape[0] * self.num_env, self.places // 64)
-            self.nbytes += 8 * self.places
-            self.nbytes += (
-                finals * shapes["raw_observation"].numel() * types["raw_observation"].itemsize
-            )
+            seen = batch["raw_observation"]
+            frame = seen.shape[-1] // (1 if stacking is None else stacking.count)
+            self.nbytes += Observations.nbytes(self._ring, seen, stacking)
+            self.nbytes += 8 * self.places + ends * frame * seen.itemsize
         self._check_memory(self.nbytes)
         self._columns = {
             name: torch.zeros(self.places, *shape, dtype=types[name], device=device)
@@ -101,12 +112,14 @@ class Storage:
         if not self._follows:
             return
         self._after = torch.full((self.places,), _GOES_ON, device=device)  # int64
-        # One more, where a GPU puts what is not kept.
-        self._finals = self._columns["raw_observation"].new_zeros(
-            finals + 1, *shapes["raw_observation"]
-        )
-        self._next_final = torch.zeros((), dtype=torch.int64, device=device)
-        self._finals_used = 0  # at most
+        self._seen = Observations(
+            self._ring, batch["raw_observation"], stacking, device=device, static=self._static,
+            check_memory=self._check_memory,
+        )  # fmt: skip
+        self._finals = SideRing(
+            ends, self._seen.frames[:1], static=self._static, check_memory=self._check_memory,
+            in_use=lambda: self._after[self._after >= 0] // 2,
+        )  # fmt: skip
         powers = torch.tensor([gamma**m for m in range(n_step + 1)], dtype=torch.float64)
         self._discounts = powers.float().to(device)
         self._offsets = (torch.arange(n_step, device=device) * self.num_env).unsqueeze(-1)
@@ -138,7 +151,7 @@ class Storage:
 
     def put(self, batch: Batch) -> int:
         """Writes a batch [T, N] behind the newest step, over the oldest ones; returns its rows."""
-        steps, num_env = next(iter(batch[name] for name in self._columns)).shape[:2]
+        steps, num_env = batch[next(iter(self._columns))].shape[:2]
         if num_env != self.num_env:
             raise ValueError(f"a batch of {num_env} environments; the replay has {self.num_env}")
         first = max(0, steps - self._capacity)  # the newest that fit
@@ -146,16 +159,14 @@ class Storage:
             self.clear(self._end + first)
         at = range(self._end, self._end + steps - first)
         if self._follows:
-            self._end_what_does_not_go_on(batch)
-            self._write(self._after, self._what_follows(batch, first), at)
-            # What the newest step led to, where the next one will write the same.
-            head = range(at.stop, at.stop + 1)
-            self._write(self._columns["raw_observation"], batch["next_observation"][-1:], head)
-            self._write(
-                self._after, torch.full_like(self._after[: self.num_env], _GOES_ON)[None], head
-            )
+            seen, led_to = batch["raw_observation"][first:], batch["next_observation"]
+            goes_on = self._end_what_does_not_go_on(seen[0])
+            self._ring.write(self._after, self._what_follows(batch, first), at)
+            self._seen.put(seen, batch["done"][first:], goes_on, at)
+            self._seen.put_head(led_to[-1], at.stop)
+            self._after[self._ring.step(at.stop)] = _GOES_ON
         for name, column in self._columns.items():
-            self._write(column, batch[name][first:], at)
+            self._ring.write(column, batch[name][first:], at)
         self._end = at.stop
         self._begin = max(self._begin, self._end - self._capacity)
         return int(steps * num_env)
@@ -167,9 +178,9 @@ class Storage:
             self.clear(max(end, 0))
             return
         if self._follows:
-            for slots, _ in self._pieces(range(end, self._end)):
-                self._after[slots] = _GOES_ON
-            newest = self._after[self._step(end - 1)]
+            for places, _ in self._ring.pieces(range(end, self._end)):
+                self._after[places] = _GOES_ON
+            newest = self._after[self._ring.step(end - 1)]
             newest.masked_fill_(newest == _GOES_ON, _NEWEST)
         self._end = end
 
@@ -178,6 +189,7 @@ class Storage:
         self._begin = self._end = end
         if self._follows:
             self._after.fill_(_GOES_ON)
+            self._seen.clear()
 
     def gather(self, places: Tensor) -> Batch:
         """Returns the rows at some places [B] as a minibatch, copied."""
@@ -187,6 +199,8 @@ class Storage:
             if name in self._names
         }
         if self._follows:
+            if "raw_observation" in self._names:
+                rows["raw_observation"] = self._seen.at(places)
             rows |= self._transitions(places, rows.get("reward"))
         # Bytes are for networks to compute with.
         return Batch({n: c.float() if c.dtype == torch.uint8 else c for n, c in rows.items()})
@@ -202,8 +216,8 @@ class Storage:
             rewards = self._columns["reward"].take(window)
             reward = (rewards * counts * self._discounts[:-1, None]).sum(0)
             number = counts.sum(0)
-            newest = (number - 1).unsqueeze(0)
-            last, after = window.gather(0, newest)[0], after.gather(0, newest)[0]
+            newest_row = (number - 1).unsqueeze(0)
+            last, after = window.gather(0, newest_row)[0], after.gather(0, newest_row)[0]
             discount = self._discounts.take(number)
         else:
             last, after = places, self._after.index_select(0, places)
@@ -213,20 +227,18 @@ class Storage:
         made["discount"] = discount.masked_fill(ended & (after & 1).bool(), 0.0)
         if "next_observation" in self._names:
             following = (last + self.num_env) % self.places
-            seen = self._columns["raw_observation"].index_select(0, following)
-            slots = len(self._finals) - 1
+            newest = self._seen.frames.index_select(0, following)
             if self._static:
-                final = self._finals.index_select(0, after.clamp(min=0) // 2 % slots)
-                seen = torch.where(_beside(ended, seen), final, seen)
+                newest = torch.where(ended[:, None], self._finals.take(after // 2), newest)
             elif len(which := ended.nonzero().squeeze(-1)):
-                seen[which] = self._finals[after[which] // 2 % slots]
-            made["next_observation"] = seen
+                newest[which] = self._finals.take(after[which] // 2)
+            made["next_observation"] = self._seen.after(last, newest)
         return made
 
     def whose(self, place: int) -> tuple[int, int]:
         """Returns the environment of the row at a place, and its step since the beginning."""
         slot, env = divmod(place, self.num_env)
-        return env, self._end - 1 - (self._end - 1 - slot) % self._slots
+        return env, self._end - 1 - (self._end - 1 - slot) % self._ring.slots
 
     # What follows rows ------------------------------------------------------------------------
 
@@ -234,102 +246,57 @@ class Storage:
         """Returns what follows each row from step `first` on; keeps what episodes ended with."""
         done, over = batch["done"][first:].bool(), batch[self._over][first:].bool()
         done, over = done.to(self.device), over.to(self.device)
-        number = self._keep(done.flatten(), batch["next_observation"][first:].flatten(0, 1))
+        seen = self._seen.newest(batch["next_observation"][first:]).flatten(0, 1)
+        number = self._finals.keep(done.flatten(), seen)
         after = torch.where(done, 2 * number.view_as(done) + over, _GOES_ON)
         after[-1].masked_fill_(after[-1] == _GOES_ON, _NEWEST)
         return after
 
-    def _end_what_does_not_go_on(self, batch: Batch) -> None:
-        """Has the newest rows go on in the batch, or end with what was seen where they do not."""
+    def _end_what_does_not_go_on(self, seen: Tensor) -> Tensor:
+        """Has the newest rows go on with what is seen next [N, D], or end with what was seen.
+
+        Returns which go on [N].
+        """
         if self._begin == self._end:
-            return
-        newest = self._after[self._step(self._end - 1)]
-        led_to = self._columns["raw_observation"][self._step(self._end)]
-        seen = batch["raw_observation"][0].to(led_to)
-        cut = (newest == _NEWEST) & (seen != led_to).flatten(1).any(1)
-        number = self._keep(cut, led_to)
-        newest.copy_(torch.where(newest == _NEWEST, _GOES_ON, newest))
+            return torch.zeros(self.num_env, dtype=torch.bool, device=self.device)
+        at = self._ring.step(self._end - 1)
+        newest, frame = self._after[at], self._seen.frames[self._ring.step(self._end)]
+        led_to = self._seen.after(torch.arange(at.start, at.stop, device=self.device), frame)
+        undecided = newest == _NEWEST
+        goes_on = undecided & (seen.to(led_to) == led_to).all(1)
+        cut = undecided & ~goes_on
+        number = self._finals.keep(cut, frame)
+        newest.masked_fill_(undecided, _GOES_ON)
         newest.copy_(torch.where(cut, 2 * number, newest))
-
-    def _keep(self, which: Tensor, observations: Tensor) -> Tensor:
-        """Keeps those observations [M, D] that `which` [M] says; returns the numbers they get."""
-        rows = None if self._static else which.nonzero().squeeze(-1)
-        self._make_room(len(which if rows is None else rows))
-        number = self._next_final + which.cumsum(0) - 1
-        self._next_final = self._next_final + which.sum()
-        slots = len(self._finals) - 1
-        if rows is None:
-            where = torch.where(which, number % slots, slots)
-            self._finals.index_copy_(0, where, observations.to(self._finals))
-        elif len(rows):
-            taken = observations[rows.to(observations.device)].to(self._finals)
-            self._finals[number[rows] % slots] = taken
-        return number
-
-    def _make_room(self, count: int) -> None:
-        """Makes sure that as many observations more can be kept; waits for the device at times."""
-        slots = len(self._finals) - 1
-        self._finals_used += count
-        if self._finals_used <= slots:
-            return
-        numbers, end = self._after[self._after >= 0] // 2, int(self._next_final)
-        begin = int(numbers.min()) if len(numbers) else end
-        self._finals_used = end - begin + count
-        if 4 * self._finals_used > 3 * slots:  # so that it is seldom looked for
-            size = 2 * self._finals_used
-            self._check_memory(size * self._finals[0].numel() * self._finals.itemsize)
-            larger = self._finals.new_zeros(size + 1, *self._finals.shape[1:])
-            kept = torch.arange(begin, end, device=self.device)
-            larger[kept % size] = self._finals[kept % slots]
-            self._finals = larger
-
-    # The ring ---------------------------------------------------------------------------------
-
-    def _step(self, step: int) -> slice:
-        """Returns the places of a step."""
-        slot = step % self._slots
-        return slice(slot * self.num_env, (slot + 1) * self.num_env)
-
-    def _pieces(self, steps: range) -> Iterator[tuple[slice, slice]]:
-        """Yields the places of steps in a row, and where these lie in them: in two at most."""
-        done = 0
-        while done < len(steps):
-            slot = (steps.start + done) % self._slots
-            count = min(len(steps) - done, self._slots - slot)
-            yield (
-                slice(slot * self.num_env, (slot + count) * self.num_env),
-                slice(done, done + count),
-            )
-            done += count
-
-    def _write(self, column: Tensor, values: Tensor, steps: range) -> None:
-        for places, part in self._pieces(steps):
-            column[places].copy_(values[part].flatten(0, 1))
+        return goes_on
 
     # Checkpoints ------------------------------------------------------------------------------
+
+    def _kept(self) -> dict[str, Tensor]:
+        """Returns the columns of a checkpoint."""
+        if not self._follows:
+            return dict(self._columns)
+        return self._columns | {"after": self._after} | self._seen.columns
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what is kept; the memory itself where the ring has been round."""
         used = (self._end + 1) * self.num_env
-        columns = dict(self._columns)
-        if self._follows:
-            columns["after"] = self._after
         state: dict[str, Any] = {
             "columns": {  # a view would be saved with all of its memory
                 name: column[:used].clone() if used < self.places else column
-                for name, column in columns.items()
+                for name, column in self._kept().items()
             },
-            "slots": self._slots, "num_env": self.num_env, "begin": self._begin, "end": self._end,
+            "slots": self._ring.slots, "num_env": self.num_env,
+            "begin": self._begin, "end": self._end,
         }  # fmt: skip
         if self._follows:
-            state |= {"finals": self._finals, "next_final": self._next_final}
+            state |= dict(zip(("finals", "next_final"), self._finals.state(), strict=True))
+            state |= self._seen.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on as the one that gave it; of another capacity, with the newest rows that fit."""
-        mine = dict(self._columns)
-        if self._follows:
-            mine["after"] = self._after
+        mine = self._kept()
         saved: dict[str, Tensor] = state["columns"]
         if (its := _described(saved)) != (own := _described(mine)):
             raise CheckpointError(
@@ -346,26 +313,21 @@ class Storage:
         end, slots = state["end"], state["slots"]
         begin = max(state["begin"], end - self._capacity)
         self.clear(end)
-        if slots == self._slots:
+        if slots == self._ring.slots:
             for name, column in mine.items():
                 column[: len(saved[name])].copy_(saved[name])
         else:
-            steps = range(begin, end + 1)
+            older = self._ring.slots - self._capacity - 1  # whose frames the oldest stack has
+            steps = range(max(begin - older, 0), end + 1)
             for name, column in mine.items():
                 ring = saved[name].view(-1, self.num_env, *column.shape[1:])
-                for at, part in self._pieces(steps):
+                for at, part in self._ring.pieces(steps):
                     those = torch.arange(steps.start, steps.stop)[part] % slots
                     column[at].copy_(ring[those].flatten(0, 1))
         self._begin = begin
         if self._follows:
-            self._finals = state["finals"].to(self.device, copy=True)
-            self._next_final = state["next_final"].to(self.device, copy=True)
-            self._finals_used = len(self._finals)  # it is counted when more is kept
-
-
-def _beside(mask: Tensor, rows: Tensor) -> Tensor:
-    """Returns a mask [B] in the shape that it masks rows [B, ...] by."""
-    return mask.view(-1, *[1] * (rows.ndim - 1))
+            self._finals.load(state["finals"], state["next_final"])
+            self._seen.load_state_dict(state)
 
 
 def _described(columns: Mapping[str, Tensor]) -> str:
