@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""Measures the replay beside cpprb's, in one process on one core, with the same transitions.
+"""Measures the replay in one process on one core: beside cpprb's, and stacks of frames.
 
     prioritized/<rows>   microseconds to draw a prioritised minibatch of 256 and to learn its new
                          priorities, out of 2^16 and of 2^20 transitions
     uniform/<rows>       to draw a uniform one
     insert               microseconds to put 64 steps of 16 environments in, priorities included
     memory               bytes of a transition, of the prioritised ones
+    stacks/memory        bytes of a transition of stacks of four images of 84 x 84, prioritised,
+                         against a replay that keeps stacks whole
+    stacks/draw          to draw a uniform minibatch of 32 of those out of 2^14, against the same
+    lz4/pong, minatar    how many times smaller LZ4 makes the frames of random play, each by
+                         itself, and microseconds to unpack those of a minibatch of 32
 
-The transitions are those of HalfCheetah: 17 numbers observed, actions of 6. What is drawn is of the
-type that networks take, float32, on both sides. Ours counts what a training step does: the draws
-of a torch generator, next observations made from the step that follows, and a check of the
-priorities that are learned. cpprb's are its numpy arrays as they come.
+The first four are beside cpprb's, with the same transitions: those of HalfCheetah, 17 numbers
+observed, actions of 6. What is drawn is of the type that networks take, float32, on both sides.
+Ours counts what a training step does: the draws of a torch generator, next observations made from
+the step that follows, and a check of the priorities that are learned. cpprb's are its numpy arrays
+as they come.
 
     python bench/replay.py [--rounds 15] [--rows prioritized insert]
 
-Needs cpprb (gmi-drl[bench]). Run it on a machine that does nothing else.
+Needs cpprb (gmi-drl[bench]); rows lz4 need gmi-drl[atari,minatar] and lz4. Run it on a machine that
+does nothing else.
 """
 
 from __future__ import annotations
@@ -28,6 +35,7 @@ import numpy as np
 import torch
 from report import emit, emit_pairs
 
+from gmi_drl.roles.envs import Stacking, make_env
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import (
     Limiter,
@@ -38,8 +46,9 @@ from gmi_drl.roles.samples.replay import (
     UniformSampler,
 )
 
-ROWS: Final = ("prioritized", "uniform", "insert", "memory")
+ROWS: Final = ("prioritized", "uniform", "insert", "memory", "stacks", "lz4")
 OBSERVED, ACTION, ENVS, STEPS, SIZE = 17, 6, 16, 64, 256
+IMAGE, FRAMES, IMAGE_SIZE = 84 * 84, 4, 32
 COLUMNS: Final = ("raw_observation", "action", "reward", "discount", "next_observation")
 CPU: Final = torch.device("cpu")
 ALPHA, BETA = 0.6, 0.4
@@ -139,6 +148,90 @@ class Cpprb:
         return float(sum(its.itemsize * its[0].size for its in kept.values()))
 
 
+def stacks(steps: int = 16, num_env: int = 8) -> Batch:
+    """Steps of environments that show stacks of images, whose episodes do not end."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (steps + FRAMES, num_env, IMAGE)
+    images = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+    images[steps:] = images[:FRAMES]  # the same steps can be put in again and again
+    # [T + 1, N, image, frames], the newest last
+    shown = torch.stack([images[age : age + steps + 1] for age in range(FRAMES)], -1).flatten(2)
+    ones = torch.ones(steps, num_env)
+    return Batch(
+        {
+            "raw_observation": shown[:-1], "next_observation": shown[1:], "action": ones[..., None],
+            "reward": ones, "done": 0 * ones, "terminated": ones < 0,
+        }
+    )  # fmt: skip
+
+
+class OfStacks:
+    """A replay of stacks of images; `stacking` None keeps them whole."""
+
+    def __init__(self, rows: int, stacking: Stacking | None) -> None:
+        batch = stacks()
+        self.storage = Storage(batch, COLUMNS, rows, CPU, stacking=stacking)
+        sampler, generator = UniformSampler(self.storage.places, CPU), torch.Generator()
+        self.replay = Replay(self.storage, sampler, Limiter(0, 1.0), IMAGE_SIZE, generator)
+        for _ in range(-(-rows // batch["reward"].numel())):
+            self.replay.put(batch)
+
+    def draw(self) -> None:
+        """A minibatch is drawn."""
+        self.replay.next()
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of a transition, with its priority."""
+        return self.storage.nbytes / self.storage.places + 8 * 66 / 64
+
+
+def stack_rows(rounds: int) -> None:
+    """Measures what keeping frames once takes and costs."""
+    frames, whole = OfStacks(1 << 14, Stacking(FRAMES, 1)), OfStacks(1 << 14, None)
+    compare("stacks/draw", frames.draw, whole.draw, rounds, times=50, peer="whole stacks")
+    del frames
+    ours, peer = OfStacks(1 << 17, Stacking(FRAMES, 1)).nbytes, whole.nbytes
+    emit(
+        "replay", "stacks/memory", value=round(ours, 1), unit="bytes/transition",
+        peer=round(peer, 1), ratio=peer / ours, repeats=1, spread=None, peer_name="whole stacks",
+    )  # fmt: skip
+
+
+def lz4_rows() -> None:
+    """Measures what LZ4 would make of frames, each of which is unpacked when it is drawn."""
+    import lz4.block as lz4
+
+    pong = {
+        "wrappers": ["gymnasium.wrappers:AtariPreprocessing"], "options": {"frameskip": 1},
+    }  # fmt: skip
+    games: list[tuple[str, str, dict[str, Any], int, int]] = [
+        ("pong", "ALE/Pong-v5", pong, 6, IMAGE_SIZE * (FRAMES + 1)),
+        ("minatar", "MinAtar/Breakout-v1", {}, 3, IMAGE_SIZE * 2),
+    ]
+    for name, env_id, how, actions, drawn in games:
+        env = make_env(env_id, 4, seed=1, **how)
+        generator, frames = torch.Generator().manual_seed(0), [env.reset().clone()]
+        for _ in range(500):
+            action = torch.randint(actions, (4,), generator=generator)
+            frames.append(env.step(action).observation.clone())
+        env.close()
+        raw = [frame.numpy().tobytes() for frame in torch.stack(frames).flatten(0, 1)]
+        packed = [lz4.compress(one, store_size=False) for one in raw]
+        size, some = len(raw[0]), packed[:: len(packed) // drawn][:drawn]
+
+        def unpack(some: list[bytes] = some, size: int = size) -> None:
+            for one in some:
+                lz4.decompress(one, uncompressed_size=size)
+
+        smaller = sum(map(len, raw)) / sum(map(len, packed))
+        emit(
+            "replay", f"lz4/{name}", value=round(smaller, 1), unit="times smaller", peer=1,
+            ratio=smaller, repeats=1, spread=None, frame_bytes=size,
+            unpack_us=round(microseconds(unpack, 200), 1), frames_of_a_minibatch=drawn,
+        )  # fmt: skip
+
+
 def microseconds(work: Callable[[], None], times: int) -> float:
     """Returns what one call takes, the mean of some."""
     begun_ns = perf_counter_ns()
@@ -147,14 +240,22 @@ def microseconds(work: Callable[[], None], times: int) -> float:
     return (perf_counter_ns() - begun_ns) / 1e3 / times
 
 
-def compare(name: str, ours: Callable[[], None], peer: Callable[[], None], rounds: int) -> None:
+def compare(
+    name: str,
+    ours: Callable[[], None],
+    theirs: Callable[[], None],
+    rounds: int,
+    *,
+    times: int = 200,
+    peer: str = "cpprb",
+) -> None:
     """Measures both in turn, the first round not counted, and emits a row."""
     found: tuple[list[float], list[float]] = [], []
     for number in range(rounds + 1):
-        for work, kept in zip((ours, peer), found, strict=True):
-            took = microseconds(work, 200)
+        for work, kept in zip((ours, theirs), found, strict=True):
+            took = microseconds(work, times)
             kept += [took] if number else []
-    emit_pairs("replay", name, "us", *found, smaller_is_better=True, peer_name="cpprb", digits=2)
+    emit_pairs("replay", name, "us", *found, smaller_is_better=True, peer_name=peer, digits=2)
 
 
 def main() -> None:
@@ -183,6 +284,10 @@ def main() -> None:
                 peer=peer.nbytes, ratio=peer.nbytes / ours.nbytes, repeats=1, spread=None,
                 peer_name="cpprb",
             )  # fmt: skip
+    if "stacks" in options.rows:
+        stack_rows(options.rounds)
+    if "lz4" in options.rows:
+        lz4_rows()
 
 
 if __name__ == "__main__":
