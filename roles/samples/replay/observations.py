@@ -94,6 +94,8 @@ class Observations:
 
     def at(self, places: Tensor) -> Tensor:
         """Returns the observations [B, D] of rows, copied."""
+        if self._begins is None:
+            return self.frames.index_select(0, places)
         return self._join(self._gather(places))
 
     def after(self, places: Tensor, newest: Tensor) -> Tensor:
@@ -109,8 +111,7 @@ class Observations:
 
     def _gather(self, places: Tensor) -> Tensor:
         """Returns the frames [B, k, F] of stacks, the oldest first."""
-        if self._begins is None:
-            return self.frames.index_select(0, places)[:, None]
+        assert self._begins is not None
         last = self.count - 1
         window = (places[:, None] - self._ages * self._ring.num_env) % self._ring.places  # [B, k]
         begins = self._begins.take(window[:, :-1])
@@ -142,8 +143,9 @@ class Observations:
 
     def _join(self, frames: Tensor) -> Tensor:
         """Returns frames [B, k, F] as stacks [B, D]."""
-        shape = (frames.shape[-1] // self._stacking.channels, self._stacking.channels)
-        return torch.unflatten(frames, -1, shape).transpose(-3, -2).flatten(-3)
+        channels = self._stacking.channels
+        each = frames.view(*frames.shape[:2], frames.shape[2] // channels, channels)
+        return torch.stack(each.unbind(1), 2).flatten(1)  # faster than to transpose
 
     def _numbers(self) -> Tensor:
         assert self._begins is not None
