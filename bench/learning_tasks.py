@@ -297,6 +297,22 @@ TASKS = {
         sb3=None,
         reference="266 (SLM Lab, double + PER, 300 k, 4 seeds)",
     ),
+    "MinAtar-Breakout-dqn": Task(  # examples/dqn_minatar.yaml
+        env="MinAtar/Breakout-v1",
+        steps=500_000,
+        ours=_ours(
+            "MinAtar/Breakout-v1", n_envs=8, horizon=16, net="256", activation="relu", gamma=0.99,
+            learning_rate=3e-4, max_grad_norm=10.0, normalize_observation=False,
+        ),
+        algorithm={
+            "name": "dqn", "batch_size": 64, "replay_capacity": 100_000, "replay_start": 2_000,
+            "updates_per_row": 0.25, "target_every": 250, "epsilon": 0.01, "epsilon_steps": 50_000,
+            "double": True, "dueling": True, "n_step": 3, "distributional": "c51", "atoms": 51,
+            "value_range": [0, 20],
+        },
+        sb3=None,
+        reference="5.8 ± 1.7 (MinAtar's DQN at 500 k, rerun by a user)",
+    ),
     "Pendulum-v1": Task(
         env="Pendulum-v1",
         steps=200_000,
