@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from .launcher.colocated_runs import records_folder
 from .launcher.start import launcher
@@ -20,6 +20,36 @@ if TYPE_CHECKING:
     from .launcher.view.view import ViewName
     from .placement import Config, Topology
     from .roles import DRL_role
+    from .seeds.launch import SeedsResult
+
+
+@overload
+def launch(
+    config: Config | Path | str | Mapping[str, Any] | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    roles: Mapping[str, type[DRL_role]] | None = None,
+    resume: Path | str | None = None,
+    view: ViewName = "auto",
+    keep_gcs: bool | None = None,
+    watch: Watch | None = None,
+    import_path: Path | None = None,
+    seeds: None = None,
+    parallel: int | None = None,
+) -> RunResult: ...
+
+
+@overload
+def launch(
+    config: Config | Path | str | Mapping[str, Any],
+    *,
+    overrides: Iterable[str] = (),
+    roles: Mapping[str, type[DRL_role]] | None = None,
+    view: ViewName = "auto",
+    import_path: Path | None = None,
+    seeds: int,
+    parallel: int | None = None,
+) -> SeedsResult: ...
 
 
 def launch(
@@ -32,7 +62,9 @@ def launch(
     keep_gcs: bool | None = None,
     watch: Watch | None = None,
     import_path: Path | None = None,
-) -> RunResult:
+    seeds: int | None = None,
+    parallel: int | None = None,
+) -> RunResult | SeedsResult:
     """Trains what `config` says and returns when it is done.
 
     `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
@@ -46,7 +78,29 @@ def launch(
     (default: the config's, or the present one). Raises ConfigError with every fault, GmiDied when a
     GMI is lost for good, and leaves no process behind. In the main thread SIGTERM and SIGHUP stop
     it as Ctrl-C does (KeyboardInterrupt); while the run trains, the first lets the iteration end.
+    `seeds` trains so many, from run.seed on, each by a launcher process of its own, `parallel` of
+    them at a time (docs/comparing.md), and returns a SeedsResult: one that fails raises nothing.
     """
+    if seeds is not None:
+        if config is None or resume is not None or watch is not None or keep_gcs is not None:
+            raise ValueError(
+                "launch(seeds=...) begins new runs in processes of their own: it takes a config, "
+                "and neither resume, watch nor keep_gcs."
+            )
+        from .seeds.launch import launch_seeds
+
+        return launch_seeds(
+            config,
+            seeds,
+            parallel=parallel,
+            overrides=overrides,
+            import_path=import_path,
+            view=view,
+            options={"roles": roles},
+            resolve=partial(_resolve, view),
+        )
+    if parallel is not None:
+        raise ValueError("launch(parallel=...) is for seeds=..., which is not given.")
     return launcher.launch(
         config,
         overrides=overrides,

@@ -61,17 +61,40 @@ def launch(
     profile: Annotated[
         bool, typer.Option("--profile", help="Record a trace of each GMI: run.profile=true.")
     ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Train N seeds, from run.seed on, and compare them."),
+    ] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            min=1,
+            help="With --seeds: share the devices out among so many at a time.",
+            show_default="as hardware.num_gpus allows; cores: 1",
+        ),
+    ] = None,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> int:
     """Train what CONFIG says, or go on with an earlier run."""
     if (config is None) == (resume is None):
         raise typer.BadParameter("give a config, or --resume and the folder of a run")
+    if seeds is not None and resume is not None:
+        raise typer.BadParameter(
+            "--seeds begins new runs. Go on with each by --resume FOLDER, then `gmi-drl compare`."
+        )
+    if parallel is not None and seeds is None:
+        raise typer.BadParameter("--parallel is for --seeds, which is not given")
     from gmi_drl import launching
 
+    words = [*(overrides or []), *(["run.profile=true"] if profile else [])]
+    if seeds is not None:
+        assert config is not None
+        return _launch_seeds(config, seeds, parallel, words, quiet, plain)
     result = launching.launch(
         config,
-        overrides=[*(overrides or []), *(["run.profile=true"] if profile else [])],
+        overrides=words,
         resume=resume,
         view=view_for(quiet, plain),
         keep_gcs=True,  # the runtime was started for this run alone
@@ -81,6 +104,25 @@ def launch(
 
         print_result(console_for(plain), result)
     return 0 if result.state == "finished" else INTERRUPTED
+
+
+def _launch_seeds(
+    config: Path, seeds: int, parallel: int | None, words: list[str], quiet: bool, plain: bool
+) -> int:
+    from gmi_drl import launching
+    from gmi_drl.report.comparison.groups import print_comparison
+    from gmi_drl.seeds.launch import resume_commands, summary
+
+    view = view_for(quiet, plain)
+    result = launching.launch(config, overrides=words, seeds=seeds, parallel=parallel, view=view)
+    if not quiet:
+        console = console_for(plain)
+        if result.comparison is not None:
+            print_comparison(console, result.comparison)
+        lines = [summary(result), *resume_commands(result)]
+        for line in [*lines, *([f"comparison: {result.page}"] if result.page else [])]:
+            console.out(printable_lines(line), highlight=False)
+    return {"finished": 0, "stopped": INTERRUPTED}.get(result.state, FAILED)
 
 
 @command

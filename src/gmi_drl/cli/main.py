@@ -16,13 +16,15 @@ _COMMANDS: Final = ("commands", "tune_commands")  # in the order of --help
 _RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs
 _LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than this
 
+_SEEDS: Final = "--seeds"  # each has a launcher of its own
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     make_encodable(sys.stdout, sys.stderr)
     try:
-        with terminate_as_interrupt(), _warnings_without_source(), _fork_server(words):
+        with terminate_as_interrupt(), warnings_without_source(), _fork_server(words):
             from .app import app
 
             for name in _COMMANDS:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _warnings_without_source() -> Iterator[None]:
+def warnings_without_source() -> Iterator[None]:
     """In this block a warning is printed as its text alone, unless it is of a kind of its own."""
     usual = warnings.formatwarning
 
@@ -56,7 +58,8 @@ def _warnings_without_source() -> Iterator[None]:
 @contextmanager
 def _fork_server(words: Sequence[str]) -> Iterator[None]:
     """Before all else, let the fork server import torch while this process does the rest."""
-    if not words or words[0] not in _RUNNING or _LOOKING & set(words):
+    elsewhere = any(word.partition("=")[0] == _SEEDS for word in words)
+    if not words or words[0] not in _RUNNING or _LOOKING & set(words) or elsewhere:
         yield
         return
     from gmi_drl import runtime

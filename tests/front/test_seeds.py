@@ -1,0 +1,241 @@
+"""`launch --seeds`: seeds side by side, each as if it ran alone; failures and Ctrl-C among them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import boxes
+import fake_nvml
+import gmi_drl
+from ends import until
+from gmi_drl.cli import main
+from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.placement.config.yaml_text import write_yaml
+from gmi_drl.seeds.shares import SeedsError, device_shares
+
+UNTIMED = ("iteration", "steps", "return_mean", "episodes", "kl", "policy_loss", "value_loss")
+
+PICKY = """
+import gmi_drl
+
+class Picky(gmi_drl.Holistic):
+    def make_policy(self, env, generator):
+        if self.mgr.context.config.run.seed == 4:
+            raise ValueError("seed 4 is not to my taste")
+        return super().make_policy(env, generator)
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "pole.yaml"
+    path.write_text(
+        write_yaml(
+            {
+                "version": 1,
+                "run": {"name": "pole", "seed": 3, "folder": str(tmp_path / "runs"),
+                        "total_steps": 1024, "eval_episodes": 2},
+                "env": {"id": "CartPole-v1", "num_env": 8},
+                "algorithm": {"horizon": 32, "network": [16]},
+                "hardware": {"backend": "cpu"},
+            }
+        )
+    )  # fmt: skip
+    return path
+
+
+def metrics_of(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: json.loads(line)[key] for key in UNTIMED} for line in lines]
+
+
+def test_seeds_one_after_another_are_what_each_is_alone(config, tmp_path):
+    result = gmi_drl.launch(config, seeds=2, view="none")
+    assert [(run.seed, run.state) for run in result.runs] == [(3, "finished"), (4, "finished")]
+    alone = gmi_drl.launch(config, overrides=["run.seed=4", "run.name=alone"], view="none")
+    assert metrics_of(result.runs[1].folder) == metrics_of(alone.folder)
+    assert metrics_of(result.runs[0].folder) != metrics_of(alone.folder)
+    assert result.runs[1].result.eval_return == alone.eval_return
+    assert result.state == "finished"
+    (group,) = result.comparison.groups
+    assert len(group.runs) == 2
+    assert result.page.parent == tmp_path / "runs" / "pole"
+    assert "Comparison of 2 runs of 1 config" in result.page.read_text()
+
+
+def test_a_seed_that_fails_is_told_and_the_others_go_on(config, tmp_path, capsys):
+    (tmp_path / "picky.py").write_text(PICKY)
+    words = ["launch", str(config), "--seeds", "3", "--parallel", "2", "--plain"]
+    code = main.main([*words, "--set", "roles.trainer=picky:Picky", "--set", "run.max_restarts=0"])
+    out = capsys.readouterr().out
+    assert code == 1, out
+    assert "seed 4 failed" in out
+    assert "not to my taste" in out
+    assert "3 seeds: 2 finished, 1 failed" in out
+    assert "seed 5  iteration" in out
+    page = next(line for line in out.splitlines() if line.startswith("comparison: "))
+    assert Path(page.removeprefix("comparison: ")).is_file()
+    states = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("pole/*/run.json")]
+    assert sorted((one["seed"], one["state"]) for one in states) == [
+        (3, "finished"), (4, "failed"), (5, "finished")
+    ]  # fmt: skip
+
+
+def started(config, *words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "gmi_drl", "launch", str(config), "--plain", *words,
+         "--set", "run.total_steps=100000000", "--set", "run.checkpoint_every=1"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+
+
+def states_in(folder):
+    found = {}
+    for path in folder.glob("pole/*/run.json"):
+        state = json.loads(path.read_text())
+        iterations = path.with_name("metrics.jsonl")
+        found[state["seed"]] = (state.get("state"), iterations.exists() and iterations.read_text())
+    return found
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="two seeds side by side need two cores")
+def test_ctrl_c_stops_all_seeds_and_says_how_to_go_on(config, tmp_path):
+    process = started(config, "--seeds", "3", "--parallel", "2")
+    try:
+        until(
+            lambda: all(states_in(tmp_path / "runs").get(seed, (0, ""))[1] for seed in (3, 4)), 60
+        )
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=50)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, out
+    assert {seed: state for seed, (state, _) in states_in(tmp_path / "runs").items()} == {
+        3: "stopped", 4: "stopped"
+    }  # fmt: skip
+    assert "3 seeds: 2 stopped, 1 not started" in out
+    assert out.count("to go on with seed") == 2
+    assert "comparison: " in out
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="two seeds side by side need two cores")
+def test_launches_end_when_the_one_who_started_them_is_killed(config, tmp_path):
+    process = started(config, "--seeds", "2", "--parallel", "2")
+    try:
+        until(
+            lambda: all(states_in(tmp_path / "runs").get(seed, (0, ""))[1] for seed in (3, 4)), 60
+        )
+    finally:
+        process.kill()
+        process.communicate()
+
+    def ended():
+        return [state for state, _ in states_in(tmp_path / "runs").values()] == ["stopped"] * 2
+
+    until(ended, 40)
+
+
+def test_a_launcher_that_dies_is_a_failed_seed(config, tmp_path, capsys):
+    """Of a role that kills the launcher: whoever reports is told, and the next seed goes on."""
+    (tmp_path / "murder.py").write_text(
+        textwrap.dedent(
+            """
+            import json, os, signal
+            import gmi_drl
+
+            class Murder(gmi_drl.Holistic):
+                def make_policy(self, env, generator):
+                    folder = self.mgr.context.folder
+                    if self.mgr.context.config.run.seed == 3:
+                        launcher = json.loads((folder / "run.json").read_text())["pid"]
+                        os.kill(launcher, signal.SIGKILL)
+                    return super().make_policy(env, generator)
+            """
+        )
+    )
+    result = gmi_drl.launch(
+        config, seeds=2, view="plain", overrides=["roles.trainer=murder:Murder"]
+    )
+    assert [run.state for run in result.runs] == ["failed", "finished"]
+    assert "its launcher died by signal SIGKILL" in result.runs[0].error
+    assert result.runs[0].folder is not None
+    assert "seed 3 failed" in capsys.readouterr().out
+    assert result.state == "failed"
+
+
+def test_roles_are_given_as_classes(config):
+    from bodies_front import PaysNan
+
+    result = gmi_drl.launch(config, seeds=1, view="none", roles={"trainer": PaysNan})
+    assert result.state == "failed"
+    assert "environment 5" in result.runs[0].error
+
+
+def test_a_faulty_config_is_refused_before_anything_starts(config, tmp_path):
+    with pytest.raises(ConfigError, match="minibatches"):
+        gmi_drl.launch(config, seeds=2, overrides=["algorithm.minibatches=7"])
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "0"], "seeds"),
+        (["--seeds", "2000"], "it must be from 1 to 1000"),
+        (["--seeds", "900", "--parallel", "900"], "can be used here. Lower it"),
+        (["--parallel", "2"], "--parallel is for --seeds"),
+        (["--seeds", "2", "--set", "run.seed=4294967295"], "the last is beyond"),
+        (["--seeds", "2", "--set", "run.seed=x"], "run.seed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(config, capsys, words, said):
+    assert main.main(["launch", str(config), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_resuming_several_seeds_at_once_is_refused_with_the_way_to_do_it(tmp_path, capsys):
+    assert main.main(["launch", "--resume", str(tmp_path), "--seeds", "2"]) == 2
+    assert "--resume FOLDER" in " ".join(capsys.readouterr().err.split())
+
+
+def test_auto_side_by_side_is_refused(config):
+    with pytest.raises(SeedsError, match="Tune first"):
+        gmi_drl.launch(config, seeds=2, parallel=2, overrides=["env.num_env=auto"])
+
+
+def shares_of(count, parallel, **hardware):
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1"}, "hardware": hardware})
+    return device_shares(config, count, parallel)
+
+
+def test_cores_are_shared_out_only_when_it_is_asked_for(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert len(shares_of(5, None, backend="cpu")) == 1
+    shares = shares_of(5, 3, backend="cpu")
+    assert [share.hardware["cores"] for share in shares] == [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert len(shares_of(2, 5, backend="cpu")) == 2  # no more than there are seeds
+
+
+def test_gpus_are_shared_out_by_how_many_a_seed_takes(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(128)))
+    fake_nvml.install(monkeypatch, *boxes.dgx_a100())
+    assert len(shares_of(5, None)) == 1  # all of them
+    shares = shares_of(5, None, num_gpus=2)
+    assert [share.hardware["num_gpus"] for share in shares] == [2] * 4
+    seen = [name for s in shares for name in s.environment["CUDA_VISIBLE_DEVICES"].split(",")]
+    assert len(set(seen)) == 8
+    assert all(share.hardware["cores"] for share in shares)
+    assert [share.hardware["num_gpus"] for share in shares_of(5, 2)] == [4, 4]
+    with pytest.raises(SeedsError, match="8 GPUs can be used here"):
+        shares_of(5, 4, num_gpus=4)
