@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .adapters import find_spec, time_limit
@@ -99,6 +100,20 @@ class GymnasiumVecEnv:
         for i in np.flatnonzero(ended):
             self._flattener.write_one(info["final_obs"][i], b.final_observation[i], int(i))
         return b.publish(any_done=True)
+
+    @property
+    def frames_per_s(self) -> float:
+        """Returns how many pictures a second of the simulation has; 30 where it does not say."""
+        return float(self._env.metadata.get("render_fps") or 30)
+
+    def render(self) -> NDArray[np.uint8]:
+        """Returns a picture [H, W, 3] of the first environment, made with render_mode rgb_array."""
+        try:
+            pictures = self._env.render()
+        except Exception as error:
+            raise self._error("render", error) from error
+        assert pictures is not None
+        return np.asarray(pictures[0])
 
     def _actions(self, action: Tensor) -> Any:
         array = checked_action(self.env_id, action, self._action_shape)

@@ -1,4 +1,4 @@
-"""Evaluates a policy by whole episodes of its most likely action."""
+"""Evaluates a policy by whole episodes: among GMIs, or in one process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import GreedyActor, Policy
+from gmi_drl.roles.policies.policy import GreedyActor, Policy, SamplingActor
 from gmi_drl.roles.samples.batch import env_action
 
 _STEPS_BETWEEN_MEETINGS: Final = 50
@@ -24,6 +25,57 @@ def longest_episode(env: VecEnv) -> int:
     A greedy policy may do the same for ever where the one that explores does not.
     """
     return _LONGEST if env.max_episode_steps is None else env.max_episode_steps
+
+
+class EpisodeCount:
+    """Counts the first `each` episodes of every environment, and no other.
+
+    So short episodes are not favoured, as they are where the first to end are counted. N =
+    environments, E = episodes of each. Nothing waits for a device.
+    """
+
+    def __init__(self, num_env: int, each: int, device: torch.device) -> None:
+        self.returns = torch.zeros(num_env, each, device=device)  # [N, E], undiscounted
+        self.lengths = torch.zeros(num_env, each, dtype=torch.int64, device=device)  # [N, E]
+        self.ended = torch.zeros(num_env, dtype=torch.int64, device=device)  # [N], those that have
+
+    @property
+    def running(self) -> Tensor:
+        """Tells which environments [N] have episodes left."""
+        return self.ended < self.returns.shape[1]
+
+    def add(self, reward: Tensor, ended: Tensor) -> None:
+        """Counts a step of all environments, by `reward` [N] and whether episodes `ended` [N]."""
+        running = self.running
+        place = self.ended.clamp(max=self.returns.shape[1] - 1)[:, None]
+        paid = torch.where(running, reward, 0).to(self.returns.dtype)
+        self.returns.scatter_add_(1, place, paid[:, None])
+        self.lengths.scatter_add_(1, place, running.long()[:, None])
+        self.ended += ended & running
+
+
+@torch.no_grad()
+def play(
+    env: VecEnv, actor: GreedyActor | SamplingActor, each: int = 1, seed: int | None = None
+) -> EpisodeCount:
+    """Plays `each` episodes in every environment, for `longest_episode` steps each on average.
+
+    `seed` is that of the first environment; None: the one that they were made with.
+    """
+    to_env, device = env_action(env.action_space, env.device), env.device
+    episodes = EpisodeCount(env.num_env, each, device)
+    ended = torch.ones(env.num_env, dtype=torch.bool, device=device)
+    observation = env.reset(seed)
+    for number in range(each * longest_episode(env)):
+        # A GPU is waited for once in so many steps.
+        looks = device.type == "cpu" or number % _STEPS_BETWEEN_MEETINGS == 0
+        if looks and not bool(episodes.running.any()):
+            break
+        step = env.step(to_env(actor.act(observation, ended)))
+        torch.logical_or(step.terminated, step.truncated, out=ended)
+        episodes.add(step.reward, ended)
+        observation = step.observation
+    return episodes
 
 
 @torch.no_grad()
@@ -46,9 +98,8 @@ def evaluate_together(
     """
     actor, to_env = GreedyActor(policy, normalizer), env_action(env.action_space, env.device)
     observation, left = env.reset(), longest_episode(env)
-    running = torch.ones(env.num_env, device=env.device)
+    episodes = EpisodeCount(env.num_env, 1, env.device)
     ended = torch.zeros(env.num_env, dtype=torch.bool, device=env.device)
-    returns = torch.zeros(env.num_env, device=env.device)  # undiscounted
     await_set_up()  # the first reset of environments may compile
     going = [1]
     while any(going):
@@ -56,20 +107,20 @@ def evaluate_together(
         for _ in range(0 if stop else steps):
             beat("evaluation")
             left -= 1
-            if running.is_cpu and not running.any():
+            if ended.is_cpu and not episodes.running.any():
                 break
             step = env.step(to_env(actor.act(observation, ended)))
-            returns += step.reward * running
             torch.logical_or(step.terminated, step.truncated, out=ended)
-            running.masked_fill_(ended, 0.0)
+            episodes.add(step.reward, ended)
             observation = step.observation
         # A GPU is waited for once in so many steps.
-        going = group.exchange(2 if stop else int(left > 0 and bool(running.any())))
+        going = group.exchange(2 if stop else int(left > 0 and bool(episodes.running.any())))
         if 2 in going:
             return {}
-    paid = returns.double().cpu()
+    paid = episodes.returns[:, 0].double().cpu()
     bucket = group.bucket("evaluation", 4, torch.float64)
-    sums = (paid.sum(), paid.square().sum(), len(paid), running.sum())
+    cut = episodes.running.sum()
+    sums = (paid.sum(), paid.square().sum(), len(paid), cut)
     bucket.buffer.copy_(torch.tensor(sums, dtype=torch.float64))
     total, squares, count, cut = bucket.reduce("sum").tolist()
     mean = total / count

@@ -96,6 +96,37 @@ class GreedyActor:
         return self._policy.mode(seen, self._state)
 
 
+class SamplingActor:
+    """Draws its actions as in training, in the same environments all the time."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        normalizer: RunningNormalizer | None,
+        batch: Batch,
+        generator: torch.Generator,
+    ) -> None:
+        """`batch`: the buffers of one step of all environments."""
+        self._policy, self._normalizer, self._generator = policy, normalizer, generator
+        self._batch, (self._step,) = batch, batch.steps()
+        for name, constant in policy.row_constants.items():
+            batch.row_constants[name].copy_(constant)
+        self._state: Tensor | None = None
+        if batch.sequences is not None:
+            self._state = self._step["state"] = torch.zeros_like(batch.sequences.state)
+
+    @torch.no_grad()
+    def act(self, observation: Tensor, began: Tensor) -> Tensor:
+        """Returns action rows [N, A], as `GreedyActor.act`; they are its own until the next."""
+        step = self._step
+        seen = observation.to(torch.float32)
+        step["observation"] = seen if self._normalizer is None else self._normalizer.normalize(seen)
+        if self._state is not None:
+            self._state.masked_fill_(began[:, None], 0.0)
+        self._policy.noise(self._generator, self._batch)
+        return self._policy.act(step)
+
+
 class CapturedActor(GreedyActor):
     """Acts as a `GreedyActor` does, by a CUDA graph that is captured at the first call.
 

@@ -18,22 +18,29 @@ if TYPE_CHECKING:
     from .roles import DRL_role, GMI_manager, Holistic
     from .selector.search.searching import SearchResult, search
     from .selector.tune.tuning import Tuned, tune
+    from .trained.evaluation import Evaluation, evaluate
+    from .trained.policy import TrainedPolicy, load_policy
 
 __all__ = [
-    "DRL_role", "GMI_manager", "GmiDrlError", "Holistic", "RunResult", "SearchResult", "Tuned",
-    "__version__", "config", "launch", "search", "tune",
+    "DRL_role", "Evaluation", "GMI_manager", "GmiDrlError", "Holistic", "RunResult", "SearchResult",
+    "TrainedPolicy", "Tuned", "__version__", "config", "evaluate", "launch", "load_policy",
+    "search", "tune",
 ]  # fmt: skip
 
 _HOME = {
     "DRL_role": "gmi_drl.roles",
+    "Evaluation": "gmi_drl.trained.evaluation",
     "GMI_manager": "gmi_drl.roles",
     "GmiDrlError": "gmi_drl.errors",
     "Holistic": "gmi_drl.roles",
     "RunResult": "gmi_drl.launcher.start.launcher",
     "SearchResult": "gmi_drl.selector.search.searching",
+    "TrainedPolicy": "gmi_drl.trained.policy",
     "Tuned": "gmi_drl.selector.tune.tuning",
     "config": "gmi_drl.launcher.paper_config",
+    "evaluate": "gmi_drl.trained.evaluation",
     "launch": "gmi_drl.launching",
+    "load_policy": "gmi_drl.trained.policy",
     "search": "gmi_drl.selector.search.searching",
     "tune": "gmi_drl.selector.tune.tuning",
 }

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -41,16 +42,24 @@ class ChildFailed(Exception):
         self.late = late
 
 
-def ask(module: str, function: str, words: list[str], deadline: timedelta) -> Any:
+def ask(
+    module: str,
+    function: str,
+    words: list[str],
+    deadline: timedelta,
+    variables: Mapping[str, str] | None = None,
+) -> Any:
     """Returns what a module's function gives, which is plain data; ChildFailed says why nothing.
 
-    Blocks for `deadline` at the most, and some seconds more on a machine that is busy.
+    `variables` are set in its environment. Blocks for `deadline` at the most, and some seconds more
+    on a machine that is busy.
     """
     limit_s = deadline.total_seconds()
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
         command = [sys.executable, "-m", __name__, str(answer.fileno()), str(limit_s)]
         process = subprocess.Popen(
             [*command, module, function, *words],
+            env={**os.environ, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,

@@ -1,0 +1,200 @@
+"""Evaluates the policies of runs by whole episodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gmi_drl import __version__
+from gmi_drl.launcher.plan.planning import importable
+from gmi_drl.placement.faults import counted
+from gmi_drl.report.statistics import Estimate, estimate
+from gmi_drl.roles.evaluators.evaluate import longest_episode, play
+
+from .policy import PolicyNotLoaded, TrainedPolicy, load_policy
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILE: Final = "report/eval.json"  # in the folder of a run
+_Episodes = tuple[NDArray[np.float64], NDArray[np.int64], int]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Holds what the episodes of a policy were paid."""
+
+    run: Path
+    checkpoint: Path
+    env_id: str
+    steps: int  # environment steps that the policy was trained with
+    stochastic: bool
+    seed: int | None  # None: the seeds by which the run itself evaluates
+    returns: tuple[float, ...]  # of every episode, undiscounted
+    lengths: tuple[int, ...]
+    cut: int  # episodes that had not ended when they were given up
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Returns the standard deviation over episodes."""
+        return float(np.std(self.returns))
+
+    @property
+    def iqm(self) -> float:
+        """Returns the interquartile mean: that of the middle half of the episodes."""
+        return _estimate(self.returns).iqm
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what report/eval.json holds."""
+        return {
+            "run": str(self.run),
+            "checkpoint": self.checkpoint.name,
+            "environment": self.env_id,
+            "trained_steps": self.steps,
+            "episodes": len(self.returns),
+            "stochastic": self.stochastic,
+            "seed": self.seed,
+            "mean": self.mean,
+            "std": self.std,
+            "iqm": self.iqm,
+            "min": min(self.returns),
+            "max": max(self.returns),
+            "length_mean": float(np.mean(self.lengths)),
+            "cut": self.cut,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "versions": {
+                "gmi_drl": __version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+        }
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    found = estimate(values)
+    assert found is not None  # there is one value or more
+    return found
+
+
+def evaluate(
+    run: Path | str,
+    *,
+    checkpoint: int | None = None,
+    episodes: int = 20,
+    seed: int | None = None,
+    stochastic: bool = False,
+    num_env: int | None = None,
+    overrides: Iterable[str] = (),
+    device: str = "cpu",
+) -> Evaluation:
+    """Plays whole episodes with the policy of a run, and keeps what came of it in its folder.
+
+    `episodes`, or a few more where `num_env` environments do not divide them; by default each has
+    an environment of its own. Without `seed` and `num_env` they are those of the run's own
+    evaluation, and give what that gave. `stochastic` draws actions as in training; else the most
+    likely one is taken. The rest is as for `load_policy`, errors too.
+    """
+    for name, value in (("episodes", episodes), ("num_env", num_env)):
+        if value is not None and value < 1:
+            raise PolicyNotLoaded(f"{name}={value}; must be at least 1. Use 1 or more.")
+    policy = load_policy(run, checkpoint=checkpoint, overrides=overrides, device=device)
+    parts = list(_play(policy, episodes, seed, stochastic, num_env))
+    cut = sum(part[2] for part in parts)
+    found = Evaluation(
+        run=policy.origin.folder.path,
+        checkpoint=policy.origin.checkpoint,
+        env_id=policy.origin.env_id,
+        steps=policy.origin.steps,
+        stochastic=stochastic,
+        seed=seed,
+        returns=tuple(value for returns, _, _ in parts for value in returns.tolist()),
+        lengths=tuple(value for _, lengths, _ in parts for value in lengths.tolist()),
+        cut=cut,
+    )
+    _keep(policy, found)
+    return found
+
+
+def _play(
+    policy: TrainedPolicy, episodes: int, seed: int | None, stochastic: bool, num_env: int | None
+) -> Iterator[_Episodes]:
+    """Yields returns [n], lengths [n] and how many were cut, of one batch of environments each."""
+    sampling_seed = None
+    if stochastic:
+        sampling_seed = policy.origin.config.run.seed if seed is None else seed
+    if seed is None and num_env is None:
+        trainers = policy.origin.layout.holding("trainer")
+        share = -(-episodes // len(trainers))
+        batches: list[tuple[int, int, int | None]] = [
+            (share, 1, trainer.gmi_id) for trainer in trainers
+        ]
+    else:
+        at_once = min(num_env or episodes, episodes)
+        batches = [(at_once, -(-episodes // at_once), None)]
+    for count, each, gmi_id in batches:
+        with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
+            played = play(env, policy.actor(count, sampling_seed), each, seed)
+            counts = (played.ended.cpu()[:, None] > torch.arange(each)).numpy()
+            unfinished = int((~counts).sum())
+            if unfinished:
+                warnings.warn(
+                    f"{counted(unfinished, 'episode')} had not ended after "
+                    f"{longest_episode(env):,} steps each, and count as they were by then. "
+                    "--set env.max_episode_steps=... sets another limit.",
+                    stacklevel=3,
+                )
+            yield (
+                played.returns.double().cpu().numpy().ravel(),
+                played.lengths.cpu().numpy().ravel(),
+                unfinished,
+            )
+
+
+def _keep(policy: TrainedPolicy, found: Evaluation) -> None:
+    """Writes report/eval.json; where that cannot be, the numbers are shown all the same."""
+    folder = policy.origin.folder
+    try:
+        os.makedirs(folder.path / "report", exist_ok=True)
+        folder.write_atomic(FILE, json.dumps(found.as_json(), indent=1) + "\n")
+    except OSError as error:
+        warnings.warn(f"{folder.path / FILE} was not written ({error.strerror}).", stacklevel=3)
+
+
+def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> None:
+    """Prints a row for each run, and where there are several one for them all."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for name in ("steps", "episodes", "mean", "std", "IQM", "min", "max", "length"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in evaluations:
+        table.add_row(
+            f"{one.run.parent.name}/{one.run.name}", f"{one.steps:,}", str(len(one.returns)),
+            *(f"{value:,.1f}" for value in (
+                one.mean, one.std, one.iqm, min(one.returns), max(one.returns),
+                float(np.mean(one.lengths)),
+            )),
+        )  # fmt: skip
+    console.print(table)
+    if len(evaluations) > 1:
+        over = _estimate([one.mean for one in evaluations])
+        console.print(
+            f"{over.count} runs: mean {over.mean:,.1f}, interquartile mean {over.iqm:,.1f} "
+            f"(95 % interval {over.low:,.1f} to {over.high:,.1f})"
+        )

@@ -1,0 +1,174 @@
+"""Films the policy of a run, on machines without a display too.
+
+MuJoCo chooses how it draws when it is imported, so pictures are made in a process of its own: by
+EGL, else by OSMesa, which draws on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.plan.child_process import ChildFailed, ask
+
+from .policy import PolicyNotLoaded, TrainedPolicy, load_policy
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.envs.gymnasium import GymnasiumVecEnv
+
+FILE: Final = "report/video.mp4"
+_DRAWERS: Final = ("egl", "osmesa")  # of MuJoCo, in the order they are tried in
+_LEAST_PIXELS: Final = 240  # of a picture's shorter side: smaller ones are enlarged
+
+
+def record_video(
+    run: Path | str,
+    *,
+    checkpoint: int | None = None,
+    episodes: int = 1,
+    seed: int = 0,
+    max_frames: int = 3000,
+    file: Path | None = None,
+    overrides: Iterable[str] = (),
+    deadline: timedelta = timedelta(minutes=30),
+) -> Path:
+    """Films `episodes` of a run's policy as an mp4 file, report/video.mp4 in its folder by default.
+
+    The environment is Gymnasium's of that id, whatever adapter the run was trained with. A film
+    ends after `max_frames`. PolicyNotLoaded says what is missing; blocks until `deadline`.
+    """
+    folder = RunFolder.existing(Path(run))
+    target = (folder.path / FILE if file is None else file).absolute()
+    asked = {
+        "run": str(Path(run).resolve()),
+        "checkpoint": checkpoint,
+        "episodes": episodes,
+        "seed": seed,
+        "max_frames": max_frames,
+        "file": str(target),
+        "overrides": list(overrides),
+    }
+    chosen = os.environ.get("MUJOCO_GL")
+    failures: list[str] = []
+    for drawer in [chosen] if chosen else _DRAWERS:
+        variables = {"MUJOCO_GL": drawer, "PYOPENGL_PLATFORM": drawer, "SDL_VIDEODRIVER": "dummy"}
+        try:
+            answer = ask(__name__, "film_here", [json.dumps(asked)], deadline, variables)
+        except ChildFailed as failed:
+            failures.append(f"{drawer}: {failed}")
+            continue
+        if fault := answer.get("fault"):
+            raise PolicyNotLoaded(fault)
+        if "file" in answer:
+            return Path(answer["file"])
+        failures.append(f"{drawer}: {answer['not_drawn']}")
+    raise PolicyNotLoaded(
+        f"{folder.path}: no picture could be drawn ({'; '.join(failures)}). Install what draws "
+        "without a display: on Debian or Ubuntu `apt install libegl1 libgl1-mesa-dri`, or "
+        "libosmesa6."
+    )
+
+
+def film_here(text: str) -> dict[str, str]:
+    """Makes the film that `text` asks for, in this process: `file`, or why there is none.
+
+    `not_drawn`: another way of drawing may do; `fault`: none will.
+    """
+    from gmi_drl.errors import GmiDrlError
+    from gmi_drl.roles.envs import EnvError
+
+    asked = json.loads(text)
+    file = Path(asked["file"])
+    try:
+        import imageio.v2 as imageio
+        import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401 (has ffmpeg in it)
+    except ImportError as error:
+        return {"fault": f"{error}. pip install 'gmi-drl[video]'"}
+    try:
+        policy = load_policy(
+            asked["run"], checkpoint=asked["checkpoint"], overrides=asked["overrides"]
+        )
+        env = _drawable(policy)
+    except GmiDrlError as error:
+        return {"fault": str(error)}
+    partial = file.with_name(f".{file.stem}.part.mp4")
+    try:
+        with closing(env):
+            pictures = _pictures(policy, env, asked["episodes"], asked["seed"])
+            first = next(pictures)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            film: Any = imageio.get_writer(
+                partial, fps=env.frames_per_s, codec="libx264", macro_block_size=2
+            )
+            with film:
+                film.append_data(first)
+                for number, picture in enumerate(pictures, 2):
+                    if number > asked["max_frames"]:
+                        break
+                    film.append_data(picture)
+        partial.replace(file)
+    except EnvError as error:  # the drawing, mostly: OpenGL is not there
+        return {"not_drawn": str(error)}
+    except OSError as error:
+        return {"fault": f"{file} cannot be written ({error.strerror}). Give another: -o FILE."}
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return {"file": str(file)}
+
+
+def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
+    """Makes one environment that draws itself; EnvSpecError if it does not."""
+    from gmi_drl.roles.envs import check_env, make_env
+
+    env = policy.origin.config.env
+    options: dict[str, Any] = {**env.options, "render_mode": "rgb_array"}
+    options.pop("vectorization", None)
+    if check_env(env.id, "gymnasium", options, env.wrappers):  # some are of the run's adapter alone
+        options = {"render_mode": "rgb_array"}
+    made: Any = make_env(
+        env.id,
+        1,
+        adapter="gymnasium",
+        options=options,
+        max_episode_steps=env.max_episode_steps,
+        wrappers=env.wrappers,
+    )
+    return made  # type: ignore[no-any-return]
+
+
+def _pictures(
+    policy: TrainedPolicy, env: GymnasiumVecEnv, episodes: int, seed: int
+) -> Iterator[NDArray[np.uint8]]:
+    """Yields what is seen before each step of so many episodes."""
+    import torch
+
+    actor, to_env = policy.actor(1), policy.module.to_env
+    observation, began = env.reset(seed), torch.ones(1, dtype=torch.bool)
+    while episodes > 0:
+        yield _enlarged(env.render())
+        step = env.step(to_env(actor.act(observation, began)))
+        began = step.terminated | step.truncated
+        observation = step.observation
+        episodes -= int(began)
+
+
+def _enlarged(picture: NDArray[Any]) -> NDArray[np.uint8]:
+    """Returns a picture [H, W, 3] of bytes, of even sides (as the codec wants), large enough."""
+    if picture.dtype != np.uint8:
+        most = 1.0 if picture.max() <= 1.0 else 255.0
+        picture = (picture * (255.0 / most)).astype(np.uint8)
+    times = -(-_LEAST_PIXELS // min(picture.shape[:2]))
+    if times > 1:
+        picture = picture.repeat(times, 0).repeat(times, 1)
+    height, width = picture.shape[:2]
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

@@ -1,0 +1,335 @@
+"""Loads the policy of a run, to act by it in any program.
+
+    policy = gmi_drl.load_policy("runs/ant/2026-11-26_06-48-46")
+    action = policy.act(observation)
+
+It starts no process. N = environments, D = numbers of an observation, A = numbers of an action row,
+S = numbers of what the policy remembers of an environment (0 for most).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gmi_drl.comm import solo_group
+from gmi_drl.errors import GmiDrlError
+from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.plan.planning import importable
+from gmi_drl.launcher.plan.wiring import classes_of
+from gmi_drl.placement import Config, Layout, load_config
+from gmi_drl.roles import GMI_manager, GmiContext, load_role
+from gmi_drl.roles.algorithms import with_settings
+from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.spaces import leaves
+from gmi_drl.roles.policies.description import load_policy as load_weights
+from gmi_drl.roles.policies.policy import GreedyActor, SamplingActor
+from gmi_drl.roles.policies.structure import structured_space
+from gmi_drl.roles.role.acting import ActingRole
+from gmi_drl.roles.samples.batch import Batch, env_action
+from gmi_drl.roles.state import checkpoint as checkpoints
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.policies.normalize import RunningNormalizer
+    from gmi_drl.roles.policies.policy import Policy
+
+
+class PolicyNotLoaded(GmiDrlError, RuntimeError):
+    """Says why the policy of a run cannot be loaded."""
+
+    command_exit_code = 2
+
+
+class PolicyModule(nn.Module):
+    """Is a trained policy as a function: observations in, what the environments take out."""
+
+    def __init__(
+        self, policy: Policy, normalizer: RunningNormalizer | None, action_space: Space[Any]
+    ) -> None:
+        super().__init__()
+        self.network, self._policy, self._normalizer = policy.network, policy, normalizer
+        self.state_columns = policy.state_columns
+        self.to_env = env_action(action_space, next(policy.network.parameters()).device)
+
+    def forward(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the most likely actions, and the states [N, S] after them.
+
+        `observation` [N, D] is as environments show it, and `state` [N, S] zero where an episode
+        begins. Actions are what `VecEnv.step` takes: [N] for a Discrete, else [N, A].
+        """
+        seen = observation.to(torch.float32)
+        if self._normalizer is not None:
+            seen = self._normalizer.normalize(seen)
+        if not self.state_columns:
+            return self.to_env(self._policy.mode(seen)), state
+        after = state.clone()  # which becomes what it is after this step
+        return self.to_env(self._policy.mode(seen, after)), after
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Says where a policy is from."""
+
+    folder: RunFolder
+    checkpoint: Path
+    config: Config
+    layout: Layout
+    steps: int  # environment steps that it was trained with
+
+    @property
+    def import_path(self) -> Path:
+        """Returns where the modules lie that the config names."""
+        return self.folder.import_path()
+
+    @property
+    def env_id(self) -> str:
+        return self.config.env.id
+
+
+class TrainedPolicy:
+    """A policy that acts and does not learn."""
+
+    def __init__(
+        self, role: ActingRole, origin: Origin, structure: Space[Any], action_space: Space[Any]
+    ) -> None:
+        """`structure` is the space of observations before they become vectors."""
+        normalizer = role.normalizers.observations
+        self.origin, self._role = origin, role
+        self.observation_space, self.action_space = structure, action_space
+        self.module = PolicyModule(role.policy, normalizer, self.action_space).eval()
+        self._flattener = Flattener(structure, origin.env_id)
+        self._state: Tensor | None = None
+
+    @property
+    def normalizer(self) -> RunningNormalizer | None:
+        """Returns what observations are normalised by, if they are."""
+        return self._role.normalizers.observations
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Returns spaces, shapes and settings, as checkpoints keep them."""
+        return self._role.description
+
+    @property
+    def device(self) -> torch.device:
+        return self._role.mgr.context.device
+
+    def act(self, observation: Any, began: Any = None) -> Any:
+        """Returns the most likely action for an observation, or actions for a batch of them.
+
+        Observations are as the environment gives them: arrays, tensors, or dicts and tuples of
+        these; actions are of the same kind, as the environment takes them. A policy that remembers
+        begins anew where `began` [N] is true, and at the first call after `reset`. ValueError where
+        observations do not fit.
+        """
+        rows, single = self._rows(observation)
+        if self._state is None or len(self._state) != len(rows):
+            self._state = self._zeros(len(rows))
+        elif began is not None:
+            mask = torch.as_tensor(np.asarray(began), device=self.device).reshape(-1, 1)
+            self._state = self._state.masked_fill(mask, 0.0)
+        actions, self._state = self._acted(rows, self._state)
+        return self._given_back(actions, single, observation)
+
+    def reset(self) -> None:
+        """Forgets what the policy remembers: episodes begin."""
+        self._state = None
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = True,
+    ) -> tuple[Any, Any]:
+        """Returns actions and the states after them, as Stable-Baselines3's models do.
+
+        So the policy goes where those go, such as `evaluate_policy`. It keeps nothing itself.
+        ValueError for `deterministic=False`: `gmi-drl evaluate --stochastic` draws actions.
+        """
+        if not deterministic:
+            raise ValueError(
+                "deterministic=False; must be True, as this policy gives its most likely action. "
+                "To draw actions as in training, use gmi_drl.evaluate(run, stochastic=True)."
+            )
+        rows, single = self._rows(observation)
+        before = self._zeros(len(rows))
+        if state is not None and self.module.state_columns:
+            before = torch.as_tensor(state[0], device=self.device)
+        if episode_start is not None:
+            mask = torch.as_tensor(np.asarray(episode_start, dtype=bool), device=self.device)
+            before = before.masked_fill(mask.reshape(-1, 1), 0.0)
+        actions, after = self._acted(rows, before)
+        kept = (after.cpu().numpy(),) if self.module.state_columns else None
+        return self._given_back(actions, single, observation), kept
+
+    def make_env(self, num_env: int = 1, gmi_id: int | None = None) -> VecEnv:
+        """Makes environments as those that it was trained in, wrappers and all.
+
+        `gmi_id`: with the seeds by which this GMI of the run evaluates. Close them when done.
+        """
+        with importable(self.origin.import_path):
+            if gmi_id is None:
+                return self._role.make_env(num_env)
+            return _role_of(self.origin, gmi_id, self.device).make_env(num_env, seed=2)
+
+    def actor(self, num_env: int, sampling_seed: int | None = None) -> GreedyActor | SamplingActor:
+        """Returns what acts in `num_env` environments; with a seed it draws as in training did."""
+        role, normalizer = self._role, self._role.normalizers.observations
+        if sampling_seed is None:
+            return GreedyActor(role.policy, normalizer)
+        role.algorithm.before_sampling(self.origin.steps)
+        batch = Batch.allocate(1, num_env, role.observed, role.policy, self.device)
+        generator = torch.Generator(self.device).manual_seed(sampling_seed)
+        return SamplingActor(role.policy, normalizer, batch, generator)
+
+    def _zeros(self, count: int) -> Tensor:
+        return torch.zeros(count, self.module.state_columns, device=self.device)
+
+    @torch.no_grad()
+    def _acted(self, rows: Tensor, state: Tensor) -> tuple[Any, Tensor]:
+        """Returns actions [N, ...] in the structure of their space, and the states after them."""
+        actions, after = self.module(rows, state)
+        return unflattened_action(
+            self.action_space, actions.cpu().numpy().reshape(len(rows), -1)
+        ), after
+
+    def _rows(self, observation: Any) -> tuple[Tensor, bool]:
+        """Returns observations as vectors [N, D], and whether it is one alone."""
+        path, leaf = next(leaves(self.observation_space))
+        try:
+            shape, wanted = np.shape(_numpy(part_at(observation, path))), leaf.shape or ()
+        except (KeyError, IndexError, TypeError):
+            shape, wanted = None, ()
+        if shape is None or shape not in (wanted, (*shape[:1], *wanted)):
+            raise ValueError(
+                f"an observation of shape {shape}; must be of {self.observation_space}, or a batch "
+                f"of these. It is of {self.origin.env_id} with its wrappers: see make_env."
+            )
+        single = len(shape) == len(wanted)
+        arrays = _mapped(observation, lambda part: _numpy(part)[None] if single else _numpy(part))
+        count = 1 if single else shape[0]
+        flat = self._flattener.flat
+        rows = np.zeros((count, *flat.shape), dtype=flat.dtype)
+        self._flattener.write(arrays, rows)
+        return torch.from_numpy(rows).to(self.device), single
+
+    @staticmethod
+    def _given_back(actions: Any, single: bool, observation: Any) -> Any:
+        """Returns actions as what was observed: one or many, of numpy or of torch."""
+        if single:
+            actions = _mapped(actions, lambda part: part[0])
+        tensors = list(_tensors(observation))
+        if not tensors:
+            return actions
+        return _mapped(actions, lambda part: torch.as_tensor(part, device=tensors[0].device))
+
+
+def load_policy(
+    run: Path | str,
+    *,
+    checkpoint: int | None = None,
+    overrides: Iterable[str] = (),
+    device: str | torch.device = "cpu",
+) -> TrainedPolicy:
+    """Loads what a run has trained, by its newest checkpoint.
+
+    `run` is its folder, or a checkpoint's; `checkpoint` is the iteration of another one.
+    `overrides` are `section.key=value` strings, such as `env.adapter=mujoco` for a run of an
+    adapter that is not here. RunFolderError, CheckpointError, ConfigError, EnvSpecError or
+    PolicyNotLoaded say why it cannot be done.
+    """
+    folder = RunFolder.existing(Path(run))
+    where = Path(run)
+    if checkpoint is not None:
+        where = checkpoints.folder_of(folder.path / "checkpoints", checkpoint)
+        if not where.is_dir():
+            raise PolicyNotLoaded(_no_checkpoint(folder, checkpoint))
+    found = checkpoints.find(where)
+    config = load_config(folder.path / "config.yaml", list(overrides))
+    if config.mode == "serving":
+        raise PolicyNotLoaded(
+            f"{folder.path} is a run that served a policy, and trained none. Give the run that "
+            f"trained it: {config.run.policy or 'it served one that was not trained'}."
+        )
+    steps = int(found.manifest.get("steps", 0))
+    origin = Origin(folder, found.folder, config, folder.layout(), steps)
+    device = torch.device(device)
+    with importable(origin.import_path):
+        gmi_id = _learners(origin.layout)[0]
+        role = _role_of(origin, gmi_id, device)
+        with closing(role.make_env(1, seed=4)) as env:
+            role.build(env)
+            structure, action_space = structured_space(env), env.action_space
+    warning = load_weights(found.folder, role.policy.network, role.normalizers, role.description)
+    if warning:
+        warnings.warn(warning, stacklevel=2)
+    return TrainedPolicy(role, origin, structure, action_space)
+
+
+def _role_of(origin: Origin, gmi_id: int, device: torch.device) -> ActingRole:
+    """Makes the role of a GMI of the run, in this process and alone."""
+    config, layout = with_settings(origin.config), origin.layout
+    spec = layout.gmi(gmi_id)
+    named = classes_of(config, layout, None)[spec.roles[-1]]
+    kind = load_role(named, origin.import_path) if isinstance(named, str) else named
+    if not issubclass(kind, ActingRole):
+        raise PolicyNotLoaded(
+            f"{origin.folder.path}: its {spec.roles[-1]} is a {kind.__name__}, which has no policy "
+            "that is known here. Derive it from gmi_drl.Holistic, Trainer or Agent."
+        )
+    context = GmiContext(gmi_id, layout, config, solo_group(), device=device)
+    GMI_manager.bind(context)
+    try:
+        return kind(gmi_id, "+".join(spec.roles), spec.gpu_id)
+    finally:
+        GMI_manager.bind(None)
+
+
+def _learners(layout: Layout) -> list[int]:
+    """Returns the ids of the GMIs that train, which are those that evaluate."""
+    return [gmi.gmi_id for gmi in layout.holding("trainer")]
+
+
+def _no_checkpoint(folder: RunFolder, iteration: int) -> str:
+    there = sorted(path.name for path in (folder.path / "checkpoints").glob("iteration_*"))
+    numbers = ", ".join(str(int(name.partition("_")[2])) for name in there) or "none"
+    return (
+        f"checkpoint {iteration}: {folder.path} has no such one. Give an iteration that it has: "
+        f"{numbers}."
+    )
+
+
+def _numpy(part: Any) -> NDArray[Any]:
+    return part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+
+
+def _mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns dicts and tuples with each of their parts changed."""
+    if isinstance(structure, Mapping):
+        return {key: _mapped(part, change) for key, part in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple(_mapped(part, change) for part in structure)
+    return change(structure)
+
+
+def _tensors(structure: Any) -> Iterator[Tensor]:
+    if isinstance(structure, Mapping):
+        for part in structure.values():
+            yield from _tensors(part)
+    elif isinstance(structure, tuple):
+        for part in structure:
+            yield from _tensors(part)
+    elif isinstance(structure, Tensor):
+        yield structure

@@ -1,0 +1,69 @@
+"""Short runs of every family of algorithms, made once in a module that asks for them."""
+
+import functools
+
+import pytest
+import yaml
+
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.start.preload import PRELOAD
+
+TASKS = {
+    "ppo": {"algorithm": {"horizon": 32}, "layout": {"gmi_per_gpu": 2}},
+    "lstm": {"algorithm": {"horizon": 32, "recurrent": {"size": 16}}},
+    "ant": {"env": {"id": "Ant-v5"}, "algorithm": {"horizon": 32}},
+    "dqn": {"algorithm": {"name": "dqn", "replay_start": 64, "dueling": True}},
+    "sac": {
+        "env": {"id": "Pendulum-v1"},
+        "algorithm": {
+            "name": "sac",
+            "batch_size": 32,
+            "replay_start": 64,
+            "normalize_observation": True,
+        },
+    },
+    "images": {
+        "env": {"id": "MinAtar/Breakout-v1", "wrappers": [{"frame_stack": {"count": 2}}]},
+        "algorithm": {"network": "impala", "horizon": 16},
+    },
+    "structure": {"env": {"id": "bodies_spaces:ShowsShifted-v0"}, "algorithm": {"horizon": 16}},
+    "mixed": {"env": {"id": "bodies_spaces:TakesMixed-v0"}, "algorithm": {"horizon": 16}},
+    "async": {
+        "mode": "async",
+        "algorithm": {"name": "impala", "horizon": 16},
+        "hardware": {"num_gpus": 2},
+        "layout": {"template": "decoupled", "gmi_per_gpu": 1},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Returns the function that trains a task a little and gives its run's folder."""
+    runtime.init(PRELOAD)  # importing torch takes seconds: once for all launches
+
+    @functools.cache
+    def trained(task):
+        sections = {
+            "env": {"id": "CartPole-v1"},
+            "algorithm": {},
+            "hardware": {"num_gpus": 1},
+            "layout": {"gmi_per_gpu": 1},
+            **TASKS[task],
+        }
+        folder = tmp_path_factory.mktemp(task)
+        config = {
+            "version": 1,
+            **sections,
+            "env": {"num_env": 4, **sections["env"]},
+            "algorithm": {"network": [16], **sections["algorithm"]},
+            "hardware": {"backend": "cpu", **sections["hardware"]},
+            "run": {"folder": str(folder), "name": task, "total_steps": 512, "eval_episodes": 6},
+        }
+        path = folder / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return gmi_drl.launch(path, view="none").folder
+
+    yield trained
+    runtime.shutdown()

@@ -1,0 +1,139 @@
+"""Exported files act as the policy does, in programs that know nothing of gmi-drl."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import gmi_drl
+from gmi_drl.cli.main import main
+from gmi_drl.trained import exporting
+from gmi_drl.trained.exporting import FORMATS, export_policy, exported, observed
+from gmi_drl.trained.policy import PolicyNotLoaded
+
+OTHERS = ("ant", "dqn", "sac", "images", "structure", "mixed")
+FAMILIES = ["ppo", "lstm", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+ELSEWHERE = """
+import sys, torch, numpy
+policy = torch.export.load(sys.argv[1]).module()
+given = torch.load(sys.argv[2])
+out = policy(*given)
+torch.save(out, sys.argv[3])
+assert "gmi_drl" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("task", FAMILIES)
+def test_a_pt2_file_gives_the_same_bits_elsewhere(train, tmp_path, task):
+    policy = gmi_drl.load_policy(train(task))
+    file = tmp_path / "policy.pt2"
+    assert "equal, bit for bit, on 1,000 observations" in export_policy(policy, "pt2", file)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.pt2"]
+    examples = tuple(one[:7] for one in observed(policy))
+    torch.save(examples, tmp_path / "given")
+    paths = [str(tmp_path / name) for name in ("policy.pt2", "given", "out")]
+    subprocess.run([sys.executable, "-I", "-c", ELSEWHERE, *paths], check=True, timeout=120)
+    with torch.no_grad():
+        wanted = exported(policy)(*examples)
+    torch.testing.assert_close(torch.load(paths[2]), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("task", FAMILIES)
+def test_an_onnx_file_takes_any_number_of_observations(train, tmp_path, task):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    policy = gmi_drl.load_policy(train(task))
+    assert "by ONNX Runtime" in export_policy(policy, "onnx", tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    names = [one.name for one in session.get_inputs()]
+    assert names == ["observation", "state"][: len(names)]
+    examples, module = observed(policy), exported(policy)
+    for count in (1, 4, 33):
+        some = tuple(one[:count] for one in examples)
+        given = session.run(None, dict(zip(names, map(np.asarray, some), strict=True)))
+        with torch.no_grad():
+            wanted = module(*some)
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        for mine, its in zip(wanted, given, strict=True):
+            np.testing.assert_allclose(its, mine, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["ppo", "mixed", "sac", "structure"])
+def test_what_is_exported_are_the_actions_of_the_policy(train, task):
+    policy = gmi_drl.load_policy(train(task))
+    rows, *_ = observed(policy)
+    with torch.no_grad():
+        actions = exported(policy)(rows)
+    if task in ("mixed", "structure"):  # a structure has no single array
+        assert len(actions) == len(rows)
+    else:
+        np.testing.assert_allclose(actions.numpy(), policy.act(rows.numpy()), atol=1e-6)
+
+
+def test_safetensors_hold_parameters_and_statistics(train, tmp_path):
+    safetensors = pytest.importorskip("safetensors")
+    policy = gmi_drl.load_policy(train("ant"))
+    export_policy(policy, "safetensors", tmp_path / "policy.safetensors")
+    with safetensors.safe_open(tmp_path / "policy.safetensors", "pt") as file:
+        names = set(file.keys())
+        assert {"observation.mean", "observation.inv_std", "network.head.weight"} <= names
+        assert torch.equal(file.get_tensor("observation.mean"), policy.normalizer.mean)
+        assert json.loads(file.metadata()["network"]) == [16]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_that_acts_otherwise_is_refused_and_removed(train, tmp_path, monkeypatch, form):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("safetensors")
+    policy = gmi_drl.load_policy(train("sac"))
+    other = exported(gmi_drl.load_policy(train("sac")))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.5)
+    write = exporting._WRITERS[form]
+
+    def wrong(policy, module, *rest):
+        return write(policy, other if form != "safetensors" else module, *rest)
+
+    monkeypatch.setitem(exporting._WRITERS, form, wrong)
+    if form == "safetensors":
+        monkeypatch.setattr("safetensors.torch.load_file", lambda file: dict(
+            {f"network.{name}": value for name, value in other.policy.network.named_parameters()}
+        ))  # fmt: skip
+    with pytest.raises(PolicyNotLoaded, match="acts otherwise than the policy"):
+        export_policy(policy, form, tmp_path / "policy")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_packages_are_named(train, tmp_path, monkeypatch):
+    monkeypatch.setitem(exporting._NEEDS, "onnx", ("onnx", "no_such_package"))
+    policy = gmi_drl.load_policy(train("ppo"))
+    with pytest.raises(PolicyNotLoaded, match=r"not installed: .*no_such_package.*--format pt2"):
+        export_policy(policy, "onnx", tmp_path / "policy.onnx")
+
+
+def test_a_card_has_what_hubs_read(train, tmp_path, capsys):
+    folder = train("ppo")
+    file = tmp_path / "mine" / "policy.pt2"
+    file.parent.mkdir()
+    assert main(["export", str(folder), "-o", str(file), "--card"]) == 0
+    said = capsys.readouterr().out
+    assert "bit for bit" in said
+    assert "hf upload" in said
+    names = {path.name for path in file.parent.iterdir()}
+    assert names >= {"README.md", "config.yaml", "results.json", "policy.pt2"}
+    _, front, body = (file.parent / "README.md").read_text().split("---\n", 2)
+    metadata, results = (
+        yaml.safe_load(front),
+        json.loads((file.parent / "results.json").read_text()),
+    )
+    (model,) = metadata["model-index"]
+    (metric,) = model["results"][0]["metrics"]
+    assert metric["type"] == "mean_reward"
+    assert metric["value"] == f"{results['mean']:.2f} +/- {results['std']:.2f}"
+    assert {"CartPole-v1", "deep-reinforcement-learning", "ppo"} <= set(metadata["tags"])
+    assert 'torch.export.load("policy.pt2")' in body

@@ -1,0 +1,100 @@
+"""Films are made where there is no display."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gmi_drl
+from gmi_drl.cli.main import main
+from gmi_drl.trained import filming
+from gmi_drl.trained.filming import record_video
+from gmi_drl.trained.policy import PolicyNotLoaded
+
+ffmpeg = pytest.importorskip("imageio_ffmpeg")
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def frames_of(file):
+    """Returns the pictures [frames, H, W, 3] of a film."""
+    command = [ffmpeg.get_ffmpeg_exe(), "-i", str(file), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
+    width, height = map(
+        int, re.search(r"Video: .* (\d{2,})x(\d{2,})", done.stderr.decode()).groups()
+    )
+    return np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3)
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("images", "lstm"))],
+)
+def test_a_film_has_a_picture_for_each_step(train, task):
+    folder = train(task)
+    file = record_video(folder, episodes=2, seed=3, max_frames=2000)
+    assert file == folder / "report" / "video.mp4"
+    frames = frames_of(file)
+    assert min(frames[0].shape[:2]) >= 240
+    assert any((frames[0] != later).any() for later in frames[1:])  # something moves
+    if task == "ppo":  # the same episodes, by the seed of the first
+        found = gmi_drl.evaluate(
+            folder, episodes=2, num_env=1, seed=3, overrides=["env.adapter=gymnasium"]
+        )
+        assert len(frames) == sum(found.lengths)
+
+
+def test_a_robot_is_drawn(train):
+    pytest.importorskip("mujoco")
+    try:
+        file = record_video(train("ant"), max_frames=8)
+    except PolicyNotLoaded as error:
+        if "apt install" not in str(error):
+            raise
+        pytest.skip("neither EGL nor OSMesa draws on this machine")
+    frames = frames_of(file)
+    assert len(frames) == 8
+    assert frames[0].std() > 10  # not an empty picture
+
+
+def test_the_command_says_where_the_film_is(train, tmp_path, capsys):
+    file = tmp_path / "cart.mp4"
+    assert main(["video", str(train("ppo")), "-o", str(file), "--max-frames", "5"]) == 0
+    assert str(file) in capsys.readouterr().out
+    assert len(frames_of(file)) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["cart.mp4"]
+
+
+def test_what_has_no_pictures_is_told(train, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where the environment's module lies
+    with pytest.raises(PolicyNotLoaded, match="render"):
+        record_video(train("structure"), max_frames=5)
+
+
+def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    tried = []
+
+    def refuse(module, function, words, deadline, variables):
+        tried.append((variables["MUJOCO_GL"], json.loads(words[0])["episodes"]))
+        return {"not_drawn": "no OpenGL"}
+
+    monkeypatch.setattr(filming, "ask", refuse)
+    with pytest.raises(PolicyNotLoaded, match=r"libegl1.*libosmesa6"):
+        record_video(train("ppo"), episodes=3)
+    assert tried == [("egl", 3), ("osmesa", 3)]
+    monkeypatch.setenv("MUJOCO_GL", "glfw")  # the user's own choice
+    with pytest.raises(PolicyNotLoaded, match="glfw: no OpenGL"):
+        record_video(train("ppo"))
+    assert tried[2:] == [("glfw", 1)]
+
+
+def test_small_pictures_are_enlarged_and_sides_are_even():
+    small = np.arange(10 * 11 * 3, dtype=np.uint8).reshape(10, 11, 3)
+    large = filming._enlarged(small)
+    assert large.shape == (240, 264, 3)
+    assert (large[::24, ::24] == small).all()
+    assert filming._enlarged(np.ones((301, 400, 3))).shape == (302, 400, 3)
+    assert filming._enlarged(np.ones((300, 400, 3))).max() == 255

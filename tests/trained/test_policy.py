@@ -1,0 +1,210 @@
+"""The policy of a run acts in other programs as it did in the run, and is evaluated there."""
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import gmi_drl
+from gmi_drl.cli.main import main
+from gmi_drl.launcher.folder.run_folder import RunFolderError
+from gmi_drl.placement import ConfigError
+from gmi_drl.roles import CheckpointError, RoleLoadError
+from gmi_drl.roles.envs import EnvSpecError
+from gmi_drl.roles.envs.flatten import unflattened_action
+from gmi_drl.roles.evaluators import evaluate
+from gmi_drl.trained.policy import PolicyNotLoaded
+
+FAMILIES = ["ppo", "lstm", "ant", "dqn", "sac", "images", "structure", "mixed", "async"]
+
+
+@pytest.mark.parametrize("task", FAMILIES)
+def test_an_evaluation_gives_what_that_of_the_run_gave(train, task):
+    folder = train(task)
+    run = json.loads((folder / "run.json").read_text())
+    found = gmi_drl.evaluate(folder, episodes=6)
+    assert found.mean == pytest.approx(run["eval_return"], rel=1e-6)
+    assert found.std == pytest.approx(run["eval_std"], rel=1e-4, abs=1e-4)
+    kept = json.loads((folder / "report" / "eval.json").read_text())
+    assert kept["returns"] == list(found.returns)
+    assert (kept["episodes"], kept["cut"], len(kept["lengths"])) == (6, 0, 6)
+
+
+@pytest.mark.parametrize("task", FAMILIES)
+def test_one_and_many_observations_are_acted_on_as_environments_do(train, task):
+    policy = gmi_drl.load_policy(train(task))
+    with closing(policy.make_env(5)) as env:
+        rows, actor = env.reset(3), policy.actor(5)
+        for began in (torch.ones(5, dtype=torch.bool), torch.zeros(5, dtype=torch.bool)):
+            to_env = policy.module.to_env(actor.act(rows, began)).numpy().reshape(5, -1)
+            wanted = unflattened_action(policy.action_space, to_env)
+            shaped = _in_shape(policy, rows)
+            many = policy.act(shaped)
+            _assert_same(many, wanted)
+    policy.reset()
+    one = policy.act(_at(shaped, 0))
+    assert one in policy.action_space
+
+
+def _in_shape(policy, rows):
+    """Observations as the environment gives them, of rows: by unflattening each."""
+    space = policy.observation_space
+    if isinstance(space, gymnasium.spaces.Box):
+        return rows.numpy().reshape(-1, *space.shape)
+    samples = [gymnasium.spaces.unflatten(space, row) for row in rows.numpy()]
+    return gymnasium.vector.utils.concatenate(
+        space, samples, gymnasium.vector.utils.create_empty_array(space, len(samples))
+    )
+
+
+def _at(structure, place):
+    if isinstance(structure, dict):
+        return {key: _at(part, place) for key, part in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple(_at(part, place) for part in structure)
+    return structure[place]
+
+
+def _assert_same(one, other):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            _assert_same(one[key], other[key])
+    elif isinstance(one, tuple):
+        for mine, its in zip(one, other, strict=True):
+            _assert_same(mine, its)
+    else:
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_tensors_give_tensors(train):
+    policy = gmi_drl.load_policy(train("sac"))
+    action = policy.act(torch.zeros(4, 3))
+    assert isinstance(action, torch.Tensor)
+    assert action.shape == (4, 1)
+    np.testing.assert_array_equal(action, policy.act(np.zeros((4, 3), np.float32)))
+
+
+def test_a_policy_that_remembers_forgets_where_episodes_begin(train):
+    policy = gmi_drl.load_policy(train("lstm"))
+    states, start = [], np.array([0.1, 0.2, -0.1, 0.3], np.float32)
+    for began in ([True, True], [False, True]):
+        policy.act(np.stack([start, start]), np.array(began))
+        states.append(policy._state.clone())
+    assert torch.equal(states[0][0], states[0][1])
+    assert torch.equal(states[1][1], states[0][1])  # begun anew
+    assert not torch.equal(states[1][0], states[0][0])
+    _, state = policy.predict(start)
+    np.testing.assert_allclose(state[0][0], states[0][0], atol=1e-6)
+    _, again = policy.predict(start, state, np.array([True]))
+    np.testing.assert_array_equal(again[0], state[0])
+
+
+def test_stable_baselines3_evaluates_it(train):
+    evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
+    monitor = pytest.importorskip("stable_baselines3.common.monitor")
+    policy = gmi_drl.load_policy(train("ppo"))
+    with closing(monitor.Monitor(gymnasium.make("CartPole-v1"))) as env:
+        mean, _ = evaluation.evaluate_policy(policy, env, n_eval_episodes=3)
+    assert 1 <= mean <= 500
+    with pytest.raises(ValueError, match="stochastic=True"):
+        policy.predict(np.zeros(4), deterministic=False)
+
+
+def test_a_program_of_its_own_loads_it_and_starts_nothing(train):
+    code = """
+import os, sys, threading
+import numpy as np
+import gmi_drl
+policy = gmi_drl.load_policy(sys.argv[1])
+print(policy.act(np.zeros(4, np.float32)))
+children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+assert not children, children
+assert threading.active_count() == 1, threading.enumerate()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(train("ppo"))], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("0", "1")
+
+
+def test_episodes_are_as_many_of_each_environment_whatever_their_length(train):
+    found = gmi_drl.evaluate(train("ppo"), episodes=7, num_env=3, seed=5)
+    assert len(found.returns) == 9  # three of each of the three
+    assert found.returns == tuple(float(length) for length in found.lengths)  # CartPole pays 1
+    again = gmi_drl.evaluate(train("ppo"), episodes=7, num_env=3, seed=5)
+    assert again.returns == found.returns
+    other = gmi_drl.evaluate(train("ppo"), episodes=7, num_env=3, seed=6)
+    assert other.returns != found.returns
+
+
+@pytest.mark.parametrize("task", ["ppo", "lstm", "dqn", "sac", "images", "mixed"])
+def test_stochastic_actions_are_drawn_by_the_seed(train, task):
+    first, again, other = (
+        gmi_drl.evaluate(train(task), episodes=3, seed=seed, stochastic=True) for seed in (1, 1, 2)
+    )
+    assert first.returns == again.returns
+    if task not in ("images", "mixed"):  # which pay alike whatever is done, or nearly so
+        assert first.returns != other.returns
+
+
+def test_an_episode_that_does_not_end_is_cut_and_told(train, monkeypatch):
+    monkeypatch.setattr(evaluate, "_LONGEST", 3)  # those of this environment have five steps
+    with pytest.warns(UserWarning, match="2 episodes had not ended after 3 steps each"):
+        found = gmi_drl.evaluate(train("structure"), episodes=2, seed=0)
+    assert (found.cut, found.lengths) == (2, (3, 3))
+
+
+def test_several_runs_have_a_row_each_and_one_for_all(train, capsys):
+    folders = [str(train("ppo")), str(train("dqn"))]
+    assert main(["evaluate", *folders, "--episodes", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "2 runs: mean" in said
+    assert "95 % interval" in said
+    assert main(["evaluate", *folders, "--episodes", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [len(one["returns"]) for one in found] == [4, 4]
+    middle = np.mean(np.sort(found[0]["returns"])[1:3])
+    assert found[0]["iqm"] == pytest.approx(middle)
+
+
+def test_what_cannot_be_loaded_is_told(train, tmp_path):
+    folder = train("ppo")
+    with pytest.raises(RunFolderError, match="no run is there"):
+        gmi_drl.load_policy(tmp_path)
+    with pytest.raises(PolicyNotLoaded, match=r"checkpoint 7: .* has no such one.*: \d+"):
+        gmi_drl.load_policy(folder, checkpoint=7)
+    with pytest.raises(ConfigError, match="no_such"):
+        gmi_drl.load_policy(folder, overrides=["env.no_such=1"])
+    with pytest.raises(PolicyNotLoaded, match="episodes=0; must be at least 1"):
+        gmi_drl.evaluate(folder, episodes=0)
+    with pytest.raises(ValueError, match=r"shape \(3,\); must be of Box.*make_env"):
+        gmi_drl.load_policy(folder).act(np.zeros(3))
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    shutil.rmtree(bare / "checkpoints")
+    with pytest.raises(CheckpointError, match="manifest"):
+        gmi_drl.load_policy(bare)
+
+    def changed(name, **sections):
+        copy = shutil.copytree(folder, tmp_path / name)
+        config = yaml.safe_load((copy / "config.yaml").read_text())
+        for section, keys in sections.items():
+            config[section] |= keys
+        (copy / "config.yaml").write_text(yaml.safe_dump(config))
+        return copy
+
+    with pytest.raises(EnvSpecError, match="no_module_of_that_name"):
+        gmi_drl.load_policy(changed("env", env={"id": "no_module_of_that_name:Some-v0"}))
+    roles = {"trainer": {"class": "no_module_of_that_name:Mine", "params": {}}}
+    with pytest.raises(RoleLoadError, match="no_module_of_that_name"):
+        gmi_drl.load_policy(changed("role", roles=roles))
+    with pytest.raises(CheckpointError, match="another policy than this config makes"):
+        gmi_drl.load_policy(changed("network", algorithm={"network": [8]}))
