@@ -119,6 +119,8 @@ def _of_run(folder: Path) -> Iterator[tuple[str, Any]]:
         yield from flat(torch.load(part, weights_only=True), part.stem)
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         metrics = json.loads(line)
+        for clocked in ("gmi_seconds", "gmi_mem_peak_bytes"):
+            metrics.pop(clocked, None)
         yield from flat(metrics, f"metrics/{metrics['iteration']}")
 
 

@@ -20,6 +20,7 @@ from gmi_drl.roles.evaluators.evaluate import evaluate_together, longest_episode
 from gmi_drl.roles.optimizers.optimizer import NoMore, Optimizer, Round
 from gmi_drl.roles.policies.description import compare
 from gmi_drl.roles.role.manager import GMI_manager
+from gmi_drl.roles.telemetry.phases import rounded
 from gmi_drl.roles.telemetry.progress import MetricsLog
 
 from . import checkpoint, recovery, saving
@@ -144,16 +145,16 @@ class Training:
             "steps": self._steps,
             "time_s": self._time_s,
             **done.metrics,
-            **({"mem_peak_bytes": max(peaks)} if peaks else {}),
+            "gmi_seconds": [rounded(seconds) for seconds in done.gmi_seconds],
+            **({"mem_peak_bytes": max(peaks), "gmi_mem_peak_bytes": peaks} if peaks else {}),
         }
         due = self._iteration % run.log_every == 0 or self._finished
         self._metrics = metrics if due else None
         if self._log is not None:
             if due:
                 self._log.write(metrics)
-            record = {"kind": "iteration", **metrics, "gmi_seconds": done.gmi_seconds}
-            sms = context.of_all("sm_count")
-            self._mgr.report(record | {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": sms})
+            held = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": context.of_all("sm_count")}
+            self._mgr.report({"kind": "iteration", **metrics, **held})
         every = self._mgr.config.comm.checksum_every
         if every and self._iteration % every == 0:
             self._check_identical()

@@ -17,7 +17,7 @@ import gzip
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -41,6 +41,11 @@ _TAIL_BYTES: Final = 4096
 def phase(name: str) -> AbstractContextManager[None]:
     """Names what this thread does inside the `with`, which it may enter any number of times."""
     return _Range(name) if _Range.recording or _Range.nvtx else _NOTHING
+
+
+def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Returns seconds of phases to the microsecond, so that a line of metrics stays short."""
+    return {name: round(each, 6) for name, each in seconds.items()}
 
 
 def show_to_tools() -> None:

@@ -43,7 +43,12 @@ class Journal:
 
 def read_journal(path: Path) -> Journal:
     """Reads a journal. OSError when it cannot be read, RecordError when it is none."""
-    *texts, _torn = path.read_bytes().split(b"\n")
+    return parse_journal(path, path.read_bytes())
+
+
+def parse_journal(path: Path, content: bytes) -> Journal:
+    """Returns what the file `path` with this content says; RecordError when it is no journal."""
+    *texts, _torn = content.split(b"\n")
     try:
         header = _parsed(texts[0] if texts else b"")
         if header["kind"] != "header":

@@ -301,7 +301,7 @@ def show(console: Console, record: TuneRecord) -> None:
         console.out("")
     if record.races:
         head = ("round", "setting", "in", "mean return", "")
-        table("Return at equal time", head, _races(record, results))
+        table("Return at equal time", head, races(record, results))
         console.out("")
     if results.failures:
         rows = [
@@ -310,7 +310,7 @@ def show(console: Console, record: TuneRecord) -> None:
         ]
         table("Failed", ("setting", "what", "what it said"), rows)
         console.out("")
-    if rows := list(_left_out(results)):
+    if rows := list(left_out(results)):
         table("Left out", ("GMIs", "num_env", "why"), rows)
         console.out("")
     for line in notes(record):
@@ -334,8 +334,8 @@ def notes(record: TuneRecord) -> Iterator[str]:
         yield f"Learning: {line}."
     if load := record.choice.get("load"):
         yield f"Load: {load}."
-    if left_out := record.choice.get("left_out"):
-        yield f"Budget: {left_out}."
+    if omitted := record.choice.get("left_out"):
+        yield f"Budget: {omitted}."
     for drift in record.drifts:
         yield f"Stale: {drift.get('text') or 'a run did other than promised'}. Tune again."
 
@@ -386,7 +386,7 @@ def _closer(
     return [line for line in lines if set(line[1:]) != {"-"}]
 
 
-def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
+def races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
     """Lists what decided: mean returns over the time that all of a round had trained."""
     scores = sorted(scores_of(record), key=lambda score: score.round)
     last = max((score.round for score in scores), default=0)
@@ -405,7 +405,7 @@ def _races(record: TuneRecord, results: TuneResults) -> list[tuple[str, ...]]:
     ]
 
 
-def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
+def left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
     """Yields candidates not measured; of reasons that differ in numbers alone, the last."""
     groups: dict[tuple[str, str], list[Skipped]] = {}
     for skipped in results.chosen.skipped if results.chosen else ():

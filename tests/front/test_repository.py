@@ -110,6 +110,7 @@ _LEFT_OF = {  # who may import whom
     "launcher": {"runtime", "placement", "gmi", "comm", "roles"},
     "selector": {"runtime", "placement", "gmi", "comm", "roles", "launcher"},
     "report": {"runtime", "placement", "gmi", "comm", "roles", "launcher", "selector"},
+    "page": {"runtime", "placement", "gmi", "comm", "roles", "launcher", "selector", "report"},
 }
 
 

@@ -12,7 +12,12 @@ from typing import Any, Final
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.view.tables import make_encodable
 
-_COMMANDS: Final = ("commands", "trained_commands", "tune_commands")  # in the order of --help
+_COMMANDS: Final = (  # in the order of --help
+    "commands",
+    "trained_commands",
+    "page_command",
+    "tune_commands",
+)
 _RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs
 _LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than this
 

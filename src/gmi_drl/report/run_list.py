@@ -43,13 +43,13 @@ class RunSummary:
 def list_runs(folder: Path) -> list[RunSummary]:
     """Lists the runs in `folder` (of all names, or of one), oldest first."""
     return sorted(
-        (_summary(path) for path in _run_folders(folder)),
+        (_summary(path) for path in run_folders(folder)),
         key=lambda run: (run.started or 0.0, str(run.path)),
     )
 
 
-def _run_folders(folder: Path) -> Iterator[Path]:
-    """Folders with a run in them, at most two below: <folder>/<name>/<time>."""
+def run_folders(folder: Path) -> Iterator[Path]:
+    """Finds folders with a run in them, at most two below: <folder>/<name>/<time>."""
     level = [folder]
     for _ in range(3):
         below: list[Path] = []
@@ -74,9 +74,13 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _summary(path: Path) -> RunSummary:
-    written = read_object(path / "run.json")
+    return summarize(path, read_object(path / "run.json"), last_metrics(path / METRICS))
+
+
+def summarize(path: Path, written: dict[str, Any], metrics: dict[str, Any]) -> RunSummary:
+    """Sums a run up by its run.json ({} if that cannot be read) and its last line of metrics."""
     state, damaged = _sound(written)
-    last, _ = _sound(last_metrics(path / METRICS))
+    last, _ = _sound(metrics)
     known, how = {**last, **state}, written.get("state") or "damaged"
     if how == "running":
         known.update(last)  # run.json is behind while it runs

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
@@ -193,10 +193,15 @@ def last_metrics(path: Path) -> dict[str, Any]:
     with suppress(OSError):
         if path.is_file():  # a pipe would never end
             with open(path, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = reversed(file.read().splitlines())
-            return next((found[0] for line in lines if (found := metrics_in(line))), {})
+                return last_metrics_in(file)
     return {}
+
+
+def last_metrics_in(file: BinaryIO) -> dict[str, Any]:
+    """Reads the last whole line of an open file of metrics; empty if there is none."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    lines = reversed(file.read().splitlines())
+    return next((found[0] for line in lines if (found := metrics_in(line))), {})
 
 
 def lock_of(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Config, Layout
-from gmi_drl.roles.telemetry.phases import FIRST, FOLDER, LAST, SUFFIX
+from gmi_drl.roles.telemetry.phases import FIRST, FOLDER, LAST, SUFFIX, rounded
 
 _STATUSES: Final = ("trained", "stale", "incomplete", "missing", "repeated")
 
@@ -156,13 +156,13 @@ class ServingMetrics:
             "episodes": self._ended,
             **{f"{phase}_s": sum(each) / len(each) for phase, each in spent.items()},
         }
+        metrics["gmi_seconds"] = [rounded(seconds) for seconds in self._seconds]
         figures = self._held()
         if peaks := figures.get("mem_peak_bytes", []):
-            metrics["mem_peak_bytes"] = max(peaks)
+            metrics |= {"mem_peak_bytes": max(peaks), "gmi_mem_peak_bytes": peaks}
         self._ended = 0
-        record = {"kind": "iteration", **metrics, "gmi_seconds": self._seconds}
-        record["gmi_mem_peak_bytes"] = peaks
-        record["gmi_sm_count"] = figures.get("sm_count", [])
+        held = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": figures.get("sm_count", [])}
+        record = {"kind": "iteration", **metrics, **held}
         self._seconds = [{} for _ in self._layout.gmis]
         with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")  # a full disk: serving is worth more

@@ -1,0 +1,185 @@
+"""Answers the page's requests: its files, what happens, what a run recorded, and stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import AsyncIterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from gmi_drl.errors import GmiDrlError
+from gmi_drl.launcher.view.tables import cut, printable_lines
+from gmi_drl.report import run_state
+from gmi_drl.report.lineage import LineageReader, as_text
+from gmi_drl.report.vendor import uplot
+
+from .control import stop
+from .guard import Access, Guard
+from .live import LOOK_S, Live, Viewer, number_in_query
+from .safe_files import open_inside, read_inside
+
+_MOST_VIEWERS: Final = 32
+_ALIVE_S: Final = 15.0  # between two signs of life
+_BEHIND_S: Final = 0.02  # between two looks while a long file is read
+_DEPTH: Final = 8  # steps back of a lineage
+_MOST_LINES: Final = 500
+_MOST_ID: Final = 64  # characters
+_STATIC: Final = {
+    "page.html": "text/html",
+    "page.css": "text/css",
+    "favicon.svg": "image/svg+xml",
+    **dict.fromkeys(
+        ("page.js", "dom.js", "runs.js", "head.js", "layout.js", "curves.js", "time.js",
+         "log.js", "trials.js", "recorded.js"),
+        "text/javascript",
+    ),
+}  # fmt: skip
+
+
+def app_of(live: Live, access: Access) -> ASGIApp:
+    """Returns the page as an ASGI app: behind its guard."""
+    page = _Page(live)
+    routes = [
+        Route("/", page.front),
+        Route("/favicon.ico", page.icon),
+        Route("/static/{name}", page.static),
+        Route("/events", page.events),
+        Route("/runs/{id}/state", page.state),
+        Route("/runs/{id}/lineage", page.lineage),
+        Route("/runs/{id}/stop", page.stop, methods=["POST"]),
+    ]
+    return Guard(Starlette(routes=routes), access)
+
+
+class _Page:
+    """Has a method for each route."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._files = _static_files()
+        self._viewers = 0
+        self._reading = anyio.Semaphore(2)  # of control stores, which may be large
+
+    async def front(self, request: Request) -> Response:
+        return self._file("page.html")
+
+    async def icon(self, request: Request) -> Response:
+        return self._file("favicon.svg")
+
+    async def static(self, request: Request) -> Response:
+        return self._file(request.path_params["name"])
+
+    def _file(self, name: str) -> Response:
+        """Returns a file of the page's own; the name is looked up, and is never a path."""
+        if name not in self._files:
+            return PlainTextResponse("no such file\n", 404)
+        kind, content = self._files[name]
+        return Response(content, media_type=kind)
+
+    async def events(self, request: Request) -> Response:
+        """Streams what changes: of all runs, and of one that is asked for."""
+        run = request.query_params.get("run")
+        gmi = number_in_query(request.query_params.get("gmi", ""))
+        if run is not None and await self._folder(run) is None:
+            return PlainTextResponse("no such run\n", 404)
+        if self._viewers >= _MOST_VIEWERS:
+            return PlainTextResponse(f"{_MOST_VIEWERS} viewers look on already\n", 503)
+        return StreamingResponse(
+            self._stream(request, Viewer(run, gmi)), media_type="text/event-stream"
+        )
+
+    async def _stream(self, request: Request, viewer: Viewer) -> AsyncIterator[str]:
+        self._viewers += 1
+        said_s = time.monotonic()
+        try:
+            while not await request.is_disconnected():
+                events = await to_thread.run_sync(self._live.changes, viewer)
+                if text := "".join(f"event: {name}\ndata: {data}\n\n" for name, data in events):
+                    yield text
+                    said_s = time.monotonic()
+                elif time.monotonic() - said_s > _ALIVE_S:
+                    yield ":\n\n"
+                    said_s = time.monotonic()
+                behind = await to_thread.run_sync(self._live.is_behind, viewer)
+                await anyio.sleep(_BEHIND_S if behind else LOOK_S)
+        finally:
+            self._viewers -= 1
+
+    async def state(self, request: Request) -> Response:
+        """Returns tasks, actors, objects and events that a run recorded."""
+        return await self._of_store(request, _state)
+
+    async def lineage(self, request: Request) -> Response:
+        """Returns what an id was computed from, as lines of a tree."""
+        id = request.query_params.get("of", "")[:_MOST_ID]
+        return await self._of_store(request, lambda store: _lineage(store, id))
+
+    async def _of_store(self, request: Request, read: Any) -> Response:
+        folder = await self._folder(request.path_params["id"])
+        if folder is None:
+            return PlainTextResponse("no such run\n", 404)
+        async with self._reading:
+            try:
+                return JSONResponse(await to_thread.run_sync(_of_store, folder, read))
+            except (OSError, GmiDrlError) as error:
+                return JSONResponse({"error": printable_lines(cut(str(error), 2000))})
+
+    async def stop(self, request: Request) -> Response:
+        """Asks a run to stop, where the page may."""
+        if not self._live.control:
+            text = "This page only shows. `gmi-drl page --control` may stop runs."
+            return JSONResponse({"error": text}, 403)
+        folder = await self._folder(request.path_params["id"])
+        if folder is None:
+            return PlainTextResponse("no such run\n", 404)
+        try:
+            pid = await to_thread.run_sync(_stop, folder)
+        except (OSError, ValueError, GmiDrlError) as error:
+            return JSONResponse({"error": printable_lines(cut(str(error), 2000))}, 409)
+        return JSONResponse({"asked": pid})
+
+    async def _folder(self, id: str) -> Path | None:
+        return await to_thread.run_sync(self._live.find, id)
+
+
+def _stop(folder: Path) -> int:
+    written = json.loads(read_inside(folder, "run.json"))
+    return stop(folder, written if isinstance(written, dict) else {})
+
+
+def _of_store(folder: Path, read: Any) -> Any:
+    with open_inside(folder, run_state.FILE_NAME):  # it is a file, and of this folder
+        pass
+    return read(folder / run_state.FILE_NAME)
+
+
+def _state(store: Path) -> dict[str, Any]:
+    state = dataclasses.asdict(run_state.read_state(store))
+    del state["path"]
+    return {name: rows[:_MOST_LINES] for name, rows in state.items()}
+
+
+def _lineage(store: Path, id: str) -> dict[str, Any]:
+    with run_state.opened(store) as opened:
+        lineages = LineageReader(opened)
+        lines = as_text(lineages.tree(lineages.resolve(id), _DEPTH))
+    return {"lines": lines[:_MOST_LINES], "more": max(0, len(lines) - _MOST_LINES)}
+
+
+def _static_files() -> dict[str, tuple[str, bytes]]:
+    folder = resources.files(__package__) / "static"
+    files = {name: (kind, (folder / name).read_bytes()) for name, kind in _STATIC.items()}
+    files[uplot.SCRIPT.name] = "text/javascript", uplot.SCRIPT.read_bytes()
+    files[uplot.STYLE.name] = "text/css", uplot.STYLE.read_bytes()
+    return files

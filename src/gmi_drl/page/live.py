@@ -1,0 +1,131 @@
+"""Tells viewers what has changed since their last look. All of them share the readers."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from .catalog import Catalog
+from .curves import Cursor
+from .run_reader import RunReader
+from .trials import TrialsReader
+
+LOOK_S: Final = 1.0  # between two looks at a run
+_LIST_S: Final = 3.0  # at all runs
+_TRIALS_S: Final = 5.0
+_FRESH_S: Final = 0.5  # what was read so shortly ago is not read again for another viewer
+_MOST_READERS: Final = 8  # of runs that are kept in memory
+_NUMBER: Final = re.compile(r"[0-9]{1,6}")
+
+Event = tuple[str, str]  # its name, and JSON
+
+
+@dataclass
+class Viewer:
+    """Is a browser that looks on: what it asked for, and what it has been given."""
+
+    run: str | None  # the id of a run
+    gmi: int | None  # whose log is shown
+    cursor: Cursor = field(default_factory=Cursor)
+    sent: dict[str, str] = field(default_factory=dict)  # the last of each event
+    due_s: dict[str, float] = field(default_factory=dict)  # when lists are looked at again
+
+
+class Live:
+    """Holds the readers of one page."""
+
+    def __init__(self, catalog: Catalog, *, control: bool = False) -> None:
+        self.catalog, self.control = catalog, control
+        self._trials = TrialsReader(catalog.with_tunes)
+        self._readers: OrderedDict[str, tuple[RunReader, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, id: str) -> Path | None:
+        """Returns the folder of a run; one that is new is looked for once."""
+        with self._lock:
+            path = self.catalog.find(id)
+            if path is None:
+                self.catalog.scan()
+                path = self.catalog.find(id)
+            return path
+
+    def changes(self, viewer: Viewer) -> list[Event]:
+        """Returns the events that a viewer lacks by now."""
+        with self._lock:
+            return [*self._lists(viewer), *self._run(viewer)]
+
+    def _lists(self, viewer: Viewer) -> list[Event]:
+        now_s, events = time.monotonic(), []
+        for name, every_s in (("runs", _LIST_S), ("trials", _TRIALS_S)):
+            if now_s < viewer.due_s.get(name, 0.0):
+                continue
+            viewer.due_s[name] = now_s + every_s
+            if name == "runs":
+                content: Any = {**self.catalog.as_json(), "control": self.control}
+            else:
+                content = self._trials.as_json(self.catalog.roots())
+            events += _if_new(viewer, name, content)
+        return events
+
+    def _run(self, viewer: Viewer) -> list[Event]:
+        if viewer.run is None:
+            return []
+        reader = self._reader(viewer.run)
+        if reader is None:
+            return _if_new(viewer, "gone", viewer.run)
+        events = _if_new(viewer, "layout", reader.picture())
+        content = {"head": reader.head(time.time()), "gmis": reader.gmis()}
+        events += _if_new(viewer, "run", content)
+        change, cursor = reader.metrics.since(viewer.cursor)
+        if cursor != viewer.cursor or reader.metrics.stride > 1:
+            events += _if_new(viewer, "curves", change)
+        viewer.cursor = cursor
+        if viewer.gmi is not None:
+            events += _if_new(viewer, "log", reader.log(viewer.gmi))
+        return events
+
+    def is_behind(self, viewer: Viewer) -> bool:
+        """Says whether there is more of a run to read at once."""
+        with self._lock:
+            known = self._readers.get(viewer.run or "")
+            return known is not None and known[0].metrics.unread_bytes > 0
+
+    def _reader(self, id: str) -> RunReader | None:
+        path = self.catalog.find(id)
+        if path is None:
+            return None
+        now_s = time.monotonic()
+        reader, read_s = self._readers.pop(id, (None, 0.0))
+        if reader is None or reader.folder != path:
+            reader, read_s = RunReader(path), float("-inf")
+        if now_s - read_s >= _FRESH_S or reader.metrics.unread_bytes:
+            reader.poll()
+            read_s = now_s
+        self._readers[id] = reader, read_s
+        while len(self._readers) > _MOST_READERS:
+            self._readers.popitem(last=False)
+        return reader
+
+
+def as_text(content: Any) -> str:
+    """Returns JSON, of numbers that a browser reads."""
+    return json.dumps(content, allow_nan=False, separators=(",", ":"))
+
+
+def number_in_query(text: str) -> int | None:
+    """Returns a small number that a query has; None for anything else."""
+    return int(text) if _NUMBER.fullmatch(text) and text.isascii() else None
+
+
+def _if_new(viewer: Viewer, name: str, content: Any) -> list[Event]:
+    text = as_text(content)
+    if viewer.sent.get(name) == text:
+        return []
+    viewer.sent[name] = text
+    return [(name, text)]

@@ -1,0 +1,138 @@
+// Curves: of each number in the metrics, and of the share that each phase has of the time.
+import { byId, colourOf, cssColour, fill, make, phaseColour, PHASE_ORDER } from "./dom.js";
+
+const AXES = { iteration: "iteration", steps: "steps", time_s: "seconds" };
+const FIRST = ["return_mean", "steps_per_s", "kl", "policy_loss", "value_loss", "entropy", "length_mean", "noise_scale", "learning_rate"];
+const NAMES = { return_mean: "return (mean of 100 episodes)", steps_per_s: "steps/s", kl: "KL", mem_peak_bytes: "memory of a GMI at most (bytes)", length_mean: "length of episodes", episodes: "episodes ended" };
+const HEIGHT = 190;
+
+let axis = "steps";
+let columns = {};
+let generation = -1;
+let charts = new Map(); // by key: {plot, box}
+let due = false;
+
+export function forgetCurves() {
+  columns = {};
+  generation = -1;
+  for (const { plot } of charts.values()) plot.destroy();
+  charts = new Map();
+  fill(byId("charts"));
+}
+
+export function takeCurves(change) {
+  if (change.generation !== generation) columns = {};
+  generation = change.generation;
+  for (const [key, values] of Object.entries(change.columns)) {
+    const column = (columns[key] ??= []);
+    column.length = Math.min(column.length, change.from);
+    while (column.length < change.from) column.push(null);
+    for (const value of values) column.push(value);
+  }
+  drawSoon();
+}
+
+export function drawSoon() {
+  if (due) return;
+  due = true; // at most ten times a second, and not while nobody looks
+  setTimeout(() => requestAnimationFrame(() => { due = false; draw(); }), 100);
+}
+
+export function showAxes() {
+  fill(byId("axes"), "against ", ...Object.entries(AXES).map(([key, name]) => {
+    const button = make("button", name);
+    button.type = "button";
+    button.setAttribute("aria-pressed", String(key === axis));
+    button.addEventListener("click", () => { axis = key; showAxes(); redrawAll(); });
+    return button;
+  }));
+}
+
+export function redrawAll() {
+  for (const { plot } of charts.values()) plot.destroy();
+  charts = new Map();
+  fill(byId("charts"));
+  draw();
+}
+
+function draw() {
+  const xs = columns[axis] ?? [];
+  if (!xs.length) return;
+  const keys = Object.keys(columns).filter((key) => !(key in AXES) && !key.endsWith("_s"));
+  if ("steps_per_s" in columns) keys.push("steps_per_s");
+  const rank = (key) => (FIRST.includes(key) ? FIRST.indexOf(key) : FIRST.length);
+  keys.sort((one, other) => rank(one) - rank(other) || (one < other ? -1 : 1));
+  keys.splice(2, 0, "share of the time");
+  const rows = points(xs);
+  for (const key of keys) {
+    const series = key === "share of the time" ? shares(rows) : [{ name: key, colour: cssColour("--accent"), values: rows.map((row) => columns[key][row] ?? null) }];
+    if (series.length) drawOne(key, rows.map((row) => xs[row]), series);
+  }
+}
+
+// uPlot needs rising values of x; after a resume of damaged files they may not be.
+function points(xs) {
+  const rows = [];
+  let last = -Infinity;
+  for (let row = 0; row < xs.length; row += 1) {
+    if (xs[row] !== null && xs[row] !== undefined && xs[row] > last) { rows.push(row); last = xs[row]; }
+  }
+  return rows;
+}
+
+function shares(rows) {
+  const names = Object.keys(columns).filter((key) => key.endsWith("_s") && key !== "time_s" && key !== "steps_per_s" && !key.endsWith("_per_s")).map((key) => key.slice(0, -2));
+  const rank = (name) => (PHASE_ORDER.includes(name) ? PHASE_ORDER.indexOf(name) : 99);
+  names.sort((one, other) => rank(one) - rank(other));
+  const totals = rows.map((row) => names.reduce((sum, name) => sum + (columns[`${name}_s`][row] ?? 0), 0));
+  return names.map((name, place) => ({
+    name, colour: phaseColour(name, place),
+    values: rows.map((row, at) => (totals[at] > 0 ? (100 * (columns[`${name}_s`][row] ?? 0)) / totals[at] : null)),
+  }));
+}
+
+function drawOne(key, xs, series) {
+  const data = [xs, ...series.map((each) => each.values)];
+  const known = charts.get(key);
+  if (known && known.names === series.map((each) => each.name).join()) {
+    known.plot.setData(data);
+    return;
+  }
+  if (known) { known.plot.destroy(); known.box.remove(); }
+  const box = make("div", "", "chart");
+  box.dataset.key = key;
+  box.append(make("h3", NAMES[key] ?? key.replaceAll("_", " ")));
+  byId("charts").append(box);
+  const plot = plotOf(box, AXES[axis], series.map((each) => ({ ...each, name: series.length > 1 ? each.name : key })), data);
+  charts.set(key, { plot, box, names: series.map((each) => each.name).join() });
+}
+
+const short = (value) => {
+  if (value === null || value === undefined) return "";
+  const size = Math.abs(value);
+  if (size >= 1e9) return `${+(value / 1e9).toPrecision(4)}G`;
+  if (size >= 1e6) return `${+(value / 1e6).toPrecision(4)}M`;
+  if (size >= 1e4) return `${+(value / 1e3).toPrecision(4)}k`;
+  return size && size < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4));
+};
+
+export function plotOf(box, xName, series, data) {
+  const axisOf = (size) => ({
+    stroke: cssColour("--pale"), size, font: "11px system-ui, sans-serif",
+    grid: { stroke: cssColour("--hollow"), width: 1 }, ticks: { stroke: cssColour("--line"), width: 1, size: 4 },
+    values: (plot, values) => values.map(short),
+  });
+  return new uPlot({
+    width: Math.max(220, box.clientWidth), height: HEIGHT,
+    scales: { x: { time: false } }, cursor: { drag: { x: true, y: false } },
+    axes: [axisOf(30), axisOf(52)],
+    series: [
+      { label: xName, value: (plot, value) => short(value) },
+      ...series.map((each, place) => ({ label: each.name, stroke: each.colour ?? colourOf(place), width: 1.5, spanGaps: true, points: { show: data[0].length < 3 }, value: (plot, value) => short(value) })),
+    ],
+  }, data, box);
+}
+
+export function resizeCurves() {
+  for (const { plot, box } of charts.values()) plot.setSize({ width: Math.max(220, box.clientWidth), height: HEIGHT });
+}
