@@ -33,5 +33,20 @@ class DictEnv(PidEnv):
     observation_space = gymnasium.spaces.Dict({"a": PidEnv.observation_space})
 
 
+class ChoiceEnv(gymnasium.Env):
+    """Shows a choice that its space does not have, in step 2 of the one with an odd seed."""
+
+    observation_space, action_space = gymnasium.spaces.Discrete(3), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.age = seed, 0
+        return 0, {}
+
+    def step(self, action):
+        self.age += 1
+        return 7 if self.age == 2 and self.seed % 2 else 1, 0.0, False, False, {}
+
+
+gymnasium.register("GmiChoice-v0", entry_point=ChoiceEnv)
 gymnasium.register("GmiPid-v0", entry_point=PidEnv)
 gymnasium.register("GmiDict-v0", entry_point=DictEnv)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,18 @@ from .spaces import Leaf, Path, flat_space, leaves, width_of
 
 
 class Flattener:
-    """Writes observations of a space as vectors of `flat`; EnvError for a choice out of range."""
+    """Writes observations of a space as vectors of `flat`; EnvError for a choice out of range.
 
-    def __init__(self, space: Space[Any], env_id: str) -> None:
-        self.flat, self._env_id = flat_space(space), env_id
+    `which` says more of environment i of the batch than its number, in that error.
+    """
+
+    def __init__(
+        self,
+        space: Space[Any],
+        env_id: str,
+        which: Callable[[int], str] = "environment {}".format,
+    ) -> None:
+        self.flat, self._env_id, self._which = flat_space(space), env_id, which
         self._places: list[tuple[Path, Leaf, slice]] = []
         end = 0
         for path, leaf in leaves(space):
@@ -50,7 +58,7 @@ class Flattener:
         if strange.any():
             number = int(strange.any(1).argmax())
             raise EnvError(
-                f"env {self._env_id}: environment {first + number} gave an observation "
+                f"env {self._env_id}: {self._which(first + number)} gave an observation "
                 f"{values[number].tolist()}; must be in {leaf}. Mend it, or its spaces."
             )
         out[...] = 0

@@ -63,7 +63,10 @@ class GymnasiumVecEnv:
         if faults := space_faults(env_id, self.structured_space, self.action_space):
             self.close()
             raise EnvSpecError(faults)
-        self._flattener = Flattener(self.structured_space, self.env_id)
+        batch = self._env
+        self._flattener = Flattener(
+            self.structured_space, self.env_id, lambda number: batch.call("which")[number]
+        )
         self.observation_space = flat = self._flattener.flat
         # A Discrete is one number: its row is that.
         its_columns = action_columns(self.action_space)

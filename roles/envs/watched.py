@@ -93,17 +93,18 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _broken(self, what: str, came: str, said: str) -> EnvError:
         return EnvError(
-            f"env {self._env_id}: {self._which}: its {what} gave {came}; must be {said}, at every "
+            f"env {self._env_id}: {self.which}: its {what} gave {came}; must be {said}, at every "
             "reset and step. Mend the environment, or its spaces."
         )
 
     def _raised(self, what: str, error: Exception) -> Exception:
         if isinstance(error, MemoryError):
             return error
-        return EnvError(str(EnvRaised.of(f"{self._env_id}: {self._which}", what, error)))
+        return EnvError(str(EnvRaised.of(f"{self._env_id}: {self.which}", what, error)))
 
     @property
-    def _which(self) -> str:
+    def which(self) -> str:
+        """Says which of the batch it is, by its seed, and where it stands."""
         seeded = "" if self._seed is None else f" (seed {self._seed})"
         step = f", step {self._step}" if self._step else ""
         return f"environment {self._number}{seeded}, episode {self._episode}{step}"

@@ -279,6 +279,26 @@ def test_launch_tries_networks_and_wrappers_before_it_starts_anything(
     assert not list(tmp_path.glob("run/*"))
 
 
+def test_a_resumed_run_is_tried_as_well(warm, tmp_path):
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "mine.py").write_text("import gymnasium\nclass Made(gymnasium.Wrapper): pass\n")
+    config = {
+        "version": 1,
+        "env": {
+            "id": "CartPole-v1", "adapter": "gymnasium", "wrappers": ["mine:Made"], "num_env": 2
+        },
+        "algorithm": {"horizon": 4}, "hardware": {"backend": "cpu", "num_gpus": 1},
+        "run": {"folder": str(tmp_path), "total_steps": 16, "eval_episodes": 0},
+    }  # fmt: skip
+    result = launch(config, view="none", import_path=folder)
+    (folder / "mine.py").write_text(WRONG)
+    before = (result.folder / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match="OSError: no display"):
+        launch(resume=result.folder, overrides=["run.total_steps=64"], view="none")
+    assert (result.folder / "config.yaml").read_text() == before
+
+
 ALGORITHMS = """
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms import Algorithm

@@ -121,3 +121,20 @@ def test_a_batch_tells_which_of_its_environments_it_was():
         env.close()
     finally:
         del gymnasium.registry["Scripted-v0"]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_choice_out_of_range_is_told_with_environment_seed_and_step(vectorization):
+    env = make_env(
+        "bodies_gym:GmiChoice-v0", 2, seed=40, options={"vectorization": vectorization}
+    )  # fmt: skip
+    try:
+        env.reset()
+        with pytest.raises(EnvError) as told:
+            for _ in range(3):
+                env.step(torch.zeros(2, dtype=torch.int64))
+        assert "environment 1 (seed 41), episode 1, step 2 gave an observation 7;" in str(
+            told.value
+        )
+    finally:
+        env.close()

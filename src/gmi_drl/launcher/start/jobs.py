@@ -155,9 +155,11 @@ def resumed_job(
     layout = folder.layout()
     if damage := layout_faults_of(resolved, layout):
         raise ConfigError(damage, f"{folder.path / 'layout.json'}")
+    import_path = folder.import_path()
+    if broken := _user_code_faults(resolved, layout, import_path, roles):
+        raise ConfigError(broken, f"--resume {checkpoint}")
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
-    import_path = folder.import_path()
     return _job(layout, resolved, folder, classes, import_path, resume=checkpoint.resolve())
 
 
