@@ -27,6 +27,7 @@ TASKS = {
         "env": {"id": "MinAtar/Breakout-v1", "wrappers": [{"frame_stack": {"count": 2}}]},
         "algorithm": {"network": "impala", "horizon": 16},
     },
+    "torch": {"env": {"id": "BallBalance-v0"}, "algorithm": {"horizon": 16}},
     "structure": {"env": {"id": "bodies_spaces:ShowsShifted-v0"}, "algorithm": {"horizon": 16}},
     "mixed": {"env": {"id": "bodies_spaces:TakesMixed-v0"}, "algorithm": {"horizon": 16}},
     "async": {

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,13 @@ def test_a_robot_is_drawn(train):
     frames = frames_of(file)
     assert len(frames) == 8
     assert frames[0].std() > 10  # not an empty picture
+
+
+def test_the_camera_follows_a_robot(train):
+    pytest.importorskip("mujoco")
+    with closing(filming._drawable(gmi_drl.load_policy(train("ant")))) as env:
+        (renderer,) = env._env.get_attr("mujoco_renderer")
+        assert renderer.camera_id >= 0  # Gymnasium's own choice stays where the robot began
 
 
 def test_the_command_says_where_the_film_is(train, tmp_path, capsys):

@@ -22,7 +22,7 @@ from gmi_drl.roles.envs.flatten import unflattened_action
 from gmi_drl.roles.evaluators import evaluate
 from gmi_drl.trained.policy import PolicyNotLoaded
 
-FAMILIES = ["ppo", "lstm", "ant", "dqn", "sac", "images", "structure", "mixed", "async"]
+FAMILIES = ["ppo", "lstm", "ant", "dqn", "sac", "images", "torch", "structure", "mixed", "async"]
 
 
 @pytest.mark.parametrize("task", FAMILIES)

@@ -179,18 +179,19 @@ def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> No
     """Prints a row for each run, and where there are several one for them all."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("run", overflow="fold")
-    for name in ("steps", "episodes", "mean", "std", "IQM", "min", "max", "length"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("run", no_wrap=True)
+    for name in ("steps", "played", "mean ± std", "IQM", "min to max"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in evaluations:
         table.add_row(
-            f"{one.run.parent.name}/{one.run.name}", f"{one.steps:,}", str(len(one.returns)),
-            *(f"{value:,.1f}" for value in (
-                one.mean, one.std, one.iqm, min(one.returns), max(one.returns),
-                float(np.mean(one.lengths)),
-            )),
-        )  # fmt: skip
+            f"{one.run.parent.name}\n{one.run.name}",
+            f"{one.steps:,}",
+            str(len(one.returns)),
+            f"{one.mean:,.1f} ± {one.std:,.1f}",
+            f"{one.iqm:,.1f}",
+            f"{min(one.returns):,.0f} to {max(one.returns):,.0f}",
+        )
     console.print(table)
     if len(evaluations) > 1:
         over = _estimate([one.mean for one in evaluations])

@@ -131,10 +131,13 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
     from gmi_drl.roles.envs import check_env, make_env
 
     env = policy.origin.config.env
-    options: dict[str, Any] = {**env.options, "render_mode": "rgb_array"}
+    drawn: dict[str, Any] = {"render_mode": "rgb_array"}
+    if _is_of_mujoco(env.id) and not {"camera_id", "camera_name"} & env.options.keys():
+        drawn["camera_name"] = "track"  # one that follows the robot, where the model has it
+    options = {**env.options, **drawn}
     options.pop("vectorization", None)
     if check_env(env.id, "gymnasium", options, env.wrappers):  # some are of the run's adapter alone
-        options = {"render_mode": "rgb_array"}
+        options = drawn
     made: Any = make_env(
         env.id,
         1,
@@ -144,6 +147,13 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
         wrappers=env.wrappers,
     )
     return made  # type: ignore[no-any-return]
+
+
+def _is_of_mujoco(env_id: str) -> bool:
+    from gmi_drl.roles.envs.adapters import find_spec
+
+    spec = find_spec(env_id)
+    return spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco")
 
 
 def _pictures(
