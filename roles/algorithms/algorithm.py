@@ -135,6 +135,17 @@ class Algorithm(ABC):
         Numbers of the same shapes in each update; it is never captured, and the loss may be.
         """
 
+    def first_priorities(self, batch: Batch) -> Tensor | None:
+        """Returns the priorities [B] of rows that agents send, before a trainer has drawn them.
+
+        Agents have the network that was published last, and no target of it. An algorithm that does
+        not define it gives none: its rows enter a replay with the greatest priority so far.
+        """
+        raise NotImplementedError
+
+    def explore_as(self, numbers: range, total: int) -> None:
+        """This process samples from environments of these numbers, of `total` in all GMIs."""
+
     def before_sampling(self, steps: int) -> None:
         """Experience is collected next, where this is called; `steps` were, by all GMIs."""
 

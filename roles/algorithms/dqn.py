@@ -109,6 +109,11 @@ class DQN(Algorithm):
         network: nn.Module = copy.deepcopy(self.policy.network)
         return network.requires_grad_(False)
 
+    @cached_property
+    def _last_epsilon(self) -> Tensor:
+        """The shares of random actions in the end: of all environments, or [N] of each."""
+        return torch.tensor(self.settings.epsilon, device=self.policy.epsilon.device)
+
     @classmethod
     def make_network(
         cls, settings: Any, env: VecEnv, generator: torch.Generator | None
@@ -139,10 +144,23 @@ class DQN(Algorithm):
             noise = batch["reward"].new_empty(3, self.policy.noise_columns)
             batch.columns["noise"] = factorised_(noise.normal_(generator=generator))
 
+    def first_priorities(self, batch: Batch) -> Tensor | None:
+        network = self.policy.network
+        losses = self.loss_function(network, network, batch, self.settings)
+        return losses.extras.get("priorities")
+
+    def explore_as(self, numbers: range, total: int) -> None:
+        if self.settings.epsilon_alpha:
+            # Horgan et al. (2018), section 4.1: epsilon ** (1 + alpha i / (N - 1)).
+            place = torch.tensor(numbers, dtype=torch.float32) / max(total - 1, 1)
+            last = self.settings.epsilon ** (1.0 + self.settings.epsilon_alpha * place)
+            self._last_epsilon = last.to(self.policy.epsilon.device)
+            self.policy.epsilon = torch.ones_like(self._last_epsilon)
+
     def before_sampling(self, steps: int) -> None:
         left = max(1.0 - steps / self.settings.epsilon_steps, 0.0)
-        last = self.settings.epsilon
-        self.policy.epsilon.fill_(last + (1.0 - last) * left)
+        last = self._last_epsilon
+        self.policy.epsilon.copy_(last + (1.0 - last) * left)
 
     @torch.no_grad()
     def after_step(self, updates: int) -> None:

@@ -81,6 +81,10 @@ class OffPolicy(Algorithm):
             noise = batch["reward"].new_empty(len(batch["reward"]), self.loss_noise_columns)
             batch.columns["noise"] = noise.normal_(generator=generator)
 
+    def first_priorities(self, batch: Batch) -> Tensor | None:
+        torch._foreach_copy_(*self._followers)  # an agent's targets are what it acts by
+        return self.losses(batch).extras.get("priorities")
+
     def before_sampling(self, steps: int) -> None:
         self.policy.at_random.fill_(float(steps < self.settings.random_steps))
 

@@ -42,6 +42,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import (
     END_FIELD,
     FRAMES_FIELD,
+    PRIORITY_FIELD,
     SEGMENT_STATS,
     STATE_FIELD,
     STATS_FIELD,
@@ -51,9 +52,12 @@ from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.runtime.cache_files import replace_file
 
+from .first_priorities import FirstPriorities
+
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
+_LOSSES: Final = 7  # a stream of random numbers: see GMI_manager.seed
 _GROUPINGS: Final = {"mcc": mcc, "ucc": ucc, "joined": joined}
 
 
@@ -67,6 +71,10 @@ class SampleSender:
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
         self._collector = role.collector(env, role.batch(env.num_env))
+        generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(_LOSSES))
+        self._first_priorities = FirstPriorities.wanted(
+            role.algorithm, self._collector.batch, generator
+        )
 
     def run(self) -> dict[str, Any]:
         """Returns this GMI's row of the tally."""
@@ -126,6 +134,8 @@ class SampleSender:
         start = perf_counter()
         self._count("begun", 1)
         self._count("steps", self._collector.batch["reward"].numel())
+        if self._first_priorities is not None:
+            self._first_priorities.of(self._collector.batch)
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
@@ -145,6 +155,8 @@ class SampleSender:
         context, timeout, wanted = self.mgr.context, self.mgr.timeout, self.mgr.config.experience
         batch, names = self._collector.batch, self._algorithm.segment_fields
         each = {"observation": batch["raw_observation"], **{name: batch[name] for name in names}}
+        if self._first_priorities is not None:
+            each[PRIORITY_FIELD] = self._first_priorities.priorities
         steps, num_env = batch["reward"].shape
         self._rows = [{name: column[t] for name, column in each.items()} for t in range(steps)]
         links = context.wires.out_of(self._gmi_id)

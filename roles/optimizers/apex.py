@@ -3,8 +3,8 @@
 Ape-X (Horgan et al., 2018) with a replay in each GMI that trains, in place of processes of its own.
 A trainer puts each batch of segments that comes into its replay, and takes the updates that are due
 for it before it takes the next. So it is the links that hold agents to the ratio of updates to
-steps: while a trainer is behind they are full, and agents wait. Rows that were not drawn yet have
-the greatest priority so far; agents compute none.
+steps: while a trainer is behind they are full, and agents wait. Rows come with the priorities that
+agents gave them, where the algorithm says how.
 """
 
 from __future__ import annotations

@@ -31,7 +31,12 @@ from gmi_drl.placement import counted
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.host import FATES
 from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.samples.codec import SEGMENT_STATS, STATS_FIELD, received
+from gmi_drl.roles.samples.codec import (
+    PRIORITY_FIELD,
+    SEGMENT_STATS,
+    STATS_FIELD,
+    received,
+)
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
@@ -161,6 +166,7 @@ class AsyncSamples:
         begun, learner, version = perf_counter(), self.learner, self._board_version
         with phase("train"):
             fields = learner.algorithm.segment_fields
+            fields += tuple(name for name in (PRIORITY_FIELD,) if name in batch.columns)
             self._train(received(batch.columns, batch.per_segment, fields, self._stacking), steps)
             stats = learner.stats()
             check_finite(stats)

@@ -121,6 +121,10 @@ class ActingRole(DRL_role):
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:
         """Returns the collector of horizons in `env`, with random numbers of this GMI alone."""
+        agents = self.mgr.layout.holding("agent")
+        first = sum(gmi.num_env for gmi in agents if gmi.gmi_id < self.GMI_id)
+        total = sum(gmi.num_env for gmi in agents)
+        self.algorithm.explore_as(range(first, first + env.num_env), total)
         generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1))
         return Collector(env, self.algorithm, batch, generator, pool=self.pool(env.device))
 

@@ -33,6 +33,7 @@ _TYPES: Final = {n: getattr(torch, n) for n in ("float64", "float32", "uint8", "
 END_FIELD: Final = "last_observation"
 STATE_FIELD: Final = "first_state"  # where the policy remembers
 FRAMES_FIELD: Final = "older_frames"  # where observations are stacks that are kept as frames
+PRIORITY_FIELD: Final = "priority"  # of each step, where a replay draws by them: [T, N]
 STATS_FIELD: Final = "stats"
 SEGMENT_STATS: Final = (
     "episodes", "return_sum", "length_sum", "simulate_s", "infer_s", "send_s",

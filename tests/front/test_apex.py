@@ -108,6 +108,10 @@ class Greater(DQN):  # rewards are 100 more, once
         return super().losses(batch)
 class Lacking(DQN):
     segment_fields = ("action", "reward")
+class Placed(DQN):  # says which of all environments are its own
+    def explore_as(self, numbers, total):
+        super().explore_as(numbers, total)
+        open(f"{numbers.start}-{numbers.stop} of {total}", "w").close()
 """
 
 
@@ -127,6 +131,39 @@ def test_an_algorithm_that_does_not_have_sent_what_is_kept_is_told(tmp_path):
     with pytest.raises(GmiDied, match="Add next_observation, done, terminated") as died:
         launch(tmp_path, algorithm=algorithm)
     assert "Lacking: segment_fields=('action', 'reward')" in str(died.value)
+
+
+def test_each_environment_of_all_agents_explores_in_its_own_way(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    algorithm = {"name": None, "class": "own:Placed", "optimizer": "apex", "epsilon_alpha": 7}
+    mine = sorted(os.sched_getaffinity(0))
+    devices = tuple(Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(3))
+    layout = decoupled(Topology(devices), 1, 8, "cpu", 1)
+    monkeypatch.setattr(jobs, "planned", lambda *_: layout)
+    result = launch(tmp_path, algorithm=algorithm)
+    assert result.state == "finished"
+    assert {path.name for path in tmp_path.glob("* of *")} == {"0-8 of 16", "8-16 of 16"}
+
+
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [
+        ("CartPole-v1", {"n_step": 3}),
+        pytest.param("Pendulum-v1", {"name": "sac"}, marks=pytest.mark.slow),
+    ],
+)
+def test_agents_give_their_steps_the_priorities_that_a_replay_keeps(tmp_path, env, algorithm):
+    """No update is taken: what is kept is what agents gave, or else one number."""
+    kept = {}
+    for sampler in ("prioritized", "uniform"):
+        settings = {"sampler": sampler, "replay_start": 490, "updates_per_row": 1e-6, **algorithm}
+        result = launch(tmp_path, "run.total_steps=512", env=env, algorithm=settings)
+        newest = max((result.folder / "checkpoints").iterdir())
+        kept[sampler] = torch.load(newest / "gmi1.pt", weights_only=True)["replay"]["sampler"]
+    priorities = kept["prioritized"]["priorities"]
+    assert len(priorities.unique()) > 400 > len(priorities) - 200
+    assert kept["uniform"] == {}
 
 
 @pytest.mark.slow

@@ -124,6 +124,33 @@ def test_epsilon_falls_with_the_steps_of_all_and_stays():
     assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
 
 
+def test_environments_explore_as_actors_of_ape_x_do():
+    algorithm = dqn(epsilon=0.4, epsilon_alpha=7.0, epsilon_steps=1000)
+    algorithm.explore_as(range(2, 5), 6)
+    for steps, left in ((0, 1.0), (500, 0.5), (1000, 0.0)):
+        algorithm.before_sampling(steps)
+        last = [0.4 ** (1 + 7 * i / 5) for i in (2, 3, 4)]
+        wanted = [its + (1 - its) * left for its in last]
+        assert algorithm.policy.epsilon.tolist() == pytest.approx(wanted)
+    alone = dqn(epsilon=0.4, epsilon_alpha=7.0)
+    alone.explore_as(range(1), 1)
+    alone.before_sampling(10**9)
+    assert alone.policy.epsilon.tolist() == pytest.approx([0.4])
+
+
+def test_each_environment_has_a_share_of_its_own():
+    policy, rows = QPolicy(bodies.network()), 4_000
+    policy.epsilon = torch.tensor([0.0, 0.9]).repeat_interleave(rows)
+    observation = torch.randn(1, bodies.WIDTH).expand(2 * rows, -1)
+    noise = torch.rand(2 * rows, 2, generator=torch.Generator().manual_seed(0))
+    step = {"observation": observation, "noise": noise, "action": torch.zeros(2 * rows, 1)}
+    with torch.no_grad():
+        policy.act(step)
+        greedy = policy.mode(observation)
+    alike = (step["action"] == greedy).float().view(2, rows).mean(1)
+    assert alike.tolist() == pytest.approx([1.0, 0.1 + 0.9 / bodies.ACTIONS], abs=0.03)
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_a_share_of_the_actions_is_drawn_among_all(epsilon):
     policy, rows = QPolicy(bodies.network()), 30_000

@@ -47,6 +47,10 @@ class DQNConfig(ReplayConfig):
     epsilon_steps: int = Field(default=16_000, ge=1)
     """Steps of all environments over which the share of random actions falls, linearly from 1."""
 
+    epsilon_alpha: float = Field(default=0.0, ge=0)
+    """How unlike environments explore (Ape-X): number i of the N of all GMIs has `epsilon` ** (1 +
+    `epsilon_alpha` i / (N - 1)) in the end. The paper has 7, with `epsilon: 0.4`; 0: all alike."""
+
     @field_validator("value_range")
     @classmethod
     def _is_a_range(

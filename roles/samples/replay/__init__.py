@@ -1,11 +1,11 @@
 """Keeps steps and draws minibatches of them: storage, sampler and limiter (docs/replay.md)."""
 
 from .limiter import Limiter
-from .samplers import PrioritizedSampler, Sampler, UniformSampler
+from .samplers import PrioritizedSampler, Sampler, UniformSampler, checked_priorities
 from .source import Replay, Source
 from .storage import MADE, MADE_OF, Storage
 
 __all__ = [
     "MADE", "MADE_OF", "Limiter", "PrioritizedSampler", "Replay", "Sampler", "Source", "Storage",
-    "UniformSampler",
+    "UniformSampler", "checked_priorities",
 ]  # fmt: skip

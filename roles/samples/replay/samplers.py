@@ -21,8 +21,8 @@ class Sampler(Protocol):
     def anneal(self, progress: float) -> None:
         """Takes note of `progress`, the share of all steps that is done: 0 to 1."""
 
-    def put(self, rows: range) -> None:
-        """Takes note of rows that were written."""
+    def put(self, rows: range, priorities: Tensor | None = None) -> None:
+        """Takes note of rows that were written, and of their priorities where there are some."""
 
     def drop(self, rows: range) -> None:
         """Takes note of rows that are not to be drawn any more."""
@@ -54,7 +54,7 @@ class UniformSampler:
     def anneal(self, progress: float) -> None:
         """Rows are drawn alike at all times."""
 
-    def put(self, rows: range) -> None:
+    def put(self, rows: range, priorities: Tensor | None = None) -> None:
         """All rows that there are may be drawn."""
 
     def drop(self, rows: range) -> None:
@@ -84,10 +84,10 @@ class UniformSampler:
 class PrioritizedSampler:
     """Draws rows in proportion to (priority + eps) ** alpha, one from each of B equal shares.
 
-    A row that has not been drawn has the greatest priority so far. The weights (N P) ** -beta of a
-    minibatch are divided by their maximum in it, or (`weights_by` buffer) by that of all rows.
-    `anneal` raises beta linearly to 1. With alpha 0 all rows are drawn alike, with beta 0 all
-    weights are 1.
+    A row that has not been drawn has the priority that it came with, or else the greatest so far.
+    The weights (N P) ** -beta of a minibatch are divided by their maximum in it, or (`weights_by`
+    buffer) by that of all rows. `anneal` raises beta linearly to 1. With alpha 0 all rows are drawn
+    alike, with beta 0 all weights are 1.
     """
 
     def __init__(
@@ -115,8 +115,12 @@ class PrioritizedSampler:
         """Sets beta for `progress`, the share of all steps that is done: 0 to 1."""
         self.beta = self._first_beta + (1.0 - self._first_beta) * min(progress, 1.0)
 
-    def put(self, rows: range) -> None:
-        self._fill(rows, self._greatest)
+    def put(self, rows: range, priorities: Tensor | None = None) -> None:
+        if priorities is None:
+            self._fill(rows, self._greatest)
+        else:
+            places = torch.arange(rows.start, rows.stop, device=self._device) % self._places
+            self.update(places, priorities)
 
     def drop(self, rows: range) -> None:
         self._fill(rows, 0.0)
@@ -136,16 +140,7 @@ class PrioritizedSampler:
         return places, (least / priorities).float().pow_(self.beta)
 
     def update(self, places: Tensor, priorities: Tensor | None) -> None:
-        if priorities is None:
-            raise RoleError(
-                "algorithm.sampler=prioritized; the algorithm's losses give no priorities. Give "
-                "Losses.extras['priorities'] [B], or set sampler: uniform."
-            )
-        if priorities.shape != places.shape:
-            raise RoleError(
-                f"Losses.extras['priorities'] is of shape {list(priorities.shape)}; must be one "
-                f"number for each row of the minibatch, {list(places.shape)}. Give it so."
-            )
+        priorities = checked_priorities(priorities, len(places))
         places, priorities = places.to(self._device), priorities.detach().to(self._device)
         if self._static or not _all_good(priorities):
             priorities = self._without_bad(places, priorities)
@@ -184,6 +179,21 @@ class PrioritizedSampler:
         found = torch.stack((places[which].double(), priorities[which]))
         self._bad = torch.where(bad[which] & (self._bad[0] < 0), found, self._bad)
         return priorities.masked_fill(bad, 0.0)
+
+
+def checked_priorities(priorities: Tensor | None, rows: int) -> Tensor:
+    """Returns the priorities [rows] that a loss gave; RoleError where it gave none such."""
+    if priorities is None:
+        raise RoleError(
+            "algorithm.sampler=prioritized; the algorithm's losses give no priorities. Give "
+            "Losses.extras['priorities'] [B], or set sampler: uniform."
+        )
+    if priorities.shape != (rows,):
+        raise RoleError(
+            f"Losses.extras['priorities'] is of shape {list(priorities.shape)}; must be one "
+            f"number for each row of the minibatch, [{rows}]. Give it so."
+        )
+    return priorities
 
 
 def _all_good(priorities: Tensor) -> bool:

@@ -85,11 +85,14 @@ class Replay:
         self._sampler.anneal(progress)
 
     def put(self, batch: Batch) -> None:
+        """Takes a batch [T, N] in, with a column `priority` where agents have given one."""
         before = self._storage.rows
         added = self._storage.put(batch)
         now = self._storage.rows
         self._sampler.drop(range(before.start, min(before.stop, now.start)))
-        self._sampler.put(range(max(before.stop, now.start), now.stop))
+        new = range(max(before.stop, now.start), now.stop)
+        priorities = batch.columns.get("priority")
+        self._sampler.put(new, None if priorities is None else priorities.flatten()[-len(new) :])
         self.limiter.add(added)
 
     def take_back(self, rows: int) -> None:
