@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from device_only import DeviceOnly
 from gmi_drl.roles.algorithms.dqn import DQN
 from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.samples.replay import Storage
+from gmi_drl.roles.samples.replay import Limiter, PrioritizedSampler, Replay, Storage
 
 CPU = torch.device("cpu")
 GAMMA = 0.9
@@ -158,6 +159,28 @@ def test_older_frames_of_segments_outgrow_their_memory(static):
         storage.put(world.batch(2))
     assert_rows_are_those_of(world, storage, 1)
     assert len(storage.state_dict()["older"]) < 4 * 600
+
+
+def test_on_a_gpu_nothing_waits_for_what_is_kept_and_drawn():
+    stacking = Stacking(4, 1)
+    world = Stacked(stacking, 6, 3, seed=2)
+    # With room for what comes: only when there is none is it looked for.
+    like = Stacked(stacking, 6, 3, seed=0).batch(12)
+    how = {"n_step": 3, "gamma": GAMMA, "stacking": stacking, "static": True}
+    storage = Storage(like, DQN.replayed, 90, CPU, **how)
+    sampler = PrioritizedSampler(storage.places, CPU, static=True)
+    replay = Replay(storage, sampler, Limiter(0, 1.0), 16, torch.Generator().manual_seed(0))
+    batches = [world.batch(4)]
+    world.make_anew(within_episodes=True)
+    batches.append(world.batch(4))
+    for batch in batches:
+        batch.columns["priority"] = batch["reward"].clone()
+    with DeviceOnly():
+        for batch in batches:
+            replay.put(batch)
+            _, keys = replay.next()
+            sampler.update(keys, torch.ones(16))
+    assert_rows_are_those_of(world, storage, 3)
 
 
 def test_floats_are_kept_as_frames_too():

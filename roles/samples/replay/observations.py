@@ -81,7 +81,8 @@ class Observations:
         first = self._split(observation[0]).to(self.frames.device)  # [N, k, F]
         repeated = (first == first[:, -1:]).flatten(1).all(1)
         number = self._older.keep(~(goes_on | repeated), first[:, :-1])
-        begins[0] = torch.where(repeated, _REPEATED, number).masked_fill(goes_on, _GOES_ON)
+        number = number.masked_fill_(repeated, _REPEATED).masked_fill_(goes_on, _GOES_ON)
+        begins[0].copy_(number)
         self._ring.write(self._begins, begins, steps)
 
     def put_head(self, observation: Tensor, step: int) -> None:

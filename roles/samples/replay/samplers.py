@@ -175,9 +175,10 @@ class PrioritizedSampler:
     def _without_bad(self, places: Tensor, priorities: Tensor) -> Tensor:
         """Takes 0 for priorities that are none, and notes the first of them for `bad`."""
         bad = ~((priorities >= 0.0) & (priorities < math.inf))
-        which = bad.int().argmax()
-        found = torch.stack((places[which].double(), priorities[which]))
-        self._bad = torch.where(bad[which] & (self._bad[0] < 0), found, self._bad)
+        first = bad.int().argmax(keepdim=True)
+        found = torch.cat([places.gather(0, first).double(), priorities.gather(0, first).double()])
+        is_new = bad.gather(0, first) & (self._bad[0] < 0)
+        self._bad = torch.where(is_new, found, self._bad)
         return priorities.masked_fill(bad, 0.0)
 
 

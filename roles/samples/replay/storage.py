@@ -164,7 +164,7 @@ class Storage:
             self._ring.write(self._after, self._what_follows(batch, first), at)
             self._seen.put(seen, batch["done"][first:], goes_on, at)
             self._seen.put_head(led_to[-1], at.stop)
-            self._after[self._ring.step(at.stop)] = _GOES_ON
+            self._after[self._ring.step(at.stop)].fill_(_GOES_ON)
         for name, column in self._columns.items():
             self._ring.write(column, batch[name][first:], at)
         self._end = at.stop
@@ -179,7 +179,7 @@ class Storage:
             return
         if self._follows:
             for places, _ in self._ring.pieces(range(end, self._end)):
-                self._after[places] = _GOES_ON
+                self._after[places].fill_(_GOES_ON)
             newest = self._after[self._ring.step(end - 1)]
             newest.masked_fill_(newest == _GOES_ON, _NEWEST)
         self._end = end
@@ -248,7 +248,7 @@ class Storage:
         done, over = done.to(self.device), over.to(self.device)
         seen = self._seen.newest(batch["next_observation"][first:]).flatten(0, 1)
         number = self._finals.keep(done.flatten(), seen)
-        after = torch.where(done, 2 * number.view_as(done) + over, _GOES_ON)
+        after = (2 * number.view_as(done) + over).masked_fill_(~done, _GOES_ON)
         after[-1].masked_fill_(after[-1] == _GOES_ON, _NEWEST)
         return after
 
