@@ -13,6 +13,7 @@ import torch
 import yaml
 
 import gmi_drl
+from gmi_drl import GmiDrlError
 from gmi_drl.cli.main import main
 from gmi_drl.launcher.folder.run_folder import RunFolderError
 from gmi_drl.placement import ConfigError
@@ -206,5 +207,7 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
     roles = {"trainer": {"class": "no_module_of_that_name:Mine", "params": {}}}
     with pytest.raises(RoleLoadError, match="no_module_of_that_name"):
         gmi_drl.load_policy(changed("role", roles=roles))
+    with pytest.raises(GmiDrlError, match="no_module_of_that_name"):
+        gmi_drl.load_policy(changed("own", algorithm={"network": "no_module_of_that_name:Net"}))
     with pytest.raises(CheckpointError, match="another policy than this config makes"):
         gmi_drl.load_policy(changed("network", algorithm={"network": [8]}))
