@@ -18,8 +18,8 @@ CHOICES = spaces.Discrete(ACTIONS)
 SETTINGS = DQNConfig(network=[16], target_every=3, learning_rate=1e-2)
 
 
-def network():
-    return QNetwork(WIDTH, ACTIONS, SETTINGS, torch.Generator().manual_seed(1))
+def network(its=SETTINGS):
+    return QNetwork(WIDTH, ACTIONS, its, torch.Generator().manual_seed(1))
 
 
 def experience(generator, steps=4, num_env=5):
@@ -40,10 +40,10 @@ def experience(generator, steps=4, num_env=5):
     )
 
 
-def trains_of(seed, capacity=50, normalizers=None, **limits):
-    """What an optimizer does with its batches, not connected yet."""
+def trains_of(seed, capacity=50, normalizers=None, pool=None, its=SETTINGS, **limits):
+    """What an optimizer does with its batches, not connected yet; `pool`: as on a GPU."""
     generator = torch.Generator().manual_seed(seed)
-    settings = SETTINGS.model_copy(
+    settings = its.model_copy(
         update={
             "replay_capacity": capacity, "replay_start": limits.get("start", 20),
             "updates_per_row": limits.get("updates_per_row", 0.2), "batch_size": 8,
@@ -51,8 +51,9 @@ def trains_of(seed, capacity=50, normalizers=None, **limits):
         }
     )  # fmt: skip
     replay = Replay.of(settings, experience(torch.Generator()), DQN.replayed, generator)
-    algorithm = algorithm_of(network(), SETTINGS, normalizers)
-    return OnReplay(Learner(algorithm, generator), replay)
+    algorithm = algorithm_of(network(its), its, normalizers)
+    learner = Learner(algorithm, generator, pool=pool, static=None if pool is None else True)
+    return OnReplay(learner, replay)
 
 
 def rounds(group, count, sampler="uniform"):

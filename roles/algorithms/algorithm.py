@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -80,6 +80,11 @@ class Algorithm(ABC):
         Groups are stepped, clipped and left out apart. Empty: all parameters are one group.
         """
         return {}
+
+    @property
+    def loss_kind(self) -> Hashable:
+        """Says of which kind `losses` is next; each kind is captured as a graph of its own."""
+        return None
 
     @classmethod
     def make_network(

@@ -100,7 +100,7 @@ class SAC(OffPolicy):
             "actor_loss": actor.detach(),
             "q_mean": values.detach().mean(),
             "entropy": entropy.detach().mean(),
-            "temperature": values.new_tensor(temperature)
+            "temperature": values.new_full((), temperature)
             if isinstance(temperature, float)
             else temperature.squeeze(),
         }

@@ -41,8 +41,6 @@ class TD3(OffPolicy):
         self._updates = 0
         # Of the last update of the actor: it is told in each.
         self._actor_loss = torch.zeros((), device=policy.at_random.device)
-        # Which losses there are depends on the number of the update.
-        self.capturable = settings.policy_delay == 1  # type: ignore[misc]
 
     @classmethod
     def make_network(
@@ -71,6 +69,10 @@ class TD3(OffPolicy):
         due: bool = (self._updates + 1) % self.settings.policy_delay == 0
         return due
 
+    @property
+    def loss_kind(self) -> bool:
+        return self._is_due
+
     def losses(self, batch: Batch) -> Losses:
         network, its = self.policy.network, self.settings
         seen, following = batch["observation"], batch["next_observation"]
@@ -90,7 +92,7 @@ class TD3(OffPolicy):
             with network.critics_fixed():
                 actor_loss = -network.critics[0](seen, network.actor(seen).tanh()).mean()
             total, groups = total + actor_loss, self.parts
-            self._actor_loss = actor_loss.detach()
+            self._actor_loss.copy_(actor_loss.detach())
         stats["actor_loss"] = self._actor_loss
         return Losses(total, stats, extras={"priorities": priorities}, groups=groups)
 
@@ -104,7 +106,8 @@ class TD3(OffPolicy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._updates, self._actor_loss = state["updates"], state["actor_loss"]
+        self._updates = state["updates"]
+        self._actor_loss.copy_(state["actor_loss"])
 
 
 class DDPG(TD3):

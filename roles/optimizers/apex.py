@@ -52,7 +52,7 @@ class Apex(AsyncSamples):
     trains_once = False
 
     def __init__(self, role: ActingRole) -> None:
-        super().__init__(role)
+        super().__init__(role, role.pool(role.mgr.context.device), role.loss_is_capturable())
         config = role.mgr.config
         like = role.batch(config.env.num_env * config.experience.batch_segments)
         self._replay = on_replay(role, self.learner, like)

@@ -28,6 +28,7 @@ from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.experience import BatchCounts, Batcher, ExperienceBatch
 from gmi_drl.comm.shm.board import BoardWriter
 from gmi_drl.placement import counted
+from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.role.host import FATES
 from gmi_drl.roles.samples.batch import Batch
@@ -67,12 +68,17 @@ class AsyncSamples:
 
     trains_once: ClassVar[bool] = True  # on each segment, so that it must not be too old
 
-    def __init__(self, role: ActingRole) -> None:
+    def __init__(
+        self, role: ActingRole, pool: Pool | None = None, capture_loss: bool = True
+    ) -> None:
+        """`pool`, `capture_loss`: as for a Learner."""
         mgr, context = role.mgr, role.mgr.context
         config, experience = mgr.config, mgr.config.experience
         self._mgr, self._group, self._stacking = mgr, context.group, role.observed.stacking
         self._generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
-        self.learner = Learner(role.algorithm, self._generator)
+        self.learner = Learner(
+            role.algorithm, self._generator, pool=pool, capture_loss=capture_loss
+        )
         self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=context.device)
         self._places = [gmi.gmi_id for gmi in mgr.layout.gmis]

@@ -8,7 +8,7 @@ On a GPU a step waits for nothing but the other ranks, and is captured as CUDA g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ class GradientStep:
         self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
         self._steps = 0
         self.noise = NoiseMeter()
-        self._together: Together | None = None
+        self._together: dict[Hashable, Repeated] = {}
 
     def connect(self, group: Group) -> None:
         """Make the bucket that gradients are reduced in; again after the group was re-formed."""
@@ -77,9 +77,9 @@ class GradientStep:
 
     def take(self, losses: Losses) -> None:
         """Take one step down the mean over all ranks of `losses.total`; collective."""
-        self._differentiate(losses)
+        self.differentiate(losses)
         meet_timed(self._reduce, self._clock)
-        self._descend(losses.groups)
+        self.descend(losses.groups)
         self.noise.measure()
         self._steps += 1
 
@@ -88,30 +88,38 @@ class GradientStep:
         self._reducer.buffer[: len(gradient)].copy_(gradient)
         self._mine.copy_(losses)
         self._reduce()
-        self._descend()
+        self.descend()
         self.noise.measure()
         self._steps += 1
 
-    def repeat(self, loss: Callable[[], Losses]) -> None:
-        """Take one step down what `loss` gives, the same function since `connect`; collective.
+    def repeat(self, loss: Callable[[], Losses], kind: Hashable = None) -> Mapping[str, Tensor]:
+        """Take one step down what `loss` gives, of this `kind` the same function since `connect`.
 
-        It does the same work on the same memory each time.
+        Collective. It does the same work on the same memory each time. Returns `Losses.extras`, in
+        the same tensors each time.
         """
-        if self._together is None:
-            self._together = Together(
-                lambda: self._differentiate(loss()), self._reduce, self._descend,
-                alone=self._reducer.size == 1, keep=[*self.descent.changed, self._totals],
-                clock=self._clock, pool=self._pool, name="a minibatch's loss",
-            )  # fmt: skip
-        self._together()
+        if kind not in self._together:
+            self._together[kind] = Repeated(self, loss)
+        extras = self._together[kind]()
         self.noise.measure()  # not captured: few minibatches count
         self._steps += 1
+        return extras
+
+    def together(
+        self, differentiate: Callable[[], object], descend: Callable[[], object]
+    ) -> Together:
+        """Returns the step that goes by these, captured where this one is."""
+        return Together(
+            differentiate, self._reduce, descend,
+            alone=self._reducer.size == 1, keep=[*self.descent.changed, self._totals],
+            clock=self._clock, pool=self._pool, name="a minibatch's loss",
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let captured work go; it waits for what is queued."""
-        if self._together is not None:
-            self._together.close()
-            self._together = None
+        for repeated in self._together.values():
+            repeated.close()
+        self._together.clear()
 
     def means(self) -> dict[str, float | None]:
         """Means of the stats over all ranks and the steps since the last call, None without one,
@@ -129,7 +137,8 @@ class GradientStep:
         noise_scale = self.noise.take(of_noise)
         return there | {"learning_rate": learning_rate, "noise_scale": noise_scale}
 
-    def _differentiate(self, losses: Losses) -> None:
+    def differentiate(self, losses: Losses) -> None:
+        """Make the gradient of the losses, and note what they report, in the bucket."""
         self._reducer.buffer.zero_()
         torch.autograd.backward(losses.total)
         if self._stats:
@@ -141,9 +150,41 @@ class GradientStep:
         self._reducer.reduce("mean")
 
     @torch.no_grad()
-    def _descend(self, groups: tuple[str, ...] | None = None) -> None:
+    def descend(self, groups: tuple[str, ...] | None = None) -> None:
+        """Step down the mean gradient, in these groups of parameters or in all."""
         self.descent.step(self._gradient, self._kl, groups)
         self._totals += self._means
+
+
+class Repeated:
+    """Steps of one kind, whose loss is the same function each time."""
+
+    def __init__(self, step: GradientStep, loss: Callable[[], Losses]) -> None:
+        self._step, self._loss = step, loss
+        self._groups: tuple[str, ...] | None = None  # as of all losses of this kind
+        # Of this object's own: what a graph allocates goes with the next one.
+        self._extras: dict[str, Tensor] = {}
+        self._together = step.together(self._differentiate, self._descend)
+
+    def __call__(self) -> Mapping[str, Tensor]:
+        self._together()
+        return self._extras
+
+    def close(self) -> None:
+        """Let captured work go; it waits for what is queued."""
+        self._together.close()
+
+    def _differentiate(self) -> None:
+        losses = self._loss()
+        self._groups = losses.groups
+        for name, extra in losses.extras.items():
+            if name not in self._extras:
+                self._extras[name] = extra.detach().clone()
+            self._extras[name].copy_(extra.detach())
+        self._step.differentiate(losses)
+
+    def _descend(self) -> None:
+        self._step.descend(self._groups)
 
 
 def bucket_numel(parameters: FlatParameters, stats: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ device; `stats` reads what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -67,6 +67,7 @@ class Learner:
         self.parameters, self.descent = self._step.parameters, self._step.descent
         self.noise = self._step.noise
         self._fill: Together | None = None
+        self._held: Batch | None = None  # a minibatch in memory that captured work is sure of
         self._width = 0 if self._observations is None else self._observations.width
         self._by_rows = batch is not None and not algorithm.whole_segments
         self._shards = list(shards)
@@ -198,6 +199,23 @@ class Learner:
         self._step.take(losses)
         self._after_step()
         return losses
+
+    def repeat(self, minibatch: Batch) -> Mapping[str, Tensor]:
+        """Take one step as `step` does; minibatches have the same columns and shapes each time.
+
+        So it is captured where there is a pool. Returns `Losses.extras`, good until the next call.
+        """
+        if self._pool is None:
+            return self.step(minibatch).extras
+        beat("update")
+        if self._held is None:
+            self._held = Batch({name: column.clone() for name, column in minibatch.columns.items()})
+        for name, column in minibatch.columns.items():
+            self._held[name].copy_(column)
+        held = self._held
+        extras = self._step.repeat(lambda: self._checked(held), self.algorithm.loss_kind)
+        self._after_step()
+        return extras
 
     def apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
         """Take one step down a gradient [n] that was made elsewhere, by a learner without peers.

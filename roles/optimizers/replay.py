@@ -32,7 +32,8 @@ _GOALS_SEED: Final = (
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
     sampling = Sampling.of(role)
-    learner = Learner(role.algorithm, sampling.generator)
+    pool, capturable = role.pool(role.mgr.context.device), role.loss_is_capturable()
+    learner = Learner(role.algorithm, sampling.generator, pool=pool, capture_loss=capturable)
     kept = on_replay(role, learner, sampling.batch)
     return SyncRounds(role.mgr, sampling.evaluators(learner), learner, sampling.generator, kept)
 
@@ -94,8 +95,8 @@ class OnReplay:
                 self._hindsight.carry(drawn)
             minibatch = drawn.transitions(self._normalizer)
             learner.algorithm.draw_noise(minibatch, learner.generator)
-            losses = learner.step(minibatch)
-            replay.feedback(keys, losses.extras.get("priorities"))
+            extras = learner.repeat(minibatch)
+            replay.feedback(keys, extras.get("priorities"))
         learner.clock.stop()
 
     def check(self) -> None:

@@ -40,6 +40,7 @@ def backend(request, monkeypatch):
 def launch(tmp_path, backend, gmis, env, adapter, **options):
     mode = options.pop("mode", "sync")
     template = options.pop("template", None)
+    algorithm = options.pop("algorithm", {"network": [64, 64], "minibatches": 2, "epochs": 2})
     config = {
         "version": 1,
         "mode": mode,
@@ -48,7 +49,7 @@ def launch(tmp_path, backend, gmis, env, adapter, **options):
             "total_steps": ITERATIONS * HORIZON * NUM_ENV * gmis,
         },
         "env": {"id": env, "adapter": adapter, "num_env": NUM_ENV},
-        "algorithm": {"network": [64, 64], "horizon": HORIZON, "minibatches": 2, "epochs": 2},
+        "algorithm": {"horizon": HORIZON, **algorithm},
         "hardware": {"backend": backend, "num_gpus": 1},
         "layout": {"gmi_per_gpu": gmis} | ({"template": template} if template else {}),
         "comm": {"checksum_every": 1 if mode == "sync" else 50, "timeout_s": 60},
@@ -90,6 +91,16 @@ def test_roles_apart_hand_over_what_is_on_the_gpu(tmp_path, backend, mode, templ
     result = launch(tmp_path, backend, 2, "BallBalance-v0", "torch", mode=mode, template=template)
     assert result.state == "finished"
     assert result.steps > 0
+
+
+@pytest.mark.parametrize("name", ["sac", "td3", "dqn"])
+def test_updates_from_a_replay_are_captured(tmp_path, name):
+    env = "CartPole-v1" if name == "dqn" else "Pendulum-v1"
+    algorithm = {"name": name, "network": [64, 64], "batch_size": 64, "replay_start": 256}
+    result = launch(tmp_path, "direct", 1, env, "torch", algorithm=algorithm)
+    assert result.state == "finished"
+    log = (result.folder / "logs" / "gmi0.log").read_text()
+    assert "not captured" not in log
 
 
 def test_a_gmi_that_wants_more_than_its_share_is_told_so(tmp_path, backend):
