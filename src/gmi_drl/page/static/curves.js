@@ -3,17 +3,20 @@ import { byId, colourOf, cssColour, fill, make, phaseColour, PHASE_ORDER } from 
 
 const AXES = { iteration: "iteration", steps: "steps", time_s: "seconds" };
 const FIRST = ["return_mean", "steps_per_s", "kl", "policy_loss", "value_loss", "entropy", "length_mean", "noise_scale", "learning_rate"];
-const NAMES = { return_mean: "return (mean of 100 episodes)", steps_per_s: "steps/s", kl: "KL", mem_peak_bytes: "memory of a GMI at most (bytes)", length_mean: "length of episodes", episodes: "episodes ended" };
+const NAMES = new Map(Object.entries({
+  return_mean: "return (mean of 100 episodes)", steps_per_s: "steps/s", kl: "KL", mem_peak_bytes: "memory of a GMI at most (bytes)",
+  length_mean: "length of episodes", episodes: "episodes ended",
+}));
 const HEIGHT = 190;
 
 let axis = "steps";
-let columns = {};
+let columns = new Map(); // by key: a run may call its numbers __proto__
 let generation = -1;
 let charts = new Map(); // by key: {plot, box}
 let due = false;
 
 export function forgetCurves() {
-  columns = {};
+  columns = new Map();
   generation = -1;
   for (const { plot } of charts.values()) plot.destroy();
   charts = new Map();
@@ -21,10 +24,11 @@ export function forgetCurves() {
 }
 
 export function takeCurves(change) {
-  if (change.generation !== generation) columns = {};
+  if (change.generation !== generation) columns = new Map();
   generation = change.generation;
   for (const [key, values] of Object.entries(change.columns)) {
-    const column = (columns[key] ??= []);
+    if (!columns.has(key)) columns.set(key, []);
+    const column = columns.get(key);
     column.length = Math.min(column.length, change.from);
     while (column.length < change.from) column.push(null);
     for (const value of values) column.push(value);
@@ -56,16 +60,16 @@ export function redrawAll() {
 }
 
 function draw() {
-  const xs = columns[axis] ?? [];
+  const xs = columns.get(axis) ?? [];
   if (!xs.length) return;
-  const keys = Object.keys(columns).filter((key) => !(key in AXES) && !key.endsWith("_s"));
-  if ("steps_per_s" in columns) keys.push("steps_per_s");
+  const keys = [...columns.keys()].filter((key) => !Object.hasOwn(AXES, key) && !key.endsWith("_s"));
+  if (columns.has("steps_per_s")) keys.push("steps_per_s");
   const rank = (key) => (FIRST.includes(key) ? FIRST.indexOf(key) : FIRST.length);
   keys.sort((one, other) => rank(one) - rank(other) || (one < other ? -1 : 1));
   keys.splice(2, 0, "share of the time");
   const rows = points(xs);
   for (const key of keys) {
-    const series = key === "share of the time" ? shares(rows) : [{ name: key, colour: cssColour("--accent"), values: rows.map((row) => columns[key][row] ?? null) }];
+    const series = key === "share of the time" ? shares(rows) : [{ name: key, colour: cssColour("--accent"), values: rows.map((row) => columns.get(key)[row] ?? null) }];
     if (series.length) drawOne(key, rows.map((row) => xs[row]), series);
   }
 }
@@ -81,13 +85,13 @@ function points(xs) {
 }
 
 function shares(rows) {
-  const names = Object.keys(columns).filter((key) => key.endsWith("_s") && key !== "time_s" && key !== "steps_per_s" && !key.endsWith("_per_s")).map((key) => key.slice(0, -2));
+  const names = [...columns.keys()].filter((key) => key.endsWith("_s") && key !== "time_s" && key !== "steps_per_s" && !key.endsWith("_per_s")).map((key) => key.slice(0, -2));
   const rank = (name) => (PHASE_ORDER.includes(name) ? PHASE_ORDER.indexOf(name) : 99);
   names.sort((one, other) => rank(one) - rank(other));
-  const totals = rows.map((row) => names.reduce((sum, name) => sum + (columns[`${name}_s`][row] ?? 0), 0));
+  const totals = rows.map((row) => names.reduce((sum, name) => sum + (columns.get(`${name}_s`)[row] ?? 0), 0));
   return names.map((name, place) => ({
     name, colour: phaseColour(name, place),
-    values: rows.map((row, at) => (totals[at] > 0 ? (100 * (columns[`${name}_s`][row] ?? 0)) / totals[at] : null)),
+    values: rows.map((row, at) => (totals[at] > 0 ? (100 * (columns.get(`${name}_s`)[row] ?? 0)) / totals[at] : null)),
   }));
 }
 
@@ -99,9 +103,9 @@ function drawOne(key, xs, series) {
     return;
   }
   if (known) { known.plot.destroy(); known.box.remove(); }
-  const box = make("div", "", "chart");
+  const box = make("div", "", "chart", series.length === 1 && "single");
   box.dataset.key = key;
-  box.append(make("h3", NAMES[key] ?? key.replaceAll("_", " ")));
+  box.append(make("h3", NAMES.get(key) ?? key.replaceAll("_", " ")));
   byId("charts").append(box);
   const plot = plotOf(box, AXES[axis], series.map((each) => ({ ...each, name: series.length > 1 ? each.name : key })), data);
   charts.set(key, { plot, box, names: series.map((each) => each.name).join() });
@@ -113,7 +117,7 @@ const short = (value) => {
   if (size >= 1e9) return `${+(value / 1e9).toPrecision(4)}G`;
   if (size >= 1e6) return `${+(value / 1e6).toPrecision(4)}M`;
   if (size >= 1e4) return `${+(value / 1e3).toPrecision(4)}k`;
-  return size && size < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(4));
+  return size && size < 1e-5 ? value.toExponential(2) : String(+value.toPrecision(4));
 };
 
 export function plotOf(box, xName, series, data) {
@@ -128,7 +132,7 @@ export function plotOf(box, xName, series, data) {
     axes: [axisOf(30), axisOf(52)],
     series: [
       { label: xName, value: (plot, value) => short(value) },
-      ...series.map((each, place) => ({ label: each.name, stroke: each.colour ?? colourOf(place), width: 1.5, spanGaps: true, points: { show: data[0].length < 3 }, value: (plot, value) => short(value) })),
+      ...series.map((each, place) => ({ label: each.name, stroke: each.colour ?? colourOf(place), width: 1.5, spanGaps: true, value: (plot, value) => short(value) })),
     ],
   }, data, box);
 }

@@ -57,9 +57,11 @@ export const cssColour = (name) => getComputedStyle(document.documentElement).ge
 const PALETTE = ["#4c78a8", "#e8871e", "#4b9b5a", "#c44e52", "#8172b3", "#937860", "#d884b8", "#7f7f7f", "#b5a132", "#4aa3b8", "#2f4b7c", "#a05195"];
 export const colourOf = (place) => PALETTE[place % PALETTE.length];
 
-const PHASES = { simulate: "#4c78a8", infer: "#e8871e", send: "#c44e52", wait: "#b0b8c0", train: "#4b9b5a", reduce: "#8172b3" };
-export const phaseColour = (name, place) => PHASES[name] ?? colourOf(place + 5);
-export const PHASE_ORDER = Object.keys(PHASES);
+const PHASES = new Map([
+  ["simulate", "#4c78a8"], ["infer", "#e8871e"], ["send", "#c44e52"], ["wait", "#b0b8c0"], ["train", "#4b9b5a"], ["reduce", "#8172b3"],
+]);
+export const phaseColour = (name, place) => PHASES.get(name) ?? colourOf(place + 5);
+export const PHASE_ORDER = [...PHASES.keys()];
 
 export function keyOf(name, colour) {
   const item = make("span", "", "key");
