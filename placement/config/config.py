@@ -5,6 +5,7 @@ Every field is described by the text below it; docs/configuration.md is generate
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import (
@@ -40,6 +41,26 @@ CONFIG_VERSION = 1
 BackendName: TypeAlias = Literal["cpu", "direct", "mps", "mig", "green"]
 
 
+def _entries_of_callbacks(value: Any) -> Any:
+    """Returns a list of callbacks as the tuple that is kept, if each is a class or has options."""
+    for entry in value if isinstance(value, list | tuple) else ():
+        names = (
+            [entry] if isinstance(entry, str) else list(entry) if isinstance(entry, dict) else []
+        )
+        options = entry.values() if isinstance(entry, dict) else ()
+        known = len(names) == 1 and isinstance(names[0], str) and re.match(CLASS_PATTERN, names[0])
+        if not known or not all(isinstance(its, dict | None) for its in options):
+            raise broken(
+                f"has {entry!r}, which is no callback",
+                "Write module:Class, or one with its options: {module:Class: {every: 10}}.",
+            )
+    return as_tuple(value)
+
+
+_Callbacks = Annotated[tuple[str | dict[str, Any], ...], BeforeValidator(_entries_of_callbacks)]
+_Logger: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
+
+
 class RunConfig(Section):
     """What the run is called, how long it takes, and what it writes."""
 
@@ -57,7 +78,17 @@ class RunConfig(Section):
     checkpoint_every: Int = Field(default=50, ge=0)
     """Iterations between checkpoints; 0: only at the end."""
     log_every: Int = Field(default=1, ge=1)
-    """Iterations between lines of metrics."""
+    """Iterations between lines of metrics, and between what loggers get."""
+    log: Annotated[tuple[_Logger, ...], BeforeValidator(as_tuple)] = ("tensorboard",)
+    """The loggers that get metrics, beside `metrics.jsonl`: `tensorboard` writes to `tb/` of the
+    run's folder; `wandb` and `mlflow` send config and metrics where their own environment variables
+    say. See [loggers](callbacks.md#loggers)."""
+    callbacks: _Callbacks = ()
+    """Classes of yours that are told of the start, iterations, checkpoints and the end, in the
+    launcher's process: `module:Class`, or one with its options. See [callbacks](callbacks.md)."""
+    callback_errors: Literal["warn", "fail"] = "warn"
+    """What an exception in a callback or logger does. `warn`: it is told, and the run goes on;
+    `fail`: it ends the run."""
     eval_episodes: Int = Field(default=20, ge=0)
     """Episodes of the trained policy, without exploration, that are run at the end; 0: none."""
     max_restarts: Int = Field(default=3, ge=0, le=10_000)
@@ -85,6 +116,13 @@ class RunConfig(Section):
     deterministic: bool = False
     """Use only torch operations that give the same numbers every time; slower on a GPU. On CPU
     cores a seeded run with one GMI repeats bit for bit either way."""
+
+    @field_validator("log")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) < len(value):
+            raise broken("names a logger twice", "Name each once.")
+        return value
 
 
 def _entries(value: Any) -> Any:

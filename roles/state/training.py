@@ -264,6 +264,10 @@ class Training:
         exists, failure = saver.save(iteration, own, self._shared_state, manifest, missing)
         if exists:
             self._saved = iteration
+            if self._group.rank == 0 and (folder := self._mgr.context.folder) is not None:
+                path = checkpoint.folder_of(saving.folder_of(folder), iteration)
+                record = {"kind": "checkpoint", "iteration": iteration, "path": str(path)}
+                self._mgr.report(record)
         elif failure and final:
             raise CheckpointError(failure)
         if failure:

@@ -7,10 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout, counted
@@ -112,7 +111,7 @@ def _means(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class MetricsLog:
-    """One JSON line an iteration in `metrics.jsonl`, and the same numbers for TensorBoard.
+    """One JSON line an iteration in `metrics.jsonl`.
 
     Where training goes on after `iteration`, the lines beyond it go: they will be made again. Its
     own line, `last`, is added if it is not there: the process that should have written it was
@@ -127,13 +126,11 @@ class MetricsLog:
         warn: Callable[[str], object],
     ) -> None:
         """`warn` is told, once, that the disk does not take metrics: training is worth more."""
-        self._parts: list[Any] = []
+        self._file: TextIO | None = None
         self._warn, self._failed = warn, False
         try:
             self._open(folder, iteration, last)
         except OSError as error:
-            self.close()
-            self._parts = []
             self._fail(error)
 
     def _open(self, folder: Path, iteration: int, last: dict[str, Any] | None) -> None:
@@ -142,23 +139,15 @@ class MetricsLog:
         if damaged:
             self._warn(f"{path}: {counted(damaged, 'damaged line')} removed")
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
-        self._parts.append(self._file)
-        purge = iteration + 1 if iteration else None
-        self._board = SummaryWriter(str(folder / "tb"), purge_step=purge, flush_secs=30)
-        self._parts.append(self._board)
         if last is not None and there < last["iteration"] == iteration:
             self.write(last)
 
     def write(self, metrics: dict[str, Any]) -> None:
         """Append one iteration's metrics."""
-        if not self._parts:
+        if self._file is None:
             return
         try:
             self._file.write(json.dumps(metrics) + "\n")
-            iteration = metrics["iteration"]
-            for key, value in metrics.items():
-                if isinstance(value, (int, float)) and key != "iteration":
-                    self._board.add_scalar(f"train/{key}", value, iteration)
         except OSError as error:
             self._fail(error)
 
@@ -168,9 +157,9 @@ class MetricsLog:
         self._failed = True
 
     def close(self) -> None:
-        for part in self._parts:
+        if self._file is not None:
             with contextlib.suppress(OSError):  # the disk may still be full
-                part.close()
+                self._file.close()
 
 
 def _keep_until(path: Path, iteration: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi.backends.cpu import take_cores
 from gmi_drl.gmi.backends.gpu import bare_uuid, uuid_of
+from gmi_drl.launcher.callbacks.tensorboard_log import TensorBoardLog
 from gmi_drl.launcher.folder.run_folder import METRICS, metrics_in
 from gmi_drl.placement import Config, Device, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name
@@ -87,6 +88,9 @@ def train(job: TrialJob) -> TrialResult:
             session=job.session, tally=create_tally(1, COUNTERS), wires=Wires(), device=name,
         )  # fmt: skip
         outcome = GmiHost(0, told).run()
+    if "tensorboard" in job.config.run.log:
+        with contextlib.suppress(OSError):  # a full disk: the trial is done
+            TensorBoardLog.write(job.folder, metrics_in((job.folder / METRICS).read_bytes()))
     return TrialResult(
         return_mean=outcome["return_mean"],
         steps=outcome["steps"],

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .errors import GmiDrlError
+    from .launcher.callbacks.callback import Callback
     from .launcher.paper_config import config
     from .launcher.start.launcher import RunResult
     from .launching import launch
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
     from .trained.policy import TrainedPolicy, load_policy
 
 __all__ = [
-    "DRL_role", "Evaluation", "GMI_manager", "GmiDrlError", "Holistic", "RunResult", "SearchResult",
-    "TrainedPolicy", "Tuned", "__version__", "config", "evaluate", "launch", "load_policy",
-    "search", "tune",
+    "Callback", "DRL_role", "Evaluation", "GMI_manager", "GmiDrlError", "Holistic", "RunResult",
+    "SearchResult", "TrainedPolicy", "Tuned", "__version__", "config", "evaluate", "launch",
+    "load_policy", "search", "tune",
 ]  # fmt: skip
 
 _HOME = {
+    "Callback": "gmi_drl.launcher.callbacks.callback",
     "DRL_role": "gmi_drl.roles",
     "Evaluation": "gmi_drl.trained.evaluation",
     "GMI_manager": "gmi_drl.roles",

@@ -34,6 +34,7 @@ def launch(
     keep_gcs: bool | None = None,
     watch: Watch | None = None,
     import_path: Path | None = None,
+    callbacks: Iterable[object] = (),
     seeds: None = None,
     parallel: int | None = None,
 ) -> RunResult: ...
@@ -47,6 +48,7 @@ def launch(
     roles: Mapping[str, type[DRL_role]] | None = None,
     view: ViewName = "auto",
     import_path: Path | None = None,
+    callbacks: Iterable[object] = (),
     seeds: int,
     parallel: int | None = None,
 ) -> SeedsResult: ...
@@ -62,6 +64,7 @@ def launch(
     keep_gcs: bool | None = None,
     watch: Watch | None = None,
     import_path: Path | None = None,
+    callbacks: Iterable[object] = (),
     seeds: int | None = None,
     parallel: int | None = None,
 ) -> RunResult | SeedsResult:
@@ -74,7 +77,8 @@ def launch(
     `resume`, in place of a config, is such a folder too; of its config only `run.*` and `comm.*`
     may be overridden. `keep_gcs`: whether the runtime's record of who ran what moves into the run's
     folder; by default it does when this call has started the runtime. `watch` follows the run, and
-    ends it when it raises. `import_path` is the folder where modules of roles and environments lie
+    ends it when it raises; `callbacks` are told of it, beside those that the config names
+    (docs/callbacks.md). `import_path` is the folder where modules of roles and environments lie
     (default: the config's, or the present one). Raises ConfigError with every fault, GmiDied when a
     GMI is lost for good, and leaves no process behind. In the main thread SIGTERM and SIGHUP stop
     it as Ctrl-C does (KeyboardInterrupt); while the run trains, the first lets the iteration end.
@@ -96,7 +100,7 @@ def launch(
             overrides=overrides,
             import_path=import_path,
             view=view,
-            options={"roles": roles},
+            options={"roles": roles, "callbacks": list(callbacks)},
             resolve=partial(_resolve, view),
         )
     if parallel is not None:
@@ -110,6 +114,7 @@ def launch(
         keep_gcs=keep_gcs,
         watch=watch,
         import_path=import_path,
+        callbacks=callbacks,
         resolve=partial(_resolve, view),
         promise_of=_promise_of,
     )

@@ -107,6 +107,10 @@ def states_in(folder):
     return found
 
 
+def are_training(folder):
+    return all(states_in(folder).get(seed, ("", ""))[1] for seed in (3, 4))
+
+
 @pytest.mark.skipif(os.cpu_count() == 1, reason="two seeds side by side need two cores")
 def test_ctrl_c_stops_all_seeds_and_says_how_to_go_on(config, tmp_path):
     process = started(config, "--seeds", "3", "--parallel", "2")
@@ -142,7 +146,7 @@ def test_launches_end_when_the_one_who_started_them_is_killed(config, tmp_path):
     def ended():
         return [state for state, _ in states_in(tmp_path / "runs").values()] == ["stopped"] * 2
 
-    until(ended, 40)
+    until(ended, "both launches have stopped", 40)
 
 
 def test_a_launcher_that_dies_is_a_failed_seed(config, tmp_path, capsys):

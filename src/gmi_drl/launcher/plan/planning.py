@@ -20,6 +20,7 @@ from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, pl
 from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import host_memory
+from gmi_drl.launcher.callbacks.loading import logger_faults
 from gmi_drl.placement import (
     AUTO,
     Config,
@@ -103,7 +104,9 @@ def faults_anywhere(config: Config) -> list[Fault | str]:
     """Lists what no other devices, and no other placement, would mend."""
     env = config.env
     faults = check_env(env.id, env.adapter, env.options)
-    return [*faults, *named_faults(env.wrappers), *policy_faults(config)]
+    return [
+        *faults, *named_faults(env.wrappers), *policy_faults(config), *logger_faults(config)
+    ]  # fmt: skip
 
 
 def policy_faults(config: Config) -> list[Fault]:
@@ -125,7 +128,8 @@ def _plan(
     if tried is None:  # the least sizes of environment and network, if roles make no others
         others, sizes = faults_anywhere(config), None if config.roles else Sizes()
     else:
-        others, sizes = [*tried.faults, *policy_faults(config)], tried.sizes
+        others = [*tried.faults, *policy_faults(config), *logger_faults(config)]
+        sizes = tried.sizes
     try:
         topology = find_devices(config)
         faults, layout = check_config(config, topology), None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.gmi import DiscoveryError
+from gmi_drl.launcher.callbacks.loading import callback_problems, named_callbacks
 from gmi_drl.placement import (
     CONVOLUTIONAL,
     ConfigError,
@@ -73,7 +74,7 @@ def names_user_code(config: Config) -> bool:
     """Tells whether a config names environments, wrappers, networks or classes of the user's."""
     algorithm, env = config.algorithm, config.env
     return (
-        bool(config.roles)
+        bool(config.roles or config.run.callbacks)
         or isinstance(algorithm, CustomAlgorithmConfig)
         or is_own_network(algorithm.network)
         or ":" in env.id
@@ -105,6 +106,8 @@ def try_here(
     faults = check_env(env.id, env.adapter, env.options, env.wrappers)
     for name, role in config.roles.items():
         faults += role_problems(name, role.class_, folder)
+    for reference, options in named_callbacks(config):
+        faults += callback_problems(reference, options, folder)
     custom = isinstance(config.algorithm, CustomAlgorithmConfig)
     config, wrong = _with_settings(config, folder, layout or _layout_here(config))
     faults += wrong
@@ -168,9 +171,10 @@ def _layout_here(config: Config) -> Layout | None:
 def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> list[str]:
     """Lists why classes that the config names cannot be loaded, each in a process of its own.
 
-    Those of roles, whose modules may lie in `folder`, and of the algorithm, with its settings.
+    Those of roles and callbacks, whose modules may lie in `folder`, and of the algorithm, with its
+    settings.
     """
-    asked = [
+    asked: list[tuple[str, str, list[Any]]] = [
         (f"roles.{name}={role.class_!r}", "role_problems", [name, role.class_])
         for name, role in config.roles.items()
     ]
@@ -178,6 +182,10 @@ def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) 
         text = json.dumps(config.model_dump(mode="json"))
         what = f"algorithm.class={config.algorithm.class_!r}"
         asked.append((what, "algorithm_problems", [text]))
+    asked += [
+        (f"run.callbacks={reference!r}", "callback_problems", [reference, options])
+        for reference, options in named_callbacks(config)
+    ]
     faults: list[str] = []
     for what, function, words in asked:
         try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
+from gmi_drl.launcher.callbacks.loading import logger_faults
 from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
 from gmi_drl.launcher.plan.planning import (
     ask_actor,
@@ -146,6 +147,7 @@ def resumed_job(
         for key, value in _changed(section, settings[section], wanted[section])
         if key.removeprefix("algorithm.") not in _OF_REPLAYS
     ]
+    faults += logger_faults(resolved)
     if resolved.mode == "serving":
         command = f"gmi-drl launch {checkpoint} --set mode=serving"
         remedy = f"Serve the policy of this run by: {command}"

@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, lease
+from gmi_drl.launcher.callbacks.callback import EndedRun, StartedRun
+from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
+from gmi_drl.launcher.callbacks.loading import check_objects, made_callbacks
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
 from gmi_drl.launcher.folder.run_folder import (
     RunFolder,
@@ -90,6 +93,7 @@ def launch(
     keep_gcs: bool | None = None,
     watch: Watch | None = None,
     import_path: Path | None = None,
+    callbacks: Iterable[object] = (),
     resolve: Resolve | None = None,
     promise_of: PromiseOf | None = None,
 ) -> RunResult:
@@ -98,7 +102,7 @@ def launch(
     `resolve` says what `auto` in the config is; without it that is a fault. `promise_of` looks up
     the speed that a new run is held against.
     """
-    overrides = list(overrides)
+    overrides, objects = list(overrides), check_objects(callbacks)
     with terminate_as_interrupt(), ExitStack() as locks:
         started = runtime.is_initialized()
         try:
@@ -120,7 +124,10 @@ def launch(
                 # What could not be undone has been warned of.
                 kinds = (one.lease.kind for one in swept if one.undone)
                 left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
-                return _run(job, view, keep, notes=left + notes, watch=watch, promise_of=promise_of)
+                return _run(
+                    job, view, keep, notes=left + notes, objects=objects, watch=watch,
+                    promise_of=promise_of,
+                )  # fmt: skip
         finally:
             if not started:
                 runtime.shutdown()
@@ -132,6 +139,7 @@ def _run(
     keep_gcs: bool,
     *,
     notes: Sequence[str],
+    objects: Sequence[object],  # callbacks beside those that the config names
     watch: Watch | None,
     promise_of: PromiseOf | None,
 ) -> RunResult:
@@ -146,7 +154,20 @@ def _run(
     budget = job.config.run.max_restarts
     if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
         budget = 0
+    callbacks = Callbacks([], folder.path, job.config)
     try:
+        with importable(job.role_folder):
+            made = [*made_callbacks(job.config, job.role_folder), *objects]
+            callbacks = Callbacks(made, folder.path, job.config)
+            callbacks.start(
+                StartedRun(
+                    folder=folder.path,
+                    config=job.config,
+                    layout=job.layout,
+                    is_resumed=job.resume is not None,
+                    request_stop=callbacks.request_stop,
+                )
+            )
         with (
             importable(job.role_folder),  # a role may return a class of its own
             new_traces(job.config, folder.path) as traces,
@@ -168,7 +189,9 @@ def _run(
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
+                callbacks.show_on(lambda text: screen.show({"kind": "warning", "message": text}))
                 watches: list[Watch] = [NoiseWatch(screen, folder, job.config, job.layout)]
+                watches.append(callbacks)
                 if watch is not None:
                     watches.append(watch)
                 elif promise_of is not None:
@@ -190,13 +213,17 @@ def _run(
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
             ended = {"state": state, "finished": time.time(), "error": why}
             folder.update(**ended, **_summary(last), **memory_held(job))
+        with suppress(CallbackError):
+            callbacks.end(EndedRun(state, why))
         # The same resume again would be refused again.
         refused = job.resume is not None and not last and state == "failed"
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
     state = "stopped" if stopped else "finished"
-    return _result(job, folder, state, gmis, last, restarts=restarts.count, traces=traces())
+    result = _result(job, folder, state, gmis, last, restarts=restarts.count, traces=traces())
+    callbacks.end(EndedRun(state, result=result))
+    return result
 
 
 def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, Final
 PRELOAD: Final = (
     "torch",
     "torch._dynamo",  # which every torch.optim imports, in a second
-    "torch.utils.tensorboard",
     "gymnasium",
     "gmi_drl.comm.reducers.shared_group",
     "gmi_drl.comm.reducers.mpr",

@@ -1,0 +1,366 @@
+"""Callbacks: what they are told, what becomes of what they raise, and how a config names them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.cli import main
+from gmi_drl.launcher.callbacks import loading
+from gmi_drl.launcher.callbacks.callback import EndedRun
+from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.placement.config.yaml_text import write_yaml
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """One fork server for the launches of this module."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "pole.yaml"
+    settings = {
+        "version": 1,
+        "run": {"name": "pole", "folder": str(tmp_path / "runs"), "total_steps": 1024, "seed": 3,
+                "checkpoint_every": 2, "eval_episodes": 2},
+        "env": {"id": "CartPole-v1", "num_env": 8},
+        "algorithm": {"horizon": 32, "network": [16], "minibatches": 2, "epochs": 1},
+    }  # fmt: skip
+    path.write_text(write_yaml(settings))
+    return path
+
+
+class Notes:
+    """Notes all that it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_start(self, run):
+        self.run = run
+        self.told.append("start")
+
+    def on_iteration(self, iteration, metrics):
+        self.told.append(iteration)
+        self.metrics = dict(metrics)
+
+    def on_checkpoint(self, path):
+        assert (path / "manifest.json").is_file()
+        self.told.append(path.name)
+
+    def on_end(self, end):
+        self.end = end
+        self.told.append(end.state)
+
+
+class Raises(Notes):
+    """Raises at one of the events, after it has noted it."""
+
+    def __init__(self, event):
+        super().__init__()
+        self._event = event
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if not name.startswith("on_") or name != super().__getattribute__("_event"):
+            return found
+
+        def raising(*args):
+            found(*args)
+            raise ValueError("not today")
+
+        return raising
+
+
+def launch(config, *callbacks, overrides=(), **options):
+    return gmi_drl.launch(config, callbacks=callbacks, overrides=overrides, view="plain", **options)
+
+
+def state_of(result_or_folder):
+    return json.loads((result_or_folder / "run.json").read_text())
+
+
+def test_a_callback_is_told_of_everything_in_order(config, warm):
+    notes = Notes()
+    result = launch(config, notes)
+    assert notes.told == [
+        "start", 1, 2, "iteration_000002", 3, 4, "iteration_000004", "finished"
+    ]  # fmt: skip
+    assert notes.run.folder == result.folder
+    assert not notes.run.is_resumed
+    assert notes.run.config.run.seed == 3
+    last = json.loads((result.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {key: notes.metrics[key] for key in last} == last
+    assert notes.end.result.eval_return == result.eval_return
+    assert state_of(result.folder)["state"] == "finished"
+
+
+def test_any_of_the_methods_is_enough(config, warm):
+    class Ends:
+        def on_end(self, end):
+            self.state = end.state
+
+    ends = Ends()
+    launch(config, ends)
+    assert ends.state == "finished"
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_iteration", "on_checkpoint", "on_end"])
+def test_what_a_callback_raises_is_told_and_the_run_goes_on(config, warm, capsys, event):
+    raises, notes = Raises(event), Notes()
+    result = launch(config, raises, notes)
+    out = capsys.readouterr().out
+    assert result.state == "finished"
+    assert out.count(f"warning: callback Raises.{event} raised ValueError: not today.") == 1
+    log = (result.folder / "logs" / "callbacks.log").read_text()
+    assert "Traceback" in log
+    assert "in raising" in log
+    assert notes.told[-1] == "finished"
+    assert raises.told[-1] == ("start" if event == "on_start" else "finished")
+
+
+@pytest.mark.parametrize("event", ["on_start", "on_iteration", "on_checkpoint"])
+def test_by_choice_it_ends_the_run(config, warm, event):
+    notes = Notes()
+    with pytest.raises(CallbackError, match=f"Raises.{event} raised ValueError: not today"):
+        launch(config, Raises(event), notes, overrides=["run.callback_errors=fail"])
+    assert notes.told[-1] == "failed"
+    assert "not today" in notes.end.error
+    (folder,) = (config.parent / "runs" / "pole").iterdir()
+    assert state_of(folder)["state"] == "failed"
+
+
+def test_by_choice_a_failure_at_the_end_is_raised_when_all_is_written_down(config, warm):
+    notes = Notes()
+    with pytest.raises(CallbackError, match="on_end"):
+        launch(config, Raises("on_end"), notes, overrides=["run.callback_errors=fail"])
+    assert notes.told[-1] == "finished"
+    (folder,) = (config.parent / "runs" / "pole").iterdir()
+    assert state_of(folder)["state"] == "finished"
+
+
+def test_a_callback_can_stop_the_run_which_can_be_resumed(config, warm, capsys):
+    class Enough(Notes):
+        def on_iteration(self, iteration, metrics):
+            super().on_iteration(iteration, metrics)
+            if iteration == 3:
+                self.run.request_stop("three are enough")
+
+    enough = Enough()
+    result = launch(config, enough, overrides=["run.total_steps=100000000"])
+    assert result.state == enough.end.state == "stopped"
+    assert "a callback asked for the end: three are enough" in capsys.readouterr().out
+    more, steps = Notes(), result.steps + 256
+    resumed = gmi_drl.launch(
+        resume=result.folder, overrides=[f"run.total_steps={steps}"], view="none", callbacks=[more]
+    )
+    assert more.run.is_resumed
+    assert more.told[1] == result.iteration + 1
+    assert resumed.state == "finished"
+
+
+def test_a_failed_run_ends_for_its_callbacks_too(config, warm):
+    from bodies_front import PaysNan
+
+    notes = Notes()
+    with pytest.raises(gmi_drl.GmiDrlError):
+        launch(config, notes, roles={"trainer": PaysNan})
+    assert notes.told[-1] == "failed"
+    assert notes.end.result is None
+    assert "environment 5" in notes.end.error
+
+
+def test_lines_of_a_served_run_are_iterations(config, warm):
+    notes = Notes()
+    result = launch(config, notes, overrides=["mode=serving", "algorithm={name: ppo}"])
+    assert result.state == "finished"
+    assert notes.metrics["steps"] >= 1024
+
+
+MINE = """
+class Mine:
+    def __init__(self, file, times=1):
+        self.file, self.times = file, times
+
+    def on_iteration(self, iteration, metrics):
+        with open(self.file, "a") as file:
+            file.write(f"{iteration * self.times}\\\\n")
+
+class Nothing:
+    pass
+
+class Refuses:
+    def __init__(self):
+        raise ValueError("not made")
+
+    def on_end(self, end):
+        pass
+"""
+
+
+@pytest.fixture
+def mine(config):
+    (config.parent / "own_callbacks.py").write_text(MINE.replace("\\\\n", "\\n"))
+    return config.parent / "told.txt"
+
+
+def naming(entry):
+    return f"run.callbacks=[{entry}]"
+
+
+def test_a_config_names_classes_beside_it_with_their_options(config, warm, mine):
+    launch(config, overrides=[naming(f"{{own_callbacks:Mine: {{file: {mine}, times: 10}}}}")])
+    assert mine.read_text().split() == ["10", "20", "30", "40"]
+
+
+def test_each_seed_has_callbacks_of_its_own(config, tmp_path):
+    class Writes:
+        def on_start(self, run):
+            self.file = tmp_path / f"seed{run.config.run.seed}"
+
+        def on_end(self, end):
+            self.file.write_text(end.state)
+
+    gmi_drl.launch(config, seeds=2, view="none", callbacks=[Writes()])
+    assert [(tmp_path / f"seed{seed}").read_text() for seed in (3, 4)] == ["finished"] * 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("own_callbacks:Mines", "Did you mean Mine?"),
+        ("nowhere_at_all:Mine", "importing nowhere_at_all failed"),
+        ("own_callbacks:Nothing", "it has none of on_start, on_iteration"),
+        ("own_callbacks:Mine", "missing a required argument: 'file'"),
+        ("{own_callbacks:Mine: {files: x}}", "cannot be made with options"),
+        ("Mine", "which is no callback. Write module:Class"),
+        ("{own_callbacks:Mine: 3}", "which is no callback"),
+        ("3", "which is no callback"),
+    ],
+)
+def test_check_says_what_is_wrong_with_a_callback(config, mine, capsys, entry, said):
+    assert main.main(["check", str(config), "--set", naming(entry)]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_launch_refuses_it_too_before_there_is_a_run(config, warm, mine):
+    with pytest.raises(ConfigError, match="it has none of on_start"):
+        launch(config, overrides=[naming("own_callbacks:Nothing")])
+    assert not (config.parent / "runs").exists()
+
+
+def test_one_that_cannot_be_made_fails_the_run(config, warm, mine):
+    with pytest.raises(CallbackError, match="raised ValueError: not made"):
+        launch(config, overrides=[naming("own_callbacks:Refuses")])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(Notes, "is a class. Make one"), (5, "5 has none of on_start")]
+)
+def test_what_is_no_callback_is_refused(config, given, said):
+    with pytest.raises(ValueError, match=said):
+        gmi_drl.launch(config, callbacks=[given])
+
+
+def test_a_logger_that_is_not_installed_is_a_fault(config, monkeypatch):
+    found = loading.find_spec
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "wandb" else found(name))
+    with pytest.raises(ConfigError, match=r"package wandb is not installed.*\[wandb\]"):
+        launch(config, overrides=["run.log=[wandb]"])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("[tensorboard, tensorboard]", "names a logger twice"), ("[tensorbord]", "tensorboard")],
+)
+def test_loggers_that_do_not_exist_are_faults(value, said):
+    with pytest.raises(ConfigError, match=said):
+        load_config({"version": 1, "env": {"id": "CartPole-v1"}}, [f"run.log={value}"])
+
+
+def calls_of(tmp_path, callbacks, *overrides):
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1"}}, overrides)
+    (tmp_path / "logs").mkdir()
+    calls, said = Callbacks(callbacks, tmp_path, config), []
+    calls.show_on(said.append)
+    return calls, said
+
+
+def record(iteration):
+    return {"kind": "iteration", "iteration": iteration, "steps": iteration, "steps_per_s": 1.0,
+            "return_mean": None, "gmi_seconds": []}  # fmt: skip
+
+
+def test_one_that_fails_again_and_again_is_left_alone(tmp_path):
+    raises = Raises("on_iteration")
+    calls, said = calls_of(tmp_path, [raises])
+    for iteration in range(1, 31):
+        calls.show(record(iteration))
+    assert raises.told == list(range(1, 11))
+    assert said[-1] == "callback Raises raised 10 times and is not called any more"
+    assert len(said) == 2
+
+
+def test_loggers_get_what_is_logged_and_the_last_iteration(tmp_path):
+    class Logger(Notes):
+        only_logged = True
+
+    logger, notes = Logger(), Notes()
+    calls, _ = calls_of(tmp_path, [logger, notes], "run.log_every=3")
+    for iteration in range(1, 9):
+        calls.show(record(iteration))
+    calls.end(EndedRun("finished"))
+    assert logger.told == [3, 6, 8, "finished"]
+    assert notes.told == [*range(1, 9), "finished"]
+
+
+def test_records_that_are_no_iteration_are_not_told(tmp_path):
+    notes = Notes()
+    calls, _ = calls_of(tmp_path, [notes])
+    strange = [{"kind": "iteration"}, {"kind": "checkpoint"}, {"kind": "checkpoint", "path": 5}]
+    for one in [*strange, {"kind": []}, {}]:
+        calls.show(one)
+    assert notes.told == []
+
+
+def test_measured_candidates_have_no_callbacks_and_no_loggers(monkeypatch, config):
+    from gmi_drl.selector.tune.profile import candidate_run
+
+    launched = []
+
+    def launch(config, **options):
+        launched.append(config)
+        raise candidate_run.StopRun
+
+    monkeypatch.setattr(candidate_run, "launch", launch)
+    monkeypatch.setattr(candidate_run.runtime, "run_directory", lambda: config.parent)
+    asked = load_config(config, ["run.log=[wandb]", "run.callbacks=[a:B]"])
+    watch = type("Watch", (), {"gang": None})()
+    assert candidate_run.run_watched(lambda folder: asked, watch, None) is None
+    assert (launched[0].run.log, launched[0].run.callbacks) == ((), ())
+
+
+def test_the_example_keeps_the_best_checkpoint_and_says_how_it_ended(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "callbacks.py"
+    ended = subprocess.run(
+        [sys.executable, example], capture_output=True, text=True, timeout=110, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    best = ended.stdout.splitlines()[-1].removeprefix("best checkpoint: ")
+    assert (Path(best) / "manifest.json").is_file()
+    assert re.search(r"(finished|stopped); the best return was \d+", ended.stdout)
