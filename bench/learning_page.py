@@ -22,6 +22,14 @@ _PPO_ONLY = {"minibatch", "epochs", "trunk", "lam", "clip"}
 _INTRODUCTION = """\
 # Learning: what it reaches, and what is published
 
+| CartPole-v1 | HalfCheetah-v5 | Ant-v5 |
+|---|---|---|
+| ![](films/cartpole.gif) | ![](films/halfcheetah.gif) | ![](films/ant.gif) |
+| 500 (200,000 steps) | 5,114 (a million) | 1,630 (800,000) |
+
+One run each of `examples/cartpole.yaml`, `halfcheetah.yaml` and `ant.yaml`, seed 1, with the greedy
+return of 20 episodes, filmed by [`gmi-drl video`](trained-policies.md#video). The tables have seeds.
+
 Written by `bench/learning.py --report` from `bench/results/learning.json`.
 
 *Evaluation* is the mean return of 20 episodes of the policy's mean action at the end; *training*
