@@ -28,7 +28,7 @@ _INTRODUCTION = """\
 | 500 (200,000 steps) | 5,114 (a million) | 1,630 (800,000) |
 
 One run each of `examples/cartpole.yaml`, `halfcheetah.yaml` and `ant.yaml`, seed 1, with the greedy
-return of 20 episodes, filmed by [`gmi-drl video`](trained-policies.md#video). The tables have seeds.
+return of 20 episodes, filmed by [`gmi-drl video`](trained-policies.md#video). More seeds are below.
 
 Written by `bench/learning.py --report` from `bench/results/learning.json`.
 
