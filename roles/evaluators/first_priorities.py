@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gmi_drl.placement import ReplayConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import Storage, checked_priorities
 
@@ -14,19 +15,30 @@ from gmi_drl.roles.samples.replay import Storage, checked_priorities
 class FirstPriorities:
     """Values an agent's steps as a trainer does, by the policy that the agent has."""
 
-    def __init__(self, algorithm: Algorithm, batch: Batch, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        batch: Batch,
+        generator: torch.Generator,
+        stacking: Stacking | None = None,
+    ) -> None:
         """`batch`: the one that steps are collected in; `generator`: of the noise of losses."""
         settings, shape = algorithm.settings, batch["reward"].shape
         self._algorithm, self._generator = algorithm, generator
         self._storage = Storage(
             batch, algorithm.replayed, shape.numel(), generator.device, n_step=settings.n_step,
             gamma=settings.gamma, bootstrap_time_limit=settings.bootstrap_time_limit,
+            stacking=stacking,
         )  # fmt: skip
         self.priorities = torch.zeros(shape, device=generator.device)  # [T, N], of the last batch
 
     @classmethod
     def wanted(
-        cls, algorithm: Algorithm, batch: Batch, generator: torch.Generator
+        cls,
+        algorithm: Algorithm,
+        batch: Batch,
+        generator: torch.Generator,
+        stacking: Stacking | None = None,
     ) -> FirstPriorities | None:
         """Returns them where a replay draws by priorities and the algorithm gives first ones."""
         settings = algorithm.settings
@@ -34,7 +46,9 @@ class FirstPriorities:
             return None
         # Hindsight changes the goals of steps, and with them what they are worth.
         own = type(algorithm).first_priorities is not Algorithm.first_priorities
-        return cls(algorithm, batch, generator) if own and not settings.hindsight else None
+        if settings.hindsight or not own:
+            return None
+        return cls(algorithm, batch, generator, stacking)
 
     @torch.no_grad()
     def of(self, batch: Batch) -> Tensor:

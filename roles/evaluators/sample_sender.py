@@ -73,7 +73,7 @@ class SampleSender:
         self._collector = role.collector(env, role.batch(env.num_env))
         generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(_LOSSES))
         self._first_priorities = FirstPriorities.wanted(
-            role.algorithm, self._collector.batch, generator
+            role.algorithm, self._collector.batch, generator, role.stacking
         )
 
     def run(self) -> dict[str, Any]:

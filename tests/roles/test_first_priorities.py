@@ -9,6 +9,7 @@ import bodies_dqn
 import bodies_off_policy
 from batches import algorithm_of
 from gmi_drl.roles.algorithms.dqn import DQN
+from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.errors import PriorityError, RoleError
 from gmi_drl.roles.evaluators.first_priorities import FirstPriorities
 from gmi_drl.roles.samples.batch import Batch
@@ -60,6 +61,22 @@ def test_they_are_errors_of_the_values_of_the_policy_that_acted(n_step):
                     total += GAMMA ** (last - step + 1) * float(after)
                 error = abs(total - float(taken[0, int(batch["action"][step, env, 0])]))
                 assert float(found[step, env]) == pytest.approx(error, abs=1e-5)
+
+
+def test_those_of_stacks_are_those_of_whole_observations():
+    made = dqn(n_step=3)
+    batch = experience(3)
+    # Four numbers as two frames of two: the newest come back as the older ones.
+    for t in range(1, len(batch["reward"])):
+        goes_on = (batch["done"][t - 1] == 0)[:, None]
+        shown = batch["raw_observation"]
+        shown[t, :, :2] = torch.where(goes_on, shown[t - 1, :, 2:], shown[t, :, 2:])
+    after = batch["next_observation"]
+    after[:-1] = torch.where(batch["done"][:-1, :, None] == 0, shown[1:], after[:-1])
+    after[..., :2] = shown[..., 2:]
+    whole = FirstPriorities.wanted(made, batch, generator())
+    frames = FirstPriorities.wanted(made, batch, generator(), Stacking(2, 2))
+    assert torch.equal(whole.of(batch), frames.of(batch))
 
 
 @pytest.mark.parametrize("kind", ["sac", "td3"])
