@@ -51,15 +51,17 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     )
 
 
-def interquartile_bands(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def interquartile_bands(
+    values: NDArray[Any], resamples: int = _RESAMPLES
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Returns the interquartile mean of each column of [runs, points], and both ends of it."""
     runs, points = values.shape
     middle = _interquartile_mean(values[None])[0]
     if runs == 1:
         return middle, middle, middle
     low, high = np.empty(points), np.empty(points)
-    drawn = np.random.default_rng(0).integers(runs, size=(_RESAMPLES, runs))
-    step = max(1, _AT_ONCE // (_RESAMPLES * runs))
+    drawn = np.random.default_rng(0).integers(runs, size=(resamples, runs))
+    step = max(1, _AT_ONCE // (resamples * runs))
     for start in range(0, points, step):
         part = slice(start, start + step)
         means = _interquartile_mean(values[:, part][drawn])
@@ -71,5 +73,7 @@ def _interquartile_mean(values: NDArray[Any]) -> NDArray[Any]:
     """Returns the mean of the middle half of [resamples, runs, points] over the runs."""
     runs = values.shape[1]
     cut = runs // 4
-    mean: NDArray[Any] = np.sort(values, axis=1)[:, cut : runs - cut].mean(axis=1)
+    if cut:
+        values = np.sort(values, axis=1)[:, cut : runs - cut]
+    mean: NDArray[Any] = values.mean(axis=1)
     return mean

@@ -10,30 +10,15 @@ import numpy as np
 from gmi_drl.report.statistics import interquartile_bands
 
 from .groups import Comparison, RunGroup
-from .runs import ComparedRun, finite_number
+from .runs import AXES, METRICS, ComparedRun
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-AXES: Final = {"steps": "steps", "time_s": "seconds"}  # by the key of metrics
 _POINTS: Final = 250  # of a curve; a screen shows no more
 _DIGITS: Final = 6  # of a value
 _DIGITS_OF_X: Final = 9
-METRICS_SHOWN: Final = {  # those that runs have of these, with what each is
-    "return_mean": "return (mean of the last 100 episodes)",
-    "length_mean": "steps of an episode",
-    "steps_per_s": "steps/s",
-    "policy_loss": "policy loss",
-    "value_loss": "value loss",
-    "actor_loss": "actor loss",
-    "critic_loss": "critic loss",
-    "q_mean": "mean Q",
-    "entropy": "entropy",
-    "kl": "KL of an update",
-    "learning_rate": "learning rate",
-    "noise_scale": "gradient noise scale (samples)",
-    "policy_lag_mean": "policy lag (updates)",
-}
+_RESAMPLES: Final = 500  # for a band, which is drawn and not read off
 
 
 def curves(comparison: Comparison) -> dict[str, Any]:
@@ -43,7 +28,7 @@ def curves(comparison: Comparison) -> dict[str, Any]:
     where it has none.
     """
     shown: dict[str, Any] = {}
-    for metric in METRICS_SHOWN:
+    for metric in METRICS:
         drawn = {
             axis: [_curve(group, metric, axis) for group in comparison.groups] for axis in AXES
         }
@@ -71,7 +56,7 @@ def _curve(group: RunGroup, metric: str, axis: str) -> dict[str, Any] | None:
     for mask in np.unique(has, axis=1).T:
         columns = (has == mask[:, None]).all(axis=0)
         if mask.any():
-            bands = interquartile_bands(values[np.ix_(mask, columns)])
+            bands = interquartile_bands(values[np.ix_(mask, columns)], _RESAMPLES)
             middle[columns], low[columns], high[columns] = bands
     curve: dict[str, Any] = {"x": _plain(grid, _DIGITS_OF_X), "middle": _plain(middle)}
     if len(points) > 1:
@@ -80,15 +65,12 @@ def _curve(group: RunGroup, metric: str, axis: str) -> dict[str, Any] | None:
 
 
 def _points(run: ComparedRun, metric: str, axis: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns the finite values of a metric and where they lie, in order."""
-    pairs = [
-        (x, y)
-        for line in run.metrics
-        if (y := finite_number(line, metric)) is not None
-        and (x := finite_number(line, axis)) is not None
-    ]
-    array = np.array(sorted(pairs), dtype=np.float64).reshape(-1, 2)
-    return array[:, 0], array[:, 1]
+    """Returns the values of a metric and where they lie, in order."""
+    xs, ys = run.columns[axis], run.columns[metric]
+    known = ~np.isnan(ys)
+    xs, ys = xs[known], ys[known]
+    order = np.argsort(xs, kind="stable")
+    return xs[order], ys[order]
 
 
 def _plain(values: NDArray[Any], digits: int = _DIGITS) -> Sequence[float | None]:

@@ -19,8 +19,9 @@ from gmi_drl.launcher.view.tables import printable
 from gmi_drl.placement import counted
 from gmi_drl.report.vendor import uplot
 
-from .curves import AXES, METRICS_SHOWN, curves
+from .curves import curves
 from .groups import GROUP_COLUMNS, RUN_COLUMNS, Comparison, group_rows, run_rows
+from .runs import AXES, METRICS
 
 _HERE: Final = Path(__file__).parent
 # What would end a script's element, or a line in it, as JSON can write it otherwise.
@@ -40,7 +41,7 @@ def comparison_page(comparison: Comparison) -> str:
         "labels": [group.label for group in comparison.groups],
         "axes": AXES,
         "metrics": drawn,
-        "names": METRICS_SHOWN,
+        "names": METRICS,
     }
     several = any(len(group.runs) > 1 for group in comparison.groups)
     label = ["key", *(group.label for group in comparison.groups)]

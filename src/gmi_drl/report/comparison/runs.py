@@ -5,20 +5,44 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.launcher.folder.run_folder import METRICS, metrics_in
+from gmi_drl.launcher.folder.run_folder import METRICS as METRICS_FILE
+from gmi_drl.launcher.folder.run_folder import metrics_in
 from gmi_drl.placement import ConfigError, counted, load_config
 from gmi_drl.placement.config.yaml_text import read_yaml
 from gmi_drl.report.run_list import RunSummary, list_runs, read_object
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _MOST_BYTES: Final = 2**20  # of a config
 _MOST_KEYS: Final = 5_000  # of a config: aliases in YAML can make a few lines into millions
 _MOST_VALUE: Final = 200  # characters that are shown of one
+_MOST: Final = 1e300  # of a number: a mean of several is still one
+
+AXES: Final = {"steps": "steps", "time_s": "seconds"}  # what curves go by, by the key of metrics
+METRICS: Final = {  # what can be drawn, where runs have it
+    "return_mean": "return (mean of the last 100 episodes)",
+    "length_mean": "steps of an episode",
+    "steps_per_s": "steps/s",
+    "policy_loss": "policy loss",
+    "value_loss": "value loss",
+    "actor_loss": "actor loss",
+    "critic_loss": "critic loss",
+    "q_mean": "mean Q",
+    "entropy": "entropy",
+    "kl": "KL of an update",
+    "learning_rate": "learning rate",
+    "noise_scale": "gradient noise scale (samples)",
+    "policy_lag_mean": "policy lag (updates)",
+}
 
 
 class ComparisonError(GmiDrlError, ValueError):
@@ -29,11 +53,11 @@ class ComparisonError(GmiDrlError, ValueError):
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run as it is compared. Metrics are in the order of their steps."""
+    """One run as it is compared. Iterations are in the order of their steps."""
 
     summary: RunSummary
     settings: dict[str, str] | None  # dotted keys of the config; None if it cannot be read
-    metrics: list[dict[str, Any]]
+    columns: dict[str, NDArray[Any]]  # [iterations] of AXES and METRICS; NaN where there is none
     wall_s: float | None  # from the start to the end of the last launch
     warnings: list[str] = field(default_factory=list)
 
@@ -44,17 +68,24 @@ class ComparedRun:
     @property
     def training_s(self) -> float | None:
         """Returns the seconds of training, all launches together."""
-        return _last(self.metrics, "time_s")
+        return self._last("time_s")
 
     @property
     def steps(self) -> float | None:
-        return _last(self.metrics, "steps")
+        return self._last("steps")
 
     @property
     def steps_per_s(self) -> float | None:
         """Returns the steps per second of training, of the whole run."""
         steps, seconds = self.steps, self.training_s
         return steps / seconds if steps is not None and seconds else None
+
+    @property
+    def num_iterations(self) -> int:
+        return len(self.columns["steps"])
+
+    def _last(self, key: str) -> float | None:
+        return float(self.columns[key][-1]) if self.num_iterations else None
 
 
 def find_runs(paths: Iterable[Path]) -> list[ComparedRun]:
@@ -68,7 +99,7 @@ def find_runs(paths: Iterable[Path]) -> list[ComparedRun]:
             raise ComparisonError(f"{path}: no run is in it. `gmi-drl runs` lists runs.")
         found.update({summary.path.resolve(): summary for summary in summaries})
     runs = [_read(summary) for summary in found.values()]
-    if not any(run.metrics for run in runs):
+    if not any(run.num_iterations for run in runs):
         raise ComparisonError(
             f"{_names(runs)}: no metrics yet. Compare when iterations have ended; a run of roles "
             "that report nothing has no curve."
@@ -83,36 +114,46 @@ def _names(runs: Sequence[ComparedRun]) -> str:
 
 def _read(summary: RunSummary) -> ComparedRun:
     path, warnings = summary.path, []
-    metrics, damaged = _read_metrics(path / METRICS)
+    columns, damaged = _read_metrics(path / METRICS_FILE)
     if damaged:
-        warnings.append(f"{path}: {counted(damaged, 'damaged line')} of {METRICS} left out")
-    if not metrics:
+        warnings.append(f"{path}: {counted(damaged, 'damaged line')} of {METRICS_FILE} left out")
+    if not len(columns["steps"]):
         warnings.append(f"{path}: no metrics yet")
     settings, trouble = _read_settings(path)
     if trouble:
         warnings.append(f"{path}: {trouble}")
     state = read_object(path / "run.json")
-    started, finished = finite_number(state, "started"), finite_number(state, "finished")
-    known = started is not None and finished is not None and finished >= started
-    wall_s = finished - started if known else None  # type: ignore[operator]
-    return ComparedRun(summary, settings, metrics, wall_s, warnings)
+    lasted_s = _value(state.get("finished")) - _value(state.get("started"))
+    wall_s = lasted_s if lasted_s >= 0 else None  # NaN is not: it is not known
+    return ComparedRun(summary, settings, columns, wall_s, warnings)
 
 
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Returns the iterations with steps and seconds, in order, and how many lines are damaged."""
+def _read_metrics(path: Path) -> tuple[dict[str, NDArray[Any]], int]:
+    """Returns the iterations with steps and seconds, by column, and how many lines are damaged."""
     try:
         text = path.read_bytes() if path.is_file() else b""  # a pipe would never end
     except OSError:
-        return [], 0
+        text = b""
     whole, _, torn = text.rpartition(b"\n")  # the last one may be in writing
     sound = [line for line in metrics_in(whole) if _is_iteration(line)]
     damaged = sum(bool(line.strip()) for line in whole.splitlines()) - len(sound)
-    metrics = [*sound, *filter(_is_iteration, metrics_in(torn))]
-    return sorted(metrics, key=lambda line: float(line["steps"])), damaged
+    lines = [*sound, *filter(_is_iteration, metrics_in(torn))]
+    lines.sort(key=lambda line: float(line["steps"]))
+    columns = {
+        key: np.array([_value(line.get(key)) for line in lines], dtype=np.float64)
+        for key in (*AXES, *METRICS)
+    }
+    return columns, damaged
 
 
 def _is_iteration(line: dict[str, Any]) -> bool:
-    return all(finite_number(line, key) is not None for key in ("steps", "time_s"))
+    return all(math.isfinite(_value(line.get(key))) for key in AXES)
+
+
+def _value(value: Any) -> float:
+    """Returns a number of a line; NaN for what is none, or too large to be drawn."""
+    is_number = type(value) is float or type(value) is int
+    return float(value) if is_number and abs(value) < _MOST else math.nan
 
 
 def _read_settings(folder: Path) -> tuple[dict[str, str] | None, str]:
@@ -173,19 +214,3 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, str]]:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= _MOST_VALUE else f"{text[:_MOST_VALUE]} ..."
-
-
-def finite_number(record: Mapping[str, Any], key: str) -> float | None:
-    """Returns a number of a record, finite and no bool; None if it has none."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _last(metrics: Sequence[dict[str, Any]], key: str) -> float | None:
-    return finite_number(metrics[-1], key) if metrics else None
