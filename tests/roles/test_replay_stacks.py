@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from device_only import DeviceOnly
 from gmi_drl.roles.algorithms.dqn import DQN
@@ -181,6 +182,30 @@ def test_on_a_gpu_nothing_waits_for_what_is_kept_and_drawn():
             _, keys = replay.next()
             sampler.update(keys, torch.ones(16))
     assert_rows_are_those_of(world, storage, 3)
+
+
+class Travels(TorchDispatchMode):
+    """Lists the types of what is copied to another device."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "_to_copy" in str(func) and (kwargs or {}).get("device") == torch.device("meta"):
+            self.types.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_bytes_travel_as_bytes_to_a_policy_on_another_device():
+    stacking = Stacking(4, 1)
+    storage = storage_of(stacking, 6, 3, 30)
+    storage.put(Stacked(stacking, 6, 3, seed=2).batch(4))
+    with Travels() as travels:
+        drawn = storage.gather(torch.arange(6), torch.device("meta"))
+    assert drawn["next_observation"].dtype == torch.float32
+    assert travels.types.count(torch.uint8) == 2
+    assert travels.types.count(torch.float32) == 3  # actions, rewards and discounts
 
 
 def test_floats_are_kept_as_frames_too():

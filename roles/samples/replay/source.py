@@ -108,11 +108,10 @@ class Replay:
         storage = self._storage
         places, weight = self._sampler.draw(self.batch_size, storage.rows, self._generator)
         self.limiter.drawn += 1
-        columns = storage.gather(places).columns
+        minibatch = storage.gather(places, self._generator.device)
         if weight is not None:
-            columns["weight"] = weight
-        device = self._generator.device
-        return Batch({name: column.to(device) for name, column in columns.items()}), places
+            minibatch.columns["weight"] = weight.to(self._generator.device)
+        return minibatch, places
 
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
         self._sampler.update(keys, priorities)

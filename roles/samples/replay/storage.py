@@ -191,8 +191,8 @@ class Storage:
             self._after.fill_(_GOES_ON)
             self._seen.clear()
 
-    def gather(self, places: Tensor) -> Batch:
-        """Returns the rows at some places [B] as a minibatch, copied."""
+    def gather(self, places: Tensor, device: torch.device | None = None) -> Batch:
+        """Returns the rows at some places [B] as a minibatch, copied; None: where they are kept."""
         rows = {
             name: column.index_select(0, places)
             for name, column in self._columns.items()
@@ -202,8 +202,9 @@ class Storage:
             if "raw_observation" in self._names:
                 rows["raw_observation"] = self._seen.at(places)
             rows |= self._transitions(places, rows.get("reward"))
-        # Bytes are for networks to compute with.
-        return Batch({n: c.float() if c.dtype == torch.uint8 else c for n, c in rows.items()})
+        drawn = {name: column.to(device or self.device) for name, column in rows.items()}
+        # Bytes are for networks to compute with, and travel as bytes.
+        return Batch({n: c.float() if c.dtype == torch.uint8 else c for n, c in drawn.items()})
 
     def _transitions(self, places: Tensor, reward: Tensor | None) -> dict[str, Tensor]:
         if self._n_step > 1:
