@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""Measures how soon the page shows a run, and what it costs one that trains (docs/page.md).
+
+    bench/page.py [--rounds 7] [--seconds 10]
+    bench/page.py --dry            small folders, one second: shows that it works
+
+Claims: folders of a run of 1,000 iterations and of 100 runs are there within a second; looking on
+costs a run one iteration in 200 at most, which is 0.5 %.
+
+- `open/run_of_1000_iterations`, `open/folder_of_100_runs`: milliseconds from the request of a page
+  that has just started until everything that it shows has come. The ratio is a second over it.
+- `cost/processor`: the CPU time of the page's process while a viewer looks at a run of CartPole on
+  two GMIs, as a percentage of all that the machine's cores have in that time. On cores that all
+  train it is what the run lacks. The ratio is 0.5 % over it: above 1 the claim holds.
+- `cost/idle`: the same while nobody looks.
+- `cost/iterations`: milliseconds of an iteration with a viewer and without one, which take turns.
+  It is noisy where an iteration is; the ratio is without over with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from report import emit, emit_pairs
+
+from gmi_drl.page.safe_files import id_of
+from gmi_drl.placement import Topology, tcg_ex
+
+EXAMPLE: Final = Path(__file__).resolve().parents[1] / "examples" / "cartpole.yaml"
+CLAIM_PERCENT: Final = 0.5
+CLAIM_MS: Final = 1000.0
+TIMEOUT_S: Final = 120.0
+WHOLE_RUN: Final = ("runs", "trials", "layout", "run", "curves", "log")
+
+
+class PageBenchError(RuntimeError):
+    """The page, or the run that it shows, did not do its part."""
+
+
+def write_run(folder: Path, iterations: int) -> None:
+    """Writes the folder of a finished run of two GMIs."""
+    (folder / "logs").mkdir(parents=True)
+    (folder / "config.yaml").write_text("run: {total_steps: 1000000}\nenv: {id: Ant-v5}\n")
+    (folder / "layout.json").write_text(tcg_ex(Topology.from_cores([0, 1]), 2, 64).to_json())
+    known = {"state": "finished", "env": "Ant-v5", "seed": 1, "started": 1.7e9}
+    (folder / "run.json").write_text(json.dumps(known))
+    for gmi in range(2):
+        (folder / "logs" / f"gmi{gmi}.log").write_text("a line of a log\n" * 2000)
+    with open(folder / "metrics.jsonl", "w", encoding="utf-8") as file:
+        for number in range(1, iterations + 1):
+            file.write(json.dumps(metrics(number)) + "\n")
+
+
+def metrics(number: int) -> dict[str, Any]:
+    """A line of metrics as PPO on two GMIs writes them."""
+    keys = ("return_mean", "length_mean", "kl", "policy_loss", "value_loss", "entropy",
+            "bounds_loss", "clip_fraction", "learning_rate", "noise_scale")  # fmt: skip
+    phases = {phase: 0.0123456 for phase in ("simulate", "infer", "train", "reduce")}
+    return {
+        "iteration": number, "steps": 2048 * number, "time_s": 0.4567 * number,
+        "steps_per_s": 4484.234234, "episodes": 7, "mem_peak_bytes": 2**28,
+        **{key: number / (1 + len(key)) for key in keys},
+        **{f"{phase}_s": seconds for phase, seconds in phases.items()},
+        "gmi_seconds": [phases, phases], "gmi_mem_peak_bytes": [2**28, 2**28],
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def page(folder: Path) -> Iterator[tuple[str, str, psutil.Process]]:
+    """Starts the page; yields its address, its token and its process."""
+    command = [sys.executable, "-m", "gmi_drl", "page", str(folder), "--port", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        base, found, token = process.stdout.readline().strip().partition("/login?token=")
+        if not found:
+            raise PageBenchError(f"{' '.join(command)} has printed no link.")
+        yield base.removeprefix("page: "), token, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
+
+
+def events(base: str, token: str, query: str) -> Iterator[str]:
+    """Yields the names of the events of a page's stream, with their content read."""
+    headers = {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{base}/events{query}", headers=headers)
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as stream:
+        name = ""
+        for line in stream:
+            if line.startswith(b"event: "):
+                name = line[7:].decode().strip()
+            elif line.startswith(b"data: "):
+                json.loads(line[6:])
+                yield name
+
+
+def opening_ms(folder: Path, query: str, wanted: Sequence[str]) -> float:
+    """Times the first look at a page that has just started."""
+    with page(folder) as (base, token, _):
+        began = time.perf_counter()
+        missing = set(wanted)
+        with contextlib.closing(events(base, token, query)) as stream:
+            while missing:
+                missing.discard(next(stream))
+        return 1000 * (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def training(folder: Path) -> Iterator[Path]:
+    """Trains CartPole on two GMIs for as long as the block runs; yields the run's folder."""
+    command = [sys.executable, "-m", "gmi_drl", "launch", str(EXAMPLE), "--quiet"]
+    for setting in ("run.total_steps=1_000_000_000", "layout.gmi_per_gpu=2", "run.eval_episodes=1"):
+        command += ["--set", setting]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not any(path.stat().st_size for path in folder.glob("runs/*/*/metrics.jsonl")):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise PageBenchError(f"{' '.join(command)} does not train.")
+            time.sleep(0.1)
+        yield next(folder.glob("runs/*/*/metrics.jsonl")).parent
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextlib.contextmanager
+def viewer(base: str, token: str, query: str) -> Iterator[list[str]]:
+    """Looks on while the block runs; yields what has come."""
+    come: list[str] = []
+    ends = threading.Event()
+
+    def look() -> None:
+        with contextlib.suppress(OSError), contextlib.closing(events(base, token, query)) as stream:
+            for name in stream:
+                come.append(name)
+                if ends.is_set():
+                    return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield come
+    finally:
+        ends.set()
+        thread.join(TIMEOUT_S)
+
+
+def iterations(folder: Path) -> int:
+    """Counts the iterations that a run has done."""
+    return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+
+
+def costs(rounds: int, seconds: float) -> tuple[list[float], list[float], list[list[float]]]:
+    """Returns percentages of the machine with a viewer and without, and both times an iteration."""
+    cores = len(os.sched_getaffinity(0))
+    watched: list[float] = []
+    idle: list[float] = []
+    took: list[list[float]] = [[], []]
+    with (
+        tempfile.TemporaryDirectory(prefix="gmi-page-") as name,
+        training(Path(name)) as run,
+        page(Path(name)) as (base, token, process),
+    ):
+        query = f"?run={id_of(run.resolve())}&gmi=0"
+
+        def spell(shares: list[float], times: list[float]) -> None:
+            before, cpu = iterations(run), process.cpu_times()
+            began = time.perf_counter()
+            time.sleep(seconds)
+            wall_s, after = time.perf_counter() - began, process.cpu_times()
+            spent_s = after.user + after.system - cpu.user - cpu.system
+            shares.append(100 * spent_s / wall_s / cores)
+            times.append(1000 * wall_s / max(1, iterations(run) - before))
+
+        for _ in range(rounds):
+            with viewer(base, token, query) as come:
+                _until(lambda come=come: "curves" in come)
+                seen = len(come)
+                spell(watched, took[0])
+                if come[seen:].count("curves") < seconds / 3:
+                    raise PageBenchError("the viewer has not seen the run move")
+            spell(idle, took[1])
+    return watched, idle, took
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise PageBenchError("the page has shown nothing")
+        time.sleep(0.05)
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    return [round(min(values), 3), round(max(values), 3)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each look at a run")
+    parser.add_argument("--dry", action="store_true", help="small and short; keeps nothing")
+    options = parser.parse_args(arguments)
+    rounds, seconds = (1, 3.0) if options.dry else (options.rounds, options.seconds)
+    lines, runs = (20, 3) if options.dry else (1000, 100)
+    with tempfile.TemporaryDirectory(prefix="gmi-page-") as name:
+        folder = Path(name).resolve()
+        write_run(folder / "one" / "ant" / "t0", lines)
+        for number in range(runs):
+            write_run(folder / "many" / "ant" / f"t{number:03d}", lines // 10)
+        query = f"?run={id_of(folder / 'one' / 'ant' / 't0')}&gmi=0"
+        opened = {
+            "open/run_of_1000_iterations": (folder / "one", query, WHOLE_RUN),
+            "open/folder_of_100_runs": (folder / "many", "", ("runs",)),
+        }
+        for case, (where, asked, wanted) in opened.items():
+            took = [opening_ms(where, asked, wanted) for _ in range(rounds)]
+            middle = statistics.median(took)
+            print(f"{case:<30}{middle:>8.0f} ms", file=sys.stderr)
+            if not options.dry:
+                emit(
+                    "page", case, value=round(middle, 1), unit="ms", peer=CLAIM_MS,
+                    ratio=CLAIM_MS / middle, repeats=rounds, spread=_spread(took),
+                )  # fmt: skip
+    watched, idle, (with_it, without) = costs(rounds, seconds)
+    for case, shares in (("cost/processor", watched), ("cost/idle", idle)):
+        middle = statistics.median(shares)
+        print(f"{case:<30}{middle:>8.3f} %", file=sys.stderr)
+        if not options.dry:
+            ratio = CLAIM_PERCENT / middle if middle else None
+            emit(
+                "page", case, value=round(middle, 4), unit="%", peer=CLAIM_PERCENT, ratio=ratio,
+                repeats=rounds, spread=_spread(shares), seconds=seconds,
+            )  # fmt: skip
+    both = f"{statistics.median(with_it):>8.1f} ms with{statistics.median(without):>8.1f} without"
+    print(f"{'cost/iterations':<30}{both}", file=sys.stderr)
+    if not options.dry:
+        emit_pairs(
+            "page", "cost/iterations", "ms", with_it, without, smaller_is_better=True, digits=2,
+            seconds=seconds,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
