@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how soon the page shows a run, and what it costs one that trains (docs/page.md).
 
-    bench/page.py [--rounds 7] [--seconds 10]
+    bench/page.py [--rounds 7] [--seconds 10] [--only open]
     bench/page.py --dry            small folders, one second: shows that it works
 
 Claims: folders of a run of 1,000 iterations and of 100 runs are there within a second; looking on
@@ -9,6 +9,8 @@ costs a run one iteration in 200 at most, which is 0.5 %.
 
 - `open/run_of_1000_iterations`, `open/folder_of_100_runs`: milliseconds from the request of a page
   that has just started until everything that it shows has come. The ratio is a second over it.
+- `browser/...`: the same in Chromium, until the curves are drawn, or the last row of the list is there;
+  where playwright and Chromium are.
 - `cost/processor`: the CPU time of the page's process while a viewer looks at a run of CartPole on
   two GMIs, as a percentage of all that the machine's cores have in that time. On cores that all
   train it is what the run lacks. The ratio is 0.5 % over it: above 1 the claim holds.
@@ -21,8 +23,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -124,6 +128,30 @@ def opening_ms(folder: Path, query: str, wanted: Sequence[str]) -> float:
 
 
 @contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """Starts the browser; yields None where there is none."""
+    where = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if where is None or importlib.util.find_spec("playwright") is None:
+        yield None
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=where, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def browsing_ms(browser: Any, folder: Path, drawn: str) -> float:
+    """Times a browser from the login link until what is last to be drawn is there."""
+    with page(folder) as (base, token, _), contextlib.closing(browser.new_page()) as tab:
+        began = time.perf_counter()
+        tab.goto(f"{base}/login?token={token}")
+        tab.wait_for_selector(drawn, state="attached")
+        return 1000 * (time.perf_counter() - began)
+
+
+@contextlib.contextmanager
 def training(folder: Path) -> Iterator[Path]:
     """Trains CartPole on two GMIs for as long as the block runs; yields the run's folder."""
     command = [sys.executable, "-m", "gmi_drl", "launch", str(EXAMPLE), "--quiet"]
@@ -220,42 +248,64 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each look at a run")
+    parser.add_argument("--only", choices=("open", "cost"))
     parser.add_argument("--dry", action="store_true", help="small and short; keeps nothing")
     options = parser.parse_args(arguments)
     rounds, seconds = (1, 3.0) if options.dry else (options.rounds, options.seconds)
     lines, runs = (20, 3) if options.dry else (1000, 100)
-    with tempfile.TemporaryDirectory(prefix="gmi-page-") as name:
+    if options.only != "cost":
+        measure_opening(rounds, lines, runs, keeps=not options.dry)
+    if options.only != "open":
+        measure_costs(rounds, seconds, keeps=not options.dry)
+
+
+def measure_opening(rounds: int, lines: int, runs: int, keeps: bool) -> None:
+    """Measures how soon a run of so many lines, and so many runs, are there."""
+    with tempfile.TemporaryDirectory(prefix="gmi-page-") as name, chromium() as browser:
         folder = Path(name).resolve()
         write_run(folder / "one" / "ant" / "t0", lines)
         for number in range(runs):
             write_run(folder / "many" / "ant" / f"t{number:03d}", lines // 10)
         query = f"?run={id_of(folder / 'one' / 'ant' / 't0')}&gmi=0"
-        opened = {
-            "open/run_of_1000_iterations": (folder / "one", query, WHOLE_RUN),
-            "open/folder_of_100_runs": (folder / "many", "", ("runs",)),
+        one, many = folder / "one", folder / "many"
+        last_row = f"#runs-table tbody tr:nth-child({runs})"
+        cases: dict[str, Callable[[], float]] = {
+            "open/run_of_1000_iterations": lambda: opening_ms(one, query, WHOLE_RUN),
+            "open/folder_of_100_runs": lambda: opening_ms(many, "", ("runs",)),
         }
-        for case, (where, asked, wanted) in opened.items():
-            took = [opening_ms(where, asked, wanted) for _ in range(rounds)]
+        if browser is not None:
+            cases |= {
+                "browser/run_of_1000_iterations": lambda: browsing_ms(
+                    browser, one, "#charts .chart:nth-child(13) canvas"
+                ),
+                "browser/folder_of_100_runs": lambda: browsing_ms(browser, many, last_row),
+            }
+        for case, measure in cases.items():
+            took = [measure() for _ in range(rounds)]
             middle = statistics.median(took)
-            print(f"{case:<30}{middle:>8.0f} ms", file=sys.stderr)
-            if not options.dry:
+            print(f"{case:<32}{middle:>8.0f} ms", file=sys.stderr)
+            if keeps:
                 emit(
                     "page", case, value=round(middle, 1), unit="ms", peer=CLAIM_MS,
                     ratio=CLAIM_MS / middle, repeats=rounds, spread=_spread(took),
                 )  # fmt: skip
+
+
+def measure_costs(rounds: int, seconds: float, keeps: bool) -> None:
+    """Measures what looking on costs a run."""
     watched, idle, (with_it, without) = costs(rounds, seconds)
     for case, shares in (("cost/processor", watched), ("cost/idle", idle)):
         middle = statistics.median(shares)
-        print(f"{case:<30}{middle:>8.3f} %", file=sys.stderr)
-        if not options.dry:
+        print(f"{case:<32}{middle:>8.3f} %", file=sys.stderr)
+        if keeps:
             ratio = CLAIM_PERCENT / middle if middle else None
             emit(
                 "page", case, value=round(middle, 4), unit="%", peer=CLAIM_PERCENT, ratio=ratio,
                 repeats=rounds, spread=_spread(shares), seconds=seconds,
             )  # fmt: skip
     both = f"{statistics.median(with_it):>8.1f} ms with{statistics.median(without):>8.1f} without"
-    print(f"{'cost/iterations':<30}{both}", file=sys.stderr)
-    if not options.dry:
+    print(f"{'cost/iterations':<32}{both}", file=sys.stderr)
+    if keeps:
         emit_pairs(
             "page", "cost/iterations", "ms", with_it, without, smaller_is_better=True, digits=2,
             seconds=seconds,

@@ -96,7 +96,8 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self._access.hosts:
-            return _told(421, "This page has another name.")
+            names = " or ".join(sorted(self._access.hosts))
+            return _told(421, f"This page is {names}, and no other. A tunnel keeps the port.")
         origins = headers.getlist("origin")
         if any(origin.lower() not in self._access.origins for origin in origins):
             return _told(403, "This page answers no other site.")

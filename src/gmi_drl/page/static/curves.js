@@ -14,6 +14,7 @@ let columns = new Map(); // by key: a run may call its numbers __proto__
 let generation = -1;
 let charts = new Map(); // by key: {plot, box}
 let due = false;
+let drawn = -Infinity; // when, in milliseconds
 
 export function forgetCurves() {
   columns = new Map();
@@ -39,7 +40,8 @@ export function takeCurves(change) {
 export function drawSoon() {
   if (due) return;
   due = true; // at most ten times a second, and not while nobody looks
-  setTimeout(() => requestAnimationFrame(() => { due = false; draw(); }), 100);
+  const wait = Math.max(0, drawn + 100 - performance.now());
+  setTimeout(() => requestAnimationFrame(() => { due = false; drawn = performance.now(); draw(); }), wait);
 }
 
 export function showAxes() {
