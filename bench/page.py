@@ -9,8 +9,8 @@ costs a run one iteration in 200 at most, which is 0.5 %.
 
 - `open/run_of_1000_iterations`, `open/folder_of_100_runs`: milliseconds from the request of a page
   that has just started until everything that it shows has come. The ratio is a second over it.
-- `browser/...`: the same in Chromium, until the curves are drawn, or the last row of the list is there;
-  where playwright and Chromium are.
+- `browser/...`: the same in Chromium, until the curves are drawn, or the last row of the list is
+  there; where playwright and Chromium are.
 - `cost/processor`: the CPU time of the page's process while a viewer looks at a run of CartPole on
   two GMIs, as a percentage of all that the machine's cores have in that time. On cores that all
   train it is what the run lacks. The ratio is 0.5 % over it: above 1 the claim holds.
