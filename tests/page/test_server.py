@@ -4,7 +4,9 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -204,3 +206,38 @@ def test_a_control_store_is_read_and_a_link_to_another_is_not(tmp_path):
     for id in ("", "zz", "' OR 1=1 --", "ff" * 40):
         assert "error" in browser.get(f"/runs/{id_of(path)}/lineage?of={id}").json()
     json.dumps(content)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_with_a_certificate_the_page_speaks_https_to_others(tmp_path):
+    pages.make_run(tmp_path / "runs")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+         "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=50,
+    )  # fmt: skip
+    arguments = ("--host", "0.0.0.0", "--certificate", certificate, "--key", key)
+    with pages.served(tmp_path / "runs", *arguments) as link:
+        base, _, token = link.partition("/login?token=")
+        assert base.startswith("https://127.0.0.1:")
+        port = int(base.rpartition(":")[2])
+        context = ssl.create_default_context(cafile=certificate)
+        for host, status in (
+            ("localhost", 303),
+            (socket.gethostname(), 303),
+            ("evil.example", 421),
+        ):
+            with contextlib.closing(
+                http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+            ) as connection:
+                headers = {"Host": f"{host}:{port}"}
+                connection.request("GET", f"/login?token={token}", headers=headers)
+                answer = connection.getresponse()
+                assert answer.status == status, host
+                cookie = answer.getheader("Set-Cookie", "")
+                assert ("; Secure" in cookie) == (status == 303)
+        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        plain.request("GET", "/")
+        with contextlib.closing(plain), pytest.raises((OSError, http.client.HTTPException)):
+            plain.getresponse()
