@@ -81,6 +81,13 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
             "Set both to parameter_server, or neither.",
         )  # fmt: skip
         return
+    if wanted == "population" and name in TEMPLATES and TEMPLATES[name].is_split:
+        yield Fault(
+            "layout.template", name,
+            "under population each GMI tries policies in environments of its own",
+            "Use tcg_ex.",
+        )  # fmt: skip
+        return
     if wanted not in ("local", "async_gradients"):
         return
     what = "samples" if wanted == "local" else "gradients"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gmi_drl.placement.config.algorithms.common import AlgorithmConfig, ReplayConfig
+from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
 from gmi_drl.placement.config.config import Config
 from gmi_drl.placement.config.section import CONVOLUTIONAL, hidden_sizes, is_own_network
 from gmi_drl.placement.faults import Fault
@@ -60,7 +61,7 @@ class Sizes:
         """Returns the inputs and outputs of each layer behind the hidden ones."""
         if self._is_unknown(config):
             return []
-        features = hidden_sizes(config.algorithm.network)[-1]
+        features = [self.observation, *hidden_sizes(config.algorithm.network)][-1]
         return config.algorithm.head_layers(features, self.parameters)
 
     def _is_unknown(self, config: Config) -> bool:
@@ -108,7 +109,8 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     head = sizes.head_layers(config)
     noise = sum(map(sum, head)) if algorithm.noisy_layers else p
     step = packed + shown + _FLOAT * (noise + 3)  # with the noise, reward, ends
-    samples = num_env * horizon if config.mode != "serving" else 0
+    keeps = config.mode != "serving" and not isinstance(algorithm, EvolutionConfig)
+    samples = num_env * horizon if keeps else 0
     if learns and not simulates:  # those of the agents that send to it
         channels = TEMPLATES[layout.template].channels(layout)
         agents = [source for source, target in channels if target.gmi_id == gmi.gmi_id]
@@ -127,6 +129,8 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     of_each = _FLOAT if "agent" in gmi.roles else 0
     if learns:
         of_each = _TRAINED + algorithm.target_networks * _FLOAT
+        if isinstance(algorithm, EvolutionConfig):  # a direction and a policy in each environment
+            of_each += 2 * num_env * _FLOAT
     on_gpu = layout.topology.devices[gmi.gpu_id].kind == "gpu"
     return {
         "experience": samples * step + (_FLOAT + sizes.observation_bytes) * num_env * d,

@@ -74,7 +74,8 @@ def broken(rule: str, remedy: str) -> PydanticCustomError:
     return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
 
 
-def _network(value: Any) -> Any:
+def as_network(value: Any) -> Any:
+    """Returns the layers that `network` names, a list as a tuple; raises for what is none."""
     sizes = as_tuple(value)
     if isinstance(sizes, str) and (sizes in {*NETWORKS, *CONVOLUTIONAL} or is_own_network(sizes)):
         return sizes
@@ -130,6 +131,6 @@ Int = Annotated[int, BeforeValidator(whole)]
 Bounds = Annotated[tuple[float, float], BeforeValidator(pair)]
 Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_written)]  # AUTO for auto
 Seconds = Annotated[float, BeforeValidator(_seconds)]
-Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]
+Network = Annotated[str | tuple[int, ...], BeforeValidator(as_network)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]

@@ -1,4 +1,4 @@
-"""Takes a step down a reduced gradient: follows the KL divergence, clips, and applies Adam.
+"""Takes a step down a reduced gradient: follows the KL divergence, clips, applies Adam or SGD.
 
 Written twice, as its few scalars are: on the CPU they are Python's, which costs least; on a GPU
 they stay there as tensors, so that nobody waits for them and a CUDA graph may hold the step.
@@ -80,7 +80,7 @@ class Stepper(Protocol):
 
 
 class Descent:
-    """Clipped Adam on flat parameters.
+    """Clipped Adam, or plain gradient descent, on flat parameters.
 
     On a GPU `step` never waits, and does the same work on the same memory. `static`: this way, or
     the CPU's, wherever the parameters are (None: on all devices but the CPU).
@@ -103,16 +103,21 @@ class Descent:
         self._in_one_thread = self._rate is None and data.numel() <= _NUMEL_OF_A_THREAD
         rate = settings.learning_rate if self._rate is None else self._rate
         capturable = self._rate is not None
-        self._optimizer = torch.optim.Adam(
-            [data], lr=rate, eps=settings.adam_eps, fused=True, capturable=capturable
-        )
-        # What Adam makes at its first step: there from the beginning, at one place for good.
-        self._moments = {
-            "step": torch.zeros((), device=data.device),
-            "exp_avg": torch.zeros_like(self._gradient),
-            "exp_avg_sq": torch.zeros_like(self._gradient),
-        }
-        self._optimizer.state[data] = self._moments
+        self._optimizer: torch.optim.Optimizer
+        self._moments: dict[str, Tensor] = {}
+        if settings.descends_by == "sgd":
+            self._optimizer = torch.optim.SGD([data], lr=rate)
+        else:
+            self._optimizer = torch.optim.Adam(
+                [data], lr=rate, eps=settings.adam_eps, fused=True, capturable=capturable
+            )
+            # What Adam makes at its first step: there from the beginning, at one place for good.
+            self._moments = {
+                "step": torch.zeros((), device=data.device),
+                "exp_avg": torch.zeros_like(self._gradient),
+                "exp_avg_sq": torch.zeros_like(self._gradient),
+            }
+            self._optimizer.state[data] = self._moments
         # What `step` changes.
         self.changed: list[Tensor] = [data.detach(), *self._moments.values()]
         if self._rate is not None:

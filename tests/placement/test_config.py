@@ -213,7 +213,10 @@ def test_settings_that_no_algorithm_can_have_are_told(optimizers, said):
     section = load_config({**MINIMAL, "algorithm": {"class": "a:Bad"}}).algorithm
     with pytest.raises(ConfigError) as caught:
         settings_of(Bad, section)
-    known = "all_reduce, local, async_gradients, parameter_server, async_samples, replay, apex"
+    known = (
+        "all_reduce, local, async_gradients, parameter_server, async_samples, replay, apex, "
+        "population"
+    )
     assert said.format(known) in str(caught.value)
 
 
@@ -521,21 +524,21 @@ def test_a_layout_file_fixes_what_auto_would_find():
     [
         (
             "trpo",
-            "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c, dqn, sac, td3 "
-            "and ddpg, mode async has impala, appo, dqn, sac, td3 and ddpg.",
+            "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c, dqn, sac, td3, "
+            "ddpg, es and ars, mode async has impala, appo, dqn, sac, td3 and ddpg.",
         ),
         ("QRDQN", "gmi-drl does not have this algorithm"),
         (
             "PPO",
-            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg. Did you mean "
-            "ppo?",
+            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars. Did you "
+            "mean ppo?",
         ),
         ("impalla", "Did you mean impala?"),
         ("dnq", "Did you mean dqn?"),
         (
             "abc",
-            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg. Correct it, or "
-            "leave it",
+            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars. Correct "
+            "it, or leave it",
         ),
     ],
 )

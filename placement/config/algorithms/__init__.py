@@ -17,16 +17,17 @@ from .common import (
 )
 from .custom import CustomAlgorithmConfig, settings_of
 from .dqn import DQNConfig
+from .evolution import ARSConfig, ESConfig, EvolutionConfig
 from .impala import APPOConfig, IMPALAConfig
 from .off_policy import DDPGConfig, OffPolicyConfig, SACConfig, TD3Config
 from .ppo import PPOConfig
 
 __all__ = [
     "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig",
-    "APPOConfig", "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig", "DDPGConfig",
-    "DQNConfig", "IMPALAConfig", "OffPolicyConfig", "PGConfig", "PPOConfig", "RecurrentConfig",
-    "ReplayConfig", "SACConfig", "TD3Config", "algorithm_config", "algorithms_of",
-    "mode_faults", "section_class", "settings_of",
+    "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig",
+    "DDPGConfig", "DQNConfig", "ESConfig", "EvolutionConfig", "IMPALAConfig", "OffPolicyConfig",
+    "PGConfig", "PPOConfig", "RecurrentConfig", "ReplayConfig", "SACConfig", "TD3Config",
+    "algorithm_config", "algorithms_of", "mode_faults", "section_class", "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -41,13 +42,15 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "sac": SACConfig,
     "td3": TD3Config,
     "ddpg": DDPGConfig,
+    "es": ESConfig,
+    "ars": ARSConfig,
 }
 
 # What people ask for by name, and is not here.
 LACKING: Final = frozenset(
     {
-        "acer", "acktr", "apex", "ars", "c51", "cql", "dreamer",
-        "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "qr-dqn", "qrdqn",
+        "acer", "acktr", "apex", "c51", "cql", "dreamer",
+        "dreamerv3", "iql", "maddpg", "mappo", "mpo", "muzero", "qr-dqn", "qrdqn",
         "r2d2", "rainbow", "redq", "reinforce", "tqc", "trpo", "vpg",
     }
 )  # fmt: skip

@@ -23,6 +23,7 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "async_samples": "async",
     "replay": "sync",
     "apex": "async",
+    "population": "sync",
 }
 
 Horizon = Annotated[Int, Field(ge=1, le=1_000_000)]
@@ -37,6 +38,7 @@ class AlgorithmConfig(Section):
     implementation: ClassVar[str] = ""
     target_networks: ClassVar[int] = 0  # that are kept beside the one that is trained
     adam_eps: ClassVar[float] = 1e-5
+    descends_by: ClassVar[Literal["adam", "sgd"]] = "adam"
 
     name: str = ""
     """The algorithm. Default: `ppo`, and `impala` for `mode: async`."""
@@ -48,7 +50,8 @@ class AlgorithmConfig(Section):
     each applied as it comes; `parameter_server` (mode sync, template of that name): the same, with
     the parameters in pieces, one in each GMI that trains; `async_samples` (mode async): trainers on
     what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
-    kept; `apex` (mode async): trainers on what they have kept of what agents send them meanwhile.
+    kept; `apex` (mode async): trainers on what they have kept of what agents send them meanwhile;
+    `population` (mode sync, template tcg_ex): every GMI on the returns of perturbed policies.
     `auto`: the algorithm's own for the mode."""
     network: Network = Field(
         default="ant",

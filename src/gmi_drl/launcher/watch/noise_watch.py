@@ -34,6 +34,8 @@ def why_none(config: Config, layout: Layout) -> str:
         return ""
     if config.algorithm.resolved_optimizer == "parameter_server":
         return f"each GMI that trains has a piece of the gradient, and none the whole ({_WHERE})"
+    if config.algorithm.resolved_optimizer == "population":
+        return f"nothing is differentiated: the population takes one step together ({_WHERE})"
     if UpdateSize.of(config, layout).has_noise_scale:
         return ""
     return f"one GMI takes one gradient step an update, and nothing to compare it with ({_WHERE})"

@@ -1,0 +1,30 @@
+"""Evolution strategies as OpenAI's (Salimans et al., 2017)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig, ESConfig
+from gmi_drl.roles.policies.normalize import Normalizers
+
+from .evolution import Evolution, centred_ranks
+
+
+class ES(Evolution):
+    """Estimates the gradient of the expected rank of a perturbed policy's return."""
+
+    Settings: ClassVar[type[AlgorithmConfig]] = ESConfig
+    settings: ESConfig
+
+    def __init__(
+        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
+    ) -> None:
+        super().__init__(settings, policy, normalizers, loss)
+        self.weight_decay = settings.weight_decay
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """The sum of rank times perturbation, over the population and the noise's deviation."""
+        ranks = centred_ranks(scores)
+        return (ranks[:, 0] - ranks[:, 1]) / (ranks.numel() * self.settings.noise)

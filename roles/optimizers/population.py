@@ -1,0 +1,190 @@
+"""Evolution: each GMI tries its share of the perturbed policies, and all take the same step.
+
+Directions are known by their numbers, from which any GMI draws them again: what GMIs exchange is
+returns, steps, and the moments of observations. Each then makes the whole update in one thread, in
+the order of the numbers, so that parameters are the same bits for any number of GMIs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm import Group, solo_group
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.roles.algorithms.evolution import Evolution
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.evaluators.episodes import RETURN, STEPS, PerturbedEpisodes, direction_of
+from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.roles.telemetry.progress import Progress
+
+from .descent import one_thread
+from .gradient_step import check_finite
+from .learner import Learner
+from .optimizer import NoMore, Round
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+
+def make(role: ActingRole) -> Population:
+    """Make the optimizer of a role, over its own environments."""
+    env = role.make_env()
+    role.mgr.close_later(env.close)
+    role.build(env)
+    if not isinstance(role.algorithm, Evolution):
+        raise RoleError(
+            f"{type(role.algorithm).__name__} weighs no directions by their returns, which "
+            "optimizer population needs. Derive it from gmi_drl.roles.algorithms.evolution."
+            "Evolution, or use another optimizer."
+        )
+    settings, normalizer = role.algorithm.settings, role.normalizers.observations
+    episodes = PerturbedEpisodes(
+        env, role.policy.network, normalizer,  # type: ignore[arg-type]
+        seed=role.mgr.config.run.seed, longest=settings.horizon, noise=settings.noise,
+    )  # fmt: skip
+    return Population(role, role.algorithm, episodes)
+
+
+class Population:
+    """Tries all directions once a round, and steps along them."""
+
+    def __init__(self, role: ActingRole, algorithm: Evolution, episodes: PerturbedEpisodes) -> None:
+        mgr, settings = role.mgr, algorithm.settings
+        self._algorithm, self._episodes, self._group = algorithm, episodes, mgr.context.group
+        # It draws nothing: what it is given is the gradient of the whole population.
+        self.learner = Learner(algorithm, torch.Generator(mgr.context.device))
+        self.progress = Progress(mgr.layout)
+        self._seed, self._total_steps = mgr.config.run.seed, mgr.config.run.total_steps
+        self._directions = settings.directions
+        self._stop_requested = mgr.stop_requested
+
+    def connect(self, group: Group, iteration: int) -> None:
+        self._group = group
+        self.learner.connect(solo_group())
+        self.progress.connect(group)
+        most = max(len(self._share(rank)) for rank in range(group.size))
+        self._shared = group.bucket("episodes", most * 2 * self._episodes.width, torch.float64)
+
+    def _share(self, rank: int) -> range:
+        """The numbers of the directions that a rank tries."""
+        count, size = self._directions, self._group.size
+        return range(count * rank // size, count * (rank + 1) // size)
+
+    def step(self, iteration: int, steps: int) -> Round | NoMore:
+        learner, clock = self.learner, self._episodes.clock
+        learner.anneal(steps / self._total_steps)
+        clock.clear()  # of a round that was given up
+        learner.clock.clear()
+        data = learner.parameters.data.detach()
+        parameters = learner.parameters.packed(data).cpu()
+        mine = self._share(self._group.rank)
+        with phase("infer"):
+            rows = self._episodes.play(parameters, iteration, mine)
+        learner.clock.begin("reduce")
+        with phase("reduce"):
+            everyone = self._gather(rows)
+        learner.clock.begin("train")
+        with phase("train"), one_thread():
+            lost = self._update(everyone, parameters, iteration)
+        learner.clock.stop()
+        stats, took = learner.stats(), {**clock.read(), **learner.clock.read()}
+        check_finite(stats)
+        own = rows.view(-1, rows.shape[-1])
+        own = own[own[:, RETURN].isfinite()]
+        seen = Seen(len(own), float(own[:, RETURN].sum()), float(own[:, STEPS].sum()))
+        phases = [took.get(name, 0.0) for name in ("simulate", "infer", "train", "reduce")]
+        agreed = self.progress.agree(seen, phases, self._stop_requested())
+        paid = int(everyone[..., STEPS].sum())
+        speed = {"steps_per_s": paid / sum(phases), "nan_returns": lost}
+        metrics = speed | agreed.metrics | stats | {"updates": learner.updates}
+        return Round(paid, metrics, agreed.gmi_seconds, agreed.stop)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        """Returns what came of all directions, in their order: [directions, 2, W]."""
+        self._shared.buffer[: rows.numel()].copy_(rows.flatten())
+        parts = self._shared.gather()
+        width = self._episodes.width
+        return torch.cat(
+            [
+                part[: len(self._share(rank)) * 2 * width].view(-1, 2, width)
+                for rank, part in enumerate(parts)
+            ]
+        )
+
+    @torch.no_grad()
+    def _update(self, rows: Tensor, parameters: Tensor, number: int) -> int:
+        """Takes the step of a round; returns how many returns were not finite.
+
+        A direction is left out where one of its two ways has such a return.
+        """
+        beat("update")
+        algorithm = self._algorithm
+        finite = rows.isfinite().all(-1)
+        lost = int((~finite).sum())
+        kept = finite.all(1).nonzero().squeeze(-1)
+        if not len(kept):
+            raise RoleError(
+                f"round {number + 1}: {lost} of {2 * len(rows)} episodes paid or showed what is "
+                "not finite, and no direction has two that did not. Lower algorithm.noise, "
+                f"{algorithm.settings.noise:g}, or learning_rate; or look for NaN in the "
+                "environment."
+            )
+        rows = rows[kept]
+        scores = rows[..., RETURN] - algorithm.survival_bonus * rows[..., STEPS]
+        gradient, direction = algorithm.weight_decay * parameters, torch.empty_like(parameters)
+        for index, weight in zip(kept.tolist(), algorithm.weights(scores).tolist(), strict=True):
+            if weight:
+                direction_of(self._seed, number, index, direction)
+                gradient.sub_(direction, alpha=weight)
+        norm = torch.linalg.vector_norm(gradient.double())
+        stats = torch.stack([scores.mean(), scores.std(correction=0), scores.max(), norm]).float()
+        learner = self.learner
+        flat = torch.zeros_like(learner.parameters.data)
+        learner.parameters.unpack(gradient, flat)
+        learner.apply(flat, stats, self._moments(rows))
+        return lost
+
+    def _moments(self, rows: Tensor) -> Tensor:
+        """Returns count, means and sums of squared deviations of what was seen, as normalisers do.
+
+        Empty where there is none.
+        """
+        normalizer = self._algorithm.normalizers.observations
+        if normalizer is None:
+            return rows.new_zeros(0)
+        count = rows[..., STEPS].sum()
+        total, squares = rows[..., 2:].flatten(0, 1).sum(0).view(2, -1)
+        mean = total / count
+        deviations = (squares - total * mean).clamp_(min=0.0)
+        return torch.cat([count[None], normalizer.mean.double().cpu() + mean, deviations])
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict() | {"episodes": self.progress.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        self.progress.load_state_dict(state["episodes"])
+
+    def own_state(self) -> dict[str, Any]:
+        """Nothing: episodes end within a round, and what is drawn is told by its number."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """There is none."""
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        return True, ""
+
+    def finish(self) -> None:
+        """Nobody serves it."""
+
+    def outcome(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self.learner.close()

@@ -1,0 +1,147 @@
+"""Policies without noise on their actions, and many of one network at once, each perturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from gmi_drl.placement import EvolutionConfig, hidden_sizes, is_own_network
+
+from .trunk import HiddenLayers, Trunk
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.batch import Batch
+
+Layer = tuple[str, Callable[[Tensor], Tensor] | None]  # a Linear's name, what follows it
+
+
+class GreedyNetwork(nn.Module):
+    """Puts out the parameters [B, P] of a distribution, of which the mode is acted by.
+
+    It begins at 0, whatever it sees: where all actions are as good, none is preferred.
+    """
+
+    def __init__(
+        self,
+        trunk: HiddenLayers,
+        distribution: Any,
+        settings: EvolutionConfig,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__()
+        self.trunk, self.distribution = trunk, distribution
+        self.head = nn.Linear(trunk.features, distribution.parameters)
+        trunk.initialise(generator)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        sizes = settings.network
+        self._named = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
+        self._activation = settings.activation
+
+    def describe(self) -> dict[str, Any]:
+        """Say what its parameters do not: see ActorCritic.describe."""
+        return {"network": self._named, "activation": self._activation}
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.head(self.trunk(observation))  # type: ignore[no-any-return]
+
+
+class GreedyPolicy:
+    """Acts by the mode of what a `GreedyNetwork` puts out, in training as well."""
+
+    state_columns = noise_columns = 0
+    columns: Mapping[str, int] = {}
+    column_groups: Mapping[str, tuple[str, str]] = {}
+    row_constants: Mapping[str, Tensor] = {}
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.action_columns: int = network.distribution.action_columns
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        """Draws nothing."""
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        step["action"].copy_(self.mode(step["observation"]))
+        return step["action"]
+
+    def finish(self, batch: Batch) -> None:
+        """Nothing is made for all steps at once."""
+
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        """Not asked for: episodes are whole."""
+        raise AssertionError("a policy of evolution values nothing")
+
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        rows: Tensor = self.network.distribution.mode(self.network(observation))
+        return rows
+
+
+class PerturbedPolicies:
+    """N policies of one network with parameters of their own; each sees one observation.
+
+    Dense layers give the same bits whatever N is, wherever a policy lies among them. Of one alone
+    torch makes another kind of product, so that it is computed twice.
+    """
+
+    def __init__(self, network: GreedyNetwork) -> None:
+        self._network = network
+        named = sorted(network.named_parameters())
+        self._shapes: Final = {name: parameter.shape for name, parameter in named}
+        self._sizes = [parameter.numel() for _, parameter in named]
+        self._layers = _dense_layers(network)
+        self._views: dict[str, Tensor] = {}
+        self._alone = False
+
+    def load(self, parameters: Tensor) -> None:
+        """Acts by `parameters` [N, n], end to end in the order of their names, from now on."""
+        self._alone = len(parameters) == 1
+        if self._alone:
+            parameters = parameters.expand(2, -1)
+        parts = torch.split(parameters, self._sizes, 1)
+        self._views = {
+            name: part.reshape(len(parameters), *shape)
+            for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+        }
+        if self._layers is not None:  # as columns, which are multiplied at once
+            for name, _ in self._layers:
+                self._views[f"{name}.bias"] = self._views[f"{name}.bias"].unsqueeze(-1)
+
+    def act(self, observation: Tensor) -> Tensor:
+        """Returns the action rows [N, A] of each policy for its normalised observation [N, D]."""
+        if self._alone:
+            observation = observation.expand(2, -1)
+        if self._layers is None:
+            out = vmap(self._one)(self._views, observation)
+        else:
+            out, views = observation.unsqueeze(-1), self._views
+            for name, activation in self._layers:
+                out = torch.baddbmm(views[f"{name}.bias"], views[f"{name}.weight"], out)
+                if activation is not None:
+                    out = activation(out)
+            out = out.squeeze(-1)
+        rows: Tensor = self._network.distribution.mode(out)
+        return rows[:1] if self._alone else rows
+
+    def _one(self, parameters: dict[str, Tensor], observation: Tensor) -> Tensor:
+        out: Tensor = functional_call(self._network, parameters, observation.unsqueeze(0))
+        return out[0]
+
+
+def _dense_layers(network: GreedyNetwork) -> list[Layer] | None:
+    """Returns the layers of a network that is dense; None where it has others."""
+    layers: list[Layer] = []
+    if type(network.trunk) is not Trunk:
+        return None
+    for name, layer in network.trunk.named_children():
+        if isinstance(layer, nn.Linear):
+            layers.append((f"trunk.{name}", None))
+        elif isinstance(layer, nn.LayerNorm):
+            return None
+        else:
+            layers[-1] = (layers[-1][0], layer)
+    return [*layers, ("head", None)]

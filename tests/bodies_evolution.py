@@ -1,0 +1,87 @@
+"""A linear-quadratic task and GMIs that evolve policies, for processes that import it by name."""
+
+import gymnasium
+import numpy as np
+import torch
+
+import bodies_recovery
+import gmi_drl
+from gmi_drl.placement import Topology, layout_of, load_config
+from gmi_drl.roles.optimizers import make_optimizer
+from gmi_drl.roles.role.manager import GMI_manager, GmiContext
+
+# x' = A x + B u pays -(x Q x + u R u); unstable where nothing is done.
+A = np.array([[1.05, 0.2], [0.0, 0.95]])
+B = np.array([[0.0], [0.5]])
+Q, R = np.eye(2), 0.5 * np.eye(1)
+STEPS = 30
+
+
+class LQR(gymnasium.Env):
+    """Begins at a normal state; `broken` environments of odd seeds pay NaN."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+
+    def __init__(self, broken=False):
+        self._broken = broken
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self._pays_nan = self._broken and seed % 2
+        self._x = self.np_random.standard_normal(2)
+        return self._x, {}
+
+    def step(self, action):
+        u = np.asarray(action, np.float64)
+        cost = float(self._x @ Q @ self._x + u @ R @ u)
+        self._x = A @ self._x + B @ u
+        return self._x, np.nan if self._pays_nan else -cost, False, False, {}
+
+
+gymnasium.register("GmiLQR-v0", entry_point=LQR, max_episode_steps=STEPS, disable_env_checker=True)
+
+
+def expected_cost(gain):
+    """What u = gain x costs on average over STEPS steps, from a normal state on."""
+    cost, covariance = 0.0, np.eye(2)
+    for _ in range(STEPS):
+        cost += np.trace((Q + gain.T @ R @ gain) @ covariance)
+        closed = A + B @ gain
+        covariance = closed @ covariance @ closed.T
+    return cost
+
+
+def riccati_gain():
+    """The best gain where there is no last step, by iterating Riccati's equation."""
+    p = Q
+    for _ in range(1000):
+        gain = -np.linalg.solve(R + B.T @ p @ B, B.T @ p @ A)
+        p = Q + A.T @ p @ A + A.T @ p @ B @ gain
+    return gain
+
+
+def rounds(group, section, count):
+    """Returns what `count` rounds of a group's GMIs come to: parameters, moments and metrics."""
+    config = load_config(section, [f"layout.gmi_per_gpu={group.size}"])
+    layout = layout_of(config, Topology.from_cores(range(group.size), 1))
+    GMI_manager.bind(GmiContext(group.rank, layout, config, group))
+    role = gmi_drl.Holistic(group.rank, "simulator+agent+trainer", 0)
+    optimizer = make_optimizer(role)
+    optimizer.connect(group, 0)
+    steps, told = 0, []
+    for iteration in range(count):
+        done = optimizer.step(iteration, steps)
+        steps += done.steps
+        told.append({key: done.metrics[key] for key in ("return_mean", "episodes", "nan_returns")})
+    state = optimizer.state_dict()
+    statistics = state["observation_normalizer"] or {"moments": torch.zeros(0)}
+    learned = (state["parameters"].numpy().copy(), statistics["moments"].numpy().copy())
+    return *learned, steps, told
+
+
+class Mortal(bodies_recovery.Mortal):
+    """Passes the points of a script; it has no loss."""
+
+    loss = gmi_drl.Holistic.loss

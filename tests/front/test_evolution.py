@@ -1,0 +1,109 @@
+"""Evolution end to end: the same policy for any number of GMIs, after kills, and after a resume."""
+
+import json
+
+import pytest
+import yaml
+
+import bodies_evolution
+import faults
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.roles.state import checkpoint
+
+ROUNDS = 6
+LENGTH = 20  # steps of an episode of Pendulum, none of which ends before
+POPULATION = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def config(tmp_path, gmis=1, rounds=ROUNDS):
+    base = {
+        "version": 1,
+        "run": {
+            "name": "t", "folder": str(tmp_path / "runs"), "checkpoint_every": 2,
+            "total_steps": rounds * POPULATION * LENGTH, "eval_episodes": 4, "seed": 3,
+        },
+        "env": {"id": "Pendulum-v1", "num_env": 2, "max_episode_steps": LENGTH},
+        "algorithm": {"name": "es", "network": [8], "population": POPULATION},
+        "layout": {"gmi_per_gpu": gmis},
+        "comm": {"checksum_every": 1},
+    }  # fmt: skip
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return path
+
+
+def learned(result):
+    state = checkpoint.find(result.folder).load("shared")
+    return [
+        state["parameters"].numpy().tobytes(),
+        state["observation_normalizer"]["moments"].numpy().tobytes(),
+    ]
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, warm):
+    """A run of one GMI that was never disturbed."""
+    return gmi_drl.launch(config(tmp_path_factory.mktemp("alone")), view="none")
+
+
+def test_two_gmis_learn_what_one_does(tmp_path, alone):
+    result = gmi_drl.launch(config(tmp_path, gmis=2), view="none")
+    assert (result.state, result.iteration) == ("finished", ROUNDS)
+    assert learned(result) == learned(alone)
+    mine, its = metrics(result.folder), metrics(alone.folder)
+    assert [line["return_mean"] for line in mine] == pytest.approx(
+        [line["return_mean"] for line in its]
+    )
+    assert {(line["episodes"], line["nan_returns"]) for line in mine} == {(POPULATION, 0)}
+    assert all(len(line["gmi_seconds"]) == 2 for line in mine)
+    assert mine[-1]["steps"] == ROUNDS * POPULATION * LENGTH
+    assert result.gmis[0]["eval_episodes"] == 4
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [(1, "simulate", 3)],
+        [(0, "simulate", 2), (1, "checkpoint", 4)],
+        [(0, "committed", 4)],
+        [(1, "evaluate", 6)],
+    ],
+    ids=lambda moments: " and ".join(f"{g} at {p} {i}" for g, p, i in moments),
+)
+def test_kills_change_nothing_of_what_is_learned(tmp_path, monkeypatch, alone, moments):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, *moments)
+    roles = {"trainer": bodies_evolution.Mortal}
+    result = gmi_drl.launch(config(tmp_path, gmis=2), view="none", roles=roles)
+    assert faults.struck(path) == result.restarts == len(moments)
+    assert (result.state, result.iteration) == ("finished", ROUNDS)
+    assert [line["iteration"] for line in metrics(result.folder)] == [1, 2, 3, 4, 5, 6]
+    assert learned(result) == learned(alone)
+
+
+def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, alone):
+    part = gmi_drl.launch(config(tmp_path, rounds=4), view="none")
+    assert part.iteration == 4
+    words = [f"run.total_steps={ROUNDS * POPULATION * LENGTH}"]
+    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    assert resumed.iteration == ROUNDS
+    assert learned(resumed) == learned(alone)
+
+
+def test_what_was_evolved_acts_afterwards(alone):
+    told = gmi_drl.evaluate(alone.folder, episodes=4)
+    assert told.mean == pytest.approx(alone.eval_return)
