@@ -83,6 +83,10 @@ class RunConfig(Section):
     """The loggers that get metrics, beside `metrics.jsonl`: `tensorboard` writes to `tb/` of the
     run's folder; `wandb` and `mlflow` send config and metrics where their own environment variables
     say. See [loggers](callbacks.md#loggers)."""
+    video_every: Int = Field(default=0, ge=0)
+    """Iterations between films of the policy, made of checkpoints as they come (`checkpoint_every`)
+    by a process beside the run; 0: none. They are in `report/videos` and in TensorBoard. See
+    [films](trained-policies.md#video)."""
     callbacks: _Callbacks = ()
     """Classes of yours that are told of the start, iterations, checkpoints and the end, in the
     launcher's process: `module:Class`, or one with its options. See [callbacks](callbacks.md)."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FILE: Final = "report/video.mp4"
 _DRAWERS: Final = ("egl", "osmesa")  # of MuJoCo, in the order they are tried in
+_GIF_EVERY: Final = 3  # pictures of which one is in a gif, which is large
 _LEAST_PIXELS: Final = 240  # of a picture's shorter side: smaller ones are enlarged
 
 
@@ -41,13 +42,15 @@ def record_video(
     overrides: Iterable[str] = (),
     deadline: timedelta = timedelta(minutes=30),
 ) -> Path:
-    """Films `episodes` of a run's policy as an mp4 file, report/video.mp4 in its folder by default.
+    """Films `episodes` of a run's policy: as mp4, report/video.mp4 in its folder, or as gif.
 
     The environment is Gymnasium's of that id, whatever adapter the run was trained with. A film
     ends after `max_frames`. PolicyNotLoaded says what is missing; blocks until `deadline`.
     """
     folder = RunFolder.existing(Path(run))
     target = (folder.path / FILE if file is None else file).absolute()
+    if target.suffix not in (".mp4", ".gif"):
+        raise PolicyNotLoaded(f"{target}: its name must end in .mp4 or .gif. Give another.")
     asked = {
         "run": str(Path(run).resolve()),
         "checkpoint": checkpoint,
@@ -100,21 +103,18 @@ def film_here(text: str) -> dict[str, str]:
         env = _drawable(policy)
     except GmiDrlError as error:
         return {"fault": str(error)}
-    partial = file.with_name(f".{file.stem}.part.mp4")
+    partial = file.with_name(f".{file.stem}.part{file.suffix}")
     try:
         with closing(env):
             pictures = _pictures(policy, env, asked["episodes"], asked["seed"])
-            first = next(pictures)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            film: Any = imageio.get_writer(
-                partial, fps=env.frames_per_s, codec="libx264", macro_block_size=2
-            )
-            with film:
-                film.append_data(first)
-                for number, picture in enumerate(pictures, 2):
-                    if number > asked["max_frames"]:
-                        break
-                    film.append_data(picture)
+            film: Any = _writer(imageio, partial, env.frames_per_s)
+            for number, picture in enumerate(pictures, 1):
+                if file.suffix == ".gif" and number % _GIF_EVERY:
+                    continue
+                film.append_data(_small(picture) if file.suffix == ".gif" else picture)
+                if number >= asked["max_frames"]:
+                    break
+            film.close()
         partial.replace(file)
     except EnvError as error:  # the drawing, mostly: OpenGL is not there
         return {"not_drawn": str(error)}
@@ -147,6 +147,20 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
         wrappers=env.wrappers,
     )
     return made  # type: ignore[no-any-return]
+
+
+def _writer(imageio: Any, file: Path, frames_per_s: float) -> Any:
+    """Opens a film; its folder is made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".gif":
+        return imageio.get_writer(file, duration=1000 * _GIF_EVERY / frames_per_s, loop=0)
+    return imageio.get_writer(file, fps=frames_per_s, codec="libx264", macro_block_size=2)
+
+
+def _small(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns a picture whose shorter side has 240 to 479 pixels."""
+    stride = max(min(picture.shape[:2]) // _LEAST_PIXELS, 1)
+    return picture[::stride, ::stride]
 
 
 def _is_of_mujoco(env_id: str) -> bool:

@@ -41,6 +41,10 @@ def logger_faults(config: Config) -> list[Fault]:
             rule = f"package {package} is not installed"
             command = install(extra) if extra else f"pip install {package}"
             faults.append(Fault("run.log", name, rule, f"Install it: {command}."))
+    if config.run.video_every and find_spec("imageio_ffmpeg") is None:
+        rule = "package imageio-ffmpeg is not installed"
+        remedy = f"Install it: {install('video')}."
+        faults.append(Fault("run.video_every", config.run.video_every, rule, remedy))
     return faults
 
 
@@ -74,6 +78,8 @@ def made_callbacks(config: Config, folder: Path | None) -> list[object]:
     from gmi_drl.roles.loading import load_class
 
     made: list[object] = [load_class(LOGGERS[name][0])() for name in config.run.log]
+    if config.run.video_every:
+        made.append(load_class(f"{_HERE}.video_log:VideoLog")(every=config.run.video_every))
     for reference, options in named_callbacks(config):
         found = load_class(reference, folder, "callback")
         try:
