@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -30,21 +31,35 @@ assert resumed.iteration == 6
 """
 
 
-def trained(tmp_path, logger, **variables):
-    """Runs and resumes a small job with this logger; returns its folder and its metrics."""
+PACKAGES = {"tensorboard": ["tensorboard"], "wandb": ["wandb"],
+            "mlflow": ["mlflow", "sqlalchemy", "alembic"]}  # fmt: skip
+
+
+def needs(logger):
+    for package in PACKAGES[logger]:
+        pytest.importorskip(package)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder and the metrics of a run that all loggers followed, which was gone on with."""
+    tmp_path = tmp_path_factory.mktemp("logged")
+    there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
     config = tmp_path / "pole.yaml"
     settings = {
         "version": 1,
         "run": {"name": "pole", "folder": str(tmp_path / "runs"), "total_steps": 1024, "seed": 3,
-                "eval_episodes": 2, "log": [logger], "callback_errors": "fail"},
+                "eval_episodes": 2, "log": there, "callback_errors": "fail"},
         "env": {"id": "CartPole-v1", "num_env": 8},
         "algorithm": {"horizon": 32, "network": [16], "minibatches": 2, "epochs": 1},
     }  # fmt: skip
     config.write_text(write_yaml(settings))
-    paths = os.pathsep.join(filter(None, sys.path))
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(tmp_path)}
+    variables |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    variables["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
     ended = subprocess.run(
         [sys.executable, "-c", RUN, str(config)], capture_output=True, text=True, timeout=110,
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths, "HOME": str(tmp_path)} | variables,
+        cwd=tmp_path, env=os.environ | variables,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (folder,) = (tmp_path / "runs" / "pole").glob("20*")
@@ -65,8 +80,8 @@ def board(folder):
     }
 
 
-def test_tensorboard_has_every_number_of_the_metrics(tmp_path):
-    folder, lines = trained(tmp_path, "tensorboard")
+def test_tensorboard_has_every_number_of_the_metrics(trained):
+    folder, lines = trained
     shown = board(folder)
     numbers = {
         f"train/{key}"
@@ -122,9 +137,9 @@ def offline_records(path):
             whole = b""
 
 
-def test_wandb_gets_config_and_metrics_offline_and_goes_on_as_the_same_run(tmp_path):
-    pytest.importorskip("wandb")
-    folder, lines = trained(tmp_path, "wandb", WANDB_MODE="offline", WANDB_SILENT="true")
+def test_wandb_gets_config_and_metrics_offline_and_goes_on_as_the_same_run(trained):
+    needs("wandb")
+    folder, lines = trained
     files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 2  # the second is of the launch that went on
     history, runs = [], []
@@ -145,12 +160,10 @@ def test_wandb_gets_config_and_metrics_offline_and_goes_on_as_the_same_run(tmp_p
     assert config["env"]["id"] == "CartPole-v1"
 
 
-def test_mlflow_gets_config_and_metrics_and_goes_on_as_the_same_run(tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    pytest.importorskip("alembic")
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    folder, lines = trained(tmp_path, "mlflow", MLFLOW_TRACKING_URI=uri)
+def test_mlflow_gets_config_and_metrics_and_goes_on_as_the_same_run(trained):
+    needs("mlflow")
+    folder, lines = trained
+    uri = f"sqlite:///{folder.parents[2] / 'mlflow.db'}"
     code = (
         "import json, sys, mlflow\n"
         "client = mlflow.MlflowClient(sys.argv[1])\n"
@@ -163,10 +176,9 @@ def test_mlflow_gets_config_and_metrics_and_goes_on_as_the_same_run(tmp_path):
     run_id = json.loads((folder / "run.json").read_text())["mlflow_id"]
     told = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, uri, run_id], capture_output=True, text=True,
-        timeout=60, check=True, env=os.environ | {"HOME": str(tmp_path)},
+        timeout=60, check=True, env=os.environ | {"HOME": str(folder)},
     )  # fmt: skip
     status, params, name, history, metrics = json.loads(told.stdout.splitlines()[-1])
-    assert mlflow is not None
     assert (status, name) == ("FINISHED", "pole")
     assert params["env.id"] == "CartPole-v1"
     assert params["algorithm.horizon"] == "32"
