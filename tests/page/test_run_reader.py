@@ -130,6 +130,15 @@ def test_a_gmi_is_used_as_far_as_it_computes(tmp_path):
     assert (first["held"], first["share"]) == ("256 MiB", "")
 
 
+def test_use_is_that_of_the_last_iterations(tmp_path):
+    path = pages.make_run(tmp_path, iterations=0)
+    with open(path / "metrics.jsonl", "a") as file:
+        for number in range(1, 101):
+            seconds = [{"train": 1.0, "wait": 0.0 if number <= 80 else number % 2}, {"train": 1.0}]
+            file.write(pages.line(number, gmi_seconds=seconds))
+    assert [gmi["use"] for gmi in reader_of(path).gmis()] == [pytest.approx(2 / 3, abs=1e-3), 1.0]
+
+
 def test_metrics_of_an_older_version_have_no_use(tmp_path):
     path = pages.make_run(tmp_path, iterations=0, mem_peak_bytes=[2**20, 2**21])
     (path / "metrics.jsonl").write_text('{"iteration": 1, "steps": 10, "train_s": 0.1}\n')

@@ -23,7 +23,7 @@ _MOST_PHASES: Final = 12
 _SLICE_BYTES: Final = 8 * 2**20  # that are read at once: a long file is shown as it is read
 _LONGEST_LINE: Final = 2**20
 _CHUNK: Final = 256 * 1024
-_FEW: Final = 20  # points that speed is told by
+_FEW: Final = 20  # points, or iterations, that speed and use are told by
 
 Column = list[float | None]
 
@@ -177,6 +177,16 @@ class MetricsReader:
             "recent": list(recent),
         }
         return change, Cursor(self.generation, self._points, self._num_recent)
+
+    def recent_seconds(self) -> list[dict[str, float]]:
+        """Returns the seconds of each phase of each GMI in the last iterations, together."""
+        sums: list[dict[str, float]] = []
+        for row in islice(reversed(self._recent), _FEW):
+            sums += [{} for _ in row["gmis"][len(sums) :]]
+            for total, phases in zip(sums, row["gmis"], strict=False):
+                for name, seconds in phases.items():
+                    total[name] = total.get(name, 0.0) + seconds
+        return sums
 
     @property
     def steps_per_s(self) -> float | None:

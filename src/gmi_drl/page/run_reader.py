@@ -21,7 +21,7 @@ from gmi_drl.placement.slicing import memory_share
 from gmi_drl.report.layout_picture import device_text, memory_text, share_text, spans_of
 from gmi_drl.report.run_list import RunSummary, summarize
 
-from .curves import MetricsReader, number_of, seconds_of
+from .curves import MetricsReader, number_of
 from .safe_files import OutsideFolder, open_inside, read_inside, signature
 
 WAITING: Final = frozenset({"wait", "reduce", "send"})  # phases in which a GMI does not compute
@@ -195,7 +195,7 @@ class RunReader:
         if self.layout is None:
             return []
         last, count = self.metrics.last, len(self.layout.gmis)
-        seconds = seconds_of(last.get("gmi_seconds"))
+        seconds = self.metrics.recent_seconds()
         held = last.get("gmi_mem_peak_bytes") or self._written.get("mem_peak_bytes")
         held = held if isinstance(held, list) and len(held) == count else [None] * count
         restarts = Counter(e.get("gmi_id") for e in _entries(self._written.get("restarts"))

@@ -7,6 +7,7 @@ const NAMES = new Map(Object.entries({
   return_mean: "return (mean of 100 episodes)", steps_per_s: "steps/s", kl: "KL", mem_peak_bytes: "memory of a GMI at most (bytes)",
   length_mean: "length of episodes", episodes: "episodes ended",
 }));
+const AGENTS = ["simulate", "infer", "send"];
 const HEIGHT = 190;
 
 let axis = "steps";
@@ -64,16 +65,26 @@ export function redrawAll() {
 function draw() {
   const xs = columns.get(axis) ?? [];
   if (!xs.length) return;
-  const keys = [...columns.keys()].filter((key) => !Object.hasOwn(AXES, key) && !key.endsWith("_s"));
-  if (columns.has("steps_per_s")) keys.push("steps_per_s");
+  const rows = points(xs);
+  const keys = [...columns.keys()].filter((key) => !Object.hasOwn(AXES, key) && !isPhase(key));
   const rank = (key) => (FIRST.includes(key) ? FIRST.indexOf(key) : FIRST.length);
   keys.sort((one, other) => rank(one) - rank(other) || (one < other ? -1 : 1));
-  keys.splice(2, 0, "share of the time");
-  const rows = points(xs);
-  for (const key of keys) {
-    const series = key === "share of the time" ? shares(rows) : [{ name: key, colour: cssColour("--accent"), values: rows.map((row) => columns.get(key)[row] ?? null) }];
-    if (series.length) drawOne(key, rows.map((row) => xs[row]), series);
-  }
+  const parts = keys.map((key) => [key, [{ name: key, colour: cssColour("--accent"), values: rows.map((row) => columns.get(key)[row] ?? null) }]]);
+  parts.splice(2, 0, ...sides().map(([title, names]) => [title, shares(names, rows)]));
+  for (const [key, series] of parts) drawOne(key, rows.map((row) => xs[row]), series);
+}
+
+const isPhase = (key) => key.endsWith("_s") && !key.endsWith("_per_s") && key !== "time_s";
+
+// The phases whose shares add up to the time: agents and trainers that are GMIs apart have theirs.
+function sides() {
+  const names = [...columns.keys()].filter(isPhase).map((key) => key.slice(0, -2));
+  const rank = (name) => (PHASE_ORDER.includes(name) ? PHASE_ORDER.indexOf(name) : PHASE_ORDER.length);
+  names.sort((one, other) => rank(one) - rank(other));
+  if (!names.includes("send")) return names.length ? [["share of the time (%)", names]] : [];
+  const agents = names.filter((name) => AGENTS.includes(name));
+  const trainers = names.filter((name) => !AGENTS.includes(name));
+  return [["share of the agents' time (%)", agents], ["share of the trainers' time (%)", trainers]];
 }
 
 // uPlot needs rising values of x; after a resume of damaged files they may not be.
@@ -86,14 +97,12 @@ function points(xs) {
   return rows;
 }
 
-function shares(rows) {
-  const names = [...columns.keys()].filter((key) => key.endsWith("_s") && key !== "time_s" && key !== "steps_per_s" && !key.endsWith("_per_s")).map((key) => key.slice(0, -2));
-  const rank = (name) => (PHASE_ORDER.includes(name) ? PHASE_ORDER.indexOf(name) : 99);
-  names.sort((one, other) => rank(one) - rank(other));
-  const totals = rows.map((row) => names.reduce((sum, name) => sum + (columns.get(`${name}_s`)[row] ?? 0), 0));
+function shares(names, rows) {
+  const seconds = (name, row) => columns.get(`${name}_s`)[row] ?? 0;
+  const totals = rows.map((row) => names.reduce((sum, name) => sum + seconds(name, row), 0));
   return names.map((name, place) => ({
     name, colour: phaseColour(name, place),
-    values: rows.map((row, at) => (totals[at] > 0 ? (100 * (columns.get(`${name}_s`)[row] ?? 0)) / totals[at] : null)),
+    values: rows.map((row, at) => (totals[at] > 0 ? (100 * seconds(name, row)) / totals[at] : null)),
   }));
 }
 
@@ -131,7 +140,7 @@ export function plotOf(box, xName, series, data) {
   return new uPlot({
     width: Math.max(220, box.clientWidth), height: HEIGHT,
     scales: { x: { time: false } }, cursor: { drag: { x: true, y: false } },
-    axes: [axisOf(30), axisOf(52)],
+    axes: [axisOf(30), axisOf(60)],
     series: [
       { label: xName, value: (plot, value) => short(value) },
       ...series.map((each, place) => ({ label: each.name, stroke: each.colour ?? colourOf(place), width: 1.5, spanGaps: true, value: (plot, value) => short(value) })),

@@ -11,11 +11,12 @@ export function showLayout(layout) {
   specs = new Map();
   const devices = layout.devices.map((device) => {
     const shared = device.gmis.filter((gmi) => gmi.shared);
+    // Those that share a device without limits have a lane each, as wide as it.
     const lanes = shared.length ? device.gmis.map((gmi) => [gmi]) : [device.gmis];
     const box = make("div", "", "device");
     const title = make("div", "");
     title.append(make("b", device.name), make("span", `  ${device.what}`, "pale"));
-    box.append(title, ...lanes.map(lane));
+    box.append(title, ...lanes.map((gmis) => lane(gmis, shared.length > 0)));
     if (!device.gmis.length) box.append(make("div", "no GMI", "pale"));
     return box;
   });
@@ -27,8 +28,8 @@ export function showLayout(layout) {
   fill(byId("devices"), note, ...devices);
 }
 
-function lane(gmis) {
-  const row = make("div", "", "lane");
+function lane(gmis, thin) {
+  const row = make("div", "", "lane", thin && "thin");
   for (const gmi of gmis) {
     const box = make("div", "", "gmi");
     box.style.left = `${100 * gmi.begin}%`;
