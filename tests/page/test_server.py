@@ -203,6 +203,10 @@ def test_a_control_store_is_read_and_a_link_to_another_is_not(tmp_path):
     assert task["name"] == "square"
     tree = browser.get(f"/runs/{id_of(path)}/lineage?of={task['newest']}").json()
     assert "square" in tree["lines"][0]
+    for suffix in ("-wal", "-shm", "-journal"):
+        os.symlink("/etc/passwd", path / f"gcs.sqlite{suffix}")
+        assert "leads out" in browser.get(state).json()["error"]
+        (path / f"gcs.sqlite{suffix}").unlink()
     for id in ("", "zz", "' OR 1=1 --", "ff" * 40):
         assert "error" in browser.get(f"/runs/{id_of(path)}/lineage?of={id}").json()
     json.dumps(content)

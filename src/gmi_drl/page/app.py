@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from importlib import resources
@@ -35,6 +36,7 @@ _BEHIND_S: Final = 0.02  # between two looks while a long file is read
 _DEPTH: Final = 8  # steps back of a lineage
 _MOST_LINES: Final = 500
 _MOST_ID: Final = 64  # characters
+_BESIDE: Final = ("-wal", "-shm", "-journal")  # files that SQLite has beside a database
 _STATIC: Final = {
     "page.html": "text/html",
     "page.css": "text/css",
@@ -159,8 +161,10 @@ def _stop(folder: Path) -> int:
 
 
 def _of_store(folder: Path, read: Any) -> Any:
-    with open_inside(folder, run_state.FILE_NAME):  # it is a file, and of this folder
-        pass
+    for suffix in ("", *_BESIDE):  # SQLite opens them by itself
+        if not suffix or os.path.lexists(folder / (run_state.FILE_NAME + suffix)):
+            with open_inside(folder, run_state.FILE_NAME + suffix):
+                pass
     return read(folder / run_state.FILE_NAME)
 
 
