@@ -133,15 +133,18 @@ def test_an_algorithm_that_does_not_have_sent_what_is_kept_is_told(tmp_path):
     assert "Lacking: segment_fields=('action', 'reward')" in str(died.value)
 
 
-def test_each_environment_of_all_agents_explores_in_its_own_way(tmp_path, monkeypatch):
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_each_environment_of_all_agents_explores_in_its_own_way(tmp_path, monkeypatch, mode):
     (tmp_path / "own.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    algorithm = {"name": None, "class": "own:Placed", "optimizer": "apex", "epsilon_alpha": 7}
-    mine = sorted(os.sched_getaffinity(0))
-    devices = tuple(Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(3))
-    layout = decoupled(Topology(devices), 1, 8, "cpu", 1)
-    monkeypatch.setattr(jobs, "planned", lambda *_: layout)
-    result = launch(tmp_path, algorithm=algorithm)
+    algorithm = {"name": None, "class": "own:Placed", "epsilon_alpha": 7}
+    if mode == "async":
+        mine = sorted(os.sched_getaffinity(0))
+        devices = tuple(Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(3))
+        layout = decoupled(Topology(devices), 1, 8, "cpu", 1)
+        monkeypatch.setattr(jobs, "planned", lambda *_: layout)
+    algorithm["optimizer"] = "apex" if mode == "async" else "replay"
+    result = launch(tmp_path, f"mode={mode}", algorithm=algorithm)
     assert result.state == "finished"
     assert {path.name for path in tmp_path.glob("* of *")} == {"0-8 of 16", "8-16 of 16"}
 
