@@ -22,13 +22,14 @@ _PPO_ONLY = {"minibatch", "epochs", "trunk", "lam", "clip"}
 _INTRODUCTION = """\
 # Learning: what it reaches, and what is published
 
-| CartPole-v1 | HalfCheetah-v5 | Ant-v5 |
-|---|---|---|
-| ![](films/cartpole.gif) | ![](films/halfcheetah.gif) | ![](films/ant.gif) |
-| 500 (200,000 steps) | 5,114 (a million) | 1,630 (800,000) |
+| CartPole-v1 | HalfCheetah-v5 | Ant-v5 | MinAtar Breakout |
+|---|---|---|---|
+| ![](films/cartpole.gif) | ![](films/halfcheetah.gif) | ![](films/ant.gif) | ![](films/minatar.gif) |
+| 500 (200,000 steps) | 5,114 (a million) | 1,630 (800,000) | 18.6 (500,000) |
 
-One run each of `examples/cartpole.yaml`, `halfcheetah.yaml` and `ant.yaml`, seed 1, with the greedy
-return of 20 episodes, filmed by [`gmi-drl video`](trained-policies.md#video). More seeds are below.
+One run each, seed 1, of `examples/cartpole.yaml`, `halfcheetah.yaml` and `ant.yaml`, and of row
+MinAtar-Breakout below, with the greedy return of 20 episodes, filmed by [`gmi-drl
+video`](trained-policies.md#video). The tables are over seeds.
 
 Written by `bench/learning.py --report` from `bench/results/learning.json`.
 
