@@ -24,7 +24,7 @@ _INTRODUCTION = """\
 
 | CartPole-v1 | HalfCheetah-v5 | Ant-v5 | MinAtar Breakout |
 |---|---|---|---|
-| ![](films/cartpole.gif) | ![](films/halfcheetah.gif) | ![](films/ant.gif) | ![](films/minatar.gif) |
+| ![](films/cartpole.gif) | ![](films/cheetah.gif) | ![](films/ant.gif) | ![](films/minatar.gif) |
 | 500 (200,000 steps) | 5,114 (a million) | 1,630 (800,000) | 18.6 (500,000) |
 
 One run each, seed 1, of `examples/cartpole.yaml`, `halfcheetah.yaml` and `ant.yaml`, and of row
