@@ -18,6 +18,8 @@ from gmi_drl.trained.policy import PolicyNotLoaded
 ffmpeg = pytest.importorskip("imageio_ffmpeg")
 TESTS = Path(__file__).resolve().parents[1]
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def frames_of(file):
     """Returns the pictures [frames, H, W, 3] of a film."""

@@ -25,6 +25,8 @@ from gmi_drl.trained.policy import PolicyNotLoaded
 
 FAMILIES = ["ppo", "lstm", "ant", "dqn", "sac", "images", "torch", "structure", "mixed", "async"]
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize("task", FAMILIES)
 def test_an_evaluation_gives_what_that_of_the_run_gave(train, task):
@@ -131,7 +133,7 @@ assert not children, children
 assert threading.active_count() == 1, threading.enumerate()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(train("ppo"))], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(train("ppo"))], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in ("0", "1")
