@@ -348,10 +348,11 @@ def test_measured_candidates_have_no_callbacks_and_no_loggers(monkeypatch, confi
 
     monkeypatch.setattr(candidate_run, "launch", launch)
     monkeypatch.setattr(candidate_run.runtime, "run_directory", lambda: config.parent)
-    asked = load_config(config, ["run.log=[wandb]", "run.callbacks=[a:B]"])
+    asked = load_config(config, ["run.log=[wandb]", "run.callbacks=[a:B]", "run.video_every=1"])
     watch = type("Watch", (), {"gang": None})()
     assert candidate_run.run_watched(lambda folder: asked, watch, None) is None
-    assert (launched[0].run.log, launched[0].run.callbacks) == ((), ())
+    run = launched[0].run
+    assert (run.log, run.callbacks, run.video_every) == ((), (), 0)
 
 
 def test_the_example_keeps_the_best_checkpoint_and_says_how_it_ended(tmp_path):

@@ -156,8 +156,8 @@ def run_watched(
         failed: Failed | None = None
         try:
             config = config_in(Path(folder))
-            unfollowed = config.run.model_copy(update={"callbacks": (), "log": ()})
-            config = config.model_copy(update={"run": unfollowed})
+            unfollowed = {"callbacks": (), "log": (), "video_every": 0}
+            config = config.model_copy(update={"run": config.run.model_copy(update=unfollowed)})
             result = launch(config, view="none", keep_gcs=False, watch=watch, import_path=beside)
         except StopRun:
             return None
