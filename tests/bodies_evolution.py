@@ -67,7 +67,10 @@ def rounds(group, section, count):
     config = load_config(section, [f"layout.gmi_per_gpu={group.size}"])
     layout = layout_of(config, Topology.from_cores(range(group.size), 1))
     GMI_manager.bind(GmiContext(group.rank, layout, config, group))
-    role = gmi_drl.Holistic(group.rank, "simulator+agent+trainer", 0)
+    try:
+        role = gmi_drl.Holistic(group.rank, "simulator+agent+trainer", 0)
+    finally:
+        GMI_manager.bind(None)  # a group of one is in the process of the tests
     optimizer = make_optimizer(role)
     optimizer.connect(group, 0)
     steps, told = 0, []
