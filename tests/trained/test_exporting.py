@@ -1,5 +1,6 @@
 """Exported files act as the policy does, in programs that know nothing of gmi-drl."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -92,30 +93,32 @@ def test_safetensors_hold_parameters_and_statistics(train, tmp_path):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_file_that_acts_otherwise_is_refused_and_removed(train, tmp_path, monkeypatch, form):
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("safetensors")
     policy = gmi_drl.load_policy(train("sac"))
-    other = exported(gmi_drl.load_policy(train("sac")))
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.5)
-    write = exporting._WRITERS[form]
+    kind = exporting._KINDS[form]
+    for package in kind.needs:
+        pytest.importorskip(package)
 
-    def wrong(policy, module, *rest):
-        return write(policy, other if form != "safetensors" else module, *rest)
+    def wrong(policy, module, examples, file):
+        """What a writer does whose file holds other parameters."""
+        other = exported(gmi_drl.load_policy(train("sac")))
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.add_(0.5)
+        if form != "safetensors":
+            return kind.write(policy, other, examples, file)
+        read = {f"network.{n}": p.detach() for n, p in other.policy.network.named_parameters()}
+        monkeypatch.setattr("safetensors.torch.load_file", lambda file: read)
+        return kind.write(policy, module, examples, file)
 
-    monkeypatch.setitem(exporting._WRITERS, form, wrong)
-    if form == "safetensors":
-        monkeypatch.setattr("safetensors.torch.load_file", lambda file: dict(
-            {f"network.{name}": value for name, value in other.policy.network.named_parameters()}
-        ))  # fmt: skip
+    monkeypatch.setitem(exporting._KINDS, form, dataclasses.replace(kind, write=wrong))
     with pytest.raises(PolicyNotLoaded, match="acts otherwise than the policy"):
         export_policy(policy, form, tmp_path / "policy")
     assert not list(tmp_path.iterdir())
 
 
 def test_missing_packages_are_named(train, tmp_path, monkeypatch):
-    monkeypatch.setitem(exporting._NEEDS, "onnx", ("onnx", "no_such_package"))
+    onnx = dataclasses.replace(exporting._KINDS["onnx"], needs=("onnx", "no_such_package"))
+    monkeypatch.setitem(exporting._KINDS, "onnx", onnx)
     policy = gmi_drl.load_policy(train("ppo"))
     with pytest.raises(PolicyNotLoaded, match=r"not installed: .*no_such_package.*--format pt2"):
         export_policy(policy, "onnx", tmp_path / "policy.onnx")

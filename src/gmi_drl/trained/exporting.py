@@ -20,10 +20,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
@@ -36,12 +36,7 @@ Format: TypeAlias = Literal["pt2", "onnx", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 OBSERVATIONS: Final = 1000  # that a file is tried on
 _AT_ONCE: Final = 8
-_NEEDS: Final[dict[Format, tuple[str, ...]]] = {
-    "pt2": (),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "safetensors": ("safetensors",),
-}
-_TOLERANCE: Final = 1e-5  # of actions by ONNX Runtime; torch's own file gives the same bits
+Examples: TypeAlias = tuple[Tensor, ...]  # observations [B, ...], and states [B, S] if there are
 
 
 class ExportedPolicy(nn.Module):
@@ -94,21 +89,27 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
 
     PolicyNotLoaded if packages are missing, or if the file does not act as the policy does.
     """
-    missing = [name for name in _NEEDS[form] if importlib.util.find_spec(name) is None]
+    kind = _KINDS[form]
+    missing = [name for name in kind.needs if importlib.util.find_spec(name) is None]
     if missing:
         raise PolicyNotLoaded(
             f"--format {form}: not installed: {', '.join(missing)}. pip install "
             "'gmi-drl[export]', or take --format pt2, which needs nothing."
         )
-    module = exported(policy)
-    examples = observed(policy)
+    module, examples = exported(policy), observed(policy)
     with torch.no_grad():
-        expected = module(*examples)
+        expected = _tuple(module(*examples))
     partial = file.with_name(f".{file.name}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _quiet():
-            said = _WRITERS[form](policy, module, examples, expected, partial)
+            given = kind.write(policy, module, examples, partial)
+        most = max(_distance(mine, its) for mine, its in zip(expected, given, strict=True))
+        if not most <= kind.tolerance:  # NaN is not
+            raise PolicyNotLoaded(
+                f"{file}: what was written acts otherwise than the policy, by up to {most:g}, and "
+                "was removed. Take another --format, and tell us of it."
+            )
         os.replace(partial, file)
     except OSError as error:
         raise PolicyNotLoaded(
@@ -116,7 +117,8 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-    return said
+    how = "equal, bit for bit," if most == 0.0 else f"within {most:.1e}"
+    return f"{how} on {len(examples[0]):,} observations, by {kind.tried_by}"
 
 
 @contextmanager
@@ -139,7 +141,7 @@ def exported(policy: TrainedPolicy) -> ExportedPolicy:
 
 
 @torch.no_grad()
-def observed(policy: TrainedPolicy) -> tuple[Tensor, ...]:
+def observed(policy: TrainedPolicy) -> Examples:
     """Returns observations [B, ...] that the policy meets, and the states [B, S] before them."""
     seen, states = [], []
     with importable(policy.origin.import_path), closing(policy.make_env(_AT_ONCE)) as env:
@@ -162,30 +164,18 @@ def observed(policy: TrainedPolicy) -> tuple[Tensor, ...]:
 
 
 def _write_pt2(
-    policy: TrainedPolicy,
-    module: nn.Module,
-    examples: tuple[Tensor, ...],
-    expected: Any,
-    file: Path,
-) -> str:
+    policy: TrainedPolicy, module: ExportedPolicy, examples: Examples, file: Path
+) -> Examples:
     program = torch.export.export(module, _some(examples), dynamic_shapes=_any_number(examples))
     buffer = io.BytesIO()  # as torch wants its own suffix in the name of a file
     torch.export.save(program, buffer)
     file.write_bytes(buffer.getvalue())
-    given = torch.export.load(io.BytesIO(file.read_bytes())).module()(*examples)
-    for mine, its in zip(_tuple(expected), _tuple(given), strict=True):
-        if not torch.equal(mine, its):
-            raise _differs(file, float((mine - its).abs().max()))
-    return f"equal, bit for bit, on {len(examples[0]):,} observations"
+    return _tuple(torch.export.load(io.BytesIO(file.read_bytes())).module()(*examples))
 
 
 def _write_onnx(
-    policy: TrainedPolicy,
-    module: nn.Module,
-    examples: tuple[Tensor, ...],
-    expected: Any,
-    file: Path,
-) -> str:
+    policy: TrainedPolicy, module: ExportedPolicy, examples: Examples, file: Path
+) -> Examples:
     import onnxruntime  # type: ignore[import-untyped]
 
     names = ["observation", "state"][: len(examples)]
@@ -202,21 +192,12 @@ def _write_onnx(
     )
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     given = session.run(None, dict(zip(names, (one.numpy() for one in examples), strict=True)))
-    most = 0.0
-    for mine, its in zip(_tuple(expected), given, strict=True):
-        most = max(most, float(np.abs(mine.numpy().astype(np.float64) - its).max()))
-    if most > _TOLERANCE:
-        raise _differs(file, most)
-    return f"within {most:.1e} on {len(examples[0]):,} observations, by ONNX Runtime"
+    return tuple(map(torch.from_numpy, given))
 
 
 def _write_safetensors(
-    policy: TrainedPolicy,
-    module: nn.Module,
-    examples: tuple[Tensor, ...],
-    expected: Any,
-    file: Path,
-) -> str:
+    policy: TrainedPolicy, module: ExportedPolicy, examples: Examples, file: Path
+) -> Examples:
     from safetensors.torch import load_file, save_file
 
     tensors = {f"network.{n}": p.detach() for n, p in policy.module.network.named_parameters()}
@@ -227,38 +208,41 @@ def _write_safetensors(
     save_file({n: t.contiguous().clone() for n, t in tensors.items()}, file, metadata)
     read, other = load_file(file), copy.deepcopy(module)
     with torch.no_grad():
-        for name, parameter in other.policy.network.named_parameters():  # type: ignore[union-attr]
-            parameter.fill_(torch.nan)
+        for name, parameter in other.policy.network.named_parameters():
             parameter.copy_(read[f"network.{name}"])
-        given = other(*examples)
-    if not all(map(torch.equal, _tuple(expected), _tuple(given))):
-        raise _differs(file, float("nan"))
-    return f"read again, and equal on {len(examples[0]):,} observations"
+        return _tuple(other(*examples))
 
 
-_WRITERS: Final[dict[Format, Callable[..., str]]] = {
-    "pt2": _write_pt2,
-    "onnx": _write_onnx,
-    "safetensors": _write_safetensors,
+@dataclass(frozen=True)
+class _Kind:
+    """Says how a kind of file is written, which gives what the file gives for the examples."""
+
+    write: Callable[[TrainedPolicy, ExportedPolicy, Examples, Path], Examples]
+    needs: tuple[str, ...]  # packages
+    tolerance: float  # of actions
+    tried_by: str
+
+
+_KINDS: Final[dict[Format, _Kind]] = {
+    "pt2": _Kind(_write_pt2, (), 0.0, "torch"),
+    "onnx": _Kind(_write_onnx, ("onnx", "onnxscript", "onnxruntime"), 1e-5, "ONNX Runtime"),
+    "safetensors": _Kind(_write_safetensors, ("safetensors",), 0.0, "torch, from the file"),
 }
 
 
-def _some(examples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _distance(mine: Tensor, its: Tensor) -> float:
+    return float((mine.detach().double() - its.detach().double()).abs().max())
+
+
+def _some(examples: Examples) -> Examples:
     return tuple(one[:2] for one in examples)
 
 
-def _any_number(examples: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+def _any_number(examples: Examples) -> tuple[dict[int, Any], ...]:
     """Says that the first axis of every input is as long as it is."""
     batch = torch.export.Dim("batch")
     return tuple({0: batch} for _ in examples)
 
 
-def _tuple(value: Any) -> tuple[Tensor, ...]:
+def _tuple(value: Any) -> Examples:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _differs(file: Path, most: float) -> PolicyNotLoaded:
-    return PolicyNotLoaded(
-        f"{file}: what was written acts otherwise than the policy, by up to {most:g}, and was "
-        "removed. Take another --format, and tell us of it."
-    )
