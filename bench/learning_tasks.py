@@ -221,6 +221,17 @@ TASKS = {
         {"name": "appo"}, "500 (SB3 zoo's PPO, 100 k)",
         n_envs=16, horizon=20, max_grad_norm=1.0, gmis=2, sections=_DECOUPLED,
     ),
+    "CartPole-v1-es": Task(  # examples/es_cartpole.yaml
+        env="CartPole-v1",
+        steps=50_000,
+        ours=_ours("CartPole-v1", n_envs=8, horizon=625, net="32", learning_rate=0.05, gamma=1.0),
+        algorithm={
+            "name": "es", "population": 16, "noise": 0.1, "activation": "tanh",
+            "max_grad_norm": None,
+        },
+        sb3=None,
+        reference="500 at best",
+    ),
     "LunarLander-v3": Task(
         env="LunarLander-v3",
         steps=1_000_000,
@@ -337,6 +348,18 @@ TASKS = {
     ),
     "Pendulum-v1-ddpg": _off_policy_pendulum(
         {"name": "ddpg"}, "-152 ± 94 (SB3 zoo, 20 k, one run)",
+    ),
+    "Swimmer-v5-ars": Task(  # examples/ars_swimmer.yaml
+        env="Swimmer-v5",
+        steps=2_000_000,
+        # An update is of eight episodes, which end after 1,000 steps: four environments, both ways.
+        ours=_ours("Swimmer-v5", n_envs=4, horizon=2_000, net="", learning_rate=0.03, gamma=1.0),
+        algorithm={
+            "name": "ars", "population": 8, "noise": 0.02, "activation": "tanh",
+            "max_grad_norm": None,
+        },
+        sb3=None,
+        reference="v3: 355 ± 13 (SB3 zoo, one run)",
     ),
     "HalfCheetah-v5": Task(
         env="HalfCheetah-v5",

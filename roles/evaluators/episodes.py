@@ -16,7 +16,7 @@ from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 
-_STEPS_BETWEEN_LOOKS: Final = 50  # at a GPU: whether an episode goes on
+_KEPT_STEPS: Final = 16
 _NOISE: Final = 8  # the stream of seeds that directions are drawn by
 _EPISODES: Final = 9  # and that of the episodes that they are tried in
 RETURN: Final = 0  # the column of a row that has the undiscounted return
@@ -57,6 +57,7 @@ class PerturbedEpisodes:
         self._longest = min(longest, env.max_episode_steps or longest)
         self._to_env = env_action(env.action_space, env.device)
         self.width = 2 if normalizer is None else 2 + 2 * normalizer.width
+        self._kept = _Kept(env.num_env, (self.width - 2) // 2, env.device)
         self.clock = Clock(env.device)
 
     @torch.no_grad()
@@ -84,34 +85,78 @@ class PerturbedEpisodes:
 
     def _episode(self, seed: int) -> Tensor:
         """Plays one episode in each environment, and returns its row [N, W] of `play`."""
-        env, clock, simulating = self._env, self.clock, phase("simulate")
-        rows = torch.zeros(self.width, env.num_env, dtype=torch.float64, device=env.device)
-        returns, steps, seen = rows[RETURN], rows[STEPS], rows[2:].view(2, -1, env.num_env)
+        env, clock, simulating, kept = self._env, self.clock, phase("simulate"), self._kept
+        rows = torch.zeros(env.num_env, self.width, dtype=torch.float64, device=env.device)
         running = torch.ones(env.num_env, dtype=torch.bool, device=env.device)
         on_host = env.device.type == "cpu"
         clock.begin("simulate")
         observation = env.reset(seed)
         clock.begin("infer")
-        for step_number in range(self._longest):
+        for number in range(self._longest):
             beat("rollout")
+            at = number % _KEPT_STEPS
             normal = observation.to(torch.float32)  # images are bytes
             if self._normalizer is not None:
-                centred = (normal - self._normalizer.mean).T.double()
-                centred = centred.masked_fill_(~running, 0.0)
-                seen[0] += centred
-                seen[1] += centred.square_()
+                kept.observation[at].copy_(normal)
                 normal = self._normalizer.normalize(normal)
             action = self._to_env(self._policies.act(normal))
             clock.begin("simulate")
             with simulating:
                 step = env.step(action)
             clock.begin("infer")
-            returns += step.reward.double().masked_fill_(~running, 0.0)
-            steps += running
-            running &= ~(step.terminated | step.truncated)
+            kept.reward[at].copy_(step.reward)
+            ended = torch.logical_or(step.terminated, step.truncated, out=kept.ended[at])
             observation = step.observation
-            looks = on_host or step_number % _STEPS_BETWEEN_LOOKS == 0
-            if looks and not bool(running.any()):
-                break
+            # A GPU is waited for when what is kept is summed up.
+            last = number + 1 == self._longest
+            if on_host and ended.any():
+                last = last or not bool((running & kept.alive(at + 2)[:, -1]).any())
+            if last or at + 1 == _KEPT_STEPS:
+                running = kept.add_to(rows, running, at + 1, self._normalizer)
+                if last or not bool(running.any()):
+                    break
         clock.stop()
-        return rows.T
+        return rows
+
+
+class _Kept:
+    """The last few steps of N environments, which are summed up together.
+
+    Sums are over all that has room here, with 0 for what does not count, so that they are the same
+    whatever other environments do.
+    """
+
+    def __init__(self, num_env: int, width: int, device: torch.device) -> None:
+        """`width`: of observations; 0: they are not kept."""
+        self._observations = torch.zeros(num_env, width, _KEPT_STEPS, device=device)
+        self._rewards = torch.zeros(num_env, _KEPT_STEPS, dtype=torch.float64, device=device)
+        self._ended = torch.zeros(num_env, _KEPT_STEPS, dtype=torch.bool, device=device)
+        # Views made once: to make one costs as much as what is done with it.
+        self.observation = self._observations.unbind(-1)
+        self.reward, self.ended = self._rewards.unbind(-1), self._ended.unbind(-1)
+
+    def alive(self, count: int) -> Tensor:
+        """Tells which environments [N, count] had not ended before each of the first steps."""
+        ended = self._ended[:, : count - 1].to(torch.int8).cumsum(1)
+        return torch.cat([ended.new_zeros(len(ended), 1), ended], 1) == 0
+
+    def add_to(
+        self, rows: Tensor, running: Tensor, count: int, normalizer: RunningNormalizer | None
+    ) -> Tensor:
+        """Adds the first `count` steps to `rows` [N, W] where episodes are `running` [N].
+
+        Returns which still are.
+        """
+        alive = running[:, None] & self.alive(_KEPT_STEPS + 1)
+        running = alive[:, count].clone()
+        counts = alive[:, :_KEPT_STEPS]
+        counts[:, count:] = False
+        rows[:, RETURN] += self._rewards.masked_fill(~counts, 0.0).sum(-1)
+        rows[:, STEPS] += counts.sum(-1)
+        if normalizer is not None:
+            centred = (self._observations - normalizer.mean[:, None]).double()
+            centred.masked_fill_(~counts[:, None], 0.0)
+            width = normalizer.width
+            rows[:, 2 : 2 + width] += centred.sum(-1)
+            rows[:, 2 + width :] += centred.square_().sum(-1)
+        return running
