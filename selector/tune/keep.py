@@ -29,6 +29,7 @@ from gmi_drl.placement.config.algorithms.common import (
     ReplayConfig,
     SegmentsConfig,
 )
+from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
 
@@ -106,9 +107,11 @@ def by_learning(config: Config) -> bool:
 def is_predicted(config: Config) -> bool:
     """Tells whether it is predicted what an update learns by its size.
 
-    Not with a replay: its batch is drawn, and has the same samples whoever collected them.
+    Not with a replay: its batch is drawn, and has the same samples whoever collected them. Nor with
+    a population: its policies are as many, whoever tries them.
     """
-    return by_learning(config) and not isinstance(config.algorithm, ReplayConfig)
+    unlike = (ReplayConfig, EvolutionConfig)
+    return by_learning(config) and not isinstance(config.algorithm, unlike)
 
 
 def prediction_of(
@@ -136,7 +139,8 @@ def update_of(
     chosen = resolved(config, gmi_per_gpu=gmi_per_gpu, num_env=num_env)
     settings, each = config.algorithm, environments(chosen, topology)
     keep, whole = config.tune.keep, own_update(config, topology)
-    if keep == "none" or config.mode == "serving" or not each:
+    of_population = isinstance(settings, EvolutionConfig)  # episodes end whole, whoever plays them
+    if keep == "none" or config.mode == "serving" or not each or of_population:
         return Update(settings.horizon, each * settings.horizon)
     _, trainers = _roles(chosen, topology)
     _, before = _roles(as_given(config, topology), topology)

@@ -31,6 +31,7 @@ from gmi_drl.placement import (
     to_yaml,
 )
 from gmi_drl.placement.checks.layout import layout_faults
+from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
 from gmi_drl.placement.resolve import shape_of
 from gmi_drl.placement.templates import Roles
 
@@ -231,6 +232,8 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
         yield (f"algorithm {algorithm.name} with network {network}{algorithm.effort}")
     if config.mode == "serving":
         pass
+    elif isinstance(algorithm, EvolutionConfig):
+        yield f"a population of {algorithm.population}, each for a whole episode"
     elif tune.keep == "update":
         least = f"down to {least_horizon(algorithm):,}"
         larger = ", or updates grow" if may_grow(config) else ""

@@ -7,6 +7,7 @@ import pytest
 from gmi_drl.placement import Device, Fault, Topology, check, load_config, resolved
 from gmi_drl.selector.tune.keep import (
     as_given,
+    is_predicted,
     kept_sentence,
     least_horizon,
     may_grow,
@@ -161,6 +162,15 @@ def test_a_learning_rate_that_follows_the_kl_is_left_alone():
 def test_keep_none_leaves_everything():
     update = update_of(config_with("none", **ppo()), CORES, 2, 96)
     assert (update.horizon, update.samples, update.changes) == (128, 24_576, ())
+
+
+@pytest.mark.parametrize("keep", ["update", "gradient_steps", "none"])
+def test_a_population_stays_as_it_is_whoever_plays_it(keep):
+    config = config_with(keep, num_env=8, algorithm={"name": "es", "population": 64})
+    for gmis, num_env in ((1, 8), (2, 8), (2, 16)):
+        update = update_of(config, CORES, gmis, num_env)
+        assert (update.horizon, update.changes) == (config.algorithm.horizon, ())
+    assert not is_predicted(config)
 
 
 def test_a_replay_its_batch_and_its_updates_are_shared_out():
