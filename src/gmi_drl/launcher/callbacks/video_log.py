@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from .callback import Callback, EndedRun, StartedRun
 from .tensorboard_log import FOLDER as TENSORBOARD
+from .tensorboard_log import EventFile
 
 FOLDER: Final = "report/videos"  # in a run's folder: iteration_000050.gif, with films.log
 _KEPT: Final = ".filmed"  # in checkpoints/, while a film is made
@@ -122,17 +123,12 @@ class VideoLog(Callback):
         shutil.rmtree(self._run / "checkpoints" / _KEPT, ignore_errors=True)
 
     def _show(self, file: Path, iteration: int) -> None:
-        events: Any = import_module("tensorboard.compat.proto.event_pb2")
         summary: Any = import_module("tensorboard.compat.proto.summary_pb2")
-        writer: Any = import_module("tensorboard.summary.writer.event_file_writer")
         image = summary.Summary.Image(encoded_image_string=file.read_bytes(), colorspace=3)
         value = summary.Summary.Value(tag="video/greedy", image=image)
-        event = events.Event(
-            step=iteration, wall_time=time.time(), summary=summary.Summary(value=[value])
-        )
-        out = writer.EventFileWriter(str(self._run / TENSORBOARD), filename_suffix=".video")
-        out.add_event(event)
-        out.close()
+        events = EventFile(self._run / TENSORBOARD, ".video")
+        events.add(step=iteration, summary=summary.Summary(value=[value]))
+        events.close()
 
 
 def _linked(checkpoint: Path) -> Path:
