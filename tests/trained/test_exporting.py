@@ -145,3 +145,9 @@ def test_a_card_has_what_hubs_read(train, tmp_path, capsys):
     assert metric["value"] == f"{results['mean']:.2f} +/- {results['std']:.2f}"
     assert {"CartPole-v1", "deep-reinforcement-learning", "ppo"} <= set(metadata["tags"])
     assert 'torch.export.load("policy.pt2")' in body
+
+
+def test_a_card_of_a_file_without_suffix_is_written(train, tmp_path):
+    file = tmp_path / "new" / "policy"
+    assert main(["export", str(train("ppo")), "-o", str(file), "--card"]) == 0
+    assert (file.parent / "README.md").is_file()

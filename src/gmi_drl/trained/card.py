@@ -49,13 +49,21 @@ Trained by gmi-drl {__version__} for {origin.steps:,} environment steps. Mean re
 {len(evaluation.returns)} episodes: {evaluation.mean:,.2f} ± {evaluation.std:,.2f}; interquartile
 mean: {evaluation.iqm:,.2f}. All returns are in `results.json`, all settings in `config.yaml`.
 {film}
-{_USE[Path(file).suffix].format(file=file)}
+{_use(policy, Path(file))}
 What goes in and what comes out:
 
 ```json
 {json.dumps(spaces, indent=1)}
 ```
 """
+
+
+def _use(policy: TrainedPolicy, file: Path) -> str:
+    """Returns how the file is used, or nothing where its suffix does not say what it is."""
+    remembers = policy.module.state_columns > 0
+    return _USE.get((file.suffix, remembers), _USE.get((file.suffix, False), "")).format(
+        file=file.name, state=policy.module.state_columns
+    )
 
 
 def _metadata(algorithm: str, env_id: str, name: str, evaluation: Evaluation) -> dict[str, Any]:
@@ -79,21 +87,38 @@ def _metadata(algorithm: str, env_id: str, name: str, evaluation: Evaluation) ->
 
 
 _USE = {
-    ".pt2": """```python
+    (".pt2", False): """```python
 import torch
 
 policy = torch.export.load("{file}").module()
 action = policy(torch.zeros(1, ...))  # observations [B, ...]
 ```
 """,
-    ".onnx": """```python
+    (".pt2", True): """```python
+import torch
+
+policy = torch.export.load("{file}").module()
+state = torch.zeros(1, {state})  # zero where an episode begins
+action, state = policy(torch.zeros(1, ...), state)  # observations [B, ...]
+```
+""",
+    (".onnx", True): """```python
+import numpy
+import onnxruntime
+
+policy = onnxruntime.InferenceSession("{file}")
+state = numpy.zeros((1, {state}), numpy.float32)  # zero where an episode begins
+action, state = policy.run(None, {{"observation": ..., "state": state}})  # float32 [B, ...]
+```
+""",
+    (".onnx", False): """```python
 import onnxruntime
 
 policy = onnxruntime.InferenceSession("{file}")
 (action,) = policy.run(None, {{"observation": ...}})  # float32 [B, ...]
 ```
 """,
-    ".safetensors": """```python
+    (".safetensors", False): """```python
 from safetensors.torch import load_file
 
 tensors = load_file("{file}")  # network.*, and observation.mean and .inv_std

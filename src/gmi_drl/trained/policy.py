@@ -137,7 +137,7 @@ class TrainedPolicy:
         if self._state is None or len(self._state) != len(rows):
             self._state = self._zeros(len(rows))
         elif began is not None:
-            mask = torch.as_tensor(np.asarray(began), device=self.device).reshape(-1, 1)
+            mask = torch.as_tensor(np.asarray(began, dtype=bool), device=self.device).reshape(-1, 1)
             self._state = self._state.masked_fill(mask, 0.0)
         actions, self._state = self._acted(rows, self._state)
         return self._given_back(actions, single, observation)
