@@ -48,6 +48,8 @@ class Flattener:
     def _write(self, leaf: Leaf, values: NDArray[Any], out: NDArray[Any], first: int = 0) -> None:
         """Write values [N, ...] of a leaf, of the environments from `first` on, into [N, width]."""
         rows = len(values)
+        if rows == 0:
+            return
         if isinstance(leaf, Box | MultiBinary):
             out[...] = values.reshape(rows, -1)
             return

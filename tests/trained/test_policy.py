@@ -191,6 +191,9 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
         gmi_drl.evaluate(folder, episodes=0)
     with pytest.raises(ValueError, match=r"shape \(3,\); must be of Box.*make_env"):
         gmi_drl.load_policy(folder).act(np.zeros(3))
+    with pytest.raises(PolicyNotLoaded, match="device='foo': no device of torch's"):
+        gmi_drl.load_policy(folder, device="foo")
+    assert gmi_drl.load_policy(folder).act(np.zeros((0, 4))).shape == (0,)
     bare = shutil.copytree(folder, tmp_path / "bare")
     shutil.rmtree(bare / "checkpoints")
     with pytest.raises(CheckpointError, match="manifest"):

@@ -146,7 +146,7 @@ def observed(policy: TrainedPolicy) -> Examples:
     seen, states = [], []
     with importable(policy.origin.import_path), closing(policy.make_env(_AT_ONCE)) as env:
         observation = env.reset()
-        state = torch.zeros(_AT_ONCE, policy.module.state_columns)
+        state = torch.zeros(_AT_ONCE, policy.module.state_columns, device=policy.device)
         for _ in range(-(-OBSERVATIONS // _AT_ONCE)):
             seen.append(observation.clone())
             states.append(state)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from gmi_drl.roles import GMI_manager, GmiContext, load_role
 from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.envs.spaces import leaves
+from gmi_drl.roles.envs.spaces import action_columns, leaves
 from gmi_drl.roles.policies.description import load_policy as load_weights
 from gmi_drl.roles.policies.policy import GreedyActor, SamplingActor
 from gmi_drl.roles.policies.structure import structured_space
@@ -202,7 +202,8 @@ class TrainedPolicy:
         """Returns actions [N, ...] in the structure of their space, and the states after them."""
         actions, after = self.module(rows, state)
         return unflattened_action(
-            self.action_space, actions.cpu().numpy().reshape(len(rows), -1)
+            self.action_space,
+            actions.cpu().numpy().reshape(len(rows), action_columns(self.action_space)),
         ), after
 
     def _rows(self, observation: Any) -> tuple[Tensor, bool]:
@@ -265,7 +266,7 @@ def load_policy(
         )
     steps = int(found.manifest.get("steps", 0))
     origin = Origin(folder, found.folder, config, folder.layout(), steps)
-    device = torch.device(device)
+    device = _usable(device)
     with importable(origin.import_path):
         gmi_id = _learners(origin.layout)[0]
         role = _role_of(origin, gmi_id, device)
@@ -276,6 +277,17 @@ def load_policy(
     if warning:
         warnings.warn(warning, stacklevel=2)
     return TrainedPolicy(role, origin, structure, action_space)
+
+
+def _usable(device: str | torch.device) -> torch.device:
+    """Returns a device that is here; PolicyNotLoaded otherwise."""
+    rule = "no device of torch's"
+    with suppress(RuntimeError):
+        wanted = torch.device(device)
+        if wanted.type == "cpu" or (wanted.type == "cuda" and torch.cuda.is_available()):
+            return wanted
+        rule = "no such device can be used here"
+    raise PolicyNotLoaded(f"device={str(device)!r}: {rule}. Use cpu, or cuda where there is a GPU.")
 
 
 def _role_of(origin: Origin, gmi_id: int, device: torch.device) -> ActingRole:
