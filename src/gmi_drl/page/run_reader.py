@@ -304,11 +304,6 @@ def _figure(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _with_spread(mean: float | None, spread: float | None) -> str:
-    text = figure_text(mean)
-    return f"{text} ± {figure_text(spread)}" if text and spread is not None else text
-
-
 def figure_text(value: float | None) -> str:
     """Words a figure of a run, which may be any number; "" for none."""
     if value is None:
