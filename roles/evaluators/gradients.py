@@ -67,6 +67,15 @@ class GradientMaker:
         torch.autograd.backward(losses.total)
         return torch.stack([losses.stats[name].detach() for name in algorithm.stats])
 
+    def clip(self, max_norm: float | None) -> None:
+        """Scale `gradient` to a norm of at most `max_norm`, if there is one.
+
+        Who holds a piece of the parameters does not know the norm of the whole.
+        """
+        if max_norm:
+            norm = float(torch.linalg.vector_norm(self.gradient))
+            self.gradient.mul_(min(1.0, max_norm / (norm + 1e-6)))
+
 
 def moments_of(algorithm: Algorithm, normalizers: Normalizers) -> int:
     """Counts the moments of a batch: the algorithm's, and those of what was observed."""
@@ -178,9 +187,7 @@ class GradientLoop(RolloutLoop):
         self._moments = maker.measure(batch).clone()
         maker.prepare(batch, self._moments[None])
         self._losses = maker.differentiate(joined(batch))
-        if self._most:  # who holds a piece does not know the norm of the whole
-            norm = float(torch.linalg.vector_norm(maker.gradient))
-            maker.gradient.mul_(min(1.0, self._most / (norm + 1e-6)))
+        maker.clip(self._most)
 
     def _pack(self, place: int, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
         share, moments = self._shares[place], self._moments

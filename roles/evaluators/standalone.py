@@ -24,7 +24,6 @@ from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import RoleError, SampleLost
 from gmi_drl.roles.optimizers.learner import Shard
-from gmi_drl.roles.policies.normalize import merge_moments
 from gmi_drl.roles.policies.structure import structured_space
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
@@ -171,14 +170,11 @@ class Evaluator:
         slices = [_value(answer) for answer in self._pulled or [_ask(s, "pull") for s in shards]]
         self._pulled = []
         made = self.gradient({**statistics, "parameters": np.concatenate(slices)}, steps)
-        most, vector = self._graph.spec.settings.max_grad_norm, made.vector
-        if most:
-            norm = float(torch.linalg.vector_norm(self._maker.gradient))
-            vector = vector * np.float32(min(1.0, most / (norm + 1e-6)))
+        self._maker.clip(self._graph.spec.settings.max_grad_norm)
         ends = np.cumsum([len(one) for one in slices])[:-1]
-        parts = np.split(vector, ends)
+        parts = np.split(self._maker.gradient.numpy().copy(), ends)
         self._pulled = [_ask(s, "push", part, rate) for s, part in zip(shards, parts, strict=True)]
-        return replace(made, vector=vector[:0])
+        return replace(made, vector=made.vector[:0])
 
     def measure(self, weights: Weights, steps: int) -> np.ndarray[Any, Any]:
         """Collects a horizon; returns its moments, the algorithm's and those of observations."""
@@ -256,13 +252,6 @@ def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
     """Returns the codec of what an evaluator of `num_env` environments samples."""
     sent = sent_columns(graph.policy, graph.algorithm.recorded)
     return BatchCodec(graph.batch(1), num_env, sent, stats=0)
-
-
-def learn_observations(graph: PolicyGraph, everyone: Tensor) -> None:
-    """Takes in what all have seen, after an update: moments [k, m] as `measured` gives them."""
-    if graph.normalizers.observations is not None:
-        seen = everyone[:, graph.algorithm.num_batch_moments :]
-        graph.normalizers.observations.update(merge_moments(seen))
 
 
 def _fresh() -> Sequence[str]:

@@ -26,6 +26,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 
 from . import round_steps
 from .gradient_step import check_finite
+from .in_flight import InFlight
 from .learner import Learner
 from .optimizer import NoMore, Round
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
 
+Brought = tuple[Tensor, list[float], Tensor, Tensor]  # see GradientCodec.unpack
 _GENERATION: Final = 32  # bits of a count of gradients, below those of who is in the group
 
 
@@ -71,7 +73,8 @@ class AsyncGradients:
         self.progress = Progress(mgr.layout)
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
-        self._began: dict[int, int] = {}  # by agent: the updates before it was asked
+        self._in_flight = InFlight(self._idle, self._ask, self._first)
+        self._iteration = 0
         self._taken: dict[int, int] = {}  # by agent: its gradients, since all last met anew
 
     def connect(self, group: Group, iteration: int) -> None:
@@ -86,7 +89,7 @@ class AsyncGradients:
         self.learner.connect(group)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
-        learner, start = self.learner, perf_counter()
+        learner, start, self._iteration = self.learner, perf_counter(), iteration
         self._algorithm.before_sampling(steps)
         seen, lags, train_s = Seen(0.0, 0.0, 0.0), [], 0.0
         seconds = {agent: [0.0, 0.0, 0.0, 0.0] for agent in self._agents}
@@ -94,24 +97,15 @@ class AsyncGradients:
         learner.noise.begin(int(each))
         for number in range(len(self._agents)):
             learner.anneal((steps + number * each) / self._total_steps)
-            brought: list[tuple[Tensor, list[float], Tensor, Tensor]] = []
-
-            def take(_: int, memory: Tensor, brought: list[Any] = brought) -> None:
-                gradient, *told = self._codec.unpack(memory)
-                brought.append((gradient.clone(), *told))
-
             try:
                 with phase("wait"):
-                    for agent in self._agents:
-                        if agent not in self._coordinator.asked:
-                            self._ask(agent, iteration)
-                    agent = self._coordinator.first(take)
+                    agent, brought, lag = self._in_flight.next(learner.updates)
             except LinkEnded:
                 return NoMore(stopped=False)
             begun = perf_counter()
-            ((gradient, stats, moments, losses),) = brought
+            gradient, stats, moments, losses = brought
+            lags.append(lag)
             with phase("train"):
-                lags.append(learner.updates - self._began[agent])
                 self._taken[agent] += 1
                 self._apply(gradient, losses, moments)
             train_s += perf_counter() - begun
@@ -129,17 +123,28 @@ class AsyncGradients:
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
     def _apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
-        """Take a step down a gradient; see Learner.apply."""
-        self.learner.apply(gradient, losses, moments)
+        """Take a step down a gradient; see Learner.apply_with."""
+        self.learner.apply_with(gradient, losses, moments)
 
     def _end(self) -> dict[str, float | None]:
         """End a round; what its losses came to, which may not be finite."""
         return self.learner.stats()
 
-    def _ask(self, agent: int, iteration: int) -> None:
-        self._began[agent] = self.learner.updates
+    def _idle(self) -> list[int]:
+        return [agent for agent in self._agents if agent not in self._coordinator.asked]
+
+    def _ask(self, agent: int) -> None:
         write = self._share.published.write
-        self._coordinator.ask(agent, iteration, write, self._taken[agent])
+        self._coordinator.ask(agent, self._iteration, write, self._taken[agent])
+
+    def _first(self) -> tuple[int, Brought]:
+        brought: list[Brought] = []
+
+        def take(_: int, memory: Tensor) -> None:
+            gradient, stats, moments, losses = self._codec.unpack(memory)
+            brought.append((gradient.clone(), stats, moments, losses))
+
+        return self._coordinator.first(take), brought[0]
 
     def _still(self) -> None:
         send_heartbeat(self._mgr.tally, self._mgr.GMI_id)

@@ -135,6 +135,11 @@ class Descent:
         else:
             self._rate.fill_(value)
 
+    @classmethod
+    def of_piece(cls, piece: FlatParameters | Piece, settings: AlgorithmConfig) -> Descent:
+        """Returns that of a piece, whose gradients were clipped where they are whole."""
+        return cls(piece, settings.model_copy(update={"max_grad_norm": None}))
+
     def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
         """Takes one step down `gradient` [n], which is not written to; `kl` is a scalar.
 

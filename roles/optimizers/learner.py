@@ -217,19 +217,29 @@ class Learner:
         self._after_step()
         return extras
 
-    def apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
+    def apply(self, gradient: Tensor, losses: Tensor) -> None:
         """Take one step down a gradient [n] that was made elsewhere, by a learner without peers.
 
-        `losses`: what its loss reports, in the order of `stats`; `moments`: those of its batch, the
-        algorithm's and then those of what was observed.
+        `losses`: what its loss reports, in the order of `stats`.
         """
         beat("update")
-        algorithm, own = self.algorithm, self.algorithm.num_batch_moments
-        algorithm.learn_batch_moments(moments[None, :own])
         self._step.apply(gradient, losses)
-        if self._observations is not None:
-            self._observations.update(moments[own:])
         self._after_step()
+
+    def apply_with(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
+        """Take one step as `apply` does, with the moments [m] of the batch of that gradient.
+
+        They are the algorithm's, and then those of what was observed.
+        """
+        self.algorithm.learn_batch_moments(moments[None, : self.algorithm.num_batch_moments])
+        self.apply(gradient, losses)
+        self.learn_observations(moments[None])
+
+    def learn_observations(self, everyone: Tensor) -> None:
+        """Take in what all have observed, after an update: moments [k, m] as for `apply_with`."""
+        if self._observations is not None:
+            seen = everyone[:, self.algorithm.num_batch_moments :]
+            self._observations.update(merge_moments(seen))
 
     def observe(self, batch: Batch, first_epoch: Sequence[Losses] = ()) -> None:
         """Merge what all trainers saw in a batch into the observation normaliser; collective.

@@ -46,8 +46,7 @@ class ParameterServer(AsyncGradients):
         self._group, parameters = group, self.learner.parameters
         self._pieces = [Piece(parameters, at, group.size) for at in range(group.size)]
         self._piece = self._pieces[group.rank]
-        unclipped = settings.model_copy(update={"max_grad_norm": None})  # who sends has clipped
-        self._descent = Descent(self._piece, unclipped)
+        self._descent = Descent.of_piece(self._piece, settings)
         self._losses = torch.zeros(len(role.algorithm.stats), device=parameters.data.device)
         self._count = 0
 

@@ -146,7 +146,7 @@ class Population:
         learner = self.learner
         flat = torch.zeros_like(learner.parameters.data)
         learner.parameters.unpack(gradient, flat)
-        learner.apply(flat, stats, self._moments(rows))
+        learner.apply_with(flat, stats, self._moments(rows))
         return lost
 
     def _moments(self, rows: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmi_drl.comm import solo_group
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
-from gmi_drl.roles.optimizers.descent import Stepper
 from gmi_drl.roles.optimizers.gradient_step import check_finite
+from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 
 
@@ -152,12 +153,6 @@ class EvaluatorOptimizer:
         """End the evaluators that are actors; those of this process let their environments go."""
         self.fleet.close()
 
-    def _anneal(self, descent: Stepper) -> None:
-        """Set the learning rate for how far training is, if it is scheduled."""
-        if self._settings.anneals and self._total_steps:
-            left = max(1.0 - self.steps / self._total_steps, 0.0)
-            descent.learning_rate = self._settings.learning_rate * left
-
     def _result(self, seen: Seen, samples: int, stats: dict[str, float | None]) -> dict[str, Any]:
         """Counts `samples` evaluators' horizons, and returns what a round came to."""
         check_finite(stats)
@@ -166,6 +161,34 @@ class EvaluatorOptimizer:
         return_mean, length_mean = self._episodes.means()
         counts = {"steps": self.steps, "updates": self.updates, "dropped": self.dropped}
         return {**counts, "return_mean": return_mean, "length_mean": length_mean, **stats}
+
+
+class Learning(EvaluatorOptimizer):
+    """Optimizers that take the steps of the parameters here."""
+
+    def _learn_by(self, learner: Learner) -> None:
+        """Have `learner`, of the graph's algorithm, take the steps."""
+        self._learner = learner
+        learner.connect(solo_group())
+        self.graph.parameters = learner.parameters
+
+    def _anneal(self) -> None:
+        """Set the learning rate for how far training is, if it is scheduled."""
+        if self._total_steps:
+            self._learner.anneal(self.steps / self._total_steps)
+
+    def _learned(self, seen: Seen, samples: int) -> dict[str, Any]:
+        """Returns `_result` of what the learner has done since the last time."""
+        self.updates = self._learner.updates
+        return self._result(seen, samples, self._learner.stats())
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"descent": self._learner.descent.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._learner.descent.load_state_dict(state["descent"])
+        self._learner.updates = self.updates
 
 
 def checked_drop(drop_slowest: int, size: int) -> int:

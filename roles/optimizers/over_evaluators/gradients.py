@@ -12,43 +12,15 @@ from torch import Tensor
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import SampleLost
 from gmi_drl.roles.evaluators.graph import tensor_of
-from gmi_drl.roles.evaluators.standalone import Gradient, learn_observations
-from gmi_drl.roles.optimizers.descent import Descent
+from gmi_drl.roles.evaluators.standalone import Gradient
+from gmi_drl.roles.optimizers.in_flight import InFlight
+from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import Seen
 
-from .base import EvaluatorOptimizer, checked_drop
+from .base import Learning, checked_drop
 
 
-class Descending(EvaluatorOptimizer):
-    """Optimizers that are brought gradients, and take the steps here."""
-
-    def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:
-        super().__init__(algorithm, evaluators, **rest)
-        self._descent = Descent(self.graph.parameters, self._settings)
-
-    def _descend(self, gradients: Sequence[Gradient]) -> dict[str, float | None]:
-        """Takes one step down the mean of gradients; what they report, in the mean."""
-        stats = self.graph.algorithm.stats
-        vector = _mean([one.vector for one in gradients])
-        means = _mean([one.stats for one in gradients])
-        kl = means[stats.index("kl")] if "kl" in stats else torch.zeros(())
-        self._anneal(self._descent)
-        with torch.no_grad():
-            self._descent.step(vector, kl)
-        self.updates += 1
-        self.graph.algorithm.after_step(self.updates)
-        told: dict[str, float | None] = dict(zip(stats, means.tolist(), strict=True))
-        return told | {"learning_rate": self._descent.learning_rate}
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"descent": self._descent.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._descent.load_state_dict(state["descent"])
-
-
-class AllReduce(Descending):
+class AllReduce(Learning):
     """Every evaluator differentiates its own sample; the mean of their gradients is applied."""
 
     name = "all_reduce"
@@ -64,6 +36,7 @@ class AllReduce(Descending):
         """`drop_slowest`: a round goes on with all but so many, those who sampled first."""
         super().__init__(algorithm, evaluators, **rest)
         self._drop = checked_drop(drop_slowest, self.fleet.size)
+        self._learn_by(Learner(self.graph.algorithm, torch.Generator()))
 
     def step(self) -> dict[str, Any]:
         while True:
@@ -88,20 +61,17 @@ class AllReduce(Descending):
         algorithm.learn_batch_moments(everyone[:, : algorithm.num_batch_moments])
         self._round += 1  # who has not sampled yet is late
         self._ask_all(there, "minibatches", everyone.numpy())
-        told: list[dict[str, float | None]] = []
+        self._anneal()
         gradients: list[Gradient] = []
         for _ in range(settings.epochs * settings.minibatches):
             gradients = self._ask_all(there, "minibatch", self.fleet.put(self.graph.weights()))
-            told.append(self._descend(gradients))
-        learn_observations(self.graph, everyone)
+            vector = _mean([one.vector for one in gradients])
+            self._learner.apply(vector, _mean([one.stats for one in gradients]))
+        self._learner.learn_observations(everyone)
         seen = Seen(0.0, 0.0, 0.0)
         for one in gradients:
             seen = seen.plus(one.episodes)
-        means: dict[str, float | None] = {
-            name: float(np.mean([one[name] for one in told])) for name in algorithm.stats
-        }
-        means["learning_rate"] = told[-1]["learning_rate"]
-        return self._result(seen, len(there), means)
+        return self._learned(seen, len(there))
 
     def _ask_all(self, numbers: Sequence[int], what: str, *arguments: Any) -> list[Any]:
         """Asks these for the same; their answers in that order."""
@@ -114,7 +84,7 @@ class AllReduce(Descending):
         return [answers[number] for number in numbers]
 
 
-class AsyncGradients(Descending):
+class AsyncGradients(Learning):
     """Each evaluator has a gradient under way; who brings one first is applied, and goes on.
 
     A3C, where the algorithm is A2C (Mnih et al., 2016): a gradient is of parameters as old as the
@@ -126,25 +96,18 @@ class AsyncGradients(Descending):
 
     def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:
         super().__init__(algorithm, evaluators, **rest)
-        self._began: dict[int, int] = {}  # by evaluator: the updates that its weights have had
+        self._in_flight = InFlight(self._idle, self._ask_for_gradient, self._first)
+        self._learn_by(Learner(self.graph.algorithm, torch.Generator()))
 
     def step(self) -> dict[str, Any]:
-        answered = None
-        while answered is None:
-            for number in self._idle():
-                self._began[number] = self.updates
-                self._ask(number, "gradient", self.graph.weights(), self.steps)
-            answered = self._first()
-        number, gradient = answered
-        lag = self.updates - self._began[number]
-        moments, algorithm = (
-            tensor_of(gradient.moments)[None],
-            self.graph.algorithm,
-        )
-        algorithm.learn_batch_moments(moments[:, : algorithm.num_batch_moments])
-        stats = self._descend([gradient])
-        learn_observations(self.graph, moments)
-        return self._result(gradient.episodes, 1, stats) | {"lag": lag}
+        _, gradient, lag = self._in_flight.next(self.updates)
+        self._anneal()
+        vector, stats, moments = map(tensor_of, (gradient.vector, gradient.stats, gradient.moments))
+        self._learner.apply_with(vector, stats, moments)
+        return self._learned(gradient.episodes, 1) | {"lag": lag}
+
+    def _ask_for_gradient(self, number: int) -> None:
+        self._ask(number, "gradient", self.graph.weights(), self.steps)
 
 
 def _mean(arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from gmi_drl.comm import solo_group
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.evaluators.graph import tensor_of
 from gmi_drl.roles.evaluators.standalone import Sample, codec_of
@@ -18,10 +17,10 @@ from gmi_drl.roles.optimizers.learner import Learner, Shard
 from gmi_drl.roles.samples.codec import complete
 from gmi_drl.roles.samples.episodes import Seen
 
-from .base import EvaluatorOptimizer, checked_drop
+from .base import Learning, checked_drop
 
 
-class Local(EvaluatorOptimizer):
+class Local(Learning):
     """Evaluators sample; all epochs are trained here, and the weights go back."""
 
     name = "local"
@@ -48,9 +47,7 @@ class Local(EvaluatorOptimizer):
         each = graph.pieces_each
         shards = [Shard.of(each, num_env, self._spec.seed, i) for i in range(self._width)]
         generator = torch.Generator().manual_seed(self._spec.seed)
-        self._learner = Learner(graph.algorithm, generator, self._batch, shards=shards)
-        self._learner.connect(solo_group())
-        graph.parameters = self._learner.parameters
+        self._learn_by(Learner(graph.algorithm, generator, self._batch, shards=shards))
 
     def step(self) -> dict[str, Any]:
         self._round += 1
@@ -71,18 +68,9 @@ class Local(EvaluatorOptimizer):
             self._take(sample, (taken if self._drop else places[number]) * num_env)
             seen, taken = seen.plus(sample.episodes), taken + 1
         complete(self._batch, self.graph.policy, self.graph.normalizers.observations)
-        self._anneal(self._learner.descent)
+        self._anneal()
         self._learner.update(self._batch)
-        self.updates = self._learner.updates
-        return self._result(seen, self._width, self._learner.stats())
+        return self._learned(seen, self._width)
 
     def _take(self, sample: Sample, first: int) -> None:
         self._codec.unpack(tensor_of(sample.memory), self._batch, first)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"descent": self._learner.descent.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._learner.descent.load_state_dict(state["descent"])
-        self._learner.updates = self.updates

@@ -19,10 +19,11 @@ from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
-from gmi_drl.roles.evaluators.standalone import Evaluator, learn_observations
+from gmi_drl.roles.evaluators.standalone import Evaluator
 from gmi_drl.roles.optimizers.descent import Descent
+from gmi_drl.roles.optimizers.in_flight import InFlight
 from gmi_drl.roles.policies import PARAMETER_MULTIPLE
-from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, Piece
 
 from .base import EvaluatorOptimizer
 
@@ -34,8 +35,7 @@ class ParameterShard:
 
     def __init__(self, slice_: np.ndarray[Any, Any], settings: AlgorithmConfig) -> None:
         self._slice = FlatParameters(nn.ParameterList([tensor_of(slice_)]))
-        unclipped = settings.model_copy(update={"max_grad_norm": None})  # who pushes has clipped
-        self._descent = Descent(self._slice, unclipped)
+        self._descent = Descent.of_piece(self._slice, settings)
 
     def pull(self) -> np.ndarray[Any, Any]:
         """Returns a copy of the parameters [n]."""
@@ -81,39 +81,37 @@ class ParameterServer(EvaluatorOptimizer):
                 "(normalize_value), and here that lies in the shards. Give the evaluators settings "
                 "with normalize_value=False, and a reward_scale that brings returns near 1."
             )
-        parameters = self.graph.parameters.data.detach().numpy()
-        pieces = len(parameters) // PARAMETER_MULTIPLE
+        parameters = self.graph.parameters
+        pieces = parameters.numel // PARAMETER_MULTIPLE
         if not 1 <= shards <= pieces:
             raise RoleError(
                 f"shards={shards}; must be between 1 and {pieces}, as parameters are cut in "
                 f"pieces of {PARAMETER_MULTIPLE}. Choose one of these."
             )
-        ends = [PARAMETER_MULTIPLE * (pieces * i // shards) for i in range(1, shards)]
         make: Callable[..., Any] = ParameterShard
         if not all(isinstance(one, Evaluator) for one in evaluators):
             options = {"max_restarts": -1, "checkpoint_every": _CHECKPOINT_EVERY, "num_threads": 1}
             make = runtime.remote(**options)(ParameterShard).remote
-        self._shards = [make(one, self._settings) for one in np.split(parameters, ends)]
-        self._began: dict[int, int] = {}  # by evaluator: the updates before it was asked
+        self._shards = [
+            make(Piece(parameters, at, shards).data.detach().numpy(), self._settings)
+            for at in range(shards)
+        ]
+        self._in_flight = InFlight(self._idle, self._ask_to_push, self._first)
 
     def step(self) -> dict[str, Any]:
-        answered = None
-        while answered is None:
-            for number in self._idle():
-                self._began[number] = self.updates
-                arguments = (self._shards, self.graph.statistics(), self.steps, self._rate())
-                self._ask(number, "push", *arguments)
-            answered = self._first()
-        number, gradient = answered
-        moments, algorithm = (
-            tensor_of(gradient.moments)[None],
-            self.graph.algorithm,
-        )
-        algorithm.learn_batch_moments(moments[:, : algorithm.num_batch_moments])
-        learn_observations(self.graph, moments)
-        lag, self.updates = self.updates - self._began[number], self.updates + 1
+        _, gradient, lag = self._in_flight.next(self.updates)
+        algorithm, moments = self.graph.algorithm, tensor_of(gradient.moments)
+        own = algorithm.num_batch_moments
+        algorithm.learn_batch_moments(moments[None, :own])
+        if (observations := self.graph.normalizers.observations) is not None:
+            observations.update(moments[own:])
+        self.updates += 1
         stats = dict(zip(algorithm.stats, gradient.stats.tolist(), strict=True))
         return self._result(gradient.episodes, 1, stats) | {"lag": lag}
+
+    def _ask_to_push(self, number: int) -> None:
+        statistics = self.graph.statistics()
+        self._ask(number, "push", self._shards, statistics, self.steps, self._rate())
 
     def foreach_policy(self, function: Callable[[PolicyGraph], Any]) -> list[Any]:
         self._pull()
