@@ -40,7 +40,7 @@ from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
-from gmi_drl.roles.samples.replay import Replay
+from gmi_drl.roles.samples.replay import ReplayBuffer
 
 EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
 CLAIM: Final = 0.5  # percent of an update
@@ -132,7 +132,7 @@ class Update:
         if replays:
             assert isinstance(settings, ReplayConfig)
             its = settings.model_copy(update={"replay_start": 0})
-            replay = Replay.of(its, self._batch, cls.replayed, draw)
+            replay = ReplayBuffer.of(its, self._batch, cls.replayed, draw)
             self._train = OnReplay(self.learner, replay).update
 
     def __call__(self) -> float:

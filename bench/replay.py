@@ -40,7 +40,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import (
     Limiter,
     PrioritizedSampler,
-    Replay,
+    ReplayBuffer,
     Sampler,
     Storage,
     UniformSampler,
@@ -81,7 +81,7 @@ class Ours:
         if prioritized:
             self.sampler = PrioritizedSampler(self.storage.places, CPU, alpha=ALPHA, beta=BETA)
         generator = torch.Generator().manual_seed(0)
-        self.replay = Replay(self.storage, self.sampler, Limiter(0, 1.0), SIZE, generator)
+        self.replay = ReplayBuffer(self.storage, self.sampler, Limiter(0, 1.0), SIZE, generator)
         for _ in range(-(-rows // (STEPS * ENVS))):
             self.replay.put(self.batch)
         self.priorities = torch.rand(SIZE)
@@ -172,7 +172,7 @@ class OfStacks:
         batch = stacks()
         self.storage = Storage(batch, COLUMNS, rows, CPU, stacking=stacking)
         sampler, generator = UniformSampler(self.storage.places, CPU), torch.Generator()
-        self.replay = Replay(self.storage, sampler, Limiter(0, 1.0), IMAGE_SIZE, generator)
+        self.replay = ReplayBuffer(self.storage, sampler, Limiter(0, 1.0), IMAGE_SIZE, generator)
         for _ in range(-(-rows // batch["reward"].numel())):
             self.replay.put(batch)
 

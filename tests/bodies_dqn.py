@@ -11,7 +11,7 @@ from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.policies.q_network import QNetwork
 from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.samples.replay import Replay
+from gmi_drl.roles.samples.replay import ReplayBuffer
 
 WIDTH, ACTIONS = 4, 3
 CHOICES = spaces.Discrete(ACTIONS)
@@ -50,7 +50,7 @@ def trains_of(seed, capacity=50, normalizers=None, pool=None, its=SETTINGS, **li
             "sampler": limits.get("sampler", "uniform"),
         }
     )  # fmt: skip
-    replay = Replay.of(settings, experience(torch.Generator()), DQN.replayed, generator)
+    replay = ReplayBuffer.of(settings, experience(torch.Generator()), DQN.replayed, generator)
     algorithm = algorithm_of(network(its), its, normalizers)
     learner = Learner(algorithm, generator, pool=pool, static=None if pool is None else True)
     return OnReplay(learner, replay)

@@ -16,7 +16,7 @@ from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch, RowLayout
-from gmi_drl.roles.samples.replay import Limiter, Replay, Storage, UniformSampler
+from gmi_drl.roles.samples.replay import Limiter, ReplayBuffer, Storage, UniformSampler
 
 WIDTH, DEVIATION, MEAN = 64, 2.0, 0.25
 NOISE_SCALE = WIDTH * DEVIATION**2 / (WIDTH * MEAN**2)  # tr(Sigma) / |G|^2 = 64 samples
@@ -71,7 +71,7 @@ class Trains:
             batch = Batch({"raw_observation": torch.zeros(shape)})
             storage = Storage(batch, ["raw_observation"], 16_384, device)
             sampler = UniformSampler(storage.places, device)
-            replay = Replay(storage, sampler, limiter, 64, generator)
+            replay = ReplayBuffer(storage, sampler, limiter, 64, generator)
             self.learner = Learner(algorithm, generator)
             self._update = OnReplay(self.learner, replay).update
         else:

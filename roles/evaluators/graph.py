@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,22 +65,26 @@ class PolicyGraph:
             filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
         )  # fmt: skip
 
-    def statistics(self) -> Weights:
-        """Returns the weights without the parameters, copied."""
+    def acting(self) -> Weights:
+        """Returns what another graph of this spec needs to act alike, copied."""
         there = {name: one.state_dict()["moments"].numpy() for name, one in self._running.items()}
-        return {"algorithm": self.algorithm.state_dict(), **there}
+        return {"parameters": self.parameters.data.detach().numpy().copy(), **there}
 
     def weights(self) -> Weights:
         """Returns what another graph of this spec needs to be the same, copied."""
-        return {"parameters": self.parameters.data.detach().numpy().copy(), **self.statistics()}
+        return {**self.acting(), "algorithm": deepcopy(self.algorithm.state_dict())}
+
+    def statistics(self) -> Weights:
+        """Returns the weights without the parameters, copied."""
+        return {name: its for name, its in self.weights().items() if name != "parameters"}
 
     @torch.no_grad()
     def set_weights(self, weights: Weights) -> None:
-        """Be the graph that gave `weights`."""
+        """Be the graph that gave `weights`, or one that acts alike."""
         self.parameters.data.copy_(tensor_of(weights["parameters"]))
         for name, one in self._running.items():
             one.load_state_dict({"moments": tensor_of(weights[name])})
-        if weights["algorithm"]:
+        if weights.get("algorithm"):
             self.algorithm.load_state_dict(weights["algorithm"])
 
 

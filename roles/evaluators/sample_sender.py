@@ -49,6 +49,7 @@ from gmi_drl.roles.samples.codec import (
     dtype_name,
 )
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.seeds import LOSSES
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.runtime.cache_files import replace_file
 
@@ -57,7 +58,6 @@ from .first_priorities import FirstPriorities
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
-_LOSSES: Final = 7  # a stream of random numbers: see GMI_manager.seed
 _GROUPINGS: Final = {"mcc": mcc, "ucc": ucc, "joined": joined}
 
 
@@ -71,7 +71,7 @@ class SampleSender:
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
         self._collector = role.collector(env, role.batch(env.num_env))
-        generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(_LOSSES))
+        generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(LOSSES))
         self._first_priorities = FirstPriorities.wanted(
             role.algorithm, self._collector.batch, generator, role.stacking
         )

@@ -8,8 +8,9 @@ business (see `gmi_drl.rl`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from gmi_drl import runtime
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import ALGORITHMS
+from gmi_drl.placement import ALGORITHMS, ReplayConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -30,12 +31,12 @@ from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.samples.minibatch import Minibatch, joined
+from gmi_drl.roles.seeds import ACTIONS, ENVIRONMENTS, LOSSES, seed_of
 
 from .evaluate import evaluate_together
+from .first_priorities import FirstPriorities
 from .gradients import GradientMaker
 from .graph import GraphSpec, PolicyGraph, Weights, tensor_of
-
-_ENVIRONMENTS, _ACTIONS = 1, 2  # streams of seeds
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Sample:
 
     memory: np.ndarray[Any, Any]
     episodes: Seen
+    priorities: np.ndarray[Any, Any] | None = None  # [T, N], where they were asked for
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Says what an evaluator is, as it has begun."""
+
+    spec: GraphSpec
+    num_env: int
+    make_env: Callable[..., VecEnv]  # one environment like its own, of a `seed`
 
 
 @dataclass(frozen=True)
@@ -80,10 +91,11 @@ class Evaluator:
         self._id, self._num_env, self._seed = env, num_env, seed
         self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
         its = algorithm.Settings(**(settings or {}))
-        if its.target_networks or algorithm.whole_segments or "value" not in algorithm.bootstrap:
+        fresh = not algorithm.whole_segments and "value" in algorithm.bootstrap
+        if not (fresh or isinstance(its, ReplayConfig)):
             raise RoleError(
-                f"{algorithm.__name__} is trained on kept or sent experience, and an evaluator "
-                f"samples fresh one. Use one of {', '.join(_fresh())}."
+                f"{algorithm.__name__} is trained on sent experience, and an evaluator samples "
+                f"fresh one, or such as is kept. Use one of {', '.join(_trainable())}."
             )
         with_env = make_env(env, 1, **self._shaped)
         try:
@@ -94,7 +106,7 @@ class Evaluator:
         finally:
             with_env.close()
         self._graph = PolicyGraph(spec)
-        self._rank = self._lives = -1
+        self._rank = self._lives = self._total = -1
         self._env: VecEnv | None = None
         self._collector: Collector | None = None
 
@@ -110,47 +122,60 @@ class Evaluator:
         handle: runtime.ActorHandle = actor.remote(**arguments)
         return handle
 
-    def begin(self, rank: int) -> tuple[GraphSpec, int]:
-        """Begin as evaluator number `rank`, with episodes of its own; its spec and `num_env`."""
-        self._start(rank, 0)
-        return self._graph.spec, self._num_env
+    def begin(self, rank: int, total: int) -> Begun:
+        """Begin as evaluator number `rank` of so many, with episodes of its own."""
+        self._start(rank, total, 0)
+        make = partial(make_env, self._id, 1, **self._shaped)
+        return Begun(self._graph.spec, self._num_env, make)
 
-    def _start(self, rank: int, lives: int) -> None:
+    def _start(self, rank: int, total: int, lives: int) -> None:
         self.close()
-        self._rank, self._lives = rank, lives
-        graph, entropy = self._graph, (self._seed, rank, lives)
-        seeds = np.random.SeedSequence(entropy).generate_state(3)
-        env_seed = int(seeds[_ENVIRONMENTS]) % 2**31
-        self._env = make_env(self._id, self._num_env, **self._shaped, seed=env_seed)
-        self._batch = graph.batch(self._num_env)
-        generator = torch.Generator().manual_seed(int(seeds[_ACTIONS]))
+        self._rank, self._total, self._lives = rank, total, lives
+        graph, num_env = self._graph, self._num_env
+        seeds = partial(seed_of, self._seed, rank, lives=lives)
+        self._env = make_env(self._id, num_env, **self._shaped, seed=seeds(ENVIRONMENTS))
+        self._batch, generator = graph.batch(num_env), torch.Generator().manual_seed(seeds(ACTIONS))
+        graph.algorithm.explore_as(range(rank * num_env, (rank + 1) * num_env), total * num_env)
         self._collector = Collector(self._env, graph.algorithm, self._batch, generator)
-        self._codec = codec_of(graph, self._num_env)
+        self._codec = codec_of(graph, num_env)
+        self._iteration = 0
+        if isinstance(graph.spec.settings, ReplayConfig):
+            noise = torch.Generator().manual_seed(seeds(LOSSES))
+            self._first_priorities = FirstPriorities.wanted(
+                graph.algorithm, self._batch, noise, graph.spec.stacking
+            )
+            return
         self._parts: list[Tensor] = []
         self._count: int = getattr(graph.spec.settings, "minibatches", 1)
         self._minibatch = Minibatch(self._batch, self._count)
-        self._shard = Shard.of(graph.pieces_each, self._num_env, self._seed, rank)
+        self._shard = Shard.of(graph.pieces_each, num_env, self._seed, rank)
         self._maker = GradientMaker(graph.algorithm, graph.normalizers, graph.parameters)
-        self._iteration = 0
         self._moments: Tensor | None = None  # of the batch as it is
         self._pulled: list[Any] = []  # what the shards of a parameter server have answered last
 
-    def save(self) -> tuple[int, int]:
+    def save(self) -> tuple[int, int, int]:
         """Returns what the runtime keeps of it: who it is."""
-        return self._rank, self._lives
+        return self._rank, self._total, self._lives
 
-    def restore(self, state: tuple[int, int]) -> None:
+    def restore(self, state: tuple[int, int, int]) -> None:
         """Go on, in a new process, as the one that gave `state`: in new episodes."""
-        rank, lives = state
+        rank, total, lives = state
         if rank >= 0:
-            self._start(rank, lives + 1)
+            self._start(rank, total, lives + 1)
 
-    def sample(self, weights: Weights, steps: int) -> Sample:
-        """Collects a horizon with a policy that has learned from `steps` steps."""
+    def sample(self, weights: Weights, steps: int, priorities: bool = False) -> Sample:
+        """Collects a horizon with a policy that has learned from `steps` steps.
+
+        `priorities`: give those of each step too, where a replay draws by them and the algorithm
+        says how.
+        """
         self._collect(weights, steps)
         memory = torch.zeros(self._codec.nbytes, dtype=torch.uint8)
         self._codec.pack(memory, self._batch, ())
-        return Sample(memory.numpy(), self._seen)
+        first: np.ndarray[Any, Any] | None = None
+        if priorities and self._first_priorities is not None:
+            first = self._first_priorities.of(self._batch).numpy().copy()
+        return Sample(memory.numpy(), self._seen, first)
 
     def gradient(self, weights: Weights, steps: int) -> Gradient:
         """Collects a horizon, and differentiates the loss of all of it, by its own moments."""
@@ -254,5 +279,6 @@ def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
     return BatchCodec(graph.batch(1), num_env, sent, stats=0)
 
 
-def _fresh() -> Sequence[str]:
-    return [name for name, its in ALGORITHMS.items() if "all_reduce" in its.optimizers]
+def _trainable() -> Sequence[str]:
+    under = {"all_reduce", "replay"}
+    return [name for name, its in ALGORITHMS.items() if under & {*its.optimizers}]

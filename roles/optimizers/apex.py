@@ -9,6 +9,7 @@ agents gave them, where the algorithm says how.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm import Group
@@ -18,7 +19,7 @@ from gmi_drl.roles.samples.replay import MADE, MADE_OF
 
 from .async_samples import AsyncSamples
 from .optimizer import NoMore, Round
-from .replay import on_replay
+from .replay import goals_env, on_replay
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _ALWAYS: Final = ("observation", "raw_observation")
 
 
-def make(role: ActingRole) -> Apex:
+def make(role: ActingRole) -> ApexRounds:
     """Make the optimizer of a role, on the links from its agents.
 
     RoleError where its algorithm does not have sent what its replay keeps.
@@ -43,10 +44,10 @@ def make(role: ActingRole) -> Apex:
             f"{algorithm.__name__}: segment_fields={algorithm.segment_fields}; under apex agents "
             f"send what the replay keeps and makes transitions of. Add {', '.join(lacking)}."
         )
-    return Apex(role)
+    return ApexRounds(role)
 
 
-class Apex(AsyncSamples):
+class ApexRounds(AsyncSamples):
     """One batch of segments a round into the replay, and the updates that are due for it."""
 
     trains_once = False
@@ -55,7 +56,7 @@ class Apex(AsyncSamples):
         super().__init__(role, role.pool(role.mgr.context.device), role.loss_is_capturable())
         config = role.mgr.config
         like = role.batch(config.env.num_env * config.experience.batch_segments)
-        self._replay = on_replay(role, self.learner, like)
+        self._replay = on_replay(self.learner, like, role.stacking, partial(goals_env, role))
 
     def connect(self, group: Group, iteration: int) -> None:
         super().connect(group, iteration)

@@ -38,13 +38,13 @@ Brought = tuple[Tensor, list[float], Tensor, Tensor]  # see GradientCodec.unpack
 _GENERATION: Final = 32  # bits of a count of gradients, below those of who is in the group
 
 
-def make(role: ActingRole) -> AsyncGradients:
+def make(role: ActingRole) -> AsyncGradientRounds:
     """Make the optimizer of a role, over the agents that it is joined with."""
     role.build_for_spaces()
-    return AsyncGradients(role)
+    return AsyncGradientRounds(role)
 
 
-class AsyncGradients:
+class AsyncGradientRounds:
     """Applies the gradients of agents as they come."""
 
     def __init__(self, role: ActingRole) -> None:

@@ -19,20 +19,20 @@ from gmi_drl.comm import Group, solo_group
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.policies.flat_parameters import Piece
 
-from .async_gradients import AsyncGradients
+from .async_gradients import AsyncGradientRounds
 from .descent import Descent, Stepper
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
 
-def make(role: ActingRole) -> ParameterServer:
+def make(role: ActingRole) -> ParameterServerRounds:
     """Make the optimizer of a role, which holds a piece, over the agents of all."""
     role.build_for_spaces()
-    return ParameterServer(role)
+    return ParameterServerRounds(role)
 
 
-class ParameterServer(AsyncGradients):
+class ParameterServerRounds(AsyncGradientRounds):
     """Holds one piece of the parameters, and takes its steps."""
 
     def __init__(self, role: ActingRole) -> None:

@@ -7,15 +7,19 @@ from what it has by then; where all begin so, all wait until there is as much as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gmi_drl.comm import Group
+from gmi_drl.roles.envs.protocol import Stacking, VecEnv
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.hindsight import Hindsight
-from gmi_drl.roles.samples.replay import Replay
+from gmi_drl.roles.samples.replay import ReplayBuffer
+from gmi_drl.roles.seeds import GOALS
 
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
@@ -24,23 +28,32 @@ if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
 
-_GOALS_SEED: Final = (
-    6  # of the environment that says what goals are worth; nothing is drawn from it
-)
-
-
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
     sampling = Sampling.of(role)
     pool, capturable = role.pool(role.mgr.context.device), role.loss_is_capturable()
     learner = Learner(role.algorithm, sampling.generator, pool=pool, capture_loss=capturable)
-    kept = on_replay(role, learner, sampling.batch)
+    kept = on_replay(learner, sampling.batch, role.stacking, partial(goals_env, role))
     return SyncRounds(role.mgr, sampling.evaluators(learner), learner, sampling.generator, kept)
 
 
-def on_replay(role: ActingRole, learner: Learner, batch: Batch) -> OnReplay:
-    """Makes the replay of a role's algorithm, of batches such as `batch`, and what trains on it."""
-    settings, algorithm = role.algorithm.settings, role.algorithm
+def goals_env(role: ActingRole) -> VecEnv:
+    """Makes the environment of a role that says what goals are worth."""
+    env = role.make_env(1, seed=GOALS)
+    role.mgr.close_later(env.close)
+    return env
+
+
+def on_replay(
+    learner: Learner, batch: Batch, stacking: Stacking | None, make_env: Callable[[], VecEnv]
+) -> OnReplay:
+    """Makes the replay of a learner's algorithm, of batches such as `batch`, and trains on it.
+
+    `stacking`: of observations that are stacks of frames. `make_env` is called with hindsight
+    alone: the environment says what goals are worth.
+    """
+    algorithm = learner.algorithm
+    settings = algorithm.settings
     if algorithm.num_batch_moments:
         raise RoleError(
             f"{type(algorithm).__name__}: num_batch_moments={algorithm.num_batch_moments}; under "
@@ -49,13 +62,10 @@ def on_replay(role: ActingRole, learner: Learner, batch: Batch) -> OnReplay:
         )
     hindsight: Hindsight | None = None
     if settings.hindsight:
-        env = role.make_env(1, seed=_GOALS_SEED)
-        role.mgr.close_later(env.close)
         scale = settings.reward_scale
-        hindsight = Hindsight(env, settings.hindsight, scale, learner.generator)
-    # Hindsight changes goals within observations, and what follows them.
-    stacking = None if settings.hindsight else role.stacking
-    replay = Replay.of(settings, batch, algorithm.replayed, learner.generator, stacking)
+        hindsight = Hindsight(make_env(), settings.hindsight, scale, learner.generator)
+        stacking = None  # it changes goals within observations, and what follows them
+    replay = ReplayBuffer.of(settings, batch, algorithm.replayed, learner.generator, stacking)
     return OnReplay(learner, replay, hindsight)
 
 
@@ -63,7 +73,7 @@ class OnReplay:
     """Puts each batch, postprocessed, into a replay, and trains on what is drawn from it."""
 
     def __init__(
-        self, learner: Learner, replay: Replay, hindsight: Hindsight | None = None
+        self, learner: Learner, replay: ReplayBuffer, hindsight: Hindsight | None = None
     ) -> None:
         self.learner, self._replay, self._hindsight = learner, replay, hindsight
         self._saves: bool = learner.algorithm.settings.replay_save

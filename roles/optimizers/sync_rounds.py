@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.evaluators.evaluator import Evaluators, LocalEvaluator
 from gmi_drl.roles.evaluators.remote import RemoteEvaluators
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.seeds import DRAWS
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from gmi_drl.roles.role.manager import GMI_manager
 
     from .replay import OnReplay
-
-_DRAWS: Final = 5  # the stream of seeds that minibatches are drawn by
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Sampling:
         num_env = sum(workers.values()) - drop_slowest * mgr.config.env.num_env
         batch = role.batch(num_env if env is None else env.num_env)
         # By rank, not by GMI: what is learned does not depend on where agents are.
-        seed = mgr.seed(_DRAWS, context.group.rank)
+        seed = mgr.seed(DRAWS, context.group.rank)
         generator = torch.Generator(context.device).manual_seed(seed)
         return cls(role, env, workers, batch, generator, drop_slowest)
 

@@ -27,6 +27,7 @@ from gmi_drl.roles.envs import VecEnv, choose_adapter, make_env
 from gmi_drl.roles.envs.batch_wrappers import unwrapped
 from gmi_drl.roles.envs.compiling import AT_RESET, COMPILES, compiling
 from gmi_drl.roles.errors import ContextError
+from gmi_drl.roles.seeds import seed_of
 
 from . import readiness
 from .closing import Closing
@@ -280,10 +281,7 @@ class GMI_manager:
         that was restarted has other seeds than before: it shall not see the same again.
         """
         mine = self.GMI_id if number is None else number
-        entropy: tuple[int, ...] = (self.config.run.seed, mine, stream)
-        if replaced := self.context.replaced:
-            entropy = (*entropy, replaced)
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        return seed_of(self.config.run.seed, mine, stream, self.context.replaced)
 
     @property
     def timeout(self) -> timedelta:

@@ -7,24 +7,29 @@
     while optimizer.steps < 100_000:
         print(optimizer.step())
 
-Any algorithm of fresh experience, also one of yours, under any optimizer that it allows.
+Any algorithm of fresh or of kept experience, also one of yours, under any optimizer that it allows.
 """
 
 from __future__ import annotations
 
 from gmi_drl.roles.algorithms.a2c import A2C
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
+from gmi_drl.roles.algorithms.dqn import DQN
 from gmi_drl.roles.algorithms.pg import PG
 from gmi_drl.roles.algorithms.ppo import PPO
+from gmi_drl.roles.algorithms.sac import SAC
+from gmi_drl.roles.algorithms.td3 import DDPG, TD3
 from gmi_drl.roles.evaluators.standalone import Evaluator
 from gmi_drl.roles.optimizers.over_evaluators.base import EvaluatorOptimizer
 from gmi_drl.roles.optimizers.over_evaluators.gradients import AllReduce, AsyncGradients
 from gmi_drl.roles.optimizers.over_evaluators.local import Local
 from gmi_drl.roles.optimizers.over_evaluators.parameter_server import ParameterServer
+from gmi_drl.roles.optimizers.over_evaluators.replay import Apex, Replay
 
 __all__ = [
-    "A2C", "PG", "PPO", "Algorithm", "AllReduce", "AsyncGradients", "Evaluator",
-    "EvaluatorOptimizer", "Local", "Losses", "ParameterServer", "PolicyGradient",
+    "A2C", "DDPG", "DQN", "PG", "PPO", "SAC", "TD3", "Algorithm", "AllReduce", "Apex",
+    "AsyncGradients", "Evaluator", "EvaluatorOptimizer", "Local", "Losses", "ParameterServer",
+    "PolicyGradient", "Replay",
 ]  # fmt: skip
 
 PolicyGradient = PG

@@ -13,7 +13,7 @@ from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.errors import PriorityError, RoleError
 from gmi_drl.roles.evaluators.first_priorities import FirstPriorities
 from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.samples.replay import Limiter, PrioritizedSampler, Replay, Storage
+from gmi_drl.roles.samples.replay import Limiter, PrioritizedSampler, ReplayBuffer, Storage
 
 CPU = torch.device("cpu")
 GAMMA = 0.9
@@ -124,7 +124,7 @@ def replay_of(capacity):
     like = Batch({"number": torch.zeros(1, 2)})
     storage = Storage(like, ["number"], capacity, CPU)
     sampler = PrioritizedSampler(storage.places, CPU, alpha=0.5, eps=0.25)
-    return Replay(storage, sampler, Limiter(0, 1.0), 4, generator())
+    return ReplayBuffer(storage, sampler, Limiter(0, 1.0), 4, generator())
 
 
 @pytest.mark.parametrize("capacity", [6, 16, 200])

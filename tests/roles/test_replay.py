@@ -16,7 +16,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import (
     Limiter,
     PrioritizedSampler,
-    Replay,
+    ReplayBuffer,
     Storage,
     UniformSampler,
 )
@@ -166,7 +166,7 @@ def of_numbers(capacity, batch_size, like=None, limiter=None, seed=0, sampler=Un
     batch = Batch({"number": torch.zeros(1, 1) if like is None else like})
     storage = Storage(batch, ["number"], capacity, CPU)
     generator = torch.Generator().manual_seed(seed)
-    return Replay(
+    return ReplayBuffer(
         storage, sampler(storage.places, CPU), limiter or Limiter(0, 1.0), batch_size, generator
     )
 
@@ -350,7 +350,7 @@ def test_what_is_no_priority_is_told_with_its_environment_and_step(bad, static):
     world = World(3)
     storage = storage_of(world, 30)
     sampler = prioritized(storage.places, static=static)
-    replay = Replay(storage, sampler, Limiter(0, 1.0), 4, torch.Generator())
+    replay = ReplayBuffer(storage, sampler, Limiter(0, 1.0), 4, torch.Generator())
     for _ in range(3):
         replay.put(world.batch(5))
     place = next(p for p in range(storage.places) if storage.whose(p) == (1, 12))
@@ -423,7 +423,7 @@ def test_sums_follow_all_that_is_filled(fills):
 
 def replay_of(settings, world, seed=3):
     generator = torch.Generator().manual_seed(seed)
-    return Replay.of(settings, World(world.num_env).batch(2), DQN.replayed, generator)
+    return ReplayBuffer.of(settings, World(world.num_env).batch(2), DQN.replayed, generator)
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])

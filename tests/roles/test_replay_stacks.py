@@ -10,7 +10,7 @@ from device_only import DeviceOnly
 from gmi_drl.roles.algorithms.dqn import DQN
 from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.samples.batch import Batch
-from gmi_drl.roles.samples.replay import Limiter, PrioritizedSampler, Replay, Storage
+from gmi_drl.roles.samples.replay import Limiter, PrioritizedSampler, ReplayBuffer, Storage
 
 CPU = torch.device("cpu")
 GAMMA = 0.9
@@ -170,7 +170,7 @@ def test_on_a_gpu_nothing_waits_for_what_is_kept_and_drawn():
     how = {"n_step": 3, "gamma": GAMMA, "stacking": stacking, "static": True}
     storage = Storage(like, DQN.replayed, 90, CPU, **how)
     sampler = PrioritizedSampler(storage.places, CPU, static=True)
-    replay = Replay(storage, sampler, Limiter(0, 1.0), 16, torch.Generator().manual_seed(0))
+    replay = ReplayBuffer(storage, sampler, Limiter(0, 1.0), 16, torch.Generator().manual_seed(0))
     batches = [world.batch(4)]
     world.make_anew(within_episodes=True)
     batches.append(world.batch(4))

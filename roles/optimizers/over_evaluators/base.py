@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
+from gmi_drl.placement import ReplayConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
+from gmi_drl.roles.evaluators.standalone import Begun
 from gmi_drl.roles.optimizers.gradient_step import check_finite
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
@@ -34,6 +36,7 @@ class EvaluatorOptimizer:
     """
 
     name: ClassVar[str] = ""
+    keeps: ClassVar[bool] = False  # experience, for algorithms that are trained on such
     single_step: ClassVar[bool] = False  # needs an algorithm that takes one step for each batch
 
     def __init__(
@@ -50,10 +53,11 @@ class EvaluatorOptimizer:
         """
         self.fleet = Fleet(evaluators, timeout)
         for number in range(self.fleet.size):
-            self.fleet.ask(number, "begin", number)
-        begun = dict(self.fleet.first() for _ in range(self.fleet.size))
-        specs = [begun[number][0] for number in range(self.fleet.size)]
-        self._num_env = [begun[number][1] for number in range(self.fleet.size)]
+            self.fleet.ask(number, "begin", number, self.fleet.size)
+        begun: dict[int, Begun] = dict(self.fleet.first() for _ in range(self.fleet.size))
+        specs = [begun[number].spec for number in range(self.fleet.size)]
+        self._num_env = [begun[number].num_env for number in range(self.fleet.size)]
+        self._make_env = begun[0].make_env
         for number, spec in enumerate(specs):
             if spec.algorithm is not algorithm:
                 raise RoleError(
@@ -65,7 +69,14 @@ class EvaluatorOptimizer:
                     f"evaluator {number} has other settings or num_env than evaluator 0, and "
                     "samples are weighed alike. Make all alike."
                 )
-        self._spec, self._settings = specs[0], specs[0].settings
+        self._spec = specs[0]
+        self._settings: Any = specs[0].settings
+        if isinstance(self._settings, ReplayConfig) != self.keeps:
+            others = "AllReduce or Local" if self.keeps else "Replay or Apex"
+            raise RoleError(
+                f"{type(self).__name__} trains on {'kept' if self.keeps else 'fresh'} experience, "
+                f"and {algorithm.__name__} does not. Use {others}."
+            )
         updates = self._settings.gradient_steps(self._settings.horizon * self._num_env[0])
         updates *= getattr(self._settings, "epochs", 1)
         if self.single_step and updates != 1:
@@ -99,7 +110,7 @@ class EvaluatorOptimizer:
         self._round += 1
         while not self._idle():
             self._first()
-        self._ask(self._idle()[0], "evaluate", self.graph.weights(), num_env)
+        self._ask(self._idle()[0], "evaluate", self.graph.acting(), num_env)
         while (answered := self._first()) is None:
             pass
         return dict(answered[1])
@@ -123,6 +134,16 @@ class EvaluatorOptimizer:
             return number, answer
         self.dropped += 1
         return None
+
+    def _ask_all(self, numbers: Sequence[int], what: str, *arguments: Any) -> list[Any]:
+        """Asks these for the same; their answers in that order."""
+        for number in numbers:
+            self._ask(number, what, *arguments)
+        answers: dict[int, Any] = {}
+        while len(answers) < len(numbers):
+            if (answered := self._first()) is not None:
+                answers[answered[0]] = answered[1]
+        return [answers[number] for number in numbers]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what goes on: parameters, optimizer, statistics and counts; no episodes."""

@@ -73,16 +73,6 @@ class AllReduce(Learning):
             seen = seen.plus(one.episodes)
         return self._learned(seen, len(there))
 
-    def _ask_all(self, numbers: Sequence[int], what: str, *arguments: Any) -> list[Any]:
-        """Asks these for the same; their answers in that order."""
-        for number in numbers:
-            self._ask(number, what, *arguments)
-        answers: dict[int, Any] = {}
-        while len(answers) < len(numbers):
-            if (answered := self._first()) is not None:
-                answers[answered[0]] = answered[1]
-        return [answers[number] for number in numbers]
-
 
 class AsyncGradients(Learning):
     """Each evaluator has a gradient under way; who brings one first is applied, and goes on.

@@ -51,7 +51,7 @@ class Local(Learning):
 
     def step(self) -> dict[str, Any]:
         self._round += 1
-        weights, num_env = self.fleet.put(self.graph.weights()), self._num_env[0]
+        weights, num_env = self.fleet.put(self.graph.acting()), self._num_env[0]
         places: dict[int, int] = {}  # by evaluator: where in the batch what it was asked for lies
         seen, taken, asked = Seen(0.0, 0.0, 0.0), 0, 0
         while taken < self._width:

@@ -34,7 +34,7 @@ class Source(Protocol):
         """Learn the priorities [B] of rows that were drawn, where a loss gives them."""
 
 
-class Replay:
+class ReplayBuffer:
     """A storage, whose rows a sampler draws when a limiter says so.
 
     Minibatches lie on the device of `generator`. They have the columns of the storage, and `weight`
@@ -60,7 +60,7 @@ class Replay:
         columns: Sequence[str],
         generator: torch.Generator,
         stacking: Stacking | None = None,
-    ) -> Replay:
+    ) -> ReplayBuffer:
         """Returns that of an algorithm's settings; the rest is as for `Storage`."""
         device = generator.device if settings.replay_device == "policy" else torch.device("cpu")
         storage = Storage(

@@ -1,0 +1,23 @@
+"""Seeds of random numbers: of one GMI or evaluator alone, by what they are drawn for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+ENVIRONMENTS: Final = 0
+ACTIONS: Final = 1
+DRAWS: Final = 5  # of minibatches
+GOALS: Final = 6  # of the environment that says what goals are worth; nothing is drawn from it
+LOSSES: Final = 7  # of the noise of losses that give first priorities
+
+
+def seed_of(run: int, number: int, stream: int, lives: int = 0) -> int:
+    """Returns the seed of a stream of the GMI or evaluator with this number, of a run's seed.
+
+    One that was restarted has other seeds than in its `lives` before: it shall not see the same
+    again.
+    """
+    entropy = (run, number, stream, lives) if lives else (run, number, stream)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
