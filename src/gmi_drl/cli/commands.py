@@ -173,12 +173,25 @@ def plan(
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a picture of the layout.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINE",
+            help="Project it on machines that are not here: dgx-a100, 32xdgx-h100, my-box.yaml.",
+        ),
+    ] = None,
 ) -> int:
     """Show the devices, GMIs and reduction of CONFIG, and what the templates promise.
 
-    What a reduction takes is measured in a few seconds, once per machine, and kept.
+    What a reduction takes is measured in a few seconds, once per machine, and kept. With --on
+    nothing is measured: throughput, efficiency and cost of other machines are projected.
     """
     import json
+
+    if on is not None:
+        if measure is not None or layout is not None or svg is not None:
+            raise typer.BadParameter("--on projects; leave out --measure, --layout and --svg")
+        return _plan_on(config, overrides or [], on, as_json)
 
     from gmi_drl.launcher.plan.planning import backend_reason, importable, planned, reduction_of
     from gmi_drl.launcher.plan.wiring import classes_of
@@ -227,6 +240,29 @@ def plan(
     for what, written in (("layout", layout), ("picture", svg)):
         if written is not None:
             console.out(f"{what}: {written}", highlight=False)
+    return 0
+
+
+def _plan_on(source: Path, overrides: list[str], on: str, as_json: bool) -> int:
+    """Projects a config on machines that are not here."""
+    import json
+
+    from gmi_drl.launcher.plan.planning import unresolved_faults
+    from gmi_drl.placement import ConfigError, check, layout_of, load_config
+    from gmi_drl.report import forecast_tables
+    from gmi_drl.selector.forecast.forecast import forecast, ladder
+    from gmi_drl.selector.forecast.hardware import machine_of
+
+    config = load_config(source, overrides)
+    hardware, hosts = machine_of(on)
+    topology = hardware.topology(config.hardware.num_gpus)
+    if faults := [*check(config, topology), *unresolved_faults(config)]:
+        raise ConfigError(faults, f"{source} on {hardware.name}")
+    work, rows = forecast(config, layout_of(config, topology), hardware, ladder(hosts))
+    if as_json:
+        print(json.dumps(forecast_tables.as_json(hardware, work, rows), indent=1))
+    else:
+        forecast_tables.print_forecast(console_for(), hardware, work, rows)
     return 0
 
 
