@@ -426,9 +426,11 @@ def start(path, *arguments):
     """A launcher of its own, once it trains; and the folder of its run."""
     command = [sys.executable, "-m", "gmi_drl", "launch", str(path), "--plain", *arguments]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    deadline = time.monotonic() + 40
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        # Where the tests run under nohup it would not hear of a hang-up.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + 100
     base = path.parent / "runs" / "t"
     while not list(base.glob("*/metrics.jsonl")):
         assert process.poll() is None, process.stdout.read().decode()
@@ -447,7 +449,7 @@ def start(path, *arguments):
 def test_asked_to_end_a_run_writes_a_checkpoint_first(tmp_path, number):
     process, folder = start(config(tmp_path, run__total_steps=10**8, layout__gmi_per_gpu=2))
     process.send_signal(number)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=90)
     assert process.returncode == 130, output.decode()
     assert json.loads((folder / "run.json").read_text())["state"] == "stopped"
     assert list((folder / "checkpoints").iterdir())
@@ -463,7 +465,7 @@ def test_a_role_that_does_not_listen_is_ended(tmp_path):
     )
     process, folder = start(config(tmp_path, roles__trainer="deaf:Deaf"))
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=40)
+    output, _ = process.communicate(timeout=90)
     assert process.returncode == 130, output.decode()
     assert json.loads((folder / "run.json").read_text())["state"] == "stopped"
 
@@ -491,7 +493,7 @@ def test_killing_the_launcher_leaves_no_process_whoever_is_stopped_and_a_run_tha
     for pid in (server, gmis[0]):
         os.kill(pid, signal.SIGSTOP)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=90)
     steps = metrics(folder)[-1]["steps"] + 512
     resumed = launch(None, f"run.total_steps={steps}", resume=folder)
     assert resumed.steps >= steps

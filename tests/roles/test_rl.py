@@ -266,13 +266,13 @@ def one_thread():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("make", "algorithm"),
     [
-        (rl.AllReduce, rl.A2C), (rl.Local, rl.A2C), (rl.AsyncGradients, rl.A2C),
-        (rl.ParameterServer, rl.A2C), (rl.AllReduce, rl.PG), (rl.Local, rl.PPO),
-        (rl.AllReduce, rl.PPO),
+        (rl.AllReduce, rl.PG), (rl.Local, rl.PPO), (rl.AsyncGradients, rl.A2C),
+        (rl.ParameterServer, rl.A2C),
     ],
     ids=lambda one: one.__name__,
 )  # fmt: skip
