@@ -24,6 +24,7 @@ from gmi_drl.placement.config.algorithms import (
     ESConfig,
     EvolutionConfig,
     IMPALAConfig,
+    MAPPOConfig,
     OffPolicyConfig,
     PGConfig,
     PPOConfig,
@@ -55,6 +56,7 @@ from gmi_drl.placement.config.section import (
 )
 
 from .config.load import load_config
+from .config.multi_agent import MultiAgentConfig
 from .config.search import RangeConfig, SearchConfig
 from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
@@ -81,7 +83,8 @@ __all__ = [
     "AlgorithmConfig", "CommConfig", "Config", "ConfigError", "CustomAlgorithmConfig", "DDPGConfig",
     "DQNConfig", "Device", "ESConfig", "EnvConfig", "EvolutionConfig", "ExperienceConfig", "Fault",
     "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig", "Layout", "LayoutConfig",
-    "LayoutError", "MigInstance", "MigSlice", "OffPolicyConfig", "PGConfig", "PPOConfig",
+    "LayoutError", "MAPPOConfig", "MigInstance", "MigSlice", "MultiAgentConfig", "OffPolicyConfig",
+    "PGConfig", "PPOConfig",
     "RangeConfig", "RecurrentConfig", "ReplayConfig", "RoleConfig", "RunConfig", "SACConfig",
     "SearchConfig", "Strategy", "TD3Config", "Template", "Topology", "TuneConfig", "UpdateSize",
     "algorithm_1", "algorithm_config", "check", "choose_backend", "counted", "decoupled",

@@ -39,6 +39,37 @@ def gae(
     return out
 
 
+def gae_of_turns(
+    reward: Tensor,
+    value: Tensor,
+    done: Tensor,
+    present: Tensor,
+    last_value: Tensor,
+    gamma: float,
+    lam: float,
+    out: Tensor,
+) -> Tensor:
+    """Computes `gae` of agents that act only in the steps where they are `present` [T, N] bool.
+
+    Time is counted in their own steps: what is paid to them between two of these, and the end of an
+    episode there, belongs to the first of the two. Advantages of other steps are 0.
+    """
+    following, ahead = last_value, torch.zeros_like(last_value)
+    paid, ended = torch.zeros_like(ahead), torch.zeros_like(ahead)  # after the step, until the next
+    for t in range(len(reward) - 1, -1, -1):
+        now = done[t]
+        paid = reward[t] + paid * (1.0 - now)  # what follows an end is another episode's
+        ended = torch.maximum(ended, now)
+        alive = gamma * (1.0 - ended)
+        advantage = paid + alive * (following + lam * ahead) - value[t]
+        there = present[t]
+        out[t] = torch.where(there, advantage, 0.0)
+        following = torch.where(there, value[t], following)
+        ahead = torch.where(there, advantage, ahead)
+        paid, ended = paid.masked_fill(there, 0.0), ended.masked_fill(there, 0.0)
+    return out
+
+
 @torch.no_grad()
 def vtrace(
     log_rhos: Tensor,

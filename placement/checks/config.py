@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from gmi_drl.placement.config.algorithms import mode_faults
+from gmi_drl.placement.config.algorithms import ALGORITHMS, mode_faults
 from gmi_drl.placement.config.config import Config
-from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counted
+from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counted, listed
 from gmi_drl.placement.layout import Layout, LayoutError
 from gmi_drl.placement.reduction import shape_fault
 from gmi_drl.placement.resolve import backend_of, layout_of, shape_of, simplest, template_of
@@ -14,6 +15,8 @@ from gmi_drl.placement.templates import TEMPLATES, Template, templates_of
 from gmi_drl.placement.topology import Topology
 
 from .layout import gmi_faults, layout_faults
+
+OF_AGENTS: Final = ("ppo", "a2c", "pg", "mappo")  # that train several agents of an environment
 
 
 def check(config: Config, topology: Topology) -> list[Fault]:
@@ -47,6 +50,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         *of_mode,
         *_policy(config),
         *_optimizer(config, layout, trainers),
+        *_agents(config, layout),
         *faults,
         *learning_faults(config, sum(agents), sum(trainers)),
         *_reduction(config, [range(count) for count in trainers if count]),
@@ -102,6 +106,41 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
             "algorithm.optimizer", wanted,
             f"one GMI holds the parameters, and the layout has {counted(sum(trainers), 'trainer')}",
             "Set hardware.num_gpus: 1, or give a layout file with one trainer.",
+        )  # fmt: skip
+
+
+def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
+    """Yields what several agents in an environment need, and what is for these alone."""
+    settings = config.algorithm
+    if config.env.adapter != "pettingzoo":
+        if config.multi_agent is not None:
+            yield Fault(
+                "multi_agent", ", ".join(config.multi_agent.policies),
+                f"it is for several agents, and adapter {config.env.adapter} has one",
+                "Set env.adapter: pettingzoo, or leave it out.",
+            )  # fmt: skip
+        return
+    several = "the environment has several agents"
+    if settings.name not in OF_AGENTS and settings.name in ALGORITHMS:
+        yield Fault(
+            "algorithm.name", settings.name, f"{several}, who are trained by {listed(OF_AGENTS)}",
+            f"Use {listed(OF_AGENTS, 'or')}.",
+        )  # fmt: skip
+    name = template_of(config).name if layout is None else layout.template
+    if name in TEMPLATES and name != "tcg_ex":
+        yield Fault(
+            "layout.template", name, f"{several}, who are trained where they act",
+            "Use tcg_ex, in mode sync.",
+        )  # fmt: skip
+    if config.run.video_every:
+        yield Fault(
+            "run.video_every", config.run.video_every, "films are of environments of one agent",
+            "Set it to 0.",
+        )  # fmt: skip
+    if getattr(settings, "recurrent", None) is not None:
+        yield Fault(
+            "algorithm.recurrent", "lstm or gru",
+            f"{several}, who come and go, and their policies keep no state", "Leave it out.",
         )  # fmt: skip
 
 

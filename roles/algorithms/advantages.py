@@ -13,7 +13,7 @@ from gmi_drl.roles.policies.normalize import (
     batch_moments,
     merge_moments,
 )
-from gmi_drl.roles.returns import gae
+from gmi_drl.roles.returns import gae, gae_of_turns
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
@@ -41,9 +41,14 @@ class AdvantageActorCritic(Algorithm):
         if self._advantage.shape != reward.shape:
             self._advantage = torch.zeros_like(reward)
         gamma, lam, last = self.settings.gamma, self.settings.lam, batch.bootstrap["value"]
-        advantage = gae(reward, value, batch["done"], last, gamma, lam=lam, out=self._advantage)
-        batch_moments(advantage.view(-1, 1), out[:SCALAR_MOMENTS])
-        batch_moments((advantage + value).view(-1, 1), out[SCALAR_MOMENTS:])
+        done, advantage = batch["done"], self._advantage
+        if (present := batch.columns.get("present")) is None:
+            gae(reward, value, done, last, gamma, lam=lam, out=advantage)
+        else:
+            gae_of_turns(reward, value, done, present, last, gamma, lam=lam, out=advantage)
+            present = present.flatten()
+        batch_moments(advantage.view(-1, 1), out[:SCALAR_MOMENTS], present)
+        batch_moments((advantage + value).view(-1, 1), out[SCALAR_MOMENTS:], present)
 
     def learn_batch_moments(self, moments: Tensor) -> None:
         if self.normalizers.values is not None:
@@ -59,6 +64,10 @@ class AdvantageActorCritic(Algorithm):
         if self.settings.normalize_advantage:
             count, mean, squares = merge_moments(moments[:, :SCALAR_MOMENTS]).unbind()
             advantage = (advantage - mean) / ((squares / count).sqrt() + 1e-8)
+        if (
+            present := batch.columns.get("present")
+        ) is not None:  # of the others nothing is learned
+            advantage = advantage.masked_fill(~present, 0.0)
         batch["advantage"].copy_(advantage)
 
     def changed(self, batch: Batch) -> list[Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from gmi_drl.placement import PPOConfig
+from gmi_drl.placement import AlgorithmConfig, PPOConfig
 from gmi_drl.roles.samples.batch import RowLayout
 
 from .advantages import AdvantageActorCritic
@@ -48,6 +48,6 @@ def ppo_loss(
 class PPO(AdvantageActorCritic):
     """Several epochs of minibatches on each batch, by the clipped surrogate."""
 
-    Settings = PPOConfig
+    Settings: ClassVar[type[AlgorithmConfig]] = PPOConfig
     stats = ("kl", "policy_loss", "value_loss", "entropy", "bounds_loss", "clip_fraction")
     loss = staticmethod(ppo_loss)

@@ -98,6 +98,11 @@ def check_env(
         return [f"env.adapter={adapter!r}; known: {known}. Leave it out for auto."]
     chosen = choose_adapter(env_id, adapter)
     faults = ADAPTERS[chosen].check(chosen, env_id, options or {})
+    if wrappers and chosen == "pettingzoo":
+        faults.append(
+            f"env.wrappers={list(wrappers)}: they wrap environments of one agent, and adapter "
+            "pettingzoo has several. Wrap it in a function of yours, env.id: module:function."
+        )
     return [*faults, *wrapper_faults(wrappers, chosen)]
 
 
@@ -311,6 +316,26 @@ def _check_isaacgym(adapter: str, env_id: str, options: Mapping[str, Any]) -> li
     ]
 
 
+def _check_pettingzoo(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
+    try:
+        made = load("agents:factory_of")(env_id)
+    except Exception as error:  # whatever importing someone's module raises
+        return [
+            f"env.id={env_id!r} of adapter pettingzoo is not found ({type(error).__name__}: "
+            f"{error}); must be a module that has parallel_env or env, or module:function that "
+            "makes an environment. Install its package, or put the module beside the config file. "
+            f"{install('multi_agent')} adds PettingZoo and mpe2."
+        ]
+    parameters = inspect.signature(made).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return []
+    return [
+        unknown_option(f"env {env_id}", name, parameters)
+        for name in options
+        if name not in parameters
+    ]
+
+
 ADAPTERS: Final[Mapping[str, Adapter]] = {
     "mujoco": Adapter(
         make="mujoco.vec:MujocoVecEnv",
@@ -352,4 +377,5 @@ ADAPTERS: Final[Mapping[str, Adapter]] = {
         check=_check_isaacgym,
         packages={"isaacgym": "isaacgym", "isaacgymenvs": "isaacgymenvs"},
     ),
+    "pettingzoo": Adapter(make="pettingzoo:PettingZooVecEnv", check=_check_pettingzoo),
 }

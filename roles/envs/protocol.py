@@ -18,6 +18,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
+from gmi_drl.placement import MultiAgentConfig
+
 _CPU = torch.device("cpu")
 
 
@@ -34,6 +36,7 @@ class VecEnvSpec:
     threads: int = 1
     dtype: torch.dtype = torch.float32
     wrappers: tuple[Callable[[Any], Any], ...] = ()  # of one environment of Gymnasium's
+    multi_agent: MultiAgentConfig | None = None
 
 
 class Step(NamedTuple):

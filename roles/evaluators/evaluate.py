@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.policies.policy import GreedyActor, Policy, SamplingActor
@@ -118,11 +119,29 @@ def evaluate_together(
         if 2 in going:
             return {}
     paid = episodes.returns[:, 0].double().cpu()
-    bucket = group.bucket("evaluation", 4, torch.float64)
+    its = means_of_policies(env, paid)  # of as many episodes in each GMI
+    bucket = group.bucket("evaluation", 4 + len(its), torch.float64)
     cut = episodes.running.sum()
-    sums = (paid.sum(), paid.square().sum(), len(paid), cut)
+    sums = (paid.sum(), paid.square().sum(), len(paid), cut, *its.values())
     bucket.buffer.copy_(torch.tensor(sums, dtype=torch.float64))
-    total, squares, count, cut = bucket.reduce("sum").tolist()
+    total, squares, count, cut, *means = bucket.reduce("sum").tolist()
     mean = total / count
     spread = max(squares / count - mean * mean, 0.0) ** 0.5
-    return {"eval_return": mean, "eval_std": spread, "eval_episodes": count, "eval_cut": cut}
+    told = {"eval_return": mean, "eval_std": spread, "eval_episodes": count, "eval_cut": cut}
+    of_policies = zip(its, means, strict=True)
+    return told | {f"{name}/eval_return": mean / group.size for name, mean in of_policies}
+
+
+def means_of_policies(env: VecEnv, returns: Tensor) -> dict[str, float]:
+    """Returns the means of `returns` [N, ...] of the agents of each policy, if there are several.
+
+    Those of agents that there are, at least once in an episode; nothing is paid to others.
+    """
+    groups: Sequence[AgentGroup] = getattr(env, "groups", ())
+    if len(groups) < 2:
+        return {}
+    rows = rows_of(groups, env.num_env)
+    return {
+        group.policy: float(returns[place].mean())
+        for group, place in zip(groups, rows, strict=True)
+    }

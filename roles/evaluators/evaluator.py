@@ -26,6 +26,10 @@ class Evaluators(Protocol):
     batch: Batch  # [T, N] that `sample` fills, N all their environments
     dropped_steps: int  # of environments, that came too late for the last batch
 
+    @property
+    def of_policies(self) -> Sequence[Seen]:
+        """Returns the episodes of the agents of each policy, of the last `read`, if several."""
+
     def sample(self, iteration: int) -> bool:
         """Fill `batch` with the present policy; False, in all GMIs alike, if nobody will."""
 
@@ -56,6 +60,10 @@ class LocalEvaluator:
     """The environments of this GMI, and the policy that is trained here: nothing is sent."""
 
     dropped_steps = 0
+
+    @property
+    def of_policies(self) -> Sequence[Seen]:
+        return self._collector.of_groups
 
     def __init__(self, role: ActingRole, env: VecEnv, batch: Batch) -> None:
         self._mgr, self.batch = role.mgr, batch

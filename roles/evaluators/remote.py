@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +29,8 @@ _WAITS: Final = 2  # what a trainer tells the others while its workers work; els
 
 class RemoteEvaluators:
     """Rollout workers in other GMIs, whose environments lie side by side in one batch."""
+
+    of_policies: Sequence[Seen] = ()
 
     def __init__(
         self,

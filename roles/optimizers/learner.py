@@ -19,7 +19,7 @@ from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses, checked
 from gmi_drl.roles.graphs import Pool, static_on
-from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
+from gmi_drl.roles.policies.policy_map import PolicyMap
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.minibatch import Minibatch
 from gmi_drl.roles.telemetry.clock import Clock
@@ -68,9 +68,10 @@ class Learner:
         self.noise = self._step.noise
         self._fill: Together | None = None
         self._held: Batch | None = None  # a minibatch in memory that captured work is sure of
-        self._width = 0 if self._observations is None else self._observations.width
+        self._num_seen = 0 if self._observations is None else self._observations.num_moments
         self._by_rows = batch is not None and not algorithm.whole_segments
         self._shards = list(shards)
+        self._agents: AgentOrder | None = None
         if batch is not None and self._by_rows:
             self._shuffle(batch)
         self.updates = 0
@@ -80,6 +81,10 @@ class Learner:
         self._minibatch = minibatch = Minibatch(batch, self._minibatches)
         self._order = torch.zeros(minibatch.pieces, dtype=torch.int64, device=self._device)
         size = minibatch.size
+        if (present := batch.columns.get("present")) is not None:
+            policy, width = self.algorithm.policy, present.shape[1]
+            groups = policy.rows(width) if isinstance(policy, PolicyMap) else [slice(0, width)]
+            self._agents = AgentOrder(present, groups, self._minibatches)
         self._picks = [self._order[i * size : (i + 1) * size] for i in range(self._minibatches)]
         self._loss = lambda: self._checked(minibatch.batch)
 
@@ -88,7 +93,7 @@ class Learner:
         self.close()
         self.clock.clear()
         self._step.connect(group)
-        algorithm, seen = self.algorithm, (1 + 2 * self._width if self._width else 0)
+        algorithm, seen = self.algorithm, self._num_seen
         numel = algorithm.num_batch_moments if self._by_rows else algorithm.num_update_moments
         self._moments: SharedMoments | None = None
         if numel + seen:
@@ -149,6 +154,9 @@ class Learner:
 
     def _draw(self) -> None:
         """Draw the order of an epoch: minibatch i has minibatch i of every shard."""
+        if self._agents is not None:
+            self._agents.draw(self.generator, self._order)
+            return
         if not self._shards:
             torch.randperm(len(self._order), generator=self.generator, out=self._order)
             return
@@ -252,12 +260,12 @@ class Learner:
         if own and first_epoch:
             self.algorithm.measure_update(first_epoch, moments.mine[:own])
         if self._observations is not None:
-            batch_moments(batch["raw_observation"].flatten(0, 1), moments.mine[own:])
+            self._observations.measure(batch["raw_observation"], moments.mine[own:])
         meet_timed(moments.gather, self.clock)
         if own and first_epoch:
             self.algorithm.learn_moments(moments.everyone[:, :own])
         if self._observations is not None:
-            self._observations.update(merge_moments(moments.everyone[:, own:]))
+            self._observations.update(self._observations.merged(moments.everyone[:, own:]))
 
     def stats(self) -> dict[str, float | None]:
         """Returns the `GradientStep.means` of the last update; they may not be finite."""
@@ -278,7 +286,8 @@ class Learner:
         moments.clear()
         self.algorithm.measure(batch, moments.mine[:own])
         if self._observations is not None:
-            batch_moments(batch["raw_observation"].flatten(0, 1), moments.mine[own:])
+            present = batch.columns.get("present")
+            self._observations.measure(batch["raw_observation"], moments.mine[own:], present)
 
     def _gather(self) -> None:
         if self._moments is not None:
@@ -291,7 +300,7 @@ class Learner:
         self.algorithm.learn_batch_moments(everyone[:, :own])
         self.algorithm.postprocess(self._batch, everyone[:, :own])
         if self._observations is not None:
-            self._seen.copy_(merge_moments(everyone[:, own:]))
+            self._seen.copy_(self._observations.merged(everyone[:, own:]))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that all trainers share (their generators are their own).
@@ -354,6 +363,32 @@ class Shard:
         if width is None:
             return order
         return order // self.num_env * width + first + order % self.num_env
+
+
+class AgentOrder:
+    """The order of the rows of agents that come and go, T steps of N rows.
+
+    Minibatch i has part i of the rows of every group, of those alone that are there: where some
+    are not, others are there once more in their place, all as often but for one time.
+    """
+
+    def __init__(self, present: Tensor, groups: Sequence[slice], parts: int) -> None:
+        """`present` [T, N] bool is read at each draw; `groups`: which of the N are of each."""
+        self._present, self._groups, self._parts = present, groups, parts
+        self._numbers = torch.arange(present.numel(), device=present.device)
+
+    def draw(self, generator: torch.Generator, out: Tensor) -> None:
+        """Writes an order of rows into `out` [T * N]; waits for no device."""
+        orders, width = [], self._present.shape[1]
+        for group in self._groups:
+            there = self._present[:, group].reshape(-1)
+            keys = torch.rand(there.shape, generator=generator, device=there.device)
+            order = (keys + ~there).argsort()  # those that are there come first
+            order = order[self._numbers[: len(order)] % there.sum().clamp(min=1)]
+            size = group.stop - group.start
+            row = order // size * width + group.start + order % size
+            orders.append(row.view(self._parts, -1))
+        torch.cat(orders, 1, out=out.view(self._parts, -1))
 
 
 class SharedMoments:

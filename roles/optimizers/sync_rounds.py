@@ -17,7 +17,9 @@ from gmi_drl.comm import Group
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.evaluators.evaluator import Evaluators, LocalEvaluator
 from gmi_drl.roles.evaluators.remote import RemoteEvaluators
+from gmi_drl.roles.policies.policy_map import PolicyMap
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 from gmi_drl.roles.seeds import DRAWS
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
@@ -89,7 +91,11 @@ class SyncRounds:
     ) -> None:
         """`generator` is that of the minibatches."""
         self._evaluators, self.learner, self._replay = evaluators, learner, replay
-        self.progress, self._generator = Progress(mgr.layout, extra=1), generator
+        policy = learner.algorithm.policy
+        names = list(policy.policies) if isinstance(policy, PolicyMap) else []
+        self._of_policies = {name: RecentEpisodes() for name in names}
+        extra = 1 + len(Seen._fields) * len(names)
+        self.progress, self._generator = Progress(mgr.layout, extra=extra), generator
         self._drops = mgr.config.algorithm.dropped_agents > 0
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
@@ -116,9 +122,10 @@ class SyncRounds:
         took, stats = learner.clock.read(), learner.stats()
         reduce_s = took.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
         phases = (*seconds, took["train"], reduce_s)
-        dropped = [float(self._evaluators.dropped_steps)]
+        extra = [float(self._evaluators.dropped_steps)]
+        extra += [number for seen in self._evaluators.of_policies for number in seen]
         agreed = self.progress.agree(
-            episodes, phases, self._stop_requested(), worker_seconds, dropped
+            episodes, phases, self._stop_requested(), worker_seconds, extra
         )
         # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
         # when they meet, and not that they have diverged.
@@ -128,18 +135,33 @@ class SyncRounds:
         speed = {"steps_per_s": self._round_steps / sum(phases)}
         metrics = speed | agreed.metrics | stats
         if self._drops:
-            metrics["dropped_steps"] = int(sum(told for (told,) in agreed.extra))
+            metrics["dropped_steps"] = int(sum(told[0] for told in agreed.extra))
+        metrics |= self._returns_of_policies(agreed.extra)
         if self._replay is not None:
             metrics |= self._replay.metrics()
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
 
+    def _returns_of_policies(self, told: list[list[float]]) -> dict[str, float | None]:
+        """Returns the mean returns of the agents of each policy; none where there is one policy."""
+        sums = [sum(column) for column in zip(*told, strict=True)][1:]
+        means, size = {}, len(Seen._fields)
+        for number, (name, recent) in enumerate(self._of_policies.items()):
+            recent.add(Seen(*sums[number * size : (number + 1) * size]))
+            means[f"{name}/return_mean"] = recent.means()[0]
+        return means
+
     def state_dict(self) -> dict[str, Any]:
         shared = self.learner.state_dict() | {"episodes": self.progress.state_dict()}
+        if self._of_policies:
+            its = {name: recent.state_dict() for name, recent in self._of_policies.items()}
+            shared["episodes_of_policies"] = its
         return shared if self._replay is None else shared | self._replay.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self.progress.load_state_dict(state["episodes"])
+        for name, recent in self._of_policies.items():
+            recent.load_state_dict(state["episodes_of_policies"][name])
         if self._replay is not None:
             self._replay.load_state_dict(state)
 

@@ -88,7 +88,7 @@ class ActorCritic(nn.Module):
         A checkpoint keeps it and is refused where it differs. Add what is your own to it.
         """
         return {
-            "distribution": _named(self.distribution),
+            "distribution": named(self.distribution),
             "network": self._hidden,
             "activation": self._activation,
             **({"trunk": self.trunk.name} if isinstance(self.trunk, OwnTrunk) else {}),
@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
 # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is nearly the
 # same in every state), 1 for the value: the settings compared in "What matters in on-policy RL"
 # (Andrychowicz et al., 2021).
-_GAIN_OF_ACTIONS: Final = 0.01
+GAIN_OF_ACTIONS: Final = 0.01
 
 
 class Head(nn.Linear):
@@ -117,7 +117,7 @@ class Head(nn.Linear):
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None) -> None:
         """Make weights orthogonal, and biases 0."""
-        nn.init.orthogonal_(self.weight[:-1], _GAIN_OF_ACTIONS, generator=generator)
+        nn.init.orthogonal_(self.weight[:-1], GAIN_OF_ACTIONS, generator=generator)
         nn.init.orthogonal_(self.weight[-1:], 1.0, generator=generator)
         self.bias.zero_()
 
@@ -143,7 +143,7 @@ class SplitHead(nn.Module):
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None) -> None:
         """Make weights orthogonal, and biases 0."""
-        for layer, gain in ((self.policy, _GAIN_OF_ACTIONS), (self.value, 1.0)):
+        for layer, gain in ((self.policy, GAIN_OF_ACTIONS), (self.value, 1.0)):
             nn.init.orthogonal_(layer.weight, gain, generator=generator)
             layer.bias.zero_()
 
@@ -156,7 +156,7 @@ class SplitHead(nn.Module):
         return self.value.weight[0], self.value.bias
 
 
-def _named(distribution: Distribution) -> str:
+def named(distribution: Distribution) -> str:
     """Names a distribution; one of several parts by these."""
     if not isinstance(distribution, Joint):
         return type(distribution).__name__
@@ -197,9 +197,9 @@ class ActorCriticPolicy:
         return self.distribution.sample(step["parameters"], step["noise"], step["action"])
 
     def finish(self, batch: Batch) -> None:
-        flat, log_std = batch.flat(), batch.row_constants["log_std"]
-        log_prob = self.distribution.log_prob(flat["parameters"], log_std, flat["action"])
-        flat["log_prob"].copy_(log_prob)
+        log_std = batch.row_constants["log_std"]
+        log_prob = self.distribution.log_prob(batch["parameters"], log_std, batch["action"])
+        batch["log_prob"].copy_(log_prob)
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """The value of normalised observations [N, D], in the value normaliser's units: [N]."""

@@ -18,15 +18,23 @@ from gmi_drl.placement import AlgorithmConfig
 SCALAR_MOMENTS: Final = 3  # of single numbers: count, mean, sum of squared deviations
 
 
-def batch_moments(batch: Tensor, out: Tensor) -> Tensor:
+def batch_moments(batch: Tensor, out: Tensor, present: Tensor | None = None) -> Tensor:
     """Count, means and sums of squared deviations of `batch` [B, D], into `out` [1 + 2 D] float64.
 
     Two passes, in the batch's own precision, shifted by the mean: no cancellation. Bytes are made
-    float32.
+    float32. `present` [B] bool: the rows that count; None: all.
     """
     if batch.dtype == torch.uint8:
         batch = batch.float()
     rows, width = batch.shape
+    if present is not None:
+        weight = present.to(batch.dtype)[:, None]
+        count = weight.sum()
+        mean = (batch * weight).sum(0) / count.clamp(min=1.0)
+        out[:1] = count
+        out[1 : 1 + width] = mean
+        out[1 + width :] = (batch - mean).square_().mul_(weight).sum(0)
+        return out
     mean = batch.mean(0)
     out[:1].fill_(rows)
     out[1 : 1 + width] = mean
@@ -80,6 +88,19 @@ class RunningNormalizer:
         variance = self._moments[1 + self.width :] / count.clamp(min=1.0)
         self.mean.copy_(self._moments[1 : 1 + self.width])
         self.inv_std.copy_((variance + 1e-8).rsqrt_().masked_fill_(count == 0, 1.0))
+
+    @property
+    def num_moments(self) -> int:
+        """Counts the numbers that `measure` writes."""
+        return 1 + 2 * self.width
+
+    def measure(self, batch: Tensor, out: Tensor, present: Tensor | None = None) -> None:
+        """Writes the moments of rows [T, N, D] that are `present` [T, N], or of all, into `out`."""
+        batch_moments(batch.flatten(0, 1), out, None if present is None else present.flatten())
+
+    def merged(self, everyone: Tensor) -> Tensor:
+        """Returns the moments of the union of the batches whose moments [k, n] these are."""
+        return merge_moments(everyone)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,8 @@ from gmi_drl.placement import AlgorithmConfig, Config, Layout
 from gmi_drl.placement.faults import closest
 from gmi_drl.roles.algorithms import algorithm_class, with_settings
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
+from gmi_drl.roles.algorithms.by_policy import by_policy
+from gmi_drl.roles.envs.agents import AgentGroup
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import Stacking, VecEnv
 from gmi_drl.roles.envs.spaces import space_faults
@@ -51,6 +53,7 @@ class ActingRole(DRL_role):
     description: dict[str, Any]  # of the policy, as checkpoints keep it
     observed: Observed  # how batches keep observations
     stacking: Stacking | None  # how observations are stacks of frames
+    come_and_go: bool  # whether rows are agents, which are not always there
     _shared_pool: Pool | None = None
 
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
@@ -78,11 +81,31 @@ class ActingRole(DRL_role):
 
     def build(self, env: VecEnv) -> None:
         """Make the policy, its normalisers and the algorithm as all GMIs begin with them."""
-        config, device = self.mgr.config, self.mgr.context.device
-        settings = config.algorithm
+        config = self.mgr.config
         shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
-        if faults := space_faults(config.env.id, env.observation_space, env.action_space):
-            raise EnvSpecError(faults)
+        groups: Sequence[AgentGroup] = getattr(env, "groups", ())
+        if len(groups) > 1:
+            built = {group.policy: self._built(group, shared) for group in groups}
+            self.algorithm = by_policy(groups, built)
+            self.description = {
+                f"{group.policy}: {key}": value
+                for group in groups
+                for key, value in self._described(built[group.policy], group).items()
+            }
+        else:
+            if faults := space_faults(config.env.id, env.observation_space, env.action_space):
+                raise EnvSpecError(faults)
+            self.algorithm = self._built(env, shared)
+            self.description = self._described(self.algorithm, env)
+        self.policy, self.normalizers = self.algorithm.policy, self.algorithm.normalizers
+        self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
+        self.observed = Observed.of(env, observation_width(env.observation_space), self.algorithm)
+        self.stacking = getattr(env, "stacking", None)
+        self.come_and_go = hasattr(env, "present")
+
+    def _built(self, env: Any, shared: torch.Generator) -> Algorithm:
+        """Makes an algorithm with a policy of its own, for what has the spaces of environments."""
+        settings, device = self.mgr.config.algorithm, self.mgr.context.device
         kind = algorithm_class(settings)
         width = observation_width(env.observation_space)
         network = self.make_policy(env, shared)
@@ -90,9 +113,8 @@ class ActingRole(DRL_role):
             maker = f"{type(self).__name__}.make_policy"
             kind.check_network(network, maker, width, env, settings)
             _check_memory(network, maker, settings)
-        network = network.to(device)
-        self.policy = kind.make_policy(network, settings)
-        self.normalizers = Normalizers.of(settings, width, device)
+        policy = kind.make_policy(network.to(device), settings)
+        normalizers = Normalizers.of(settings, width, device)
         loss = self.loss if self.overrides("loss") else None
         if loss is not None and kind.loss is None:
             raise RoleError(
@@ -101,11 +123,11 @@ class ActingRole(DRL_role):
             )
         if loss is not None:
             _check_arguments(loss, kind)
-        self.algorithm = kind(settings, self.policy, self.normalizers, loss)
-        self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
-        self.description = described(network, env, self.normalizers)
-        self.observed = Observed.of(env, width, self.algorithm)
-        self.stacking = getattr(env, "stacking", None)
+        return kind(settings, policy, normalizers, loss)
+
+    @staticmethod
+    def _described(algorithm: Algorithm, env: Any) -> dict[str, Any]:
+        return described(algorithm.policy.network, env, algorithm.normalizers)
 
     def overrides(self, name: str) -> bool:
         """Tells whether this class has a method `name` of its own."""
@@ -117,6 +139,7 @@ class ActingRole(DRL_role):
         return Batch.allocate(
             horizon, num_env, self.observed, self.policy, self.mgr.context.device,
             filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
+            come_and_go=self.come_and_go,
         )  # fmt: skip
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:

@@ -246,7 +246,7 @@ class GMI_manager:
                 env.id, number, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps, device=context.device,
                 seed=self.seed(seed), threads=max(1, len(context.spec.cores)),
-                wrappers=env.wrappers,
+                wrappers=env.wrappers, multi_agent=self.config.multi_agent,
             )  # fmt: skip
         if adapter in AT_RESET:
             unwrapped(made).compiling = round_it  # type: ignore[attr-defined]

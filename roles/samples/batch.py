@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement.faults import closest
+from gmi_drl.roles.envs.agents import GroupedActions, rows_of
 from gmi_drl.roles.envs.spaces import action_columns, leaves
 from gmi_drl.roles.policies import ROW_MULTIPLE
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
@@ -42,6 +43,27 @@ class RowLayout:
     def behind(self, name: str, width: int) -> RowLayout:
         """Returns the layout of rows that have `name` [width], and then what these have."""
         return RowLayout({name: width, **self._widths}, self._groups)
+
+    def narrowed(self, widths: Mapping[str, int]) -> RowLayout:
+        """Returns the layout of rows whose parts are narrower, and padded to the widths of these.
+
+        They begin where those begin; one that is written with what is behind it ends there.
+        """
+        layout = RowLayout(self._widths, self._groups)
+        firsts = {first: name for name, (first, _) in self._groups.items()}
+        for name, width in widths.items():
+            whole = self.indices[name]
+            if isinstance(whole, int):
+                continue
+            if name in firsts:
+                begin = whole.stop - width
+                group = self.indices[firsts[name]]
+                assert isinstance(group, slice)
+                layout.indices[firsts[name]] = slice(begin, group.stop)
+            else:
+                begin = whole.start
+            layout.indices[name] = slice(begin, begin + width)
+        return layout
 
     def __getattr__(self, name: str) -> slice | int:
         indices = self.__dict__.get("indices", {})  # none yet in a copy that is being made
@@ -78,6 +100,8 @@ class Batch:
     - where bytes are not normalised they are in `frames` alone, and rows have no `observation`: a
       minibatch of rows or of segments makes its own. `raw_observation` is the newest frame [T, N,
       F] of each
+    - where rows are agents that come and go: `present` [T, N] bool, who acted; of others nothing
+      is learned
     - where the algorithm asks for them: `next_observation` [T, N, D] raw, the final observation
       where an episode ended, and `terminated` [T, N] bool
     """
@@ -102,10 +126,12 @@ class Batch:
         filled: Iterable[str] = (),
         recorded: Collection[str] = (),
         bootstrap: Iterable[str] = (),
+        come_and_go: bool = False,
     ) -> Batch:
         """Returns the buffers of a horizon; `filled`, `recorded`, `bootstrap`: see Algorithm.
 
-        `observed`: how observations are kept; a number is a width, of floats.
+        `observed`: how observations are kept; a number is a width, of floats. `come_and_go`: rows
+        are agents, which are not always there.
         """
         if isinstance(observed, int):
             observed = Observed(observed)
@@ -125,6 +151,8 @@ class Batch:
             "done": torch.zeros(shape, device=device),
             "noise": torch.zeros(*shape, policy.noise_columns, device=device),
         }
+        if come_and_go:
+            columns["present"] = torch.ones(shape, dtype=torch.bool, device=device)
         if "next_observation" in recorded:
             columns["next_observation"] = torch.zeros(*shape, width, dtype=dtype, device=device)
         if "terminated" in recorded:
@@ -221,6 +249,25 @@ class Batch:
                     columns[name] = normalizer.normalize(columns[name])
         return Batch(columns)
 
+    def of_group(
+        self, rows: slice, layout: RowLayout, noise: int, constants: Mapping[str, Tensor]
+    ) -> Batch:
+        """Returns the part of `rows` [n] of the N, whose columns are narrower: views.
+
+        `layout` is that of their packed rows, `noise` their random numbers, and `constants` those
+        of the policy that acts for them.
+        """
+        assert self.rows is not None
+        packed = self.rows[:, rows]
+        columns = {
+            name: column[:, rows]
+            for name, column in self.columns.items()
+            if name not in layout.indices
+        }
+        columns["noise"] = columns["noise"][..., :noise]
+        bootstrap = {name: last[rows] for name, last in self.bootstrap.items()}
+        return Batch(columns | layout.views(packed), bootstrap, dict(constants), packed, layout)
+
     def environments(self, picked: Tensor) -> Batch:
         """The part of some environments (indices [n]) with all their steps, copied."""
         columns = {name: c.index_select(1, picked) for name, c in self.columns.items()}
@@ -243,6 +290,8 @@ def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tens
     stay the numbers they are, and adapters add the space's start; a Discrete alone gets an int64
     vector [N].
     """
+    if isinstance(space, GroupedActions):
+        return _to_groups(space, device)
     if isinstance(space, spaces.Discrete):
         return lambda action: action[:, 0].long()
     if isinstance(space, spaces.Box):
@@ -263,6 +312,21 @@ def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tens
         return out
 
     return by_parts
+
+
+def _to_groups(space: GroupedActions, device: torch.device) -> Callable[[Tensor], Tensor]:
+    functions = [env_action(group.action_space, device) for group in space.groups]
+    widths = [action_columns(group.action_space) for group in space.groups]
+
+    def by_groups(action: Tensor) -> Tensor:
+        out = action.clone()
+        places = rows_of(space.groups, len(action))
+        for rows, width, to_env in zip(places, widths, functions, strict=True):
+            mine = out[rows, :width]
+            mine.copy_(to_env(action[rows, :width]).view_as(mine))
+        return out
+
+    return by_groups
 
 
 def _to_box(space: spaces.Box, device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -7,7 +7,7 @@ until `read`. With a pool, what lies between two steps of the environments is on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
@@ -52,7 +53,12 @@ class Collector:
         self._gamma, self._reward_scale = settings.gamma, settings.reward_scale
         self._generator = generator
         self._static = static_on(env.device, static)
-        self.episodes = EpisodeStats(env.num_env, env.device)
+        groups: Sequence[AgentGroup] = getattr(env, "groups", ())
+        places = rows_of(groups, env.num_env) if len(groups) > 1 else []
+        # Whether what a row is worth is asked of all rows alone, of several agents.
+        self._values_all = getattr(policy, "values_all_rows", False)
+        self.episodes = EpisodeStats(env.num_env, env.device, places)
+        self.of_groups: list[Seen] = []  # the episodes that the last `read` told, of each policy
         self.observation = env.reset().clone()  # [N, D], what is acted on next
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
@@ -66,11 +72,15 @@ class Collector:
             self._state = torch.zeros_like(batch.sequences.state)
             for step in self._steps:
                 step["state"] = self._state
+        # Rows that are agents: who of them acts next, in the same tensor at all times.
+        self._present: Tensor | None = getattr(env, "present", None)
         self._records = "next_observation" in batch.columns
         self._reads_final = settings.bootstrap_time_limit
         # An algorithm that is told where each step led to values that itself.
         self._bootstrap = self._reads_final and not self._records
         self._converted = [batch["value"]] if "value" in policy.columns else []
+        if self._present is not None:
+            self._converted.append(batch["present"])
         self._clock = Clock(env.device)
         self._iteration = 0
         self._steady, self._captured_at = Steady(), 0
@@ -116,6 +126,7 @@ class Collector:
         seconds = self._clock.read()  # waits without spinning
         if self._static and bool(self._bad):
             raise self._not_finite()
+        self.of_groups = self.episodes.of_groups
         return (seconds["simulate"], seconds["infer"]), self.episodes.take()
 
     def close(self) -> None:
@@ -153,6 +164,8 @@ class Collector:
 
     def _act(self, step: Mapping[str, Tensor], observation: Tensor) -> Tensor:
         """The environments' actions for what they show."""
+        if self._present is not None:
+            step["present"].copy_(self._present)
         if self.batch.frames is None:
             step["raw_observation"].copy_(observation)
         else:
@@ -181,9 +194,11 @@ class Collector:
         """Makes the columns that are made for all steps at once."""
         batch = self.batch
         batch["done"].copy_(batch["ended"])
+        if self._present is not None:
+            _leave_open_turns(batch, self._present)
         self._policy.finish(batch)
         if "value" in self._policy.columns:
-            value = batch.flat()["value"]
+            value = batch["value"]
             value.copy_(self._denormalized(value))
         if "value" in batch.bootstrap:
             batch.bootstrap["value"].copy_(self._value(self.observation))
@@ -217,7 +232,8 @@ class Collector:
             at["reward"].copy_(step.reward)
             done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
             self.observation = step.observation
-            if self.episodes.add(step.reward, done) and self._reads_final:
+            there = at["present"] if self._present is not None else None
+            if self.episodes.add(step.reward, done, there) and self._reads_final:
                 cut = step.truncated & ~step.terminated
                 self._read_final(t, cut, step.final_observation)
             if self._records:
@@ -243,8 +259,12 @@ class Collector:
                 # A time limit is not the end of the world: the cut episode is credited with the
                 # value of the state it was cut in. The reward is scaled at the end, so undo that
                 # here.
-                future = self._value(final, rows) * (self._gamma / self._reward_scale)
-                self.batch["reward"][t, rows] += future
+                worth = (
+                    self._value(final_observation)[rows]
+                    if self._values_all
+                    else self._value(final, rows)
+                )
+                self.batch["reward"][t, rows] += worth * (self._gamma / self._reward_scale)
 
     # On a GPU: launches only, the same ones in every iteration ---------------------------------
 
@@ -296,7 +316,7 @@ class Collector:
         at, bad = self._steps[t], self._bad_final[t]
         at["reward"].copy_(step.reward)
         done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
-        self.episodes.add_masked(step.reward, done)
+        self.episodes.add_masked(step.reward, done, at.get("present"))
         if self._records:
             self._record_next(at, step)
         if self._reads_final:
@@ -329,9 +349,23 @@ class Collector:
 
     def _told(self, what: str, env_index: int, step: int) -> NotFiniteError:
         env_id = getattr(self._env, "env_id", "of the role")
+        if (named := getattr(self._env, "row_name", None)) is not None:  # rows are agents
+            what = f"{what} of {named(env_index)},"
         first = getattr(self._env, "seed", None)  # as make_env has it
         seed = first + env_index if isinstance(first, int) else None
         return NotFiniteError(env_id, what, env_index, seed, step, self._iteration)
+
+
+def _leave_open_turns(batch: Batch, present: Tensor) -> None:
+    """Takes the last turns out of a batch whose outcome is not known yet.
+
+    They are those of agents who do not act next, by `present` [N], in episodes that go on: there
+    is nothing to value what follows by.
+    """
+    there = batch["present"]
+    later = there.flip(0).cumsum(0).flip(0) > there.long()  # a turn of the same agent
+    ends = batch["ended"].flip(0).cumsum(0).flip(0) > 0
+    there.logical_and_(later | ends | present)
 
 
 class Steady:

@@ -66,19 +66,29 @@ class EpisodeStats:
     Returns are undiscounted and unscaled, as the environment pays them; float32, sums in float64.
     """
 
-    def __init__(self, num_env: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, num_env: int, device: torch.device | str = "cpu", groups: Sequence[slice] = ()
+    ) -> None:
+        """`groups`: of rows that are summed up by themselves as well."""
         self._open = torch.zeros(3, num_env, device=device)  # 1, return and length until now
         self._open[0] = 1.0
         self._return, self._length = self._open[1], self._open[2]
         self._counted = [0.0, 0.0, 0.0]  # what ended: episodes, their returns and lengths
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # the same, of add_masked
+        self._groups = list(groups)
+        self._of_groups = torch.zeros(len(groups), 3, dtype=torch.float64, device=device)
 
-    def add(self, reward: Tensor, done: Tensor) -> bool:
-        """Count one step, [N] each; True if an episode ended with it. For tensors on the CPU."""
+    def add(self, reward: Tensor, done: Tensor, present: Tensor | None = None) -> bool:
+        """Count one step, [N] each; True if an episode ended with it. For tensors on the CPU.
+
+        `present` bool: who acted in it, where rows are agents that come and go.
+        """
         self._return += reward
-        self._length += 1
+        self._length += 1 if present is None else present
         if not done.any():
             return False
+        if self._groups:
+            self._add_to_groups(self._open.masked_fill(~done, 0.0))
         for i in done.nonzero().squeeze(-1).tolist():
             self._counted[0] += 1.0
             self._counted[1] += float(self._return[i])
@@ -87,18 +97,29 @@ class EpisodeStats:
             self._length[i] = 0
         return True
 
-    def add_masked(self, reward: Tensor, done: Tensor) -> None:
+    def add_masked(self, reward: Tensor, done: Tensor, present: Tensor | None = None) -> None:
         """Counts one step by launches alone: on a GPU it does not wait, and may be captured."""
         self._return += reward
-        self._length += 1
+        self._length += 1 if present is None else present
         ended = self._open.masked_fill(~done, 0.0)
         self._sums += ended.sum(1, dtype=torch.float64)
+        if self._groups:
+            self._add_to_groups(ended)
         self._open[1:].masked_fill_(done, 0.0)
+
+    def _add_to_groups(self, ended: Tensor) -> None:
+        for group, sums in zip(self._groups, self._of_groups, strict=True):
+            sums += ended[:, group].sum(1, dtype=torch.float64)
 
     @property
     def tensors(self) -> list[Tensor]:
         """Returns the tensors that `add_masked` changes."""
-        return [self._open, self._sums]
+        return [self._open, self._sums, self._of_groups]
+
+    @property
+    def of_groups(self) -> list[Seen]:
+        """Returns what `take` will, of each group. Waits for the device if there are any."""
+        return [Seen(*row) for row in self._of_groups.tolist()]
 
     def take(self) -> Seen:
         """The episodes that ended since the last call. Waits for the device."""
@@ -110,6 +131,7 @@ class EpisodeStats:
         """Count from zero on; episodes that are open stay so. Does not wait."""
         self._counted = [0.0, 0.0, 0.0]
         self._sums.zero_()
+        self._of_groups.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"return": self._return.clone(), "length": self._length.clone()}

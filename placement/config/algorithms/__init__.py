@@ -19,15 +19,40 @@ from .custom import CustomAlgorithmConfig, settings_of
 from .dqn import DQNConfig
 from .evolution import ARSConfig, ESConfig, EvolutionConfig
 from .impala import APPOConfig, IMPALAConfig
+from .mappo import MAPPOConfig
 from .off_policy import DDPGConfig, OffPolicyConfig, SACConfig, TD3Config
 from .ppo import PPOConfig
 
 __all__ = [
-    "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig",
-    "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig",
-    "DDPGConfig", "DQNConfig", "ESConfig", "EvolutionConfig", "IMPALAConfig", "OffPolicyConfig",
-    "PGConfig", "PPOConfig", "RecurrentConfig", "ReplayConfig", "SACConfig", "TD3Config",
-    "algorithm_config", "algorithms_of", "mode_faults", "section_class", "settings_of",
+    "ALGORITHMS",
+    "DISTRIBUTIONAL",
+    "LACKING",
+    "MODE_OF_OPTIMIZER",
+    "A2CConfig",
+    "A3CConfig",
+    "APPOConfig",
+    "ARSConfig",
+    "ActorCriticConfig",
+    "AlgorithmConfig",
+    "CustomAlgorithmConfig",
+    "DDPGConfig",
+    "DQNConfig",
+    "ESConfig",
+    "EvolutionConfig",
+    "IMPALAConfig",
+    "MAPPOConfig",
+    "OffPolicyConfig",
+    "PGConfig",
+    "PPOConfig",
+    "RecurrentConfig",
+    "ReplayConfig",
+    "SACConfig",
+    "TD3Config",
+    "algorithm_config",
+    "algorithms_of",
+    "mode_faults",
+    "section_class",
+    "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -35,6 +60,7 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "ppo": PPOConfig,
     "a2c": A2CConfig,
     "pg": PGConfig,
+    "mappo": MAPPOConfig,
     "a3c": A3CConfig,
     "impala": IMPALAConfig,
     "appo": APPOConfig,
@@ -50,7 +76,7 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
 LACKING: Final = frozenset(
     {
         "acer", "acktr", "apex", "c51", "cql", "dreamer",
-        "dreamerv3", "iql", "maddpg", "mappo", "mpo", "muzero", "qr-dqn", "qrdqn",
+        "dreamerv3", "iql", "maddpg", "mpo", "muzero", "qr-dqn", "qrdqn",
         "r2d2", "rainbow", "redq", "reinforce", "tqc", "trpo", "vpg",
     }
 )  # fmt: skip

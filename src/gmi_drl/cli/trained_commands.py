@@ -124,9 +124,9 @@ def export(
     from gmi_drl.trained.card import write_card
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.exporting import export_policy
-    from gmi_drl.trained.policy import load_policy
+    from gmi_drl.trained.policy import load_all
 
-    policy = load_policy(run, checkpoint=checkpoint, overrides=overrides or ())
+    policy = load_all(run, checkpoint=checkpoint, overrides=overrides or ())
     folder = policy.origin.folder.path
     file = output or folder / "export" / f"policy.{form.value}"
     said = export_policy(policy, form.value, file)

@@ -21,7 +21,7 @@ from gmi_drl.placement.faults import counted
 from gmi_drl.report.statistics import Estimate, estimate
 from gmi_drl.roles.evaluators.evaluate import longest_episode, play
 
-from .policy import PolicyNotLoaded, TrainedPolicy, load_policy
+from .policy import PolicyNotLoaded, TrainedPolicy, load_all
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,7 +112,7 @@ def evaluate(
     for name, value in (("episodes", episodes), ("num_env", num_env)):
         if value is not None and value < 1:
             raise PolicyNotLoaded(f"{name}={value}; must be at least 1. Use 1 or more.")
-    policy = load_policy(run, checkpoint=checkpoint, overrides=overrides, device=device)
+    policy = load_all(run, checkpoint=checkpoint, overrides=overrides, device=device)
     parts = list(_play(policy, episodes, seed, stochastic, num_env))
     cut = sum(part[2] for part in parts)
     found = Evaluation(
@@ -148,7 +148,7 @@ def _play(
         batches = [(at_once, -(-episodes // at_once), None)]
     for count, each, gmi_id in batches:
         with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
-            played = play(env, policy.actor(count, sampling_seed), each, seed)
+            played = play(env, policy.actor(env.num_env, sampling_seed), each, seed)
             counts = (played.ended.cpu()[:, None] > torch.arange(each)).numpy()
             unfinished = int((~counts).sum())
             if unfinished:

@@ -89,6 +89,11 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
 
     PolicyNotLoaded if packages are missing, or if the file does not act as the policy does.
     """
+    if policy.origin.config.env.adapter == "pettingzoo":
+        raise PolicyNotLoaded(
+            f"{policy.origin.folder.path}: its environments have several agents, and what is "
+            "written is tried in those of one. Act by gmi_drl.load_policy(run, policy_id=...)."
+        )
     kind = _KINDS[form]
     missing = [name for name in kind.needs if importlib.util.find_spec(name) is None]
     if missing:

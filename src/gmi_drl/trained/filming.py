@@ -128,9 +128,16 @@ def film_here(text: str) -> dict[str, str]:
 
 def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
     """Makes one environment that draws itself; EnvSpecError if it does not."""
-    from gmi_drl.roles.envs import check_env, make_env
+    from gmi_drl.roles.envs import EnvSpecError, check_env, make_env
 
     env = policy.origin.config.env
+    if env.adapter == "pettingzoo":
+        raise EnvSpecError(
+            [
+                f"env.adapter={env.adapter}: films are of environments of one agent. Make the "
+                "environment with render_mode in Python, and act by gmi_drl.load_policy."
+            ]
+        )
     drawn: dict[str, Any] = {"render_mode": "rgb_array"}
     if _is_of_mujoco(env.id) and not {"camera_id", "camera_name"} & env.options.keys():
         drawn["camera_name"] = "track"  # one that follows the robot, where the model has it

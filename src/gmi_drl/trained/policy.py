@@ -10,7 +10,7 @@ S = numbers of what the policy remembers of an environment (0 for most).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,13 @@ from gmi_drl.launcher.plan.wiring import classes_of
 from gmi_drl.placement import Config, Layout, load_config
 from gmi_drl.roles import GMI_manager, GmiContext, load_role
 from gmi_drl.roles.algorithms import with_settings
+from gmi_drl.roles.envs.agents import AgentGroup
 from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import action_columns, leaves
 from gmi_drl.roles.policies.description import load_policy as load_weights
 from gmi_drl.roles.policies.policy import GreedyActor, SamplingActor
+from gmi_drl.roles.policies.policy_map import NormalizerMap, PolicyMap
 from gmi_drl.roles.policies.structure import structured_space
 from gmi_drl.roles.role.acting import ActingRole
 from gmi_drl.roles.samples.batch import Batch, env_action
@@ -58,7 +60,7 @@ class PolicyModule(nn.Module):
         self, policy: Policy, normalizer: RunningNormalizer | None, action_space: Space[Any]
     ) -> None:
         super().__init__()
-        self.network, self._policy, self._normalizer = policy.network, policy, normalizer
+        self.network, self._policy, self.normalizer = policy.network, policy, normalizer
         self.state_columns = policy.state_columns
         self.to_env = env_action(action_space, next(policy.network.parameters()).device)
 
@@ -69,8 +71,8 @@ class PolicyModule(nn.Module):
         begins. Actions are what `VecEnv.step` takes: [N] for a Discrete, else [N, A].
         """
         seen = observation.to(torch.float32)
-        if self._normalizer is not None:
-            seen = self._normalizer.normalize(seen)
+        if self.normalizer is not None:
+            seen = self.normalizer.normalize(seen)
         if not self.state_columns:
             return self.to_env(self._policy.mode(seen)), state
         after = state.clone()  # which becomes what it is after this step
@@ -101,20 +103,53 @@ class TrainedPolicy:
     """A policy that acts and does not learn."""
 
     def __init__(
-        self, role: ActingRole, origin: Origin, structure: Space[Any], action_space: Space[Any]
+        self,
+        role: ActingRole,
+        origin: Origin,
+        structure: Space[Any],
+        action_space: Space[Any],
+        groups: Sequence[AgentGroup] = (),
+        policy: Policy | None = None,
+        normalizer: RunningNormalizer | None = None,
     ) -> None:
-        """`structure` is the space of observations before they become vectors."""
-        normalizer = role.normalizers.observations
-        self.origin, self._role = origin, role
+        """`structure` is the space of observations before they become vectors.
+
+        `groups`: of agents, where there are several. `policy`, `normalizer`: instead of the role's.
+        """
+        if policy is None:
+            policy, normalizer = role.policy, role.normalizers.observations
+        self.origin, self._role, self._groups = origin, role, tuple(groups)
         self.observation_space, self.action_space = structure, action_space
-        self.module = PolicyModule(role.policy, normalizer, self.action_space).eval()
+        self.module = PolicyModule(policy, normalizer, self.action_space).eval()
         self._flattener = Flattener(structure, origin.env_id)
         self._state: Tensor | None = None
+
+    def of_policy(self, policy_id: str | None) -> TrainedPolicy:
+        """Returns the one policy of this name; PolicyNotLoaded if it is not clear which that is."""
+        names = [group.policy for group in self._groups]
+        policy, normalizer = self._role.policy, self._role.normalizers.observations
+        if policy_id is None and len(names) < 2:
+            return self
+        if policy_id not in names:
+            rule = f"it has {', '.join(names)}" if names else "its environment has one agent"
+            remedy = "Give one of these as policy_id." if names else "Leave policy_id out."
+            raise PolicyNotLoaded(
+                f"policy_id={policy_id!r}: no policy of {self.origin.folder.path}; {rule}. {remedy}"
+            )
+        if not isinstance(policy, PolicyMap):
+            return self
+        group = self._groups[names.index(policy_id)]
+        if isinstance(normalizer, NormalizerMap):
+            normalizer = normalizer.normalizers[policy_id]
+        return TrainedPolicy(
+            self._role, self.origin, group.structured_space, group.action_space,
+            policy=policy.policies[policy_id], normalizer=normalizer,
+        )  # fmt: skip
 
     @property
     def normalizer(self) -> RunningNormalizer | None:
         """Returns what observations are normalised by, if they are."""
-        return self._role.normalizers.observations
+        return self.module.normalizer
 
     @property
     def description(self) -> dict[str, Any]:
@@ -185,7 +220,10 @@ class TrainedPolicy:
             return _role_of(self.origin, gmi_id, self.device).make_env(num_env, seed=2)
 
     def actor(self, num_env: int, sampling_seed: int | None = None) -> GreedyActor | SamplingActor:
-        """Returns what acts in `num_env` environments; with a seed it draws as in training did."""
+        """Returns what acts in `num_env` environments, or rows of agents.
+
+        With a seed it draws actions as in training.
+        """
         role, normalizer = self._role, self._role.normalizers.observations
         if sampling_seed is None:
             return GreedyActor(role.policy, normalizer)
@@ -240,16 +278,32 @@ class TrainedPolicy:
 def load_policy(
     run: Path | str,
     *,
+    policy_id: str | None = None,
     checkpoint: int | None = None,
     overrides: Iterable[str] = (),
     device: str | torch.device = "cpu",
 ) -> TrainedPolicy:
     """Loads what a run has trained, by its newest checkpoint.
 
-    `run` is its folder, or a checkpoint's; `checkpoint` is the iteration of another one.
-    `overrides` are `section.key=value` strings, such as `env.adapter=mujoco` for a run of an
-    adapter that is not here. RunFolderError, CheckpointError, ConfigError, EnvSpecError or
-    PolicyNotLoaded say why it cannot be done.
+    `run` is its folder, or a checkpoint's; `checkpoint` is the iteration of another one. Of a run
+    of several policies (`multi_agent`), `policy_id` says which. `overrides` are `section.key=value`
+    strings, such as `env.adapter=mujoco` for a run of an adapter that is not here. RunFolderError,
+    CheckpointError, ConfigError, EnvSpecError or PolicyNotLoaded say why it cannot be done.
+    """
+    loaded = load_all(run, checkpoint=checkpoint, overrides=overrides, device=device)
+    return loaded.of_policy(policy_id)
+
+
+def load_all(
+    run: Path | str,
+    *,
+    checkpoint: int | None = None,
+    overrides: Iterable[str] = (),
+    device: str | torch.device = "cpu",
+) -> TrainedPolicy:
+    """Loads a run as `load_policy` does, with all of its policies where it has several.
+
+    Those act together in the environments that `make_env` makes.
     """
     folder = RunFolder.existing(Path(run))
     where = Path(run)
@@ -273,10 +327,11 @@ def load_policy(
         with closing(role.make_env(1, seed=4)) as env:
             role.build(env)
             structure, action_space = structured_space(env), env.action_space
+            groups = getattr(env, "groups", ())
     warning = load_weights(found.folder, role.policy.network, role.normalizers, role.description)
     if warning:
         warnings.warn(warning, stacklevel=2)
-    return TrainedPolicy(role, origin, structure, action_space)
+    return TrainedPolicy(role, origin, structure, action_space, groups)
 
 
 def _usable(device: str | torch.device) -> torch.device:

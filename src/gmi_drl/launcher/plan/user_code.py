@@ -78,6 +78,7 @@ def names_user_code(config: Config) -> bool:
         or isinstance(algorithm, CustomAlgorithmConfig)
         or is_own_network(algorithm.network)
         or ":" in env.id
+        or env.adapter == "pettingzoo"  # whose agents are known when it is made
         or any(":" in name for entry in env.wrappers for name in _named(entry))
     )
 
@@ -129,6 +130,7 @@ def try_here(
             envs = make_env(
                 env.id, _NUM_ENV, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps, wrappers=env.wrappers,
+                multi_agent=config.multi_agent,
             )  # fmt: skip
         closing.later(envs.close)
         faults = [] if compiles else list(_faults(env.id, envs))
@@ -137,20 +139,21 @@ def try_here(
             least = settings  # with a small network, if it needs no image: the same spaces
             if settings.network not in CONVOLUTIONAL and not is_own_network(settings.network):
                 least = settings.model_copy(update={"network": (1,)})
-            algorithm_class(settings).make_network(least, envs, None)
+            for its in _with_spaces(envs):
+                algorithm_class(settings).make_network(least, its, None)
         if faults:
             return {"faults": faults}
         faults, notes = _policy_told(config, envs, own_network)
         if compiles:
             notes.insert(0, f"adapter {adapter}: the environment was not made on a GPU")
-        distribution = distribution_for(envs.action_space)
+        distributions = [distribution_for(its.action_space) for its in _with_spaces(envs)]
         stacking = getattr(envs, "stacking", None)
         sizes = {
             "observation": observation_width(envs.observation_space),
             "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
             "frames": 1 if stacking is None else stacking.count,
-            "action": distribution.action_columns,
-            "parameters": distribution.parameters,
+            "action": max(its.action_columns for its in distributions),
+            "parameters": max(its.parameters for its in distributions),
             "has_own_network": own_network,
         }
         return {"faults": faults, "notes": notes, "sizes": sizes}
@@ -271,13 +274,12 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
     import torch
 
     from gmi_drl.roles.envs.spaces import space_faults
-    from gmi_drl.roles.policies import distribution_for
     from gmi_drl.roles.samples.batch import env_action
 
-    if faults := space_faults(env_id, env.observation_space, env.action_space):
-        yield from faults
-        return
-    distribution = distribution_for(env.action_space)
+    for its in _with_spaces(env):
+        if faults := space_faults(env_id, its.observation_space, its.action_space):
+            yield from faults
+            return
     to_env = env_action(env.action_space, env.device)
     generator = torch.Generator().manual_seed(0)
     with _raised_is_told(env_id, "reset"):
@@ -286,11 +288,7 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
         yield from bad
         return
     for _ in range(_STEPS):
-        shape = (env.num_env, distribution.parameters)
-        params, noise = torch.zeros(shape), torch.zeros(env.num_env, distribution.noise_columns)
-        distribution.noise(shape[:1], torch.zeros(shape[1]), generator, noise)
-        out = torch.zeros(env.num_env, distribution.action_columns)
-        action = to_env(distribution.sample(params, noise, out))
+        action = to_env(_random_actions(env, generator))
         with _raised_is_told(env_id, "step"):
             step = env.step(action)
         bad = [
@@ -301,6 +299,34 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
             yield from bad
             return
     yield from _not_finite(env_id, "its second reset gave an observation", env.reset())
+
+
+def _with_spaces(env: VecEnv) -> Sequence[Any]:
+    """Returns what has the spaces of policies: the groups of agents, or the environment."""
+    groups: Sequence[Any] = getattr(env, "groups", ())
+    return groups if len(groups) > 1 else [env]
+
+
+def _random_actions(env: VecEnv, generator: torch.Generator) -> torch.Tensor:
+    """Returns action rows [N, A] as new policies draw them."""
+    import torch
+
+    from gmi_drl.roles.envs.agents import rows_of
+    from gmi_drl.roles.policies import distribution_for
+
+    parts = _with_spaces(env)
+    distributions = [distribution_for(its.action_space) for its in parts]
+    columns = max(its.action_columns for its in distributions)
+    out = torch.zeros(env.num_env, columns)
+    several = len(parts) > 1
+    places = rows_of(parts, env.num_env) if several else [slice(0, env.num_env)]
+    for rows, distribution in zip(places, distributions, strict=True):
+        count = rows.stop - rows.start
+        params = torch.zeros(count, distribution.parameters)
+        noise = torch.zeros(count, distribution.noise_columns)
+        distribution.noise((count,), torch.zeros(distribution.parameters), generator, noise)
+        distribution.sample(params, noise, out[rows, : distribution.action_columns])
+    return out
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""Defines the config's section `multi_agent`: which policy acts for which agents."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from .section import Names, Section, broken
+
+_NAME: Final = r"[A-Za-z]\w*"
+
+
+class MultiAgentConfig(Section):
+    """Which policy acts for which agents (adapter `pettingzoo`); without it one acts for all."""
+
+    policies: Names = Field(default=("shared",), min_length=1)
+    """Names of the policies, each with parameters of its own. Agents of one policy share these, and
+    must have the same spaces."""
+    mapping: dict[str, str] = Field(default_factory=lambda: {"*": "shared"}, min_length=1)
+    """The policy of each agent, by the agent's name or a pattern such as `wolf_*`; of patterns that
+    fit a name the first one counts."""
+
+    @field_validator("policies")
+    @classmethod
+    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not re.fullmatch(_NAME, name):
+                raise broken(
+                    f"has {name!r}, which is no name", "Use letters, digits and _, a letter first."
+                )
+        if len(set(value)) < len(value):
+            raise broken("names a policy twice", "Name each policy once.")
+        return value
+
+    @field_validator("mapping")
+    @classmethod
+    def _to_policies(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        policies = info.data.get("policies")
+        if policies is None:
+            return value
+        for pattern, policy in value.items():
+            if policy not in policies:
+                raise broken(
+                    f"maps {pattern} to {policy}, and the policies are {', '.join(policies)}",
+                    "Map it to one of these, or add the policy to multi_agent.policies.",
+                )
+        return value

@@ -1,0 +1,372 @@
+"""Steps PettingZoo's environments: those whose agents act together, and those who take turns.
+
+E = environments, A = agents that there may be, N = A E rows (see `agents`), D = the widest
+observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from .agents import AgentGroup, AgentSpaces, GroupedActions, factory_of, grouped
+from .buffers import HostBuffers, checked_action
+from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateError
+from .flatten import Flattener, unflattened_action
+from .gymnasium import torch_dtype
+from .protocol import Step, VecEnvSpec
+from .spaces import action_columns
+from .watched import difference
+
+
+class Outcome(NamedTuple):
+    """Holds what came of a step or reset, by agent; of agents that are not named, nothing did."""
+
+    observations: dict[str, Any]  # of who acts next, and the last of whose episode ended
+    rewards: Mapping[str, float] = {}
+    terminated: frozenset[str] = frozenset()
+    truncated: frozenset[str] = frozenset()
+    acting: frozenset[str] = frozenset()  # who acts next
+
+
+class Game(Protocol):
+    """Is one environment of several agents, whoever of them acts at a time."""
+
+    def reset(self, seed: int | None) -> Outcome:
+        """Begins an episode."""
+
+    def step(self, actions: dict[str, Any]) -> Outcome:
+        """Acts for all who are `acting`."""
+
+    def living(self) -> list[str]:
+        """Returns the agents whose episode goes on."""
+
+    def observe(self, agent: str) -> Any:
+        """Returns what an agent sees that does not act next."""
+
+
+class ParallelGame:
+    """Is an environment whose agents act together."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._seen: dict[str, Any] = {}  # what each agent saw last
+
+    def reset(self, seed: int | None) -> Outcome:
+        self._seen = dict(self._env.reset(seed=seed)[0])
+        return Outcome(self._seen, acting=frozenset(self._env.agents))
+
+    def step(self, actions: dict[str, Any]) -> Outcome:
+        given, rewards, terminated, truncated, _ = self._env.step(actions)
+        observations = dict(given)
+        left = actions.keys() - set(self._env.agents)
+        ended = {agent for agent, is_so in terminated.items() if is_so}
+        cut = {agent for agent, is_so in truncated.items() if is_so}
+        cut |= left - ended  # without a word: what comes is not known, and not the end
+        for agent in left - observations.keys():
+            observations[agent] = self._seen[agent]
+        self._seen = observations
+        acting = frozenset(self._env.agents) - ended - cut
+        return Outcome(self._seen, rewards, frozenset(ended), frozenset(cut), acting)
+
+    def living(self) -> list[str]:
+        return list(self._env.agents)
+
+    def observe(self, agent: str) -> Any:
+        return self._seen[agent]
+
+
+class TurnGame:
+    """Is an environment whose agents take turns: one step is one turn of one of them.
+
+    What an agent is paid until its next turn comes with the step before that.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def reset(self, seed: int | None) -> Outcome:
+        self._env.reset(seed=seed)
+        return self._next()
+
+    def step(self, actions: dict[str, Any]) -> Outcome:
+        (action,) = actions.values()
+        self._env.step(action)
+        return self._next()
+
+    def _next(self) -> Outcome:
+        """Lets those go whose episode has ended, until it is the turn of one who acts."""
+        observations: dict[str, Any] = {}
+        rewards: dict[str, float] = {}
+        terminated: set[str] = set()
+        truncated: set[str] = set()
+        while self._env.agents:
+            agent = self._env.agent_selection
+            observations[agent], rewards[agent], ended, cut, _ = self._env.last()
+            if not (ended or cut):
+                acts = frozenset({agent})
+                return Outcome(
+                    observations, rewards, frozenset(terminated), frozenset(truncated), acts
+                )
+            (terminated if ended else truncated).add(agent)
+            self._env.step(None)
+        return Outcome(observations, rewards, frozenset(terminated), frozenset(truncated))
+
+    def living(self) -> list[str]:
+        return list(self._env.agents)
+
+    def observe(self, agent: str) -> Any:
+        return self._env.observe(agent)
+
+
+class PettingZooVecEnv:
+    """Steps N rows, one for each agent of each of E environments; `num_env` is N.
+
+    `present` [N] says which rows act next. Of others nothing is asked, and what is paid to them
+    belongs to what they did last. An episode is that of an agent: it ends with the agent's, and a
+    new one begins when all agents have left and the environment is reset. `groups` says whose rows
+    are whose; where there are several, observations and actions are padded to the widest. The
+    state of these environments cannot be saved: `state_dict` is None.
+    """
+
+    def __init__(self, spec: VecEnvSpec) -> None:
+        self.env_id, self.device = spec.env_id, spec.device
+        self.max_episode_steps, self._count = spec.max_episode_steps, spec.num_env
+        make = factory_of(spec.env_id)
+        try:
+            self._envs = [make(**spec.options) for _ in range(self._count)]
+        except Exception as error:
+            raise self._error("constructor", error) from error
+        spaces = self._spaces(self._envs[0])
+        groups, faults = grouped(spec.env_id, spaces, spec.multi_agent)
+        if faults:
+            self.close()
+            raise EnvSpecError(faults)
+        self.groups: tuple[AgentGroup, ...] = tuple(groups)
+        self.agents = [agent for group in groups for agent in group.agents]
+        self._games: list[Game] = [
+            TurnGame(env) if hasattr(env, "last") else ParallelGame(env) for env in self._envs
+        ]
+        self.num_env = len(self.agents) * self._count
+        self.observation_space: gymnasium.Space[Any]
+        self.action_space: gymnasium.Space[Any]
+        if len(groups) == 1:
+            self.structured_space = groups[0].structured_space
+            self.observation_space = flat = groups[0].observation_space
+            self.action_space = groups[0].action_space
+            alone = isinstance(self.action_space, Discrete)
+            columns = action_columns(self.action_space)
+            dtype = torch_dtype(flat, spec.dtype)
+            self._action_shape = (self.num_env,) if alone else (self.num_env, columns)
+        else:
+            width = max(group.observation_space.shape[0] for group in groups)
+            self.observation_space = flat = Box(-np.inf, np.inf, (width,), np.float32)
+            self.action_space = GroupedActions(groups)
+            dtype = spec.dtype
+            self._action_shape = (self.num_env, self.action_space.columns)
+        self._rows = [
+            _Rows(self.env_id, group, agent) for group in groups for agent in group.agents
+        ]
+        self._number = {agent: number for number, agent in enumerate(self.agents)}
+        self._buffers = HostBuffers(self.num_env, flat.shape, dtype, spec.dtype, spec.device)
+        self._acting = torch.zeros(self.num_env, dtype=torch.bool)
+        self.present = self._acting.to(spec.device)  # [N], the same tensor at all times
+        self._steps = [0] * self._count
+        self._seed: int | None = spec.seed
+
+    def _spaces(self, env: Any) -> dict[str, AgentSpaces]:
+        try:
+            agents = list(env.possible_agents)
+        except AttributeError:
+            fault = (
+                f"env.id={self.env_id!r}: its environment has no possible_agents; must name all "
+                "agents that there may be. Define it, as PettingZoo's interface says."
+            )
+            raise EnvSpecError([fault]) from None
+        try:
+            return {
+                agent: AgentSpaces(env.observation_space(agent), env.action_space(agent))
+                for agent in agents
+            }
+        except Exception as error:
+            raise self._error("constructor", error) from error
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        seed, self._seed = self._seed if seed is None else seed, None  # the first is the given one
+        self._buffers.observation[...] = 0
+        self._acting.zero_()
+        for i in range(self._count):
+            self._begin(i, None if seed is None else seed + i)
+        self._publish_present()
+        return self._buffers.publish_reset()
+
+    def step(self, action: Tensor) -> Step:
+        b, acting = self._buffers, self._acting.numpy()
+        array = checked_action(self.env_id, action, self._action_shape)
+        if not np.isfinite(array).all():
+            raise EnvActionError.not_finite(self.env_id, array)
+        rows = array.reshape(self.num_env, -1)
+        taken = [its.actions(rows[self._of(n)]) for n, its in enumerate(self._rows)]
+        b.reward[...] = 0
+        b.terminated[...] = False
+        b.truncated[...] = False
+        ended: list[int] = []
+        for i, game in enumerate(self._games):
+            there = [n for n in range(len(self.agents)) if acting[n * self._count + i]]
+            actions = {self.agents[n]: taken[n](i) for n in there}
+            try:
+                outcome = game.step(actions)
+            except Exception as error:
+                raise self._error(f"step of environment {i}", error) from error
+            ended += self._take(i, game, outcome)
+        self._publish_present()
+        if not ended:
+            return b.publish(any_done=False)
+        still = np.ones(self.num_env, dtype=bool)
+        still[ended] = False
+        b.final_observation[still] = b.observation[still]
+        return b.publish(any_done=True)
+
+    def _take(self, i: int, game: Game, outcome: Outcome) -> list[int]:
+        """Writes what came of a step of environment `i`; returns the rows whose episodes ended."""
+        b = self._buffers
+        self._steps[i] += 1
+        for agent, reward in outcome.rewards.items():
+            b.reward[self._row(agent, i)] = reward
+        truncated = set(outcome.truncated)
+        if self.max_episode_steps is not None and self._steps[i] >= self.max_episode_steps:
+            truncated |= set(game.living()) - outcome.terminated
+        ended: list[int] = []
+        for agent in outcome.terminated | truncated:
+            row = self._row(agent, i)
+            ended.append(row)
+            b.terminated[row] = agent in outcome.terminated
+            b.truncated[row] = agent in truncated
+            seen = outcome.observations.get(agent)
+            self._write(agent, i, game.observe(agent) if seen is None else seen, final=True)
+        acting = outcome.acting - truncated
+        if acting:
+            self._show(i, acting, outcome.observations)
+        else:
+            self._begin(i, None)
+        return ended
+
+    def _begin(self, i: int, seed: int | None) -> None:
+        """Begins an episode of environment `i`."""
+        try:
+            outcome = self._games[i].reset(seed)
+        except Exception as error:
+            raise self._error(f"reset of environment {i}", error) from error
+        self._steps[i] = 0
+        if not outcome.acting:
+            raise EnvError(
+                f"env {self.env_id}: environment {i}: its reset left no agent that acts; there "
+                "must be one or more. Mend its agents."
+            )
+        self._show(i, outcome.acting, outcome.observations)
+
+    def _show(self, i: int, acting: frozenset[str], observations: Mapping[str, Any]) -> None:
+        self._acting[i :: self._count] = False
+        self._buffers.observation[i :: self._count] = 0
+        for agent in acting:
+            self._acting[self._row(agent, i)] = True
+            if agent not in observations:
+                raise EnvError(
+                    f"env {self.env_id}: environment {i}: agent {agent} is among its agents, and "
+                    "was given no observation; each must be. Mend its step or reset."
+                )
+            self._write(agent, i, observations[agent])
+
+    def _write(self, agent: str, i: int, observation: Any, final: bool = False) -> None:
+        out = self._buffers.final_observation if final else self._buffers.observation
+        self._rows[self._number[agent]].write(observation, out[self._row(agent, i)], i)
+
+    def _row(self, agent: str, i: int) -> int:
+        try:
+            return self._number[agent] * self._count + i
+        except KeyError:
+            raise EnvError(
+                f"env {self.env_id}: agent {agent} is not among its possible_agents, "
+                f"{', '.join(self.agents)}; must be. Mend the environment."
+            ) from None
+
+    def _of(self, number: int) -> slice:
+        return slice(number * self._count, (number + 1) * self._count)
+
+    def _publish_present(self) -> None:
+        self.present.copy_(self._acting)
+
+    def row_name(self, row: int) -> str:
+        """Says which agent of which environment a row is."""
+        return f"agent {self.agents[row // self._count]} of environment {row % self._count}"
+
+    def _error(self, what: str, error: Exception) -> Exception:
+        """Returns what to raise for an error of the environment's own code."""
+        is_told = isinstance(error, EnvError | MemoryError)
+        return error if is_told else EnvRaised.of(self.env_id, what, error)
+
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise EnvStateError(
+            f"env {self.env_id}: PettingZoo's environments do not give their state away, so there "
+            "is none to load. Resume with new episodes (reset)."
+        )
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        for env in envs:
+            try:
+                env.close()
+            except Exception as error:
+                raise EnvRaised.of(self.env_id, "close", error) from error
+
+
+class _Rows:
+    """Writes the observations of one agent, and reads its actions."""
+
+    def __init__(self, env_id: str, group: AgentGroup, agent: str) -> None:
+        self._space, self._action_space = group.structured_space, group.action_space
+        self._flattener = Flattener(
+            self._space, env_id, lambda i: f"environment {i}, agent {agent},"
+        )
+        self._env_id, self._agent = env_id, agent
+        self._width = self._flattener.flat.shape[0]
+        self._columns = action_columns(self._action_space)
+        self._is_box = isinstance(self._space, Box)
+
+    def write(self, observation: Any, out: Any, i: int) -> None:
+        """Writes the vector of an observation into the beginning of `out` [D]."""
+        fits = type(observation) is np.ndarray and observation.shape == self._space.shape
+        if self._is_box and fits:
+            out[: self._width] = observation.ravel()
+            return
+        if broken := difference(self._space, observation):
+            came, said = broken
+            raise EnvError(
+                f"env {self._env_id}: environment {i}: agent {self._agent} was given {came}; must "
+                f"be {said}, at every reset and step. Mend the environment, or its spaces."
+            )
+        self._flattener.write_one(observation, out[: self._width], i)
+
+    def actions(self, rows: Any) -> Callable[[int], Any]:
+        """Returns what gives the action of environment i, of action rows [E, ...] of this agent."""
+        batched = unflattened_action(self._action_space, rows[:, : self._columns])
+        return lambda i: _one(batched, i)
+
+
+def _one(batched: Any, i: int) -> Any:
+    """Returns the action of environment `i` of batched ones."""
+    if isinstance(batched, dict):
+        return {key: _one(part, i) for key, part in batched.items()}
+    if isinstance(batched, tuple):
+        return tuple(_one(part, i) for part in batched)
+    action = batched[i]
+    return int(action) if np.ndim(action) == 0 else action

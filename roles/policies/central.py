@@ -1,0 +1,114 @@
+"""Values what agents do by all that they see together, and acts by what each sees alone (MAPPO).
+
+N = A E rows, of A agents in E environments, those of an agent side by side (`envs.agents`); D =
+numbers that one agent sees; P = parameters of the distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .actor_critic import GAIN_OF_ACTIONS, ActorCriticPolicy, named
+from .distributions import Distribution
+from .trunk import HiddenLayers
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.batch import Batch
+
+
+class CentralActorCritic(nn.Module):
+    """The network of agents who share a policy, and of a value of what all of them see.
+
+    `forward` takes normalised observations [N, D] of all agents and returns [N, P + 1], as an
+    `ActorCritic` does. The value of an agent is of its own observation and then those of the
+    others, in their order.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        agents: int,
+        distribution: Distribution,
+        trunks: tuple[HiddenLayers, HiddenLayers],
+        init_log_std: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`width`: D; `trunks`: of what an agent sees [D], and of what all see [A D]."""
+        super().__init__()
+        self.agents, self.joint_width = agents, agents * width
+        self.distribution = distribution
+        self.actor, self.critic = trunks
+        self.action_head = nn.Linear(self.actor.features, distribution.parameters)
+        self.value_head = nn.Linear(self.critic.features, 1)
+        self.log_std = nn.Parameter(torch.full((distribution.deviations,), init_log_std))
+        for trunk in trunks:
+            trunk.initialise(generator)
+        with torch.no_grad():
+            for head, gain in ((self.action_head, GAIN_OF_ACTIONS), (self.value_head, 1.0)):
+                nn.init.orthogonal_(head.weight, gain, generator=generator)
+                head.bias.zero_()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what its parameters' names and shapes do not say."""
+        return {"agents": self.agents, "distribution": named(self.distribution)}
+
+    def joint(self, observation: Tensor) -> Tensor:
+        """Returns what all agents see, for each of them [N, A D]: its own first."""
+        each = observation.view(self.agents, -1, observation.shape[-1])
+        turned = [each.roll(-number, 0) for number in range(self.agents)]
+        return torch.cat(turned, -1).view(len(observation), -1)
+
+    def heads(self, observation: Tensor, joint: Tensor) -> Tensor:
+        """Returns [B, P + 1] for rows, of which `joint` [B, A D] are what all agents see."""
+        return torch.cat([self.parameters_of(observation), self.value_head(self.critic(joint))], -1)
+
+    def parameters_of(self, observation: Tensor) -> Tensor:
+        """Returns the parameters [B, P] of the distribution of what agents do."""
+        parameters: Tensor = self.action_head(self.actor(observation))
+        return parameters
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.heads(observation, self.joint(observation))
+
+    @torch.no_grad()
+    def map_value(self, scale: Tensor, shift: Tensor) -> None:
+        """Make the value that comes out `scale` * value + `shift`, in every state."""
+        self.value_head.weight.mul_(scale)
+        self.value_head.bias.mul_(scale).add_(shift)
+
+
+class CentralPolicy(ActorCriticPolicy):
+    """Acts by a `CentralActorCritic`; what all agents saw is a column, for the value's loss."""
+
+    values_all_rows = True
+
+    def __init__(self, network: CentralActorCritic) -> None:
+        super().__init__(network)
+        self.columns = {**self.columns, "joint": network.joint_width}
+
+    def network_for(self, batch: Batch) -> _OfRows:
+        return _OfRows(self.network, batch["joint"])
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        joint = self.network.joint(step["observation"])
+        step["joint"].copy_(joint)
+        step["head"].copy_(self.network.heads(step["observation"], joint))
+        return self.distribution.sample(step["parameters"], step["noise"], step["action"])
+
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        return self.distribution.mode(self.network.parameters_of(observation))
+
+
+class _OfRows:
+    """The network for the rows of a minibatch, of which is known what all agents saw."""
+
+    def __init__(self, network: CentralActorCritic, joint: Tensor) -> None:
+        self._network, self._joint = network, joint
+        self.distribution, self.log_std = network.distribution, network.log_std
+
+    def __call__(self, observation: Tensor) -> Tensor:
+        return self._network.heads(observation, self._joint)

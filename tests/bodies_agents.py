@@ -1,0 +1,161 @@
+"""Environments of several agents, by the interfaces of PettingZoo and without it."""
+
+import numpy as np
+from gymnasium import spaces
+
+
+class Meadow:
+    """Agents that see (number, step), and are paid what they choose times their number plus one.
+
+    `sheep_*` choose one of three, `wolf_*` two numbers; sheep i leaves after i + 2 steps, sheep
+    `late` comes at its step, and all are gone after `length` steps.
+    """
+
+    def __init__(self, sheep=2, wolves=1, length=6, late=None):
+        self.possible_agents = [
+            *(f"sheep_{i}" for i in range(sheep)), *(f"wolf_{i}" for i in range(wolves))
+        ]  # fmt: skip
+        self._length, self._late = length, late
+        self.seeds, self.given = [], []
+
+    def observation_space(self, agent):
+        width = 2 if agent.startswith("sheep") else 3
+        return spaces.Box(-np.inf, np.inf, (width,), np.float32)
+
+    def action_space(self, agent):
+        if agent.startswith("sheep"):
+            return spaces.Discrete(3)
+        return spaces.Box(-2.0, 2.0, (2,), np.float32)
+
+    def reset(self, seed=None, options=None):
+        self.seeds.append(seed)
+        self._step = 0
+        self.agents = [agent for agent in self.possible_agents if agent != self._late]
+        return self._seen(self.agents), {}
+
+    def _seen(self, agents):
+        return {
+            agent: np.array(
+                [self.possible_agents.index(agent), self._step, 7][
+                    : 2 if agent.startswith("sheep") else 3
+                ],
+                dtype=np.float32,
+            )
+            for agent in agents
+        }
+
+    def _left(self, agent):
+        return agent.startswith("sheep") and self._step >= int(agent.split("_")[1]) + 2
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents), (actions, self.agents)
+        self.given.append(actions)
+        for agent, action in actions.items():
+            assert self.action_space(agent).contains(action), (agent, action)
+        self._step += 1
+        acted = self.agents
+        rewards = {
+            agent: float(np.sum(actions[agent])) * (self.possible_agents.index(agent) + 1)
+            for agent in acted
+        }
+        terminated = {agent: self._left(agent) for agent in acted}
+        truncated = {agent: self._step >= self._length for agent in acted}
+        self.agents = [a for a in acted if not (terminated[a] or truncated[a])]
+        if self._late is not None and self._step == 1:
+            self.agents.append(self._late)
+        return self._seen({*acted, *self.agents}), rewards, terminated, truncated, {}
+
+    def close(self):
+        pass
+
+
+class Countdown:
+    """Two agents take turns to take one or two of five; who takes the last has won.
+
+    Rewards come at the end alone, to both.
+    """
+
+    possible_agents = ("first", "second")
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 5, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self._left = 5
+        self.agents = list(self.possible_agents)
+        self.agent_selection = "first"
+        self._paid = dict.fromkeys(self.agents, 0.0)
+        self._over = False
+
+    def observe(self, agent):
+        return np.array([self._left], dtype=np.float32)
+
+    def last(self):
+        agent = self.agent_selection
+        return self.observe(agent), self._paid[agent], self._over, False, {}
+
+    def step(self, action):
+        agent = self.agent_selection
+        other = "second" if agent == "first" else "first"
+        if self._over:
+            assert action is None
+            self.agents.remove(agent)
+        else:
+            self._left -= 1 + action
+            if self._left <= 0:
+                self._over = True
+                self._paid = {agent: 1.0, other: -1.0}
+        self.agent_selection = other
+
+    def close(self):
+        pass
+
+
+class Matching:
+    """`count` agents who each see a bit, and are paid 1 for naming it; ten steps."""
+
+    def __init__(self, count=2):
+        self.possible_agents = [f"agent_{i}" for i in range(count)]
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._step, self.agents = 0, list(self.possible_agents)
+        return self._drawn(), {}
+
+    def _drawn(self):
+        self._bits = {agent: int(self._random.integers(2)) for agent in self.possible_agents}
+        return {agent: np.array([bit], np.float32) for agent, bit in self._bits.items()}
+
+    def step(self, actions):
+        rewards = {agent: float(actions[agent] == self._bits[agent]) for agent in self.agents}
+        self._step += 1
+        ended = dict.fromkeys(self.agents, self._step == 10)
+        seen = self._drawn()
+        if self._step == 10:
+            self.agents = []
+        return seen, rewards, dict.fromkeys(ended, False), ended, {}
+
+    def close(self):
+        pass
+
+
+class Envy(Matching):
+    """The same, but each is paid the bit that the next one sees, whatever they do."""
+
+    def step(self, actions):
+        names = self.possible_agents
+        paid = {
+            agent: float(self._bits[names[(i + 1) % len(names)]]) for i, agent in enumerate(names)
+        }
+        seen, _, terminated, truncated, info = super().step(actions)
+        return seen, paid, terminated, truncated, info

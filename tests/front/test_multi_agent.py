@@ -1,0 +1,161 @@
+"""Several agents end to end: what is refused, kills, a resume, and policies that act afterwards."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+import bodies_agents
+import bodies_recovery
+import faults
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.plan import user_code
+from gmi_drl.launcher.plan.planning import faults_of
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.roles.state import checkpoint
+from gmi_drl.trained.policy import PolicyNotLoaded
+
+ITERATIONS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def config(folder, gmis=1, iterations=ITERATIONS, **sections):
+    base = {
+        "version": 1,
+        "run": {
+            "name": "t", "folder": str(folder / "runs"), "checkpoint_every": 2,
+            "total_steps": iterations * 2 * 12 * gmis, "eval_episodes": 4, "seed": 3,
+        },
+        "env": {"id": "bodies_agents:Meadow", "adapter": "pettingzoo", "num_env": 2},
+        "multi_agent": {
+            "policies": ["dogs", "sheep"], "mapping": {"wolf_*": "dogs", "sheep_*": "sheep"}
+        },
+        "algorithm": {"network": [8], "horizon": 12, "minibatches": 2, "epochs": 2},
+        "layout": {"gmi_per_gpu": gmis},
+        "comm": {"checksum_every": 1},
+    }  # fmt: skip
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(base | sections))
+    return path
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, warm):
+    """A run of two GMIs, of which one was killed."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patched:
+        faults.script(patched, folder / "faults", (1, "simulate", 3))
+        roles = {"trainer": bodies_recovery.Mortal}
+        result = gmi_drl.launch(config(folder, gmis=2), view="none", roles=roles)
+        assert faults.struck(folder / "faults") == 1
+    return result
+
+
+def test_a_killed_gmi_comes_back_and_all_hold_the_same_policies(trained):
+    assert (trained.state, trained.iteration, trained.restarts) == ("finished", ITERATIONS, 1)
+    lines = metrics(trained.folder)
+    assert [line["iteration"] for line in lines] == [*range(1, ITERATIONS + 1)]
+    last = lines[-1]
+    for name in ("return_mean", "kl", "entropy"):
+        assert last[f"dogs/{name}"] != last[f"sheep/{name}"]
+    assert last["return_mean"] is not None
+
+
+def test_its_policies_act_afterwards_each_in_its_own_space(trained):
+    told = gmi_drl.evaluate(trained.folder, episodes=4)
+    assert told.mean == pytest.approx(trained.eval_return)
+    meadow = bodies_agents.Meadow()
+    observations, _ = meadow.reset()
+    for name, agent in (("dogs", "wolf_0"), ("sheep", "sheep_1")):
+        policy = gmi_drl.load_policy(trained.folder, policy_id=name)
+        action = policy.act(observations[agent])
+        assert meadow.action_space(agent).contains(action)
+        many = policy.act(np.stack([observations[agent]] * 3))
+        assert len(many) == 3
+    for wrong in (None, "cows"):
+        with pytest.raises(PolicyNotLoaded, match=r"it has dogs, sheep\. Give one of these"):
+            gmi_drl.load_policy(trained.folder, policy_id=wrong)
+
+
+def test_a_resumed_run_goes_on_with_all_policies(trained, tmp_path):
+    part = gmi_drl.launch(config(tmp_path, iterations=2), view="none")
+    before = checkpoint.find(part.folder).load("shared")
+    assert before["optimizer"].keys() == {"dogs", "sheep"}
+    words = [f"run.total_steps={4 * 2 * 12}", "run.eval_episodes=0"]
+    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    assert (resumed.state, resumed.iteration) == ("finished", 4)
+    after = checkpoint.find(part.folder).load("shared")
+    counts = [
+        state["observation_normalizer"][name]["moments"][0].item()
+        for state in (before, after)
+        for name in ("dogs", "sheep")
+    ]
+    # 24 steps of the wolf in two iterations of two environments, each of all six steps; the sheep
+    # are there for two and three of them.
+    assert counts == [48, 40, 96, 80]
+
+
+def test_agents_who_share_a_policy_learn(tmp_path):
+    path = config(
+        tmp_path,
+        run={
+            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 15_000, "seed": 1,
+            "eval_episodes": 10,
+        },
+        env={"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 8},
+        multi_agent=None,
+        algorithm={"network": [16], "horizon": 40, "learning_rate": 5e-3, "schedule": "constant"},
+    )  # fmt: skip
+    result = gmi_drl.launch(path, view="none")
+    assert result.eval_return > 9.5  # of 10; 5 by guessing
+    policy = gmi_drl.load_policy(result.folder, policy_id="shared")
+    assert [policy.act(np.array([bit], np.float32)) for bit in (0.0, 1.0)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"multi_agent": {"policies": ["a"], "mapping": {"*": "b"}}},
+         ["multi_agent.mapping", "maps * to b, and the policies are a"]),
+        ({"multi_agent": {"policies": ["a", "b"], "mapping": {"sheep_*": "a"}}},
+         ["agent wolf_0", "has no policy", "no agent is mapped to it"]),
+        ({"multi_agent": None}, ["sheep_0 and wolf_0", "different spaces"]),
+        ({"env": {"id": "CartPole-v1"}}, ["multi_agent='dogs, sheep'", "adapter auto has one"]),
+        ({"algorithm": {"name": "td3"}, "layout": {"template": "tdg_ex"}},
+         ["algorithm.name='td3'", "ppo, a2c, pg and mappo", "template='tdg_ex'", "Use tcg_ex"]),
+        ({"algorithm": {"name": "mappo", "network": [8], "horizon": 12}},
+         ["its agents have several policies", "Give them one"]),
+        ({"env": {"id": "CartPole-v1"}, "multi_agent": None, "algorithm": {"name": "mappo"}},
+         ["algorithm.name='mappo'", "adapter auto has one", "Use ppo"]),
+        ({"algorithm": {"horizon": 12, "recurrent": {"size": 8}}},
+         ["algorithm.recurrent", "Leave it out"]),
+    ],
+    ids=[
+        "unknown", "unmapped", "spaces", "one agent", "algorithm", "several policies",
+        "several agents", "memory",
+    ],
+)  # fmt: skip
+def test_check_names_what_does_not_fit(tmp_path, sections, words):
+    path = config(tmp_path, **sections)
+    try:
+        read = load_config(path)
+        its = user_code.try_here(json.dumps(read.model_dump(mode="json")), str(tmp_path))["faults"]
+        said = "\n".join(map(str, faults_of(read, user_code.UserCodeReport(its))))
+        assert user_code.names_user_code(read) or read.env.id == "CartPole-v1"
+    except ConfigError as error:
+        said = str(error)
+    assert all(word in said for word in words), said

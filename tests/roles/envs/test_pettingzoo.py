@@ -1,0 +1,158 @@
+"""Environments of several agents as rows: who is there, who is paid, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+import bodies_agents
+from gmi_drl.placement import MultiAgentConfig
+from gmi_drl.roles.envs import EnvError, EnvSpecError, make_env
+
+TWO = MultiAgentConfig(policies=("dogs", "sheep"), mapping={"wolf_*": "dogs", "*": "sheep"})
+
+
+def made(what="Meadow", num_env=2, policies=TWO, **options):
+    return make_env(
+        f"bodies_agents:{what}", num_env, adapter="pettingzoo", options=options, seed=5,
+        multi_agent=policies,
+    )  # fmt: skip
+
+
+def test_rows_of_a_policy_follow_one_another_and_are_padded():
+    env = made()
+    assert [group.agents for group in env.groups] == [("wolf_0",), ("sheep_0", "sheep_1")]
+    assert env.num_env == 6
+    assert env.reset().tolist() == [[2, 0, 7]] * 2 + [[0, 0, 0]] * 2 + [[1, 0, 0]] * 2
+    assert [game.seeds for game in env._envs] == [[5], [6]]
+    step = env.step(torch.tensor([[2.0, 1.0], [0.5, 0.0], [2, 9], [1, 9], [0, 9], [1, 9]]))
+    assert step.reward.tolist() == [9.0, 1.5, 2.0, 1.0, 0.0, 2.0]
+    wolf = env._envs[1].given[0]["wolf_0"]
+    assert wolf.dtype == np.float32
+    assert wolf.tolist() == [0.5, 0.0]
+
+
+def test_who_leaves_is_not_there_until_all_are_reset():
+    env, zero = made(num_env=1, length=4), torch.zeros(3, 2)
+    env.reset()
+    there, ended, cut = [], [], []
+    for _ in range(5):
+        there.append(env.present.tolist())
+        step = env.step(zero)
+        ended.append(step.terminated.tolist())
+        cut.append(step.truncated.tolist())
+    assert there == [[1, 1, 1], [1, 1, 1], [1, 0, 1], [1, 0, 0], [1, 1, 1]]
+    assert ended == [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
+    assert cut == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0]]
+
+
+def test_the_last_that_an_agent_saw_is_its_final_observation():
+    env = made(num_env=1, length=4)
+    env.reset()
+    steps = []
+    for _ in range(4):
+        step = env.step(torch.zeros(3, 2))
+        steps.append((step.observation.tolist(), step.final_observation.tolist()))
+    observation, final = steps[1]  # the first sheep has left
+    assert observation[1] == [0, 0, 0]
+    assert final == [[2, 2, 7], [0, 2, 0], [1, 2, 0]]
+    observation, final = steps[3]  # the wolf is cut, and all begin anew
+    assert observation == [[2, 0, 7], [0, 0, 0], [1, 0, 0]]
+    assert final == [[2, 4, 7], [0, 0, 0], [1, 0, 0]]
+
+
+def test_one_may_come_later():
+    env = made(num_env=1, late="wolf_0")
+    env.reset()
+    assert env.present.tolist() == [False, True, True]
+    assert env.step(torch.zeros(3, 2)).observation[0].tolist() == [2, 1, 7]
+    assert env.present.tolist() == [True, True, True]
+
+
+def test_a_time_limit_cuts_all_who_are_there():
+    env = make_env(
+        "bodies_agents:Meadow", 1, adapter="pettingzoo", multi_agent=TWO, max_episode_steps=1
+    )
+    env.reset()
+    step = env.step(torch.zeros(3, 2))
+    assert step.truncated.all()
+    assert env.present.all()
+    assert not step.terminated.any()
+
+
+def test_who_takes_turns_acts_in_turn_and_is_paid_for_the_turn_before():
+    env = made("Countdown", 1, None)
+    env.reset()
+    there, paid, ended = [], [], []
+    for _ in range(3):
+        there.append(env.present.tolist())
+        step = env.step(torch.ones(2))  # takes two; of the last, one is left
+        paid.append(step.reward.tolist())
+        ended.append(step.terminated.tolist())
+    assert there == [[True, False], [False, True], [True, False]]
+    assert paid == [[0, 0], [0, 0], [1, -1]]
+    assert ended == [[False, False], [False, False], [True, True]]
+    assert env.present.tolist() == [True, False]
+    assert step.observation.tolist() == [[5], [0]]
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"),
+    [
+        (None, ["multi_agent.policies=shared", "sheep_0 and wolf_0", "have different spaces",
+                "Give them policies of their own"]),
+        ({"policies": ("a",), "mapping": {"sheep_*": "a"}},
+         ["mapping=sheep_*", "agent wolf_0", "has no policy", "Add a line for it"]),
+        ({"policies": ("a", "b", "c"), "mapping": {"sheep_*": "a", "*": "b"}},
+         ["policies=c", "no agent is mapped to it", "remove the policy"]),
+        ({"policies": ("a", "b"), "mapping": {"sheep_*": "a", "wolf_0": "b", "cow": "b"}},
+         ["mapping.cow=b", "no agent", "sheep_0, sheep_1, wolf_0", "Remove or correct"]),
+    ],
+    ids=["different spaces", "no policy", "no agent", "no such agent"],
+)  # fmt: skip
+def test_policies_and_agents_that_do_not_fit_are_named(policies, words):
+    with pytest.raises(EnvSpecError) as raised:
+        made(policies=policies and MultiAgentConfig(**policies))
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_all_faults_are_listed():
+    with pytest.raises(EnvSpecError) as raised:
+        made(policies=MultiAgentConfig(policies=("a", "b"), mapping={"sheep_0": "a", "cow": "a"}))
+    assert len(raised.value.faults) == 4  # two agents, a line, a policy
+
+
+def test_what_breaks_the_interface_is_told_by_environment_and_agent(monkeypatch):
+    env = made()
+    seen = bodies_agents.Meadow._seen
+    monkeypatch.setattr(bodies_agents.Meadow, "_seen", lambda self, agents: seen(self, ["wolf_0"]))
+    with pytest.raises(EnvError, match=r"environment 0: agent sheep_0 .* no observation"):
+        env.reset()
+    monkeypatch.setattr(
+        bodies_agents.Meadow, "_seen", lambda self, agents: dict.fromkeys(agents, np.zeros(5))
+    )
+    with pytest.raises(EnvError, match=r"of shape \[5\]; must be of shape \[2\]"):
+        env.reset()
+
+
+def test_what_is_not_there_is_said():
+    with pytest.raises(EnvSpecError, match=r"no_such_games.*ModuleNotFoundError.*multi_agent"):
+        make_env("no_such_games.v1", 1, adapter="pettingzoo")
+    with pytest.raises(EnvSpecError, match=r"option 'sheeps'\. Did you mean sheep"):
+        made(sheeps=3)
+    with pytest.raises(EnvSpecError, match="environments of one agent"):
+        make_env("bodies_agents:Meadow", 1, adapter="pettingzoo", wrappers=["clip_reward"])
+
+
+def test_pettingzoos_own():
+    pytest.importorskip("mpe2")
+    env = make_env(
+        "mpe2.simple_spread_v3", 2, adapter="pettingzoo", options={"max_cycles": 3}, seed=1
+    )
+    first = env.reset(7)
+    assert first.shape == (6, 18)
+    assert (env.agents, env.present.all().item()) == (["agent_0", "agent_1", "agent_2"], True)
+    for _ in range(3):
+        step = env.step(torch.zeros(6, dtype=torch.int64))
+    assert step.truncated.all()
+    assert torch.equal(env.reset(7), first)
+    env.close()

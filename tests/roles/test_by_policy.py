@@ -1,0 +1,248 @@
+"""Several policies in one batch: each learns what it would alone, of those who are there."""
+
+import pytest
+import torch
+
+from bodies_agents import Meadow
+from gmi_drl.comm import solo_group
+from gmi_drl.placement import A2CConfig, MAPPOConfig, MultiAgentConfig, PPOConfig
+from gmi_drl.roles.algorithms import algorithm_class
+from gmi_drl.roles.algorithms.by_policy import by_policy
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.envs.agents import AgentSpaces, grouped
+from gmi_drl.roles.optimizers.learner import AgentOrder, Learner
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.returns import gae, gae_of_turns
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.collector import Collector
+
+TWO = MultiAgentConfig(policies=("dogs", "sheep"), mapping={"wolf_*": "dogs", "*": "sheep"})
+CPU = torch.device("cpu")
+
+
+def algorithm_of(spaces, settings, seed):
+    kind = algorithm_class(settings)
+    generator = torch.Generator().manual_seed(seed)
+    network = kind.make_network(settings, spaces, generator)
+    normalizers = Normalizers.of(settings, spaces.observation_space.shape[0])
+    return kind(settings, kind.make_policy(network, settings), normalizers)
+
+
+def settings_of(kind, **changes):
+    base = {"network": [8], "horizon": 12, "schedule": "constant", "max_grad_norm": 0.5}
+    one = {} if kind is A2CConfig else {"minibatches": 1, "epochs": 1}
+    return kind(**(base | one | changes))
+
+
+def batch_of(algorithm, steps, rows, width, come_and_go=True):
+    return Batch.allocate(
+        steps, rows, width, algorithm.policy, CPU, filled=algorithm.filled,
+        bootstrap=algorithm.bootstrap, come_and_go=come_and_go,
+    )  # fmt: skip
+
+
+def gathered(settings, num_env=3, **options):
+    """An algorithm of two policies, and a horizon that it has sampled."""
+    env = make_env(
+        "bodies_agents:Meadow", num_env, adapter="pettingzoo", options=options, multi_agent=TWO
+    )
+    groups = env.groups
+    each = {group.policy: algorithm_of(group, settings, n) for n, group in enumerate(groups)}
+    algorithm = by_policy(groups, each)
+    batch = batch_of(algorithm, settings.horizon, env.num_env, 3)
+    Collector(env, algorithm, batch, torch.Generator().manual_seed(1)).collect(1)
+    return algorithm, batch, groups
+
+
+def learned(algorithm, batch):
+    learner = Learner(algorithm, torch.Generator().manual_seed(2), batch)
+    learner.connect(solo_group())
+    learner.update(batch)
+    return learner
+
+
+def test_advantages_of_turns_are_those_of_the_turns_alone():
+    g = torch.Generator().manual_seed(0)
+    steps, rows, gamma, lam = 40, 6, 0.9, 0.8
+    present = torch.rand(steps, rows, generator=g) < 0.5
+    reward = torch.randn(steps, rows, generator=g)
+    value = torch.randn(steps, rows, generator=g)
+    done = (torch.rand(steps, rows, generator=g) < 0.15).float()
+    last = torch.randn(rows, generator=g)
+    mine = gae_of_turns(reward, value, done, present, last, gamma, lam, torch.empty(steps, rows))
+    assert not mine[~present].any()
+    for row in range(rows):
+        turns = present[:, row].nonzero().squeeze(-1).tolist()
+        paid, ended = [], []
+        for turn, following in zip(turns, [*turns[1:], steps], strict=True):
+            total, over = 0.0, False
+            for t in range(turn, following):
+                total += 0.0 if over else float(reward[t, row])
+                over = over or bool(done[t, row])
+            paid.append(total)
+            ended.append(float(over))
+        alone = gae(
+            torch.tensor(paid)[:, None], value[turns, row][:, None],
+            torch.tensor(ended)[:, None], last[row : row + 1], gamma, lam,
+            torch.empty(len(turns), 1),
+        )  # fmt: skip
+        assert torch.allclose(mine[turns, row], alone[:, 0], atol=1e-6)
+
+
+def test_an_order_has_all_who_are_there_alike_and_nobody_else():
+    g = torch.Generator().manual_seed(0)
+    present = torch.rand(10, 9, generator=g) < 0.7
+    groups, parts = [slice(0, 3), slice(3, 9)], 2
+    order = torch.zeros(90, dtype=torch.int64)
+    AgentOrder(present, groups, parts).draw(g, order)
+    counts = torch.bincount(order, minlength=90).view(10, 9)
+    assert not counts[~present].any()
+    for group in groups:
+        its = counts[:, group][present[:, group]]
+        assert its.max() - its.min() <= 1
+        assert its.min() >= 1
+    for part in order.view(parts, -1):  # the rows of a group are in the same place in each
+        assert (part[:15] % 9 < 3).all()
+        assert (part[15:] % 9 >= 3).all()
+
+
+def test_an_order_of_all_is_a_permutation_and_another_each_time():
+    order, generator = torch.zeros(24, dtype=torch.int64), torch.Generator().manual_seed(0)
+    agents = AgentOrder(torch.ones(4, 6, dtype=torch.bool), [slice(0, 6)], 3)
+    drawn = []
+    for _ in range(2):
+        agents.draw(generator, order)
+        drawn.append(order.tolist())
+    assert sorted(drawn[0]) == sorted(drawn[1]) == list(range(24))
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, A2CConfig])
+def test_each_policy_learns_what_it_would_alone(kind):
+    settings = settings_of(kind)
+    # One sheep, which leaves after two of six steps; so all others are there as often as they are
+    # drawn: a third of the rows, which the steps are a multiple of.
+    algorithm, batch, groups = gathered(settings, sheep=1, num_env=3)
+    expected = {}
+    for number, (group, part) in enumerate(zip(groups, algorithm.policy.parts(batch), strict=True)):
+        alone = algorithm_of(group, settings, number)
+        mine = batch_of(alone, settings.horizon, 3, group.observation_space.shape[0])
+        mine.columns["raw_observation"].copy_(
+            part["raw_observation"][..., : group.observation_space.shape[0]]
+        )
+        for name in ("reward", "ended", "done", "present"):
+            mine.columns[name].copy_(part[name])
+        for name in ("observation", "action", "parameters", "value", "log_prob"):
+            mine.columns[name].copy_(part[name])
+        mine.bootstrap["value"].copy_(part.bootstrap["value"])
+        learner = learned(alone, mine)
+        its = learner.parameters.packed(learner.parameters.data.detach())
+        expected[group.policy] = its, alone.normalizers
+    learner = learned(algorithm, batch)
+    state, flat = learner.state_dict(), algorithm.policy.network
+    for name, (parameters, normalizers) in expected.items():
+        got = torch.cat([p.detach().flatten() for _, p in sorted(flat[name].named_parameters())])
+        assert torch.allclose(got, parameters, atol=1e-6)
+        moments = normalizers.observations.state_dict()["moments"]
+        assert torch.allclose(state["observation_normalizer"][name]["moments"], moments)
+
+
+def test_what_is_written_of_who_is_not_there_changes_nothing():
+    settings = settings_of(PPOConfig, minibatches=2, epochs=2)
+    results = []
+    for junk in (0.0, 1.0, -5.0):
+        algorithm, batch, _ = gathered(settings)
+        absent = ~batch["present"]
+        assert absent.any()
+        for name in ("raw_observation", "observation", "action", "value", "log_prob"):
+            batch[name][absent] += junk
+        learner = learned(algorithm, batch)
+        results.append([learner.parameters.data.detach().clone(), learner.stats()["kl"]])
+    for parameters, kl in results[1:]:
+        assert torch.equal(parameters, results[0][0])
+        assert kl == results[0][1]
+
+
+def test_actions_and_values_are_those_of_each_policy():
+    algorithm, batch, groups = gathered(settings_of(PPOConfig))
+    policy, rows = algorithm.policy, batch["raw_observation"].shape[1]
+    seen = torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))
+    dogs, sheep = (algorithm.algorithms[name].policy for name in ("dogs", "sheep"))
+    mode, value = policy.mode(seen), policy.value(seen)
+    assert torch.equal(mode[:3], dogs.mode(seen[:3]))
+    assert torch.equal(mode[3:, :1], sheep.mode(seen[3:, :2]))
+    assert not mode[3:, 1:].any()
+    assert torch.equal(value, torch.cat([dogs.value(seen[:3]), sheep.value(seen[3:, :2])]))
+    assert [len(group.agents) for group in groups] == [1, 2]
+
+
+def test_turns_whose_outcome_is_not_known_are_left_out():
+    env = make_env("bodies_agents:Countdown", 1, adapter="pettingzoo")
+    settings = settings_of(PPOConfig, horizon=2)
+    algorithm = algorithm_of(env, settings, 0)
+    batch = batch_of(algorithm, 2, 2, 1)
+    collector = Collector(env, algorithm, batch, torch.Generator().manual_seed(0))
+    collector.collect(1)  # first and second have taken one or two each; it goes on
+    assert batch["present"].tolist() == [[True, False], [False, False]]
+    assert not batch["ended"].any()
+
+
+def test_agents_of_many_policies_are_in_the_order_of_these():
+    meadow = Meadow(sheep=3)
+    spaces = {
+        agent: AgentSpaces(meadow.observation_space(agent), meadow.action_space(agent))
+        for agent in meadow.possible_agents
+    }
+    mapping = {"sheep_1": "b", "sheep_*": "c", "wolf_0": "a"}
+    policies = MultiAgentConfig(policies=("a", "b", "c"), mapping=mapping)
+    groups, faults = grouped("Meadow", spaces, policies)
+    assert not faults
+    assert [(group.policy, group.agents) for group in groups] == [
+        ("a", ("wolf_0",)), ("b", ("sheep_1",)), ("c", ("sheep_0", "sheep_2"))
+    ]  # fmt: skip
+
+
+def central(num_env=2, **changes):
+    """MAPPO in an environment of three who are paid what the next one sees; and its collector."""
+    settings = settings_of(MAPPOConfig, gamma=0.0, horizon=32, learning_rate=1e-2, **changes)
+    env = make_env("bodies_agents:Envy", num_env, adapter="pettingzoo", options={"count": 3})
+    algorithm = algorithm_of(env, settings, 0)
+    batch = batch_of(algorithm, settings.horizon, env.num_env, 1)
+    return algorithm, batch, Collector(env, algorithm, batch, torch.Generator().manual_seed(0))
+
+
+def test_what_all_see_begins_with_what_the_agent_itself_sees():
+    algorithm, _, _ = central()
+    seen = torch.tensor([[1.0], [2.0], [10.0], [20.0], [100.0], [200.0]])  # of two environments
+    joint = algorithm.policy.network.joint(seen)
+    assert joint[:3].tolist() == [[1, 10, 100], [2, 20, 200], [10, 100, 1]]
+
+
+def test_a_central_value_is_of_all_and_actions_are_of_what_each_sees():
+    algorithm, batch, collector = central()
+    collector.collect(1)
+    policy, one = algorithm.policy, torch.zeros(6, 1)
+    other = one.clone()
+    other[2] = 5.0  # what agent 1 sees in environment 0
+    changed = policy.value(other) != policy.value(one)
+    assert changed.tolist() == [True, False, True, False, True, False]
+    parameters = policy.network.parameters_of
+    assert (parameters(other) != parameters(one)).any(1).tolist() == [i == 2 for i in range(6)]
+    # A minibatch values its rows as they were when they were sampled.
+    flat = batch.flat()
+    head = policy.network_for(flat)(flat["observation"])
+    values = algorithm.normalizers.values.denormalize(head[:, -1])
+    assert torch.allclose(values, flat["value"], atol=1e-5)
+    assert torch.allclose(head[:, :-1], flat["parameters"], atol=1e-6)
+
+
+def test_a_central_value_knows_what_an_agent_alone_cannot():
+    algorithm, batch, collector = central(num_env=8, minibatches=2, epochs=4)
+    learner = Learner(algorithm, torch.Generator().manual_seed(2), batch)
+    learner.connect(solo_group())
+    for iteration in range(1, 13):
+        collector.collect(iteration)
+        learner.update(batch)
+        stats = learner.stats()
+    # Half the variance of a fair coin, 0.5, is what a value of its own observation leaves.
+    assert stats["value_loss"] < 0.05
