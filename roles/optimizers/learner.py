@@ -247,7 +247,7 @@ class Learner:
         """Take in what all have observed, after an update: moments [k, m] as for `apply_with`."""
         if self._observations is not None:
             seen = everyone[:, self.algorithm.num_batch_moments :]
-            self._observations.update(merge_moments(seen))
+            self._observations.update(self._observations.merged(seen))
 
     def observe(self, batch: Batch, first_epoch: Sequence[Losses] = ()) -> None:
         """Merge what all trainers saw in a batch into the observation normaliser; collective.
