@@ -147,7 +147,29 @@ def test_a_card_has_what_hubs_read(train, tmp_path, capsys):
     assert 'torch.export.load("policy.pt2")' in body
 
 
-def test_a_card_of_a_file_without_suffix_is_written(train, tmp_path):
-    file = tmp_path / "new" / "policy"
-    assert main(["export", str(train("ppo")), "-o", str(file), "--card"]) == 0
-    assert (file.parent / "README.md").is_file()
+def test_a_card_goes_by_the_format_and_replaces_nothing_but_a_card(train, tmp_path, capsys):
+    folder, file = str(train("ppo")), tmp_path / "new" / "policy"  # a name without suffix
+    for _ in range(2):  # the second time its own card is there
+        assert main(["export", folder, "-o", str(file), "--card"]) == 0
+    assert 'torch.export.load("policy")' in (file.parent / "README.md").read_text()
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("README.md", "config.yaml"):
+        (project / name).write_text("mine")
+        capsys.readouterr()
+        assert main(["export", folder, "-o", str(project / "policy.pt2"), "--card"]) == 2
+        assert name in capsys.readouterr().err
+        assert [path.name for path in project.iterdir()] == [name]
+        assert (project / name).read_text() == "mine"
+        (project / name).unlink()
+    for name in ("README.md", "replay.mp4"):
+        assert main(["export", folder, "-o", str(project / name), "--card"]) == 2
+        assert "a folder of its own" in capsys.readouterr().err
+    assert not list(project.iterdir())
+
+
+def test_a_name_of_another_format_is_refused(train, tmp_path, capsys):
+    file = tmp_path / "policy.onnx"
+    assert main(["export", str(train("ppo")), "-o", str(file)]) == 2
+    assert "--format onnx" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

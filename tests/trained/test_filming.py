@@ -2,7 +2,10 @@
 
 import json
 import re
+import signal
 import subprocess
+import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -99,6 +102,54 @@ def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch
     with pytest.raises(PolicyNotLoaded, match="glfw: no OpenGL"):
         record_video(train("ppo"))
     assert tried[2:] == [("glfw", 1)]
+
+
+def test_two_films_of_one_file_at_once_are_both_whole(train, tmp_path, monkeypatch):
+    file, parts = tmp_path / "film.mp4", []
+
+    def film(module, function, words, deadline, variables):
+        part = Path(json.loads(words[0])["file"])
+        parts.append(part)
+        part.write_text(f"film {len(parts)}")
+        if len(parts) == 1:  # the second one begins and ends while the first is made
+            record_video(train("ppo"), file=file)
+            assert file.read_text() == "film 2"
+            assert part.read_text() == "film 1"
+        return {}
+
+    monkeypatch.setattr(filming, "ask", film)
+    record_video(train("ppo"), file=file)
+    assert file.read_text() == "film 1"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_film_that_is_ended_leaves_nothing(train, tmp_path, number):
+    command = [sys.executable, "-m", "gmi_drl", "video", str(train("sac")), "--episodes", "99999"]
+    command += ["--max-frames", "9999999", "-o", str(tmp_path / "film.mp4")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: list(tmp_path.glob(".film.*")) or process.poll() is not None)
+        assert process.poll() is None
+        assert named_by(tmp_path)  # ffmpeg
+        process.send_signal(number)
+        assert process.communicate(timeout=120)[1] == "interrupted\n"
+    assert process.returncode == 130
+    assert not list(tmp_path.iterdir())
+    assert not named_by(tmp_path)
+
+
+def wait_for(happened):
+    deadline_s = time.monotonic() + 300
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)  # between two looks
+
+
+def named_by(folder):
+    """Returns the processes, but for the command itself, whose command line names a folder."""
+    lines = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+    return [line for line in lines if f"{folder}/.film".encode() in line]
 
 
 def test_small_pictures_are_enlarged_and_sides_are_even():

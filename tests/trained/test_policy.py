@@ -189,8 +189,6 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
         gmi_drl.load_policy(folder, overrides=["env.no_such=1"])
     with pytest.raises(PolicyNotLoaded, match="episodes=0; must be at least 1"):
         gmi_drl.evaluate(folder, episodes=0)
-    with pytest.raises(ValueError, match=r"shape \(3,\); must be of Box.*make_env"):
-        gmi_drl.load_policy(folder).act(np.zeros(3))
     with pytest.raises(PolicyNotLoaded, match="device='foo': no device of torch's"):
         gmi_drl.load_policy(folder, device="foo")
     assert gmi_drl.load_policy(folder).act(np.zeros((0, 4))).shape == (0,)
@@ -216,3 +214,64 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
         gmi_drl.load_policy(changed("own", algorithm={"network": "no_module_of_that_name:Net"}))
     with pytest.raises(CheckpointError, match="another policy than this config makes"):
         gmi_drl.load_policy(changed("network", algorithm={"network": [8]}))
+
+
+@pytest.mark.parametrize(
+    ("task", "observation", "told"),
+    [
+        ("ppo", np.zeros(3), r"of shape \(3,\), float64; must be of Box.*make_env"),
+        ("ppo", [[0.0, 1.0, 2.0, 3.0], [0.0]], r"\[\[0.0, 1.0, 2.0, 3.0\], \[0.0\]\]; must be"),
+        ("ppo", "four", "'four'; must be"),
+        ("ppo", np.array(["a", "b", "c", "d"]), "must be of Box"),
+        ("ppo", None, "None; must be"),
+        ("ppo", {"a": 1}, "must be of Box"),
+        ("structure", np.zeros(4), "must be of Dict"),
+        ("structure", {"a": 4}, "must be of Dict"),
+        ("structure", {"a": [4, 5], "b": [[0, 0], [0, 0]]}, "must be of Dict"),  # two and one
+        ("structure", {"a": 4.5, "b": [[0, 0], [4, 2]]}, "must be of Dict"),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_told(train, task, observation, told):
+    policy = gmi_drl.load_policy(train(task))
+    with pytest.raises(ValueError, match=told):
+        policy.act(observation)
+
+
+def test_beginnings_and_states_that_do_not_fit_are_told(train):
+    policy, pair = gmi_drl.load_policy(train("lstm")), np.zeros((2, 4))
+    for began in ([True], [True, False, True], [[True], [True, False]], "ab"):
+        with pytest.raises(ValueError, match=r"began .*; must be true or false for each of the 2"):
+            policy.act(pair, began)
+    policy.act(pair, torch.tensor([True, False]))
+    policy.act(pair[0], True)
+    _, state = policy.predict(pair)
+    for given in (state[0], (state[0][:1],), 5, ("no state",), ()):
+        with pytest.raises(ValueError, match=r"state .*; must be what predict gave.*\(2, 32\)"):
+            policy.predict(pair, given)
+    with pytest.raises(ValueError, match="episode_start of shape"):
+        policy.predict(pair, state, np.array([True]))
+
+
+def test_a_checkpoint_and_a_number_of_another_are_refused(train):
+    folder = train("ppo")
+    newest = max((folder / "checkpoints").iterdir())
+    iteration = int(newest.name.rpartition("_")[2])
+    assert gmi_drl.load_policy(newest).origin.checkpoint == newest
+    assert gmi_drl.load_policy(folder, checkpoint=iteration).origin.checkpoint == newest
+    with pytest.raises(PolicyNotLoaded, match=f"{newest} with checkpoint 1: .*Give {folder} and"):
+        gmi_drl.load_policy(newest, checkpoint=1)
+
+
+def test_a_folder_that_takes_no_files_costs_the_file_and_not_the_numbers(train, tmp_path, capsys):
+    folder = shutil.copytree(train("ppo"), tmp_path / "run")
+    shutil.rmtree(folder / "report")
+    (folder / "report").write_text("in the way, of root too")
+    with pytest.warns(UserWarning, match=r"eval\.json was not written"):
+        assert len(gmi_drl.evaluate(folder, episodes=1).returns) == 2  # one of each GMI that trains
+    assert main(["video", str(folder)]) == 2
+    assert "Give another: -o FILE" in capsys.readouterr().err
+    (tmp_path / "card").mkdir()
+    file = tmp_path / "card" / "policy.pt2"
+    with pytest.warns(UserWarning, match=r"eval\.json was not written"):
+        assert main(["export", str(folder), "-o", str(file), "--card"]) == 0
+    assert "mean" in json.loads((file.parent / "results.json").read_text())

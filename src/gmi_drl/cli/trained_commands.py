@@ -121,7 +121,7 @@ def export(
     """Write the policy of RUN for other programs, and try the file before it is said to be done."""
     import shlex
 
-    from gmi_drl.trained.card import write_card
+    from gmi_drl.trained.card import refuse_other_files, write_card
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.exporting import export_policy
     from gmi_drl.trained.policy import load_all
@@ -129,10 +129,12 @@ def export(
     policy = load_all(run, checkpoint=checkpoint, overrides=overrides or ())
     folder = policy.origin.folder.path
     file = output or folder / "export" / f"policy.{form.value}"
+    if card:
+        refuse_other_files(file)
     said = export_policy(policy, form.value, file)
     print(f"policy: {file} ({said})")
     if card:
         evaluation = evaluated(run, checkpoint=checkpoint, overrides=overrides or ())
-        written = write_card(policy, file, evaluation)
+        written = write_card(policy, file, form.value, evaluation)
         print(f"card: {written}\nTo publish it: hf upload NAME {shlex.quote(str(file.parent))}")
     return 0

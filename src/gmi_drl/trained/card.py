@@ -5,35 +5,54 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from gmi_drl import __version__
 
-from .evaluation import FILE as EVALUATION
 from .evaluation import Evaluation
+from .exporting import Format
 from .filming import FILE as VIDEO
-from .policy import TrainedPolicy
+from .policy import PolicyNotLoaded, TrainedPolicy
+
+_CARD: Final = "README.md"
+_FILES: Final = (_CARD, "config.yaml", "results.json", "replay.mp4")
+_OURS: Final = "library_name: gmi-drl"  # a line of every card
 
 
-def write_card(policy: TrainedPolicy, file: Path, evaluation: Evaluation) -> Path:
+def refuse_other_files(file: Path) -> None:
+    """Raises PolicyNotLoaded where a card beside `file` would replace what is no card's."""
+    folder = file.parent
+    there = [name for name in _FILES if (folder / name).exists()]
+    card = folder / _CARD
+    is_card = card.is_file() and _OURS in card.read_text("utf-8", errors="replace").splitlines()
+    if file.name in _FILES or (there and not is_card):
+        raise PolicyNotLoaded(
+            f"{file}: --card writes {', '.join(_FILES)} beside it, and {folder} has "
+            f"{', '.join(there) or 'one of these names for the policy'} already. Give a path in a "
+            "folder of its own: -o FILE."
+        )
+
+
+def write_card(policy: TrainedPolicy, file: Path, form: Format, evaluation: Evaluation) -> Path:
     """Writes README.md, config.yaml, results.json and replay.mp4 beside an exported file.
 
     The film is there if the run has one. Returns the card; nothing is uploaded.
     """
     folder, run = file.parent, policy.origin.folder.path
     shutil.copyfile(run / "config.yaml", folder / "config.yaml")
-    shutil.copyfile(run / EVALUATION, folder / "results.json")
+    (folder / "results.json").write_text(evaluation.text(), encoding="utf-8")
     filmed = (run / VIDEO).is_file()
     if filmed:
         shutil.copyfile(run / VIDEO, folder / "replay.mp4")
-    card = folder / "README.md"
-    card.write_text(_card(policy, file.name, evaluation, filmed), encoding="utf-8")
+    card = folder / _CARD
+    use = _use(policy, file.name, form)
+    card.write_text(_card(policy, use, evaluation, filmed), encoding="utf-8")
     return card
 
 
-def _card(policy: TrainedPolicy, file: str, evaluation: Evaluation, filmed: bool) -> str:
+def _card(policy: TrainedPolicy, use: str, evaluation: Evaluation, filmed: bool) -> str:
     origin = policy.origin
     algorithm, env_id = origin.config.algorithm.name, origin.env_id
     name = f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}"
@@ -49,7 +68,7 @@ Trained by gmi-drl {__version__} for {origin.steps:,} environment steps. Mean re
 {len(evaluation.returns)} episodes: {evaluation.mean:,.2f} ± {evaluation.std:,.2f}; interquartile
 mean: {evaluation.iqm:,.2f}. All returns are in `results.json`, all settings in `config.yaml`.
 {film}
-{_use(policy, Path(file))}
+{use}
 What goes in and what comes out:
 
 ```json
@@ -58,12 +77,11 @@ What goes in and what comes out:
 """
 
 
-def _use(policy: TrainedPolicy, file: Path) -> str:
-    """Returns how the file is used, or nothing where its suffix does not say what it is."""
-    remembers = policy.module.state_columns > 0
-    return _USE.get((file.suffix, remembers), _USE.get((file.suffix, False), "")).format(
-        file=file.name, state=policy.module.state_columns
-    )
+def _use(policy: TrainedPolicy, file: str, form: Format) -> str:
+    """Returns how the file is used."""
+    columns = policy.module.state_columns
+    template = _USE.get((form, columns > 0)) or _USE[form, False]
+    return template.format(file=file, state=columns)
 
 
 def _metadata(algorithm: str, env_id: str, name: str, evaluation: Evaluation) -> dict[str, Any]:
@@ -86,15 +104,15 @@ def _metadata(algorithm: str, env_id: str, name: str, evaluation: Evaluation) ->
     }
 
 
-_USE = {
-    (".pt2", False): """```python
+_USE: Final[dict[tuple[Format, bool], str]] = {  # by format, and whether it remembers
+    ("pt2", False): """```python
 import torch
 
 policy = torch.export.load("{file}").module()
 action = policy(torch.zeros(1, ...))  # observations [B, ...]
 ```
 """,
-    (".pt2", True): """```python
+    ("pt2", True): """```python
 import torch
 
 policy = torch.export.load("{file}").module()
@@ -102,7 +120,7 @@ state = torch.zeros(1, {state})  # zero where an episode begins
 action, state = policy(torch.zeros(1, ...), state)  # observations [B, ...]
 ```
 """,
-    (".onnx", True): """```python
+    ("onnx", True): """```python
 import numpy
 import onnxruntime
 
@@ -111,14 +129,14 @@ state = numpy.zeros((1, {state}), numpy.float32)  # zero where an episode begins
 action, state = policy.run(None, {{"observation": ..., "state": state}})  # float32 [B, ...]
 ```
 """,
-    (".onnx", False): """```python
+    ("onnx", False): """```python
 import onnxruntime
 
 policy = onnxruntime.InferenceSession("{file}")
 (action,) = policy.run(None, {{"observation": ...}})  # float32 [B, ...]
 ```
 """,
-    (".safetensors", False): """```python
+    ("safetensors", False): """```python
 from safetensors.torch import load_file
 
 tensors = load_file("{file}")  # network.*, and observation.mean and .inv_std

@@ -58,8 +58,12 @@ class Evaluation:
         """Returns the interquartile mean: that of the middle half of the episodes."""
         return _estimate(self.returns).iqm
 
-    def as_json(self) -> dict[str, Any]:
+    def text(self) -> str:
         """Returns what report/eval.json holds."""
+        return json.dumps(self.as_json(), indent=1) + "\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the same, as JSON's types."""
         return {
             "run": str(self.run),
             "checkpoint": self.checkpoint.name,
@@ -86,9 +90,9 @@ class Evaluation:
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    found = estimate(values)
-    assert found is not None  # there is one value or more
-    return found
+    estimated = estimate(values)
+    assert estimated is not None  # there is one value or more
+    return estimated
 
 
 def evaluate(
@@ -104,10 +108,10 @@ def evaluate(
 ) -> Evaluation:
     """Plays whole episodes with the policy of a run, and keeps what came of it in its folder.
 
-    `episodes`, or a few more where `num_env` environments do not divide them; by default each has
-    an environment of its own. Without `seed` and `num_env` they are those of the run's own
-    evaluation, and give what that gave. `stochastic` draws actions as in training; else the most
-    likely one is taken. The rest is as for `load_policy`, errors too.
+    `episodes`, or a few more where `num_env` environments, or without it the GMIs that trained, do
+    not divide them; by default each has an environment of its own. Without `seed` and `num_env`
+    they are those of the run's own evaluation, and give what that gave. `stochastic` draws actions
+    as in training; else the most likely one is taken. The rest is as for `load_policy`, errors too.
     """
     for name, value in (("episodes", episodes), ("num_env", num_env)):
         if value is not None and value < 1:
@@ -115,7 +119,7 @@ def evaluate(
     policy = load_all(run, checkpoint=checkpoint, overrides=overrides, device=device)
     parts = list(_play(policy, episodes, seed, stochastic, num_env))
     cut = sum(part[2] for part in parts)
-    found = Evaluation(
+    evaluation = Evaluation(
         run=policy.origin.folder.path,
         checkpoint=policy.origin.checkpoint,
         env_id=policy.origin.env_id,
@@ -126,8 +130,8 @@ def evaluate(
         lengths=tuple(value for _, lengths, _ in parts for value in lengths.tolist()),
         cut=cut,
     )
-    _keep(policy, found)
-    return found
+    _keep(policy, evaluation)
+    return evaluation
 
 
 def _play(
@@ -165,12 +169,12 @@ def _play(
             )
 
 
-def _keep(policy: TrainedPolicy, found: Evaluation) -> None:
+def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:
     """Writes report/eval.json; where that cannot be, the numbers are shown all the same."""
     folder = policy.origin.folder
     try:
         os.makedirs(folder.path / "report", exist_ok=True)
-        folder.write_atomic(FILE, json.dumps(found.as_json(), indent=1) + "\n")
+        folder.write_atomic(FILE, evaluation.text())
     except OSError as error:
         warnings.warn(f"{folder.path / FILE} was not written ({error.strerror}).", stacklevel=3)
 

@@ -17,9 +17,10 @@ import io
 import json
 import logging
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -87,14 +88,20 @@ class ExportedRecurrentPolicy(ExportedPolicy):
 def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     """Writes `file`, whole or not at all; returns what it was held against, in words.
 
-    PolicyNotLoaded if packages are missing, or if the file does not act as the policy does.
+    PolicyNotLoaded if packages are missing, if its name says another format, or if it does not act
+    as the policy does.
     """
     if policy.origin.config.env.adapter == "pettingzoo":
         raise PolicyNotLoaded(
             f"{policy.origin.folder.path}: its environments have several agents, and what is "
             "written is tried in those of one. Act by gmi_drl.load_policy(run, policy_id=...)."
         )
-    kind = _KINDS[form]
+    kind, named = _KINDS[form], file.suffix.lstrip(".")
+    if named in FORMATS and named != form:
+        raise PolicyNotLoaded(
+            f"{file}: its name says {named}, and --format {form}. Give it another, or --format "
+            f"{named}."
+        )
     missing = [name for name in kind.needs if importlib.util.find_spec(name) is None]
     if missing:
         raise PolicyNotLoaded(
@@ -104,12 +111,12 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     module, examples = exported(policy), observed(policy)
     with torch.no_grad():
         expected = _tuple(module(*examples))
-    partial = file.with_name(f".{file.name}.part")
+    partial = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with _quiet():
             given = kind.write(policy, module, examples, partial)
-        most = max(_distance(mine, its) for mine, its in zip(expected, given, strict=True))
+        most = max(_distance(*pair) for pair in zip(expected, given, strict=True))
         if not most <= kind.tolerance:  # NaN is not
             raise PolicyNotLoaded(
                 f"{file}: what was written acts otherwise than the policy, by up to {most:g}, and "
@@ -121,7 +128,8 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
             f"{file} cannot be written ({error.strerror}). Give another path: -o FILE."
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
     how = "equal, bit for bit," if most == 0.0 else f"within {most:.1e}"
     return f"{how} on {len(examples[0]):,} observations, by {kind.tried_by}"
 
@@ -235,8 +243,8 @@ _KINDS: Final[dict[Format, _Kind]] = {
 }
 
 
-def _distance(mine: Tensor, its: Tensor) -> float:
-    return float((mine.detach().double() - its.detach().double()).abs().max())
+def _distance(expected: Tensor, given: Tensor) -> float:
+    return float((expected.detach().double() - given.detach().double()).abs().max())
 
 
 def _some(examples: Examples) -> Examples:

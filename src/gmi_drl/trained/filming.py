@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.plan.child_process import ChildFailed, ask
 
 from .policy import PolicyNotLoaded, TrainedPolicy, load_policy
@@ -45,44 +47,64 @@ def record_video(
     """Films `episodes` of a run's policy: as mp4, report/video.mp4 in its folder, or as gif.
 
     The environment is Gymnasium's of that id, whatever adapter the run was trained with. A film
-    ends after `max_frames`. PolicyNotLoaded says what is missing; blocks until `deadline`.
+    ends after `max_frames`. PolicyNotLoaded says what is missing; blocks until `deadline` for
+    each way of drawing.
     """
     folder = RunFolder.existing(Path(run))
     target = (folder.path / FILE if file is None else file).absolute()
     if target.suffix not in (".mp4", ".gif"):
         raise PolicyNotLoaded(f"{target}: its name must end in .mp4 or .gif. Give another.")
+    # Kept here, as whoever films is killed by Ctrl-C and by the deadline.
+    partial = target.with_name(f".{target.stem}.{secrets.token_hex(4)}.part{target.suffix}")
     asked = {
         "run": str(Path(run).resolve()),
         "checkpoint": checkpoint,
         "episodes": episodes,
         "seed": seed,
         "max_frames": max_frames,
-        "file": str(target),
+        "file": str(partial),
         "overrides": list(overrides),
     }
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with terminate_as_interrupt():
+            _film(json.dumps(asked), folder.path, deadline)
+        partial.replace(target)
+    except OSError as error:
+        raise PolicyNotLoaded(
+            f"{target} cannot be written ({error.strerror}). Give another: -o FILE."
+        ) from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return target
+
+
+def _film(asked: str, run: Path, deadline: timedelta) -> None:
+    """Has the film made that is `asked` for, by the first way of drawing that works."""
     chosen = os.environ.get("MUJOCO_GL")
     failures: list[str] = []
     for drawer in [chosen] if chosen else _DRAWERS:
         variables = {"MUJOCO_GL": drawer, "PYOPENGL_PLATFORM": drawer, "SDL_VIDEODRIVER": "dummy"}
         try:
-            answer = ask(__name__, "film_here", [json.dumps(asked)], deadline, variables)
+            answer = ask(__name__, "film_here", [asked], deadline, variables)
         except ChildFailed as failed:
             failures.append(f"{drawer}: {failed}")
             continue
         if fault := answer.get("fault"):
             raise PolicyNotLoaded(fault)
-        if "file" in answer:
-            return Path(answer["file"])
+        if "not_drawn" not in answer:
+            return
         failures.append(f"{drawer}: {answer['not_drawn']}")
     raise PolicyNotLoaded(
-        f"{folder.path}: no picture could be drawn ({'; '.join(failures)}). Install what draws "
+        f"{run}: no picture could be drawn ({'; '.join(failures)}). Install what draws "
         "without a display: on Debian or Ubuntu `apt install libegl1 libgl1-mesa-dri`, or "
         "libosmesa6."
     )
 
 
 def film_here(text: str) -> dict[str, str]:
-    """Makes the film that `text` asks for, in this process: `file`, or why there is none.
+    """Makes the film that `text` asks for, in this process; returns why there is none, if so.
 
     `not_drawn`: another way of drawing may do; `fault`: none will.
     """
@@ -103,11 +125,10 @@ def film_here(text: str) -> dict[str, str]:
         env = _drawable(policy)
     except GmiDrlError as error:
         return {"fault": str(error)}
-    partial = file.with_name(f".{file.stem}.part{file.suffix}")
     try:
         with closing(env):
             pictures = _pictures(policy, env, asked["episodes"], asked["seed"])
-            film: Any = _writer(imageio, partial, env.frames_per_s)
+            film: Any = _writer(imageio, file, env.frames_per_s)
             for number, picture in enumerate(pictures, 1):
                 if file.suffix == ".gif" and number % _GIF_EVERY:
                     continue
@@ -115,15 +136,11 @@ def film_here(text: str) -> dict[str, str]:
                 if number >= asked["max_frames"]:
                     break
             film.close()
-        partial.replace(file)
     except EnvError as error:  # the drawing, mostly: OpenGL is not there
         return {"not_drawn": str(error)}
     except OSError as error:
-        return {"fault": f"{file} cannot be written ({error.strerror}). Give another: -o FILE."}
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-    return {"file": str(file)}
+        return {"fault": f"{file.parent}: the film cannot be written ({error}). Give -o FILE."}
+    return {}
 
 
 def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
@@ -157,8 +174,7 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
 
 
 def _writer(imageio: Any, file: Path, frames_per_s: float) -> Any:
-    """Opens a film; its folder is made."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Opens a film."""
     if file.suffix == ".gif":
         return imageio.get_writer(file, duration=1000 * _GIF_EVERY / frames_per_s, loop=0)
     return imageio.get_writer(file, fps=frames_per_s, codec="libx264", macro_block_size=2)

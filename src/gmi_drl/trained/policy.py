@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.spaces import Discrete, MultiDiscrete
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -33,7 +34,8 @@ from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs.agents import AgentGroup
 from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.envs.spaces import action_columns, leaves
+from gmi_drl.roles.envs.spaces import Leaf, action_columns, leaves
+from gmi_drl.roles.envs.spaces import Path as SpacePath
 from gmi_drl.roles.policies.description import load_policy as load_weights
 from gmi_drl.roles.policies.policy import GreedyActor, SamplingActor
 from gmi_drl.roles.policies.policy_map import NormalizerMap, PolicyMap
@@ -45,6 +47,8 @@ from gmi_drl.roles.state import checkpoint as checkpoints
 if TYPE_CHECKING:
     from gmi_drl.roles.policies.normalize import RunningNormalizer
     from gmi_drl.roles.policies.policy import Policy
+
+_MOST_SHOWN: Final = 80  # characters of a value in an error
 
 
 class PolicyNotLoaded(GmiDrlError, RuntimeError):
@@ -165,16 +169,14 @@ class TrainedPolicy:
 
         Observations are as the environment gives them: arrays, tensors, or dicts and tuples of
         these; actions are of the same kind, as the environment takes them. A policy that remembers
-        begins anew where `began` [N] is true, and at the first call after `reset`. ValueError where
-        observations do not fit.
+        begins anew where `began` [N] is true, at the first call after `reset`, and where the
+        number of observations changes. ValueError where something does not fit.
         """
         rows, single = self._rows(observation)
-        if self._state is None or len(self._state) != len(rows):
-            self._state = self._zeros(len(rows))
-        elif began is not None:
-            mask = torch.as_tensor(np.asarray(began, dtype=bool), device=self.device).reshape(-1, 1)
-            self._state = self._state.masked_fill(mask, 0.0)
-        actions, self._state = self._acted(rows, self._state)
+        state = self._state
+        if state is None or len(state) != len(rows):
+            state = self._zeros(len(rows))
+        actions, self._state = self._acted(rows, self._begun(state, began, "began"))
         return self._given_back(actions, single, observation)
 
     def reset(self) -> None:
@@ -201,11 +203,8 @@ class TrainedPolicy:
         rows, single = self._rows(observation)
         before = self._zeros(len(rows))
         if state is not None and self.module.state_columns:
-            before = torch.as_tensor(state[0], device=self.device)
-        if episode_start is not None:
-            mask = torch.as_tensor(np.asarray(episode_start, dtype=bool), device=self.device)
-            before = before.masked_fill(mask.reshape(-1, 1), 0.0)
-        actions, after = self._acted(rows, before)
+            before = self._given_state(state, len(rows))
+        actions, after = self._acted(rows, self._begun(before, episode_start, "episode_start"))
         kept = (after.cpu().numpy(),) if self.module.state_columns else None
         return self._given_back(actions, single, observation), kept
 
@@ -235,6 +234,30 @@ class TrainedPolicy:
     def _zeros(self, count: int) -> Tensor:
         return torch.zeros(count, self.module.state_columns, device=self.device)
 
+    def _begun(self, state: Tensor, began: Any, name: str) -> Tensor:
+        """Returns a state [N, S] that is zero where episodes begin."""
+        if began is None:
+            return state
+        mask = _array(began)
+        if mask is None or mask.size != len(state):
+            raise ValueError(
+                f"{name} {_shown(began)}; must be true or false for each of the {len(state)} "
+                "observations. Give one for each."
+            )
+        begun = torch.from_numpy(mask.astype(bool).reshape(-1, 1)).to(state.device)
+        return state.masked_fill(begun, 0.0)
+
+    def _given_state(self, state: Any, count: int) -> Tensor:
+        """Returns the state [N, S] that `predict` is given."""
+        shape = (count, self.module.state_columns)
+        array = _array(state[0]) if isinstance(state, tuple | list) and len(state) == 1 else None
+        if array is None or array.shape != shape:
+            raise ValueError(
+                f"state {_shown(state)}; must be what predict gave for as many observations, an "
+                f"array of shape {shape} in a tuple. Give that, or None where episodes begin."
+            )
+        return torch.as_tensor(array, dtype=torch.float32, device=self.device)
+
     @torch.no_grad()
     def _acted(self, rows: Tensor, state: Tensor) -> tuple[Any, Tensor]:
         """Returns actions [N, ...] in the structure of their space, and the states after them."""
@@ -246,19 +269,17 @@ class TrainedPolicy:
 
     def _rows(self, observation: Any) -> tuple[Tensor, bool]:
         """Returns observations as vectors [N, D], and whether it is one alone."""
-        path, leaf = next(leaves(self.observation_space))
-        try:
-            shape, wanted = np.shape(_numpy(part_at(observation, path))), leaf.shape or ()
-        except (KeyError, IndexError, TypeError):
-            shape, wanted = None, ()
-        if shape is None or shape not in (wanted, (*shape[:1], *wanted)):
+        arrays = _mapped(observation, _array)
+        batches = {_batch_shape(arrays, *at) for at in leaves(self.observation_space)}
+        batch = batches.pop()
+        if batch is None or batches:
             raise ValueError(
-                f"an observation of shape {shape}; must be of {self.observation_space}, or a batch "
-                f"of these. It is of {self.origin.env_id} with its wrappers: see make_env."
+                f"an observation {_shown(observation)}; must be of {self.observation_space}, or a "
+                f"batch of these. It is of {self.origin.env_id} with its wrappers: see make_env."
             )
-        single = len(shape) == len(wanted)
-        arrays = _mapped(observation, lambda part: _numpy(part)[None] if single else _numpy(part))
-        count = 1 if single else shape[0]
+        single, count = not batch, batch[0] if batch else 1
+        if single:
+            arrays = _mapped(arrays, lambda part: part[None])
         flat = self._flattener.flat
         rows = np.zeros((count, *flat.shape), dtype=flat.dtype)
         self._flattener.write(arrays, rows)
@@ -308,18 +329,23 @@ def load_all(
     folder = RunFolder.existing(Path(run))
     where = Path(run)
     if checkpoint is not None:
+        if where.resolve() != folder.path:
+            raise PolicyNotLoaded(
+                f"{where} with checkpoint {checkpoint}: one of them says which checkpoint. Give "
+                f"{folder.path} and the iteration, or that path alone."
+            )
         where = checkpoints.folder_of(folder.path / "checkpoints", checkpoint)
         if not where.is_dir():
             raise PolicyNotLoaded(_no_checkpoint(folder, checkpoint))
-    found = checkpoints.find(where)
+    saved = checkpoints.find(where)
     config = load_config(folder.path / "config.yaml", list(overrides))
     if config.mode == "serving":
         raise PolicyNotLoaded(
             f"{folder.path} is a run that served a policy, and trained none. Give the run that "
             f"trained it: {config.run.policy or 'it served one that was not trained'}."
         )
-    steps = int(found.manifest.get("steps", 0))
-    origin = Origin(folder, found.folder, config, folder.layout(), steps)
+    steps = int(saved.manifest.get("steps", 0))
+    origin = Origin(folder, saved.folder, config, folder.layout(), steps)
     device = _usable(device)
     with importable(origin.import_path):
         gmi_id = _learners(origin.layout)[0]
@@ -328,7 +354,7 @@ def load_all(
             role.build(env)
             structure, action_space = structured_space(env), env.action_space
             groups = getattr(env, "groups", ())
-    warning = load_weights(found.folder, role.policy.network, role.normalizers, role.description)
+    warning = load_weights(saved.folder, role.policy.network, role.normalizers, role.description)
     if warning:
         warnings.warn(warning, stacklevel=2)
     return TrainedPolicy(role, origin, structure, action_space, groups)
@@ -378,8 +404,37 @@ def _no_checkpoint(folder: RunFolder, iteration: int) -> str:
     )
 
 
-def _numpy(part: Any) -> NDArray[Any]:
-    return part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+def _array(part: Any) -> NDArray[Any] | None:
+    """Returns numbers as an array; None for what is no array of numbers."""
+    try:
+        array = part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+    except (TypeError, ValueError):  # lists of different lengths
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+def _batch_shape(arrays: Any, path: SpacePath, leaf: Leaf) -> tuple[int, ...] | None:
+    """Returns () of one observation and (N,) of a batch; None where a part does not fit."""
+    try:
+        part = part_at(arrays, path)
+    except (KeyError, IndexError, TypeError):
+        return None
+    shape = leaf.shape or ()
+    if not isinstance(part, np.ndarray) or part.ndim - len(shape) not in (0, 1):
+        return None
+    first = part.ndim - len(shape)
+    is_choice = isinstance(leaf, Discrete | MultiDiscrete)
+    fits = part.shape[first:] == shape and not (is_choice and part.dtype.kind == "f")
+    return part.shape[:first] if fits else None
+
+
+def _shown(value: Any) -> str:
+    """Returns a value for an error: an array's shape, or the beginning of what it is."""
+    array = _array(value)
+    text = " ".join(repr(value).split())
+    if array is not None and array.ndim:
+        return f"of shape {array.shape}, {array.dtype}"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 
 def _mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
