@@ -77,7 +77,8 @@ class RunConfig(Section):
     """Folder that holds all runs. If it is not there, it is made for you alone (mode 0700). Who may
     read it may read the runs in it; only you may write to those."""
     checkpoint_every: Int = Field(default=50, ge=0)
-    """Iterations between checkpoints; 0: only at the end."""
+    """Iterations between checkpoints; 0: only at the end. A file `checkpoint_requested` in the
+    run's folder gets one in between."""
     log_every: Int = Field(default=1, ge=1)
     """Iterations between lines of metrics, and between what loggers get."""
     log: Annotated[tuple[_Logger, ...], BeforeValidator(as_tuple)] = ("tensorboard",)

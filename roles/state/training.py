@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ from gmi_drl.roles.role.manager import GMI_manager
 from gmi_drl.roles.telemetry.phases import rounded
 from gmi_drl.roles.telemetry.progress import MetricsLog
 
-from . import checkpoint, recovery, saving
+from . import checkpoint, recovery, request, saving
 
 _REMEDY: Final = (
     "Undo what was changed in the run's config.yaml, or in its role classes, or begin a new run."
@@ -66,12 +68,13 @@ class Training:
         self._iteration = self._steps = 0
         self._saved = -1  # the iteration of the last checkpoint of this launch
         self._trained_s = 0.0
-        self._finished = self._stopped = False
+        self._finished = self._stopped = self._requested = False
         self._log: MetricsLog | None = None
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
         self._snapshots = recovery.Snapshots()
         self._saver: saving.Saver | None = None
         if (folder := context.folder) is not None:
+            optimizer.progress.wants_checkpoint = partial(self._is_requested, folder)
             self._saver = saving.Saver(folder, mgr.GMI_id, self._group, context.session)
 
     def run(self) -> dict[str, Any]:
@@ -112,7 +115,8 @@ class Training:
         while True:
             self._snapshots.keep(self._iteration, self._state())
             every = self._run.checkpoint_every
-            if every and self._iteration and self._iteration % every == 0:
+            due = every and self._iteration and self._iteration % every == 0
+            if due or self._requested:
                 self._save()
             if self._finished:
                 break
@@ -129,11 +133,16 @@ class Training:
         self._group.finish(json.dumps(result))
         return result
 
+    def _is_requested(self, folder: Path) -> bool:
+        """Says, in one of the GMIs, whether somebody asks for a checkpoint."""
+        return self._group.rank == 0 and request.is_requested(folder)
+
     def _conclude(self, done: Round) -> None:
         """Count a round, decide whether it was the last one, and tell the launcher of it."""
         self._iteration += 1
         self._steps += done.steps
         self._stopped = done.stop
+        self._requested = self._optimizer.progress.checkpoint_wanted
         run, context = self._run, self._mgr.context
         mean = done.metrics["return_mean"]
         reached = run.target_return is not None and mean is not None and mean >= run.target_return
@@ -199,6 +208,7 @@ class Training:
             "steps": self._steps,
             "finished": self._finished,
             "stopped": self._stopped,
+            "requested": self._requested,
             "metrics": self._metrics,
             "trained_s": self._trained_s,
             "began": self._began,  # all GMIs have the same clock
@@ -208,7 +218,7 @@ class Training:
         self._optimizer.load_state_dict(state["learned"])
         self._iteration, self._steps = state["iteration"], state["steps"]
         self._finished, self._stopped = state["finished"], state["stopped"]
-        self._metrics = state["metrics"]
+        self._requested, self._metrics = state["requested"], state["metrics"]
         self._trained_s, self._began = state["trained_s"], state["began"]
         self._saved = -1
         # At once: should the one that gave it die just now, this GMI is one that holds it.
@@ -253,6 +263,9 @@ class Training:
             saver.mend()  # the last checkpoint was whole before any GMI was told to leave
             return
         beat("checkpoint")
+        folder = self._mgr.context.folder
+        if self._group.rank == 0 and folder is not None:
+            request.take_request(folder)
         config, own = self._mgr.config, self._optimizer.own_state()
         manifest = {
             "steps": self._steps,
@@ -264,7 +277,7 @@ class Training:
         exists, failure = saver.save(iteration, own, self._shared_state, manifest, missing)
         if exists:
             self._saved = iteration
-            if self._group.rank == 0 and (folder := self._mgr.context.folder) is not None:
+            if self._group.rank == 0 and folder is not None:
                 path = checkpoint.folder_of(saving.folder_of(folder), iteration)
                 record = {"kind": "checkpoint", "iteration": iteration, "path": str(path)}
                 self._mgr.report(record)

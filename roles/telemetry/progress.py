@@ -46,10 +46,12 @@ class Progress:
         self._phases = TRAINERS if self._agents else TOGETHER
         self._agent_phases, self._extra = tuple(agent_phases), extra
         self._recent = RecentEpisodes()
+        self.wants_checkpoint: Callable[[], bool] = lambda: False  # is asked in each `agree`
+        self.checkpoint_wanted = False  # by any GMI, at the last `agree`
 
     def connect(self, group: Group) -> None:
         """Make the bucket; again after the group was re-formed."""
-        numel = 4 + len(self._phases) + len(self._agent_phases) * len(self._agents) + self._extra
+        numel = 5 + len(self._phases) + len(self._agent_phases) * len(self._agents) + self._extra
         self._bucket = group.bucket("progress", numel, torch.float64)
 
     @property
@@ -70,17 +72,18 @@ class Progress:
         `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
         of the agents that collected for it, by gmi_id.
         """
-        mine = [float(stop), *seen, *phases]
+        mine = [float(stop), float(self.wants_checkpoint()), *seen, *phases]
         for agent in self._agents:
             mine += (agents or {}).get(agent, [0.0] * len(self._agent_phases))
         self._bucket.buffer.copy_(torch.tensor([*mine, *extra], dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         sums = [sum(column) for column in zip(*rows, strict=True)]
-        self._recent.add(Seen(*sums[1:4]))
+        self.checkpoint_wanted = bool(sums[1])
+        self._recent.add(Seen(*sums[2:5]))
         return_mean, length_mean = self._recent.means()
-        at, each = 4 + len(self._phases), len(self._agent_phases)
+        at, each = 5 + len(self._phases), len(self._agent_phases)
         end = at + each * len(self._agents)
-        trainer_seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
+        trainer_seconds = [dict(zip(self._phases, row[5:at], strict=True)) for row in rows]
         agent_seconds = [
             dict(zip(self._agent_phases, sums[start : start + each], strict=True))
             for start in range(at, end, each)
@@ -88,7 +91,7 @@ class Progress:
         metrics = {
             "return_mean": return_mean,
             "length_mean": length_mean,
-            "episodes": int(sums[1]),
+            "episodes": int(sums[2]),
             **_means(agent_seconds),
             **_means(trainer_seconds),  # the last word: `wait` of a run is its trainers'
         }

@@ -169,7 +169,7 @@ def test_the_page_moves_with_a_run_survives_its_death_and_stops_it(open_page, tm
             expect(page.locator("#resume")).to_contain_text("gmi-drl launch --resume")
             died_at = number(iteration)
             # It is gone on with: the page moves again, beyond where it was.
-            second = launch("--resume", folder)
+            second = launch("--resume", folder, "--set", "run.checkpoint_every=0")
             expect(figure(page, "state")).to_have_text("running", timeout=WAIT_MS)
             until(lambda: number(iteration) > died_at + 3, said())
             page.locator("#read").click()
@@ -179,9 +179,17 @@ def test_the_page_moves_with_a_run_survives_its_death_and_stops_it(open_page, tm
             for width in WIDTHS:
                 assert_readable(page, width)
                 keep(page, f"{width}.png", tmp_path)
+            # It is asked for a checkpoint, and has one more then.
+            saved = figure(page, "checkpoint").inner_text()
+            page.locator("#save").click()
+            expect(page.locator("#asked")).to_have_text(
+                f"process {second.pid} was asked for a checkpoint"
+            )
+            expect(figure(page, "checkpoint")).not_to_have_text(saved, timeout=WAIT_MS)
+            expect(figure(page, "checkpoint")).to_have_text(re.compile(r"^iteration [\d,]+$"))
             # It is asked to stop, as by Ctrl-C.
             page.locator("#stop").click()
-            expect(page.locator("#stop-said")).to_contain_text(f"process {second.pid}")
+            expect(page.locator("#asked")).to_contain_text(f"process {second.pid}")
             assert second.wait(60) == 130, said()
             expect(figure(page, "state")).to_have_text("stopped", timeout=WAIT_MS)
             assert json.loads((folder / "run.json").read_text())["state"] == "stopped"

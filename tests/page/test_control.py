@@ -1,4 +1,4 @@
-"""Stop: the launcher that trains a run is asked, and nobody else ever."""
+"""Stop and checkpoint: who trains a run is asked, and nobody else ever."""
 
 import json
 import subprocess
@@ -9,7 +9,8 @@ import pytest
 import pages
 from gmi_drl.launcher.folder.run_folder import lock_of
 from gmi_drl.page.app import app_of
-from gmi_drl.page.control import CannotStop, stop
+from gmi_drl.page.control import CannotAsk, ask_for_checkpoint, stop
+from gmi_drl.roles.state import request
 
 LAUNCHER = """
 import signal, sys
@@ -66,48 +67,79 @@ def test_the_launcher_is_asked_as_by_ctrl_c(tmp_path, launcher, how, number):
 def test_a_launcher_that_would_die_of_it_is_left_alone(tmp_path, launcher):
     path = pages.make_run(tmp_path, state="running")
     process = launcher(path, "deaf")
-    with pytest.raises(CannotStop, match=f"kill {process.pid}"):
+    with pytest.raises(CannotAsk, match=f"kill {process.pid}"):
         stop(path, said(path, pid=process.pid))
     assert process.poll() is None
 
 
-def test_a_process_that_does_not_train_the_run_is_left_alone(tmp_path, launcher):
+BOTH = pytest.mark.parametrize("ask", [stop, ask_for_checkpoint])
+
+
+@BOTH
+def test_a_process_that_does_not_train_the_run_is_left_alone(tmp_path, launcher, ask):
     """Its number is in run.json because the launcher was killed, or because somebody wrote it."""
     path = pages.make_run(tmp_path, state="running")
     bystander = launcher(None)
-    with pytest.raises(CannotStop, match="does not train this run"):
-        stop(path, said(path, pid=bystander.pid))
+    with pytest.raises(CannotAsk, match="does not train this run"):
+        ask(path, said(path, pid=bystander.pid))
     launcher(path)  # that another one trains it makes no difference
-    with pytest.raises(CannotStop, match="does not train this run"):
-        stop(path, said(path, pid=bystander.pid))
+    with pytest.raises(CannotAsk, match="does not train this run"):
+        ask(path, said(path, pid=bystander.pid))
     assert bystander.poll() is None
+    assert not request.is_requested(path)
 
 
+@BOTH
 @pytest.mark.parametrize("pid", [0, 1, -1, "1", None, True, 2**40, 1.5])
-def test_a_number_that_is_no_process_is_refused(tmp_path, pid):
+def test_a_number_that_is_no_process_is_refused(tmp_path, pid, ask):
     path = pages.make_run(tmp_path, state="running")
-    with pytest.raises((CannotStop, OverflowError)):
-        stop(path, said(path, pid=pid))
+    with pytest.raises((CannotAsk, OverflowError)):
+        ask(path, said(path, pid=pid))
+    assert not request.is_requested(path)
 
 
-def test_a_process_that_is_gone_is_told(tmp_path, launcher):
+@BOTH
+def test_a_process_that_is_gone_is_told(tmp_path, launcher, ask):
     path = pages.make_run(tmp_path, state="running")
     process = launcher(None)
     process.kill()
     process.wait(10)
-    with pytest.raises(CannotStop, match="is gone"):
-        stop(path, said(path, pid=process.pid))
+    with pytest.raises(CannotAsk, match="is gone"):
+        ask(path, said(path, pid=process.pid))
+    assert not request.is_requested(path)
 
 
-def test_a_run_that_has_ended_is_not_stopped(tmp_path, launcher):
+@BOTH
+def test_a_run_that_has_ended_is_asked_for_nothing(tmp_path, launcher, ask):
     path = pages.make_run(tmp_path)
     process = launcher(path)
-    with pytest.raises(CannotStop, match="nothing to stop"):
-        stop(path, said(path, pid=process.pid))
+    with pytest.raises(CannotAsk, match="nobody to ask"):
+        ask(path, said(path, pid=process.pid))
     assert process.poll() is None
+    assert not request.is_requested(path)
 
 
-def test_the_page_stops_a_run_where_it_may(tmp_path, launcher):
+def test_a_run_that_serves_has_nothing_to_save(tmp_path, launcher):
+    path = pages.make_run(tmp_path, state="running")
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("mode: sync", "mode: serving"))
+    with pytest.raises(CannotAsk, match="serves a policy"):
+        ask_for_checkpoint(path, said(path, pid=launcher(path).pid))
+    assert not request.is_requested(path)
+
+
+def test_a_request_writes_through_no_link(tmp_path, launcher):
+    path, elsewhere = pages.make_run(tmp_path, state="running"), tmp_path / "elsewhere"
+    (path / request.FILE).symlink_to(elsewhere)
+    ask_for_checkpoint(path, said(path, pid=launcher(path).pid))
+    assert not elsewhere.exists()
+    elsewhere.write_text("kept")
+    request.take_request(path)
+    assert elsewhere.read_text() == "kept"
+    assert not request.is_requested(path)
+
+
+def test_the_page_asks_a_run_where_it_may(tmp_path, launcher):
     path = pages.make_run(tmp_path, state="running")
     process = launcher(path)
     (path / "run.json").write_text(json.dumps(said(path, pid=process.pid)))
@@ -115,6 +147,11 @@ def test_the_page_stops_a_run_where_it_may(tmp_path, launcher):
     browser = pages.Browser(app_of(live, access))
     browser.get(f"/login?token={access.token}")
     (run,) = live.catalog.as_json()["runs"]
+    answer = browser.post(f"/runs/{run['id']}/checkpoint", {"X-GMI-DRL": "1"})
+    assert (answer.status, answer.json()) == (200, {"asked": process.pid})
+    assert request.is_requested(path)
+    again = browser.post(f"/runs/{run['id']}/checkpoint", {"X-GMI-DRL": "1"})
+    assert again.status == 200  # one is asked for already
     answer = browser.post(f"/runs/{run['id']}/stop", {"X-GMI-DRL": "1"})
     assert (answer.status, answer.json()) == (200, {"asked": process.pid})
     assert process.stdout.readline() == "asked by SIGINT\n"
@@ -122,4 +159,6 @@ def test_the_page_stops_a_run_where_it_may(tmp_path, launcher):
     again = browser.post(f"/runs/{run['id']}/stop", {"X-GMI-DRL": "1"})
     assert again.status == 409
     assert "is gone" in again.json()["error"]
-    assert browser.post("/runs/../stop", {"X-GMI-DRL": "1"}).status in (404, 405)
+    for route in ("stop", "checkpoint"):
+        assert browser.post(f"/runs/../{route}", {"X-GMI-DRL": "1"}).status in (404, 405)
+        assert browser.post(f"/runs/0123/{route}", {"X-GMI-DRL": "1"}).status == 404

@@ -46,8 +46,12 @@ def test_nothing_is_shown_without_the_token(page, route):
     assert answer.text == "Open the link that gmi-drl page has printed.\n"
 
 
-def test_nothing_is_changed_without_the_token(page):
-    answer = page.post(f"/runs/{page.run}/stop", headers={"X-GMI-DRL": "1"})
+CONTROL = pytest.mark.parametrize("route", ["stop", "checkpoint"])
+
+
+@CONTROL
+def test_nothing_is_changed_without_the_token(page, route):
+    answer = page.post(f"/runs/{page.run}/{route}", headers={"X-GMI-DRL": "1"})
     assert answer.status == 401
 
 
@@ -199,29 +203,33 @@ def test_the_page_itself_is_answered(entered):
     assert entered.get("/", headers={"Sec-Fetch-Site": "none"}).status == 200
 
 
+@CONTROL
 @pytest.mark.parametrize("value", [None, "", "0", "true"])
-def test_a_form_of_another_site_changes_nothing(entered, value):
+def test_a_form_of_another_site_changes_nothing(entered, value, route):
     headers = {} if value is None else {"X-GMI-DRL": value}
-    answer = entered.post(f"/runs/{entered.run}/stop", headers=headers)
+    answer = entered.post(f"/runs/{entered.run}/{route}", headers=headers)
     assert answer.status == 403
     assert "needs the header" in answer.text
 
 
-def test_a_page_that_only_shows_stops_nothing(entered):
-    answer = entered.post(f"/runs/{entered.run}/stop", headers={"X-GMI-DRL": "1"})
+@CONTROL
+def test_a_page_that_only_shows_asks_for_nothing(entered, route):
+    answer = entered.post(f"/runs/{entered.run}/{route}", headers={"X-GMI-DRL": "1"})
     assert answer.status == 403
     assert "--control" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE"])
 def test_nothing_else_can_be_asked(entered, method):
-    for route in ("/", f"/runs/{entered.run}/stop", f"/runs/{entered.run}/state"):
+    routes = ("stop", "checkpoint", "state")
+    for route in ("/", *(f"/runs/{entered.run}/{name}" for name in routes)):
         answer = entered.ask(method, route, headers={"X-GMI-DRL": "1"})
         assert answer.status == 405, (method, route)
 
 
-def test_a_get_stops_nothing(entered):
-    assert entered.get(f"/runs/{entered.run}/stop").status == 405
+@CONTROL
+def test_a_get_changes_nothing(entered, route):
+    assert entered.get(f"/runs/{entered.run}/{route}").status == 405
 
 
 def test_secrets_are_compared_in_constant_time(entered, monkeypatch):

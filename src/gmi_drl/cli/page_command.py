@@ -24,7 +24,7 @@ def page(
         str, typer.Option(help="Address; one that others reach needs a certificate.")
     ] = "127.0.0.1",
     control: Annotated[
-        bool, typer.Option("--control", help="Let the page stop runs; else it only shows.")
+        bool, typer.Option("--control", help="Let the page stop runs and ask for checkpoints.")
     ] = False,
     certificate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate (PEM), for HTTPS.")

@@ -1,4 +1,4 @@
-"""Answers the page's requests: its files, what happens, what a run recorded, and stop."""
+"""Answers the page's requests: its files, what happens, what a run recorded, and control."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from gmi_drl.report import run_state
 from gmi_drl.report.lineage import LineageReader, as_text
 from gmi_drl.report.vendor import uplot
 
-from .control import stop
+from .control import ask_for_checkpoint, stop
 from .guard import Access, Guard
 from .live import LOOK_S, Live, Viewer, number_in_query
 from .safe_files import open_inside, read_inside
@@ -48,6 +48,8 @@ _STATIC: Final = {
     ),
 }  # fmt: skip
 
+_Ask = Callable[[Path, dict[str, Any]], int]  # of a run's folder and run.json: the launcher's pid
+
 
 def app_of(live: Live, access: Access) -> ASGIApp:
     """Returns the page as an ASGI app: behind its guard."""
@@ -60,6 +62,7 @@ def app_of(live: Live, access: Access) -> ASGIApp:
         Route("/runs/{id}/state", page.state),
         Route("/runs/{id}/lineage", page.lineage),
         Route("/runs/{id}/stop", page.stop, methods=["POST"]),
+        Route("/runs/{id}/checkpoint", page.checkpoint, methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes), access)
 
@@ -139,14 +142,21 @@ class _Page:
 
     async def stop(self, request: Request) -> Response:
         """Asks a run to stop, where the page may."""
+        return await self._ask(request, stop)
+
+    async def checkpoint(self, request: Request) -> Response:
+        """Asks a run for a checkpoint, where the page may."""
+        return await self._ask(request, ask_for_checkpoint)
+
+    async def _ask(self, request: Request, ask: _Ask) -> Response:
         if not self._live.control:
-            text = "This page only shows. `gmi-drl page --control` may stop runs."
+            text = "This page only shows. `gmi-drl page --control` may ask runs."
             return JSONResponse({"error": text}, 403)
         folder = await self._folder(request.path_params["id"])
         if folder is None:
             return PlainTextResponse("no such run\n", 404)
         try:
-            pid = await to_thread.run_sync(_stop, folder)
+            pid = await to_thread.run_sync(_asked, ask, folder)
         except (OSError, ValueError, GmiDrlError) as error:
             return JSONResponse({"error": printable_lines(cut(str(error), 2000))}, 409)
         return JSONResponse({"asked": pid})
@@ -155,9 +165,9 @@ class _Page:
         return await to_thread.run_sync(self._live.find, id)
 
 
-def _stop(folder: Path) -> int:
+def _asked(ask: _Ask, folder: Path) -> int:
     written = json.loads(read_inside(folder, "run.json"))
-    return stop(folder, written if isinstance(written, dict) else {})
+    return ask(folder, written if isinstance(written, dict) else {})
 
 
 def _of_store(folder: Path, read: Any) -> Any:

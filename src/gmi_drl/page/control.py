@@ -1,56 +1,89 @@
-"""Asks a run to stop, as Ctrl-C in its terminal would."""
+"""Asks a run to stop, as Ctrl-C in its terminal would, or for a checkpoint."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.folder.run_folder import lock_of
+from gmi_drl.roles.state.request import make_request
 from gmi_drl.runtime import shared_lock
+
+from .run_reader import RunReader
 
 _ASKS: Final = (signal.SIGINT, signal.SIGTERM)  # a launch takes either as Ctrl-C
 
 
-class CannotStop(GmiDrlError):
-    """A run is not asked to stop: nobody here trains it, or whoever does cannot be asked."""
+class CannotAsk(GmiDrlError):
+    """A run is asked for nothing: nobody here trains it, or whoever does cannot be asked."""
 
 
 def stop(folder: Path, written: dict[str, Any]) -> int:
     """Sends the launcher that trains `folder` what Ctrl-C would; returns its pid.
 
-    `written` is the run's run.json, which names the launcher. It is believed when that process
-    holds the lock of the run: a number alone may be another process's by now, or anybody's.
+    `written` is the run's run.json.
+    """
+    with _launcher(folder, written) as (pid, process):
+        signal.pidfd_send_signal(process, _heard_by(pid))
+    return pid
+
+
+def ask_for_checkpoint(folder: Path, written: dict[str, Any]) -> int:
+    """Has who trains `folder` write a checkpoint when the iteration ends; the launcher's pid.
+
+    `written` is the run's run.json.
+    """
+    with _launcher(folder, written) as (pid, _):
+        reader = RunReader(folder)
+        reader.poll()
+        if reader.mode == "serving":
+            raise CannotAsk(f"{folder} serves a policy, and has nothing to save.")
+        try:
+            make_request(folder)
+        except OSError as error:
+            raise CannotAsk(
+                f"{folder} cannot be written ({error.strerror}), and a checkpoint is asked for by "
+                "a file there. Ask as the user who trains it."
+            ) from error
+    return pid
+
+
+@contextmanager
+def _launcher(folder: Path, written: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    """Gives the pid of the launcher that trains `folder`, and a descriptor of that process.
+
+    run.json names it. It is believed when that process holds the lock of the run: a number alone
+    may be another process's by now, or anybody's.
     """
     pid = written.get("pid")
     if written.get("state") != "running" or type(pid) is not int or pid <= 1:
-        raise CannotStop(f"{folder} is not being trained, so there is nothing to stop.")
+        raise CannotAsk(f"{folder} is not being trained, so there is nobody to ask.")
     try:
         process = os.pidfd_open(pid)  # from here on the number stays this process's
     except OSError as error:
-        raise CannotStop(
+        raise CannotAsk(
             f"{folder}: its launcher, process {pid}, is gone ({error.strerror}). "
             "`gmi-drl launch --resume` goes on with the run."
         ) from None
     try:
         if pid not in _holders(folder):
-            raise CannotStop(
+            raise CannotAsk(
                 f"{folder}: process {pid} does not train this run, so it is left alone. The run "
-                "may be trained in another container, on another host or by another user: stop it "
+                "may be trained in another container, on another host or by another user: ask "
                 "there."
             )
-        signal.pidfd_send_signal(process, _heard_by(pid))
+        yield pid, process
     except PermissionError:
-        raise CannotStop(
-            f"{folder}: process {pid} is another user's. Stop it as that user."
-        ) from None
+        raise CannotAsk(f"{folder}: process {pid} is another user's. Ask as that user.") from None
     except ProcessLookupError:
-        raise CannotStop(f"{folder}: process {pid} has ended just now.") from None
+        raise CannotAsk(f"{folder}: process {pid} has ended just now.") from None
     finally:
         os.close(process)
-    return pid
 
 
 def _holders(folder: Path) -> list[int]:
@@ -68,6 +101,6 @@ def _heard_by(pid: int) -> signal.Signals:
     for number in _ASKS:
         if mask >> (number - 1) & 1:
             return number
-    raise CannotStop(
+    raise CannotAsk(
         f"process {pid} ends at once by any signal, and saves nothing. End it yourself: kill {pid}."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from gmi_drl.placement.faults import device_name
 from gmi_drl.placement.slicing import memory_share
 from gmi_drl.report.layout_picture import device_text, memory_text, share_text, spans_of
 from gmi_drl.report.run_list import RunSummary, summarize
+from gmi_drl.roles.state.request import is_requested
 
 from .curves import MetricsReader, number_of
 from .safe_files import OutsideFolder, open_inside, read_inside, signature
@@ -40,7 +42,19 @@ _DAMAGED: Final = (
     ArithmeticError,
     RecursionError,
 )
+_CHECKPOINT: Final = re.compile(r"iteration_([0-9]{6,12})")  # the name of one's folder
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colours of a terminal
+
+
+def _newest_iteration(checkpoints: Path) -> int | None:
+    """Returns the iteration of the newest checkpoint in a folder; None without one."""
+    if checkpoints.is_symlink():
+        return None
+    try:
+        names = map(_CHECKPOINT.fullmatch, os.listdir(checkpoints))
+    except OSError:
+        return None
+    return max((int(name[1]) for name in names if name), default=None)
 
 
 class RunReader:
@@ -53,6 +67,7 @@ class RunReader:
         self._written: dict[str, Any] = {}  # run.json
         self._config: dict[str, Any] = {}
         self._troubles: dict[str, str] = {}  # by file: why it is not shown
+        self._saved: int | None = None  # the iteration of the newest checkpoint
         self._seen: dict[str, Any] = {}  # signatures of files as they were read
         self._devices: list[dict[str, Any]] = []
 
@@ -97,6 +112,11 @@ class RunReader:
         self._devices = devices_of(layout)
         self.layout = layout
 
+    @property
+    def mode(self) -> str | None:
+        """Returns the mode of the run's config; None if that is not known."""
+        return self._word("mode")
+
     def summary(self) -> RunSummary:
         """Sums the run up as `gmi-drl runs` does."""
         return summarize(self.folder, self._written, self.metrics.last)
@@ -120,7 +140,7 @@ class RunReader:
             "state": summary.state,
             "env": summary.env,
             "algorithm": self._word("algorithm", "name"),
-            "mode": self._word("mode"),
+            "mode": self.mode,
             "seed": summary.seed,
             "started": summary.started,
             "iteration": summary.iteration,
@@ -134,6 +154,7 @@ class RunReader:
             ),
             "trained": None if trained_s is None else duration(trained_s),
             "left": None if left_s is None else duration(left_s),
+            "checkpoint": self._checkpoint(),
             "resume": going_on if summary.state in ("failed", "stopped") else "",
             "unread_bytes": self.metrics.unread_bytes,
             "alarms": list(self._alarms(summary, now_s))[:_MOST_ALARMS],
@@ -148,6 +169,16 @@ class RunReader:
     def _word(self, *keys: str) -> str | None:
         value = self._setting(*keys)
         return cut(printable(value), 100) if isinstance(value, str) else None
+
+    def _checkpoint(self) -> str:
+        """Names the newest checkpoint, and says whether another one is asked for."""
+        folder = self.folder / "checkpoints"
+        now = signature(folder)
+        if now != self._seen.get("checkpoints", ()):
+            self._seen["checkpoints"], self._saved = now, _newest_iteration(folder)
+        asked = ["asked for"] if is_requested(self.folder) else []
+        saved = [] if self._saved is None else [f"iteration {self._saved:,}"]
+        return ", another ".join([*saved, *asked])
 
     def _alarms(self, summary: RunSummary, now_s: float) -> Iterator[dict[str, Any]]:
         said = self._written.get("error")

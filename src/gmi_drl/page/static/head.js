@@ -7,7 +7,7 @@ export function showHead(head, control) {
     ["state", head.state], ["iteration", count(head.iteration)],
     ["steps", head.total_steps ? `${count(head.steps)} of ${count(head.total_steps)}` : count(head.steps)],
     ["steps/s", count(head.steps_per_s)], ["return", head.return], ["evaluation", head.evaluation],
-    ["time left", head.left], ["trained for", head.trained], ["started", clock(head.started)],
+    ["checkpoint", head.checkpoint], ["time left", head.left], ["trained for", head.trained], ["started", clock(head.started)],
     ["seed", head.seed === null ? "" : String(head.seed)],
   ];
   fill(byId("figures"), ...figures.filter(([, value]) => value).map(([name, value]) => {
@@ -26,16 +26,25 @@ export function showHead(head, control) {
   resume.hidden = !head.resume;
   fill(resume, "To go on: ", make("code", head.resume));
   byId("control").hidden = !(control && head.state === "running");
+  byId("save").hidden = head.mode === "serving";
 }
 
 export async function askToStop(run) {
-  const said = byId("stop-said");
   if (!window.confirm("Stop this run? It ends after the iteration, and saves a checkpoint.")) return;
+  await ask(run, "stop", "to stop");
+}
+
+export async function askForCheckpoint(run) {
+  await ask(run, "checkpoint", "for a checkpoint");
+}
+
+async function ask(run, route, what) {
+  const said = byId("asked");
   setText(said, "asking ...");
   try {
-    const response = await fetch(`/runs/${encodeURIComponent(run)}/stop`, { method: "POST", headers: { "X-GMI-DRL": "1" } });
+    const response = await fetch(`/runs/${encodeURIComponent(run)}/${route}`, { method: "POST", headers: { "X-GMI-DRL": "1" } });
     const answer = await response.json();
-    setText(said, answer.error ?? `process ${answer.asked} was asked to stop`);
+    setText(said, answer.error ?? `process ${answer.asked} was asked ${what}`);
   } catch (error) {
     setText(said, `it could not be asked: ${error.message}`);
   }

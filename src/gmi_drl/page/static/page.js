@@ -1,7 +1,7 @@
 // Holds the page together: which run is shown, and the stream of what changes.
 import { byId, setText } from "./dom.js";
 import { showRuns } from "./runs.js";
-import { askToStop, showHead } from "./head.js";
+import { askForCheckpoint, askToStop, showHead } from "./head.js";
 import { showGmis, showLayout } from "./layout.js";
 import { drawSoon, forgetCurves, resizeCurves, redrawAll, showAxes, takeCurves } from "./curves.js";
 import { drawTime, forgetTime, takeTime } from "./time.js";
@@ -30,7 +30,7 @@ function show(id) {
   forgetTime();
   forgetRecorded(id);
   byId("run").hidden = true;
-  setText(byId("stop-said"), "");
+  setText(byId("asked"), "");
   if (list) showRuns(list, run, pick);
   connect();
 }
@@ -93,6 +93,7 @@ window.addEventListener("resize", () => {
   resized = setTimeout(() => { resizeCurves(); drawTime(); }, 150);
 });
 window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+byId("save").addEventListener("click", () => askForCheckpoint(run));
 byId("stop").addEventListener("click", () => askToStop(run));
 listen();
 showAxes();
