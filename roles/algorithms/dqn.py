@@ -38,19 +38,23 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
 
     Of values it is the Huber loss of the temporal-difference error, of distributions the
     cross-entropy (C51) or the quantile Huber loss. The priority of a row is that error, the
-    cross-entropy, or the mean loss of its quantiles.
+    cross-entropy, or the mean loss of its quantiles. Of sequences [T, B], where the network
+    remembers, it is the mean over all rows, and the priority is of a sequence: mostly that of its
+    row with the greatest.
     """
     # A noisy network's for the observation, for the choice of what is next, and for its value.
     noise = batch.columns.get("noise", _NO_NOISE)
+    sequences = len(batch["reward"]) if settings.recurrent is not None else 0
+    of_rows = _outputs_of_sequences if sequences else _outputs_of_rows
+    outputs, chooser, target_outputs = of_rows(network, target_network, batch, settings, noise)
+    if sequences:
+        batch = _rows_of(batch)
     with torch.no_grad():
-        discount, following = batch["discount"], batch["next_observation"]
-        target_outputs = _outputs(target_network, following, noise[2])
-        chooser = _outputs(network, following, noise[1]) if settings.double else target_outputs
+        discount = batch["discount"]
         choice = action_values(chooser, settings).argmax(-1)
         # Where an episode is over, what was seen last counts for nothing, were it NaN.
         over = (discount == 0.0)[:, None]
         next_outputs = _of_action(target_outputs, choice, settings).masked_fill_(over, 0.0)
-    outputs = _outputs(network, batch["observation"], noise[0])
     taken = _of_action(outputs, batch["action"][:, 0].long(), settings)
     reward, discount = batch["reward"][:, None], discount[:, None]
     if settings.distributional == "c51":
@@ -72,17 +76,82 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
             priorities = losses.detach() / settings.quantiles
         else:
             losses, priorities = huber_loss(taken, target, reduction="none")[:, 0], error
+    if sequences:
+        each = priorities.view(sequences, -1)
+        priorities = _OF_GREATEST * each.amax(0) + (1.0 - _OF_GREATEST) * each.mean(0)
     loss = weighted_mean(losses, batch)
     stats = {"q_loss": loss.detach(), "q_mean": value.mean(), "td_error": error.mean()}
     return Losses(loss, stats, extras={"priorities": priorities})
 
 
 _NO_NOISE: Final = (None, None, None)
+_OF_GREATEST: Final = 0.9  # of a sequence's priority; the rest is of the mean (R2D2's eta)
 
 
-def _outputs(network: Any, observation: Tensor, noise: Tensor | None) -> Tensor:
-    outputs: Tensor = network(observation) if noise is None else network(observation, noise)
-    return outputs
+def _outputs_of_rows(
+    network: Any, target_network: Any, batch: Batch, settings: Any, noise: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the network's outputs for rows, and both networks' for what follows them.
+
+    The second are those that choose an action there, the last ones value it.
+    """
+
+    def outputs_of(network: Any, observation: Tensor, noise: Tensor | None) -> Tensor:
+        outputs: Tensor = network(observation) if noise is None else network(observation, noise)
+        return outputs
+
+    with torch.no_grad():
+        following = batch["next_observation"]
+        target_outputs = outputs_of(target_network, following, noise[2])
+        chooser = target_outputs
+        if settings.double:
+            chooser = outputs_of(network, following, noise[1])
+    return outputs_of(network, batch["observation"], noise[0]), chooser, target_outputs
+
+
+def _outputs_of_sequences(
+    network: Any, target_network: Any, batch: Batch, settings: Any, noise: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns what `_outputs_of_rows` does for all rows of sequences, [T B, ...]."""
+    following, ahead = batch["next_observation"].flatten(0, 1), batch["ahead"]
+    at = (torch.arange(len(ahead), device=ahead.device)[:, None] + ahead)[..., None]
+
+    def outputs_after(network: Any, states: Tensor, noise: Tensor | None) -> Tensor:
+        before = states.gather(0, at.expand(*ahead.shape, states.shape[-1])).flatten(0, 1)
+        outputs: Tensor = network.step(following, before, noise)[0]
+        return outputs
+
+    features, states = _unrolled(network, batch, settings)
+    with torch.no_grad():
+        _, target_states = _unrolled(target_network, batch, settings)
+        target_outputs = outputs_after(target_network, target_states, noise[2])
+        chooser = target_outputs
+        if settings.double:
+            chooser = outputs_after(network, states, noise[1])
+    rows = features[: len(ahead)].flatten(0, 1)
+    return network.outputs(rows, noise[0]), chooser, target_outputs
+
+
+def _unrolled(network: Any, batch: Batch, settings: Any) -> tuple[Tensor, Tensor]:
+    """Returns features and states of a minibatch's rows, and of those that follow (`unroll`)."""
+    seen, ended, state = batch["observation"], batch["ended"], batch["state"]
+    burn_in = len(seen) - len(batch["reward"]) - settings.n_step + 1
+    if burn_in:
+        with torch.no_grad():
+            given = (seen[:burn_in], batch["burn_in_state"], ended[:burn_in])
+            burned = network.unroll(*given)[1][-1]
+        state = torch.where(batch["burns_in"][:, None], burned, state)
+    unrolled: tuple[Tensor, Tensor] = network.unroll(seen[burn_in:], state, ended[burn_in:])
+    return unrolled
+
+
+def _rows_of(batch: Batch) -> Batch:
+    """Returns the rows [T B] of sequences that a loss is of; each has its sequence's weight."""
+    shape = batch["reward"].shape
+    columns = {name: batch[name].flatten(0, 1) for name in ("action", "reward", "discount")}
+    if (weight := batch.columns.get("weight")) is not None:
+        columns["weight"] = weight.expand(shape).flatten()
+    return Batch(columns)
 
 
 def _of_action(outputs: Tensor, action: Tensor, settings: Any) -> Tensor:

@@ -46,7 +46,8 @@ class FirstPriorities:
             return None
         # Hindsight changes the goals of steps, and with them what they are worth.
         own = type(algorithm).first_priorities is not Algorithm.first_priorities
-        if settings.hindsight or not own:
+        # Sequences have the greatest priority so far.
+        if settings.hindsight or not own or batch.sequences is not None:
             return None
         return cls(algorithm, batch, generator, stacking)
 

@@ -56,7 +56,11 @@ class ApexRounds(AsyncSamples):
         super().__init__(role, role.pool(role.mgr.context.device), role.loss_is_capturable())
         config = role.mgr.config
         like = role.batch(config.env.num_env * config.experience.batch_segments)
-        self._replay = on_replay(self.learner, like, role.stacking, partial(goals_env, role))
+        agents = len(role.mgr.context.wires.into(role.GMI_id))
+        self._replay = on_replay(
+            self.learner, like, role.stacking, partial(goals_env, role),
+            in_turn=agents * config.experience.batch_segments == 1,
+        )  # fmt: skip
 
     def connect(self, group: Group, iteration: int) -> None:
         super().connect(group, iteration)
@@ -68,7 +72,7 @@ class ApexRounds(AsyncSamples):
         self._replay.anneal(progress)
         # Its memory is the link's, where a trainer that steps back finds it again as it was sent.
         columns = {name: column.clone() for name, column in batch.columns.items()}
-        self._replay.update(Batch(columns, batch.bootstrap))
+        self._replay.update(Batch(columns, batch.bootstrap, sequences=batch.sequences))
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         done = super().step(iteration, steps)

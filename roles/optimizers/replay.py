@@ -45,12 +45,18 @@ def goals_env(role: ActingRole) -> VecEnv:
 
 
 def on_replay(
-    learner: Learner, batch: Batch, stacking: Stacking | None, make_env: Callable[[], VecEnv]
+    learner: Learner,
+    batch: Batch,
+    stacking: Stacking | None,
+    make_env: Callable[[], VecEnv],
+    *,
+    in_turn: bool = True,
 ) -> OnReplay:
     """Makes the replay of a learner's algorithm, of batches such as `batch`, and trains on it.
 
     `stacking`: of observations that are stacks of frames. `make_env` is called with hindsight
-    alone: the environment says what goals are worth.
+    alone: the environment says what goals are worth. `in_turn`: batches are of the same
+    environments, each from where the one before ended; else sequences do not go on from each other.
     """
     algorithm = learner.algorithm
     settings = algorithm.settings
@@ -65,7 +71,9 @@ def on_replay(
         scale = settings.reward_scale
         hindsight = Hindsight(make_env(), settings.hindsight, scale, learner.generator)
         stacking = None  # it changes goals within observations, and what follows them
-    replay = ReplayBuffer.of(settings, batch, algorithm.replayed, learner.generator, stacking)
+    replay = ReplayBuffer.of(
+        settings, batch, algorithm.replayed, learner.generator, stacking, in_turn=in_turn
+    )
     return OnReplay(learner, replay, hindsight)
 
 

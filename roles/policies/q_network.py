@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from gmi_drl.placement import DQNConfig, hidden_sizes
 
+from .recurrent import GRU, LSTM, advance, cell_of, unroll
 from .trunk import ACTIVATIONS, HiddenLayers, Trunk
 
 if TYPE_CHECKING:
@@ -120,6 +121,12 @@ class QNetwork(nn.Module):
         self.trunk = trunk or Trunk(obs_dim, hidden, settings.activation, settings.precision)
         self.trunk.initialise(generator)
         features = self.trunk.features
+        self.cell: LSTM | GRU | None = None  # between hidden layers and head
+        self.state_columns = 0
+        if settings.recurrent is not None:
+            self.cell = cell_of(settings.recurrent, features, generator)
+            features = settings.recurrent.size
+            self.state_columns = self.cell.parts * features
 
         def layer(inputs: int, outputs: int, gain: float) -> nn.Module:
             if settings.noisy:
@@ -148,12 +155,39 @@ class QNetwork(nn.Module):
             said["distributional"] = settings.distributional
         if settings.distributional == "c51":
             said["value_range"] = settings.value_range
+        if settings.recurrent is not None:
+            said["recurrent"] = f"{settings.recurrent.cell} {settings.recurrent.size}"
         return said
 
     def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
-        features = self.trunk(observation)
+        if self.cell is not None:  # for the first observations of episodes
+            state = observation.new_zeros(len(observation), self.state_columns, dtype=torch.float32)
+            return self.step(observation, state, noise)[0]
+        return self.outputs(self.trunk(observation), noise)
+
+    def outputs(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Returns what the head makes of features [B, F], of the cell where there is one."""
         outputs: Tensor = self.head(features) if noise is None else self.head(features, noise)
         return outputs
+
+    def step(
+        self, observation: Tensor, state: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns what `forward` does for states [B, S], and the states after."""
+        assert self.cell is not None
+        features, after = advance(self.cell, self.trunk(observation), state)
+        return self.outputs(features, noise), after
+
+    def unroll(self, observations: Tensor, state: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the cell's features [T, B, F] for sequences [T, B, D], and states [T, B, S].
+
+        `state` [B, S] is before the first step; it is dropped where `done` [T, B] is 1. States are
+        those after each step, through which nothing is differentiated.
+        """
+        assert self.cell is not None
+        features = self.trunk(observations.flatten(0, 1))
+        parts = unroll(self.cell, features, state, done)
+        return parts[0], torch.cat(parts, -1).detach()
 
 
 class QPolicy:
@@ -164,7 +198,6 @@ class QPolicy:
     """
 
     action_columns = 1
-    state_columns = 0
     columns: Mapping[str, int] = {}
     column_groups: Mapping[str, tuple[str, str]] = {}
     row_constants: Mapping[str, Tensor] = {}
@@ -178,6 +211,7 @@ class QPolicy:
         """`values` makes the value of each action of what the network gives, which is that itself
         by default."""
         self.network, self._values = network, values or _as_they_are
+        self.state_columns: int = getattr(network, "state_columns", 0)
         self._noisy = noise_columns > 0
         # Or else: whether to explore, and which action to take then.
         self.noise_columns = noise_columns or 2
@@ -193,23 +227,34 @@ class QPolicy:
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         """Write and return the actions [N, 1] for `step["observation"]` [N, D]."""
         observation, noise, action = step["observation"], step["noise"], step["action"]
+        state = step.get("state")
         if self._noisy:
-            values = self._values(self.network(observation, noise))
+            values = self._act_values(observation, state, noise)
             return action.copy_(values.argmax(-1, keepdim=True))
-        values = self._values(self.network(observation))
+        values = self._act_values(observation, state)
         greedy = values.argmax(-1).float()
         other = (noise[:, 1] * values.shape[-1]).floor()
         action[:, 0] = torch.where(noise[:, 0] < self.epsilon, other, greedy)
         return action
 
+    def _act_values(self, observation: Tensor, state: Tensor | None, *noise: Tensor) -> Tensor:
+        """Returns the values of all actions; `state` [N, S] becomes what follows."""
+        if not self.state_columns:
+            return self._values(self.network(observation, *noise))
+        assert state is not None
+        outputs, after = self.network.step(observation, state, *noise)
+        state.copy_(after)
+        return self._values(outputs)
+
     def finish(self, batch: Batch) -> None:
         """Nothing is made for all steps at once."""
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        return self._values(self.network(observation)).amax(-1)
+        kept = None if state is None else state.clone()
+        return self._act_values(observation, kept).amax(-1)
 
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        return self._values(self.network(observation)).argmax(-1, keepdim=True).float()
+        return self._act_values(observation, state).argmax(-1, keepdim=True).float()
 
 
 def _as_they_are(values: Tensor) -> Tensor:

@@ -39,12 +39,17 @@ class LSTM(nn.LSTMCell):
         memory = torch.addcmul(keep.sigmoid() * memory, let_in.sigmoid(), new.tanh())
         return show.sigmoid() * memory.tanh(), memory
 
-    def outputs(self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor) -> Tensor:
-        """Returns the outputs [T, N, H] of all steps; `kept` [T, N, 1] of the state before each."""
-        outputs: Tensor = LSTMSteps.apply(  # type: ignore[no-untyped-call]
+    def all_steps(
+        self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Returns the state after each step, of which its output [T, N, H] can be differentiated.
+
+        `kept` [T, N, 1] is of the state before each.
+        """
+        both: tuple[Tensor, Tensor] = LSTMSteps.apply(  # type: ignore[no-untyped-call]
             inputs, self.weight_hh, *state, kept
         )
-        return outputs
+        return both
 
     def inputs(self, features: Tensor) -> Tensor:
         """Returns what the features add to the gates: [..., 4 H]."""
@@ -66,21 +71,51 @@ class GRU(nn.GRUCell):
         new = torch.addcmul(inputs[:, 2 * size :], reset, remembered[:, 2 * size :]).tanh()
         return (torch.lerp(new, output, keep),)
 
-    def outputs(self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor) -> Tensor:
+    def all_steps(
+        self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor
+    ) -> tuple[Tensor, ...]:
         """Returns the outputs [T, N, H] of all steps; `kept` [T, N, 1] of the state before each."""
         outputs: Tensor = GRUSteps.apply(  # type: ignore[no-untyped-call]
             inputs, self.weight_hh, self.bias_hh, *state, kept
         )
-        return outputs
+        return (outputs,)
 
     def inputs(self, features: Tensor) -> Tensor:
         """Returns what the features add to the gates: [..., 3 H]."""
         return linear(features, self.weight_ih, self.bias_ih)
 
 
-def cell_of(settings: RecurrentConfig, features: int) -> LSTM | GRU:
-    """Returns the cell of a config, for so many features."""
-    return (LSTM if settings.cell == "lstm" else GRU)(features, settings.size)
+@torch.no_grad()
+def cell_of(
+    settings: RecurrentConfig, features: int, generator: torch.Generator | None
+) -> LSTM | GRU:
+    """Returns the cell of a config for so many features, its weights orthogonal."""
+    cell = (LSTM if settings.cell == "lstm" else GRU)(features, settings.size)
+    for name, parameter in cell.named_parameters():
+        if name.startswith("weight"):
+            nn.init.orthogonal_(parameter, generator=generator)
+        else:
+            parameter.zero_()
+    return cell
+
+
+def advance(cell: LSTM | GRU, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the outputs [N, H] for features [N, F] and states [N, S], and the states after."""
+    parts = cell.advance(cell.inputs(features), state.chunk(cell.parts, -1))
+    return parts[0], torch.cat(parts, -1)
+
+
+def unroll(cell: LSTM | GRU, features: Tensor, state: Tensor, done: Tensor) -> tuple[Tensor, ...]:
+    """Returns the state after each step of segments, in parts [T, N, H], the outputs first.
+
+    `features` are those of the rows of segments [T N, F], `state` [N, S] is before the first step.
+    It is dropped after the steps where `done` [T, N], of which the last may be missing, is 1.
+    """
+    inputs, num_env = cell.inputs(features), len(state)
+    steps = len(inputs) // num_env
+    kept = torch.ones_like(inputs[:, :1]).view(steps, num_env, 1)
+    kept[1:, :, 0] -= done[: steps - 1]
+    return cell.all_steps(inputs.view(steps, num_env, -1), state.chunk(cell.parts, -1), kept)
 
 
 class RecurrentActorCritic(ActorCritic):
@@ -94,14 +129,8 @@ class RecurrentActorCritic(ActorCritic):
         """`recurrent`: the cell; the rest as for an ActorCritic."""
         generator = options.get("generator")
         super().__init__(*args, **{**options, "features": recurrent.size})
-        self.cell = cell_of(recurrent, self.trunk.features)
+        self.cell = cell_of(recurrent, self.trunk.features, generator)
         self.state_columns = self.cell.parts * recurrent.size
-        with torch.no_grad():
-            for name, parameter in self.cell.named_parameters():
-                if name.startswith("weight"):
-                    nn.init.orthogonal_(parameter, generator=generator)
-                else:
-                    parameter.zero_()
 
     def describe(self) -> dict[str, Any]:
         kind = type(self.cell).__name__.lower()
@@ -113,10 +142,9 @@ class RecurrentActorCritic(ActorCritic):
 
     def step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the head's output [N, P + 1] for observations [N, D], and the states after."""
-        inputs = self.cell.inputs(self.trunk(observation))
-        parts = self.cell.advance(inputs, state.chunk(self.cell.parts, -1))
-        head: Tensor = self.head(parts[0])
-        return head, torch.cat(parts, -1)
+        output, after = advance(self.cell, self.trunk(observation), state)
+        head: Tensor = self.head(output)
+        return head, after
 
     def unroll(self, observations: Tensor, state: Tensor, done: Tensor) -> Tensor:
         """Returns the head's output [T, N, P + 1] for segments [T, N, D].
@@ -124,12 +152,8 @@ class RecurrentActorCritic(ActorCritic):
         `state` [N, S] is before the first step. It is dropped after the steps where `done` [T, N],
         of which the last may be missing, is 1.
         """
-        steps, num_env = observations.shape[:2]
-        inputs = self.cell.inputs(self.trunk(observations.flatten(0, 1)))
-        kept = torch.ones_like(inputs[:, :1]).view(steps, num_env, 1)
-        kept[1:, :, 0] -= done[: steps - 1]
-        parts = state.chunk(self.cell.parts, -1)
-        head: Tensor = self.head(self.cell.outputs(inputs.view(steps, num_env, -1), parts, kept))
+        features = self.trunk(observations.flatten(0, 1))
+        head: Tensor = self.head(unroll(self.cell, features, state, done)[0])
         return head
 
 

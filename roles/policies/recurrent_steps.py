@@ -19,12 +19,15 @@ from gmi_drl.roles.graphs import static_on
 
 
 class LSTMSteps(torch.autograd.Function):
-    """The outputs [T, N, H] of an LSTM for the features' part of its gates [T, N, 4 H]."""
+    """The outputs [T, N, H] of an LSTM for the features' part of its gates [T, N, 4 H].
+
+    And its memories, through which nothing is differentiated from outside.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, output: Tensor, memory: Tensor, kept: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         first, at_first, mixed = output, memory.contiguous(), weight.t()
         gates, size = torch.empty_like(inputs), output.shape[-1]
         news, squashed, outputs, memories = (torch.empty_like(inputs[..., :size]) for _ in range(4))
@@ -49,11 +52,12 @@ class LSTMSteps(torch.autograd.Function):
             for begin, then in ((first, outputs), (at_first, memories))
         )
         ctx.save_for_backward(gates, news, squashed, remembered, before, weight, kept)
-        return outputs
+        ctx.mark_non_differentiable(memories)
+        return outputs, memories
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gates, new, squashed, remembered, before, weight, kept = ctx.saved_tensors
         let_in, keep, _, show = gates.chunk(4, -1)
         through = show * (1 - squashed * squashed)  # from an output to the memory

@@ -26,7 +26,6 @@ from gmi_drl.roles.policies.description import described
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy import Policy
-from gmi_drl.roles.policies.recurrent import RecurrentActorCritic
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.frames import Observed
@@ -191,7 +190,7 @@ class ActingRole(DRL_role):
 
 def _check_memory(network: Any, maker: str, settings: AlgorithmConfig) -> None:
     """Raises PolicyError unless a network remembers where the config says so, and only there."""
-    remembers = isinstance(network, RecurrentActorCritic)
+    remembers = getattr(network, "state_columns", 0) > 0
     if remembers != (getattr(settings, "recurrent", None) is not None):
         fault = "it keeps no state, and algorithm.recurrent is given"
         if remembers:

@@ -89,7 +89,7 @@ def test_gradients_by_hand_are_those_of_finite_differences(cell):
     def outputs(inputs, *rest):
         weights = dict(zip(names, rest[len(parts) :], strict=True))
         with torch.nn.utils.stateless._reparametrize_module(network.cell, weights):
-            return network.cell.outputs(inputs, rest[: len(parts)], kept)
+            return network.cell.all_steps(inputs, rest[: len(parts)], kept)[0]
 
     names = ["weight_hh"] if cell == "lstm" else ["weight_hh", "bias_hh"]
     weights = [getattr(network.cell, name).detach().clone().requires_grad_() for name in names]
@@ -286,7 +286,7 @@ def config(*words):
         (["algorithm.recurrent={cell: rnn}"], "must be one of lstm, gru"),
         (["algorithm.recurrent={size: 0}"], "must be 1 or more"),
         (["algorithm.recurrent={sice: 8}"], "Did you mean algorithm.recurrent.size"),
-        (["algorithm.name=dqn", "algorithm.recurrent={}"], "recurrent"),
+        (["algorithm.name=sac", "algorithm.recurrent={}"], "recurrent"),
     ],
 )
 def test_what_is_wrong_with_the_key_is_said(words, said):

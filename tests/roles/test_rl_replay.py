@@ -54,7 +54,10 @@ def test_with_one_evaluator_both_learn_the_same_bit_for_bit(algorithm):
     assert not torch.equal(parameters(both[0]), before)
 
 
-def test_it_learns_what_a_run_of_one_gmi_learns_bit_for_bit(tmp_path):
+@pytest.mark.parametrize(
+    "more", [PRIORITIES, pytest.param({"recurrent": {"size": 6}}, marks=pytest.mark.slow)]
+)
+def test_it_learns_what_a_run_of_one_gmi_learns_bit_for_bit(more, tmp_path):
     rounds = 12
     config = {
         "version": 1, "env": {"id": "CartPole-v1", "num_env": NUM_ENV},
@@ -62,7 +65,8 @@ def test_it_learns_what_a_run_of_one_gmi_learns_bit_for_bit(tmp_path):
             "folder": str(tmp_path / "runs"), "total_steps": rounds * ROUND, "seed": SEED,
             "eval_episodes": 0,
         },
-        "algorithm": {"name": "dqn", **SETTINGS, **PRIORITIES}, "hardware": {"num_gpus": 1},
+        "algorithm": {"name": "dqn", **SETTINGS, "batch_size": 8, **more},
+        "hardware": {"num_gpus": 1},
         "layout": {"template": "tcg_ex", "gmi_per_gpu": 1},
     }  # fmt: skip
     path = tmp_path / "config.yaml"
@@ -70,9 +74,8 @@ def test_it_learns_what_a_run_of_one_gmi_learns_bit_for_bit(tmp_path):
     result = gmi_drl.launch(path, view="none")
     newest = max((result.folder / "checkpoints").iterdir())
     of_gmi = torch.load(newest / "shared.pt", weights_only=True)["parameters"]
-    optimizer = rl.Replay(
-        rl.DQN, evaluators(rl.DQN, 1, **PRIORITIES), total_steps=rounds * ROUND
-    )  # fmt: skip
+    its = evaluators(rl.DQN, 1, batch_size=8, **more)
+    optimizer = rl.Replay(rl.DQN, its, total_steps=rounds * ROUND)
     for _ in range(rounds):
         optimizer.step()
     assert optimizer.updates == due(rounds * ROUND) > 0

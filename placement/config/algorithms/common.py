@@ -197,6 +197,16 @@ class RecurrentConfig(Section):
     """Numbers that the cell puts out."""
 
 
+def short_horizon(horizon: int) -> Fault:
+    """Returns the fault of a horizon of one step, for a policy that remembers."""
+    return Fault(
+        "algorithm.horizon", horizon,
+        "must be 2 or more where algorithm.recurrent is given: along a horizon a policy learns "
+        "what to remember",
+        "Raise it, to 16 or more if you can, or leave recurrent out.",
+    )  # fmt: skip
+
+
 class ActorCriticConfig(AlgorithmConfig):
     """The keys of algorithms that train a policy and its value on fresh experience.
 
@@ -262,12 +272,7 @@ class ActorCriticConfig(AlgorithmConfig):
                 "Leave it out, or recurrent.",
             )  # fmt: skip
         if self.recurrent is not None and self.horizon < 2:
-            yield Fault(
-                "algorithm.horizon", self.horizon,
-                "must be 2 or more where algorithm.recurrent is given: along a horizon a policy "
-                "learns what to remember",
-                "Raise it, to 16 or more if you can, or leave recurrent out.",
-            )  # fmt: skip
+            yield short_horizon(self.horizon)
 
     def minibatch_faults(self, rows: int, what: str, product: str, factor: str) -> Iterator[Fault]:
         """Yields a fault unless the minibatches divide the `rows` of an update.
@@ -343,7 +348,7 @@ class ReplayConfig(AlgorithmConfig):
     schedule: Literal["constant", "linear"] = "constant"
     """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
     batch_size: Int = Field(default=64, ge=1)
-    """Rows of a minibatch in each GMI."""
+    """Rows of a minibatch in each GMI; of a network that remembers, sequences of `horizon` rows."""
     replay_capacity: Int = Field(default=100_000, ge=1)
     """The newest steps that each GMI keeps, in whole steps of all its environments."""
     replay_start: Int = Field(default=1_000, ge=0)
@@ -381,8 +386,13 @@ class ReplayConfig(AlgorithmConfig):
     def kept_steps(self) -> int:
         return self.replay_capacity
 
+    @property
+    def drawn_steps(self) -> int:
+        """The steps of each that is drawn: 1, or of a sequence."""
+        return 1
+
     def minibatch_size(self, samples: int) -> int:
-        return self.batch_size
+        return self.batch_size * self.drawn_steps
 
     def gradient_steps(self, samples: int) -> int:
         return int(self.updates_per_row * samples)
@@ -413,20 +423,22 @@ class ReplayConfig(AlgorithmConfig):
                 "Lower it, or raise replay_capacity.",
             )  # fmt: skip
             return
-        if self.replay_capacity < num_env * self.n_step:
+        steps, of = max((self.n_step, "n_step"), (self.drawn_steps, "horizon"))
+        if self.replay_capacity < num_env * steps:
             yield Fault(
                 "algorithm.replay_capacity", self.replay_capacity,
-                f"must hold n_step={self.n_step} steps of {num_env} environments",
-                "Raise it, or lower env.num_env or n_step.",
+                f"must hold {of}={steps} steps of {num_env} environments",
+                f"Raise it, or lower env.num_env or {of}.",
             )  # fmt: skip
             return
         round_rows = num_env * self.horizon
         first = (self.replay_start // round_rows + 1) * round_rows
-        stored = min(first, self.replay_capacity // num_env * num_env)
+        stored = min(first, self.replay_capacity // num_env * num_env) // self.drawn_steps
         if self.batch_size > stored:
+            what = "rows" if self.drawn_steps == 1 else "sequences"
             yield Fault(
                 "algorithm.batch_size", self.batch_size,
-                f"must be at most {stored}, the rows that are there at the first update",
+                f"must be at most {stored}, the {what} that are there at the first update",
                 "Lower it, or raise replay_start.",
             )  # fmt: skip
 

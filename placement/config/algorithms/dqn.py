@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from gmi_drl.placement.config.section import Bounds, Int, broken
+from gmi_drl.placement.faults import Fault
 
-from .common import ReplayConfig
+from .common import RecurrentConfig, ReplayConfig, short_horizon
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.config.config import Config
 
 
 class DQNConfig(ReplayConfig):
@@ -50,6 +55,13 @@ class DQNConfig(ReplayConfig):
     epsilon_alpha: float = Field(default=0.0, ge=0)
     """How unlike environments explore (Ape-X): number i of the N of all GMIs has `epsilon` ** (1 +
     `epsilon_alpha` i / (N - 1)) in the end. The paper has 7, with `epsilon: 0.4`; 0: all alike."""
+    recurrent: RecurrentConfig | None = None
+    """A network that remembers what it saw in an episode (R2D2, Kapturowski et al., 2019): the
+    `cell`, `lstm` (default) or `gru`, and its `size` (128); `{}` is the defaults. What is drawn are
+    sequences of `horizon` steps then. See [sequences](replay.md#sequences)."""
+    burn_in: bool = True
+    """With `recurrent`: the horizon before a sequence is put through the network first, so that the
+    state that the sequence begins with is of the network as it is by now."""
 
     @field_validator("value_range")
     @classmethod
@@ -75,6 +87,24 @@ class DQNConfig(ReplayConfig):
             return [(features, outputs)]
         hidden = (features, features)
         return [hidden, (features, self.outputs_per_action), hidden, (features, outputs)]
+
+    @property
+    def drawn_steps(self) -> int:
+        return 1 if self.recurrent is None else self.horizon
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields faults unless a network that remembers has sequences to learn that from."""
+        yield from super().faults(config, agents, trainers)
+        if self.recurrent is None:
+            return
+        if self.horizon < 2:
+            yield short_horizon(self.horizon)
+        if self.hindsight:
+            yield Fault(
+                "algorithm.hindsight", self.hindsight,
+                "what a network remembers of an episode is of the goal that it had",
+                "Leave it out, or recurrent.",
+            )  # fmt: skip
 
     @property
     def noisy_layers(self) -> bool:

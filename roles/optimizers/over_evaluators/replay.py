@@ -33,16 +33,20 @@ class Replay(Learning):
 
     def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:
         super().__init__(algorithm, evaluators, **rest)
-        self._batch = self.graph.batch(self._num_env[0] * self._joined())
+        self._batch = self.graph.batch(self._num_env[0] * self._joined)
         self._codec = codec_of(self.graph, self._num_env[0])
         generator = torch.Generator().manual_seed(seed_of(self._spec.seed, 0, DRAWS))
         learner = Learner(self.graph.algorithm, generator)
         self._goals_env: VecEnv | None = None
-        self._replay = on_replay(learner, self._batch, self._spec.stacking, self._make_goals_env)
+        self._replay = on_replay(
+            learner, self._batch, self._spec.stacking, self._make_goals_env,
+            in_turn=self._joined == self.fleet.size,
+        )  # fmt: skip
         self._learn_by(learner)
 
+    @property
     def _joined(self) -> int:
-        """Returns the evaluators whose samples lie side by side in a batch."""
+        """The evaluators whose samples lie side by side in a batch."""
         return self.fleet.size
 
     def step(self) -> dict[str, Any]:
@@ -104,6 +108,7 @@ class Apex(Replay):
         super().__init__(algorithm, evaluators, **rest)
         self._in_flight: InFlight[Sample] = InFlight(self._idle, self._ask_to_sample, self._first)
 
+    @property
     def _joined(self) -> int:
         return 1
 

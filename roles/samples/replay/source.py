@@ -15,6 +15,7 @@ from gmi_drl.roles.samples.batch import Batch
 
 from .limiter import Limiter
 from .samplers import PrioritizedSampler, Sampler, UniformSampler
+from .sequences import SequenceStorage
 from .storage import Storage
 
 
@@ -60,14 +61,22 @@ class ReplayBuffer:
         columns: Sequence[str],
         generator: torch.Generator,
         stacking: Stacking | None = None,
+        in_turn: bool = True,
     ) -> ReplayBuffer:
-        """Returns that of an algorithm's settings; the rest is as for `Storage`."""
+        """Returns that of an algorithm's settings; the rest is as for `Storage`.
+
+        It keeps sequences where the policy that `batch` is of remembers.
+        """
         device = generator.device if settings.replay_device == "policy" else torch.device("cpu")
-        storage = Storage(
-            batch, columns, settings.replay_capacity, device, n_step=settings.n_step,
-            gamma=settings.gamma,
-            bootstrap_time_limit=settings.bootstrap_time_limit, stacking=stacking,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "n_step": settings.n_step, "gamma": settings.gamma, "stacking": stacking,
+            "bootstrap_time_limit": settings.bootstrap_time_limit,
+        }  # fmt: skip
+        kind: type[Storage] = Storage
+        if batch.sequences is not None:
+            kind = SequenceStorage
+            options |= {"burn_in": getattr(settings, "burn_in", True), "in_turn": in_turn}
+        storage = kind(batch, columns, settings.replay_capacity, device, **options)
         sampler: Sampler = UniformSampler(storage.places, device)
         if settings.sampler == "prioritized":
             sampler = PrioritizedSampler(
@@ -102,7 +111,7 @@ class ReplayBuffer:
         self._sampler.drop(range(max(self._storage.rows.stop, before.start), before.stop))
 
     def ready(self) -> bool:
-        return len(self) > 0 and self.limiter.ready()
+        return len(self._storage.rows) > 0 and self.limiter.ready()
 
     def next(self) -> tuple[Batch, Tensor]:
         storage = self._storage

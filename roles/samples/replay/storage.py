@@ -23,7 +23,7 @@ from .rings import Ring, SideRing
 
 # What follows a row: the row N places further, or nothing yet, or else, from 0 on, twice the number
 # of the observation that its episode ended with, and one more where no value is to come after it.
-_GOES_ON: Final = -1
+GOES_ON: Final = -1
 _NEWEST: Final = -2
 MADE: Final = ("next_observation", "discount")  # not kept: made when rows are drawn
 MADE_OF: Final = ("raw_observation", "next_observation", "reward", "done", "terminated")
@@ -57,15 +57,17 @@ class Storage:
         gamma: float = 0.99,
         bootstrap_time_limit: bool = True,
         stacking: Stacking | None = None,
+        in_turn: bool = True,
         static: bool | None = None,
     ) -> None:
         """`batch`: one such as will be put in, of which only types and shapes are looked at.
 
+        `in_turn`: batches may go on from each other, where that is what observations say.
         `stacking`: how its observations are stacks of frames, where transitions are made of them;
         `static`: the way of a GPU, which waits for nothing (None: on all devices but the CPU).
         RoleError where there is no memory for it.
         """
-        self._names = tuple(columns)
+        self._names, self._in_turn = tuple(columns), in_turn
         self._follows = any(name in self._names for name in MADE)
         if self._follows and (missing := [name for name in MADE_OF if name not in batch.columns]):
             raise RoleError(
@@ -87,31 +89,30 @@ class Storage:
         # the stack of the oldest one has.
         older = stacking.count - 1 if self._follows and stacking is not None else 0
         self._ring = Ring(self._capacity + 1 + older, self.num_env)
-        self.places = self._ring.places
         self.device, self._static = device, static_on(device, static)
         self._n_step, self._over = n_step, "terminated" if bootstrap_time_limit else "done"
         if self._follows:
             kept.pop("raw_observation", None)
         shapes = {name: batch[name].shape[2:] for name in kept}
         types = {name: batch[name].dtype for name in kept}
-        self.nbytes = self.places * sum(
+        self.nbytes = self._ring.places * sum(
             shape.numel() * types[name].itemsize for name, shape in shapes.items()
         )
-        ends = max(4 * first.shape[0] * self.num_env, self.places // _PART)
+        ends = max(4 * first.shape[0] * self.num_env, self._ring.places // _PART)
         if self._follows:
             seen = batch["raw_observation"]
             frame = seen.shape[-1] // (1 if stacking is None else stacking.count)
             self.nbytes += Observations.nbytes(self._ring, seen, stacking)
-            self.nbytes += 8 * self.places + ends * frame * seen.itemsize
+            self.nbytes += 8 * self._ring.places + ends * frame * seen.itemsize
         self._check_memory(self.nbytes)
         self._columns = {
-            name: torch.zeros(self.places, *shape, dtype=types[name], device=device)
+            name: torch.zeros(self._ring.places, *shape, dtype=types[name], device=device)
             for name, shape in shapes.items()
         }
         self._begin = self._end = 0  # steps since the beginning: those kept are from begin to end
         if not self._follows:
             return
-        self._after = torch.full((self.places,), _GOES_ON, device=device)  # int64
+        self._after = torch.full((self._ring.places,), GOES_ON, device=device)  # int64
         self._seen = Observations(
             self._ring, batch["raw_observation"], stacking, device=device, static=self._static,
             check_memory=self._check_memory,
@@ -137,17 +138,22 @@ class Storage:
             other = ", replay_device: cpu" if self.device.type == "cuda" else ", fewer GMIs"
             raise RoleError(
                 f"algorithm.replay_capacity={capacity}; the replay needs {more:,} bytes more "
-                f"({more // self.places:,} a step), and {has} has {free:,} free. Use "
+                f"({more // self._ring.places:,} a step), and {has} has {free:,} free. Use "
                 f"{fits:,} or fewer{other}, or a machine with more."
             )
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return (self._end - self._begin) * self.num_env
 
     @property
     def rows(self) -> range:
-        """The rows that are kept, counted since the beginning; row r lies at r % places."""
+        """The rows that may be drawn, counted since the beginning; row r lies at r % places."""
         return range(self._begin * self.num_env, self._end * self.num_env)
+
+    @property
+    def places(self) -> int:
+        """The places of rows that may be drawn."""
+        return self._ring.places
 
     def put(self, batch: Batch) -> int:
         """Writes a batch [T, N] behind the newest step, over the oldest ones; returns its rows."""
@@ -164,7 +170,7 @@ class Storage:
             self._ring.write(self._after, self._what_follows(batch, first), at)
             self._seen.put(seen, batch["done"][first:], goes_on, at)
             self._seen.put_head(led_to[-1], at.stop)
-            self._after[self._ring.step(at.stop)].fill_(_GOES_ON)
+            self._after[self._ring.step(at.stop)].fill_(GOES_ON)
         for name, column in self._columns.items():
             self._ring.write(column, batch[name][first:], at)
         self._end = at.stop
@@ -179,16 +185,16 @@ class Storage:
             return
         if self._follows:
             for places, _ in self._ring.pieces(range(end, self._end)):
-                self._after[places].fill_(_GOES_ON)
+                self._after[places].fill_(GOES_ON)
             newest = self._after[self._ring.step(end - 1)]
-            newest.masked_fill_(newest == _GOES_ON, _NEWEST)
+            newest.masked_fill_(newest == GOES_ON, _NEWEST)
         self._end = end
 
     def clear(self, end: int = 0) -> None:
         """Forgets all rows; `end`: where the next step is counted from."""
         self._begin = self._end = end
         if self._follows:
-            self._after.fill_(_GOES_ON)
+            self._after.fill_(GOES_ON)
             self._seen.clear()
 
     def gather(self, places: Tensor, device: torch.device | None = None) -> Batch:
@@ -206,28 +212,31 @@ class Storage:
         # Bytes are for networks to compute with, and travel as bytes.
         return Batch({n: c.float() if c.dtype == torch.uint8 else c for n, c in drawn.items()})
 
+    def _counted(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the places [n, B] from each on, and whether they count [n, B]."""
+        window = (places + self._offsets) % self._ring.places
+        ends = (self._after.take(window) != GOES_ON).cumsum(0)
+        # Up to the first that nothing follows, itself included.
+        counts = torch.ones_like(ends, dtype=torch.bool)
+        counts[1:] = ends[:-1] == 0
+        return window, counts
+
     def _transitions(self, places: Tensor, reward: Tensor | None) -> dict[str, Tensor]:
         if self._n_step > 1:
-            window = (places + self._offsets) % self.places  # [n, B]
-            after = self._after.take(window)
-            ends = (after != _GOES_ON).cumsum(0)
-            # Up to the first that nothing follows, itself included.
-            counts = torch.ones_like(ends, dtype=torch.bool)
-            counts[1:] = ends[:-1] == 0
+            window, counts = self._counted(places)
             rewards = self._columns["reward"].take(window)
             reward = (rewards * counts * self._discounts[:-1, None]).sum(0)
             number = counts.sum(0)
-            newest_row = (number - 1).unsqueeze(0)
-            last, after = window.gather(0, newest_row)[0], after.gather(0, newest_row)[0]
+            last = window.gather(0, (number - 1).unsqueeze(0))[0]
             discount = self._discounts.take(number)
         else:
-            last, after = places, self._after.index_select(0, places)
-            discount = self._discounts[1:].expand(len(places))
+            last, discount = places, self._discounts[1:].expand(len(places))
+        after = self._after.index_select(0, last)
         made: dict[str, Tensor] = {} if reward is None else {"reward": reward}
         ended = after >= 0
         made["discount"] = discount.masked_fill(ended & (after & 1).bool(), 0.0)
         if "next_observation" in self._names:
-            following = (last + self.num_env) % self.places
+            following = (last + self.num_env) % self._ring.places
             newest = self._seen.frames.index_select(0, following)
             if self._static:
                 newest = torch.where(ended[:, None], self._finals.take(after // 2), newest)
@@ -249,8 +258,8 @@ class Storage:
         done, over = done.to(self.device), over.to(self.device)
         seen = self._seen.newest(batch["next_observation"][first:]).flatten(0, 1)
         number = self._finals.keep(done.flatten(), seen)
-        after = (2 * number.view_as(done) + over).masked_fill_(~done, _GOES_ON)
-        after[-1].masked_fill_(after[-1] == _GOES_ON, _NEWEST)
+        after = (2 * number.view_as(done) + over).masked_fill_(~done, GOES_ON)
+        after[-1].masked_fill_(after[-1] == GOES_ON, _NEWEST)
         return after
 
     def _end_what_does_not_go_on(self, seen: Tensor) -> Tensor:
@@ -264,10 +273,10 @@ class Storage:
         newest, frame = self._after[at], self._seen.frames[self._ring.step(self._end)]
         led_to = self._seen.after(torch.arange(at.start, at.stop, device=self.device), frame)
         undecided = newest == _NEWEST
-        goes_on = undecided & (seen.to(led_to) == led_to).all(1)
+        goes_on = undecided & (seen.to(led_to) == led_to).all(1) & self._in_turn
         cut = undecided & ~goes_on
         number = self._finals.keep(cut, frame)
-        newest.masked_fill_(undecided, _GOES_ON)
+        newest.masked_fill_(undecided, GOES_ON)
         newest.copy_(torch.where(cut, 2 * number, newest))
         return goes_on
 
@@ -284,7 +293,7 @@ class Storage:
         used = (self._end + 1) * self.num_env
         state: dict[str, Any] = {
             "columns": {  # a view would be saved with all of its memory
-                name: column[:used].clone() if used < self.places else column
+                name: column[:used].clone() if used < self._ring.places else column
                 for name, column in self._kept().items()
             },
             "slots": self._ring.slots, "num_env": self.num_env,
