@@ -16,7 +16,15 @@ from gmi_drl.placement.topology import Topology
 
 from .layout import gmi_faults, layout_faults
 
-OF_AGENTS: Final = ("ppo", "a2c", "pg", "mappo")  # that train several agents of an environment
+OF_AGENTS: Final = (
+    "ppo",
+    "a2c",
+    "pg",
+    "mappo",
+    "dqn",
+    "vdn",
+    "qmix",
+)  # that train several agents of an environment
 
 
 def check(config: Config, topology: Topology) -> list[Fault]:
@@ -125,6 +133,14 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
         yield Fault(
             "algorithm.name", settings.name, f"{several}, who are trained by {listed(OF_AGENTS)}",
             f"Use {listed(OF_AGENTS, 'or')}.",
+        )  # fmt: skip
+    policies = () if config.multi_agent is None else config.multi_agent.policies
+    if settings.kept_steps and len(policies) > 1:
+        yield Fault(
+            "algorithm.name", settings.name,
+            f"agents who learn from kept steps share one policy, and there are "
+            f"{', '.join(policies)}",
+            "Use ppo, or one policy.",
         )  # fmt: skip
     name = template_of(config).name if layout is None else layout.template
     if name in TEMPLATES and name != "tcg_ex":

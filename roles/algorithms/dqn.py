@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from gmi_drl.placement import DQNConfig
+from gmi_drl.placement import AlgorithmConfig, DQNConfig
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import PolicyError
@@ -164,7 +164,7 @@ def _of_action(outputs: Tensor, action: Tensor, settings: Any) -> Tensor:
 class DQN(Algorithm):
     """Q-learning on kept transitions, towards a target network."""
 
-    Settings = DQNConfig
+    Settings: ClassVar[type[AlgorithmConfig]] = DQNConfig
     stats = ("q_loss", "q_mean", "td_error")
     bootstrap = ()
     recorded = ("next_observation", "terminated")
@@ -186,7 +186,7 @@ class DQN(Algorithm):
     @classmethod
     def make_network(
         cls, settings: Any, env: VecEnv, generator: torch.Generator | None
-    ) -> QNetwork:
+    ) -> nn.Module:
         width = observation_width(env.observation_space)
         return QNetwork(
             width, _choices(env), settings, generator, trunk_of(settings, env, generator)

@@ -53,14 +53,15 @@ def make_env(
     dtype: torch.dtype | None = None,
     wrappers: Sequence[Any] = (),
     multi_agent: MultiAgentConfig | None = None,
+    of_team: bool = False,
 ) -> VecEnv:
     """Returns `num_env` environments `id`, environment i seeded seed + i; call `reset` first.
 
     `max_episode_steps` None takes the registered time limit. `threads` (the caller's included) is
     for MuJoCo physics. `dtype` (default float32) is that of observations and rewards. `wrappers`,
     the innermost first: names, or mappings of one name to its options. `multi_agent`: which policy
-    acts for which agents (adapter pettingzoo; None: one for all). Raises EnvSpecError with
-    every fault.
+    acts for which agents (adapter pettingzoo; None: one for all). `of_team`: they are columns of
+    one row. Raises EnvSpecError with every fault.
     """
     import torch
 
@@ -82,7 +83,7 @@ def make_env(
         env_id=id, num_env=num_env, options=dict(options or {}),
         max_episode_steps=max_episode_steps, device=torch.device(device), seed=seed,
         threads=threads, dtype=dtype or torch.float32, wrappers=tuple(single_wrappers(wrappers)),
-        multi_agent=multi_agent,
+        multi_agent=multi_agent, of_team=of_team,
     )  # fmt: skip
     env: VecEnv = load(ADAPTERS[choose_adapter(id, adapter)].make)(spec)
     env.seed = seed  # type: ignore[attr-defined]  # for who tells of one of them

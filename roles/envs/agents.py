@@ -28,6 +28,14 @@ class AgentSpaces(NamedTuple):
     action: Space[Any]
 
 
+class Team(NamedTuple):
+    """Says how agents are columns of a row, where they act together all the time."""
+
+    agents: int
+    width: int  # numbers that one of them sees
+    choices: int  # actions of each
+
+
 @dataclass(frozen=True)
 class AgentGroup:
     """The agents that one policy acts for. It has their spaces, as an environment has its own."""

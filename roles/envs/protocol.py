@@ -37,6 +37,7 @@ class VecEnvSpec:
     dtype: torch.dtype = torch.float32
     wrappers: tuple[Callable[[Any], Any], ...] = ()  # of one environment of Gymnasium's
     multi_agent: MultiAgentConfig | None = None
+    of_team: bool = False  # whether agents are columns of a row, and not rows of their own
 
 
 class Step(NamedTuple):

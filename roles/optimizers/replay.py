@@ -101,6 +101,11 @@ class OnReplay:
     def update(self, batch: Batch) -> None:
         learner, replay = self.learner, self._replay
         learner.clock.begin("train")
+        if (present := batch.columns.get("present")) is not None and not bool(present.all()):
+            raise RoleError(
+                "an agent has left while others go on, or they take turns; agents whose steps are "
+                "kept must come and go together. Use algorithm.name: ppo."
+            )
         learner.observe(batch)
         if self._hindsight is not None:
             self._hindsight.relabel(batch)

@@ -146,7 +146,8 @@ class ActingRole(DRL_role):
         agents = self.mgr.layout.holding("agent")
         first = sum(gmi.num_env for gmi in agents if gmi.gmi_id < self.GMI_id)
         total = sum(gmi.num_env for gmi in agents)
-        self.algorithm.explore_as(range(first, first + env.num_env), total)
+        rows = env.num_env // self.mgr.layout.gmi(self.GMI_id).num_env  # of each: its agents
+        self.algorithm.explore_as(range(first * rows, first * rows + env.num_env), total * rows)
         generator = torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1))
         return Collector(env, self.algorithm, batch, generator, pool=self.pool(env.device))
 

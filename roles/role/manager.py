@@ -247,6 +247,7 @@ class GMI_manager:
                 max_episode_steps=env.max_episode_steps, device=context.device,
                 seed=self.seed(seed), threads=max(1, len(context.spec.cores)),
                 wrappers=env.wrappers, multi_agent=self.config.multi_agent,
+                of_team=self.config.algorithm.of_team,
             )  # fmt: skip
         if adapter in AT_RESET:
             unwrapped(made).compiling = round_it  # type: ignore[attr-defined]

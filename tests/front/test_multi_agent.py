@@ -1,6 +1,7 @@
 """Several agents end to end: what is refused, kills, a resume, and policies that act afterwards."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_agents_who_share_a_policy_learn(tmp_path):
         ({"multi_agent": None}, ["sheep_0 and wolf_0", "different spaces"]),
         ({"env": {"id": "CartPole-v1"}}, ["multi_agent='dogs, sheep'", "adapter auto has one"]),
         ({"algorithm": {"name": "td3"}, "layout": {"template": "tdg_ex"}},
-         ["algorithm.name='td3'", "ppo, a2c, pg and mappo", "template='tdg_ex'", "Use tcg_ex"]),
+         ["algorithm.name='td3'", "mappo, dqn, vdn and qmix", "template='tdg_ex'", "Use tcg_ex"]),
         ({"algorithm": {"name": "mappo", "network": [8], "horizon": 12}},
          ["its agents have several policies", "Give them one"]),
         ({"env": {"id": "CartPole-v1"}, "multi_agent": None, "algorithm": {"name": "mappo"}},
@@ -159,3 +160,32 @@ def test_check_names_what_does_not_fit(tmp_path, sections, words):
     except ConfigError as error:
         said = str(error)
     assert all(word in said for word in words), said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("algorithm", "paid"), [("qmix", 8.0), ("vdn", 7.0)])
+def test_qmix_finds_the_eight_of_the_two_step_game_where_a_sum_finds_seven(
+    tmp_path, algorithm, paid
+):
+    example = Path(__file__).resolve().parents[2] / "examples" / "two_step" / "qmix.yaml"
+    words = [f"algorithm.name={algorithm}", f"run.folder={tmp_path}", "run.total_steps=12_000"]
+    result = gmi_drl.launch(example, overrides=words, view="none")
+    assert result.eval_return == paid
+
+
+def test_agents_who_keep_their_steps_learn_and_must_stay_together(tmp_path):
+    sections = {
+        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 640, "seed": 1},
+        "env": {"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 4},
+        "multi_agent": None,
+        "algorithm": {
+            "name": "dqn", "network": [16], "horizon": 10, "replay_start": 100, "target_every": 20,
+            "epsilon_steps": 300, "learning_rate": 1e-2, "gamma": 0.0,
+        },
+    }  # fmt: skip
+    result = gmi_drl.launch(config(tmp_path, **sections), view="none")
+    assert result.eval_return > 9.5  # of 10; 5 by guessing
+    sections["env"] = {"id": "bodies_agents:Countdown", "adapter": "pettingzoo", "num_env": 4}
+    with pytest.raises(gmi_drl.GmiDrlError, match=r"they take turns.*ppo"):
+        gmi_drl.launch(config(tmp_path, **sections), view="none")

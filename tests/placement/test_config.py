@@ -100,8 +100,8 @@ def test_a_field_that_the_algorithm_does_not_use_is_a_fault(tmp_path):
     )
     assert faults_of(path) == [
         "algorithm.c_clip=1.0; must be at most rho_clip, 0.5. Lower it, or raise rho_clip.",
-        "line 5: algorithm.clip=0.2; is a setting of ppo and appo, and the algorithm is impala. "
-        "Leave it out, or use ppo or appo.",
+        "line 5: algorithm.clip=0.2; is a setting of ppo, appo and mappo, and the algorithm is "
+        "impala. Leave it out, or use ppo, appo or mappo.",
         "line 6: algorithm.schedule='adaptive'; must be one of constant, linear. Correct it, or "
         "leave it out for the default, linear.",
     ]
@@ -184,8 +184,8 @@ def test_the_class_of_an_algorithm_says_what_settings_there_are():
     with pytest.raises(ConfigError) as caught:
         settings(epsilon=2, epsilom=1, clip=0.1, optimizer="all_reduce")
     assert sorted(str(fault) for fault in caught.value.faults) == [
-        "algorithm.clip=0.1; is a setting of ppo and appo, and the algorithm is one of yours. "
-        "Leave it out, or use ppo or appo.",
+        "algorithm.clip=0.1; is a setting of ppo, appo and mappo, and the algorithm is one of "
+        "yours. Leave it out, or use ppo, appo or mappo.",
         "algorithm.epsilom; unknown key. Did you mean algorithm.epsilon? algorithm has name, "
         "optimizer, network, activation, layer_norm, horizon, gamma, learning_rate, "
         "max_grad_norm, reward_scale, normalize_observation, bootstrap_time_limit, precision, "
@@ -525,20 +525,21 @@ def test_a_layout_file_fixes_what_auto_would_find():
         (
             "trpo",
             "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c, dqn, sac, td3, "
-            "ddpg, es and ars, mode async has impala, appo, dqn, sac, td3 and ddpg.",
+            "ddpg, es, ars, mappo, vdn and qmix, mode async has impala, appo, dqn, sac, td3 and "
+            "ddpg.",
         ),
         ("QRDQN", "gmi-drl does not have this algorithm"),
         (
             "PPO",
-            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars. Did you "
-            "mean ppo?",
+            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars, "
+            "mappo, vdn, qmix. Did you mean ppo?",
         ),
         ("impalla", "Did you mean impala?"),
         ("dnq", "Did you mean dqn?"),
         (
             "abc",
-            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars. Correct "
-            "it, or leave it",
+            "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars, "
+            "mappo, vdn, qmix. Correct it, or leave it",
         ),
     ],
 )

@@ -22,37 +22,15 @@ from .impala import APPOConfig, IMPALAConfig
 from .mappo import MAPPOConfig
 from .off_policy import DDPGConfig, OffPolicyConfig, SACConfig, TD3Config
 from .ppo import PPOConfig
+from .team import QMIXConfig, VDNConfig
 
 __all__ = [
-    "ALGORITHMS",
-    "DISTRIBUTIONAL",
-    "LACKING",
-    "MODE_OF_OPTIMIZER",
-    "A2CConfig",
-    "A3CConfig",
-    "APPOConfig",
-    "ARSConfig",
-    "ActorCriticConfig",
-    "AlgorithmConfig",
-    "CustomAlgorithmConfig",
-    "DDPGConfig",
-    "DQNConfig",
-    "ESConfig",
-    "EvolutionConfig",
-    "IMPALAConfig",
-    "MAPPOConfig",
-    "OffPolicyConfig",
-    "PGConfig",
-    "PPOConfig",
-    "RecurrentConfig",
-    "ReplayConfig",
-    "SACConfig",
-    "TD3Config",
-    "algorithm_config",
-    "algorithms_of",
-    "mode_faults",
-    "section_class",
-    "settings_of",
+    "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig",
+    "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig",
+    "DDPGConfig", "DQNConfig", "ESConfig", "EvolutionConfig", "IMPALAConfig", "MAPPOConfig",
+    "OffPolicyConfig", "PGConfig", "PPOConfig", "QMIXConfig", "RecurrentConfig", "ReplayConfig",
+    "SACConfig", "TD3Config", "VDNConfig", "algorithm_config", "algorithms_of", "mode_faults",
+    "section_class", "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -60,7 +38,6 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "ppo": PPOConfig,
     "a2c": A2CConfig,
     "pg": PGConfig,
-    "mappo": MAPPOConfig,
     "a3c": A3CConfig,
     "impala": IMPALAConfig,
     "appo": APPOConfig,
@@ -70,6 +47,9 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "ddpg": DDPGConfig,
     "es": ESConfig,
     "ars": ARSConfig,
+    "mappo": MAPPOConfig,
+    "vdn": VDNConfig,
+    "qmix": QMIXConfig,
 }
 
 # What people ask for by name, and is not here.

@@ -34,6 +34,7 @@ class AlgorithmConfig(Section):
 
     # The optimizers that it can run under; `auto` means the first that runs in the config's mode.
     optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
+    of_team: ClassVar[bool] = False  # whether several agents are columns of a row
     # The class of the algorithm, as module:Class.
     implementation: ClassVar[str] = ""
     target_networks: ClassVar[int] = 0  # that are kept beside the one that is trained

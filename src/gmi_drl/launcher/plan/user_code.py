@@ -130,7 +130,7 @@ def try_here(
             envs = make_env(
                 env.id, _NUM_ENV, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps, wrappers=env.wrappers,
-                multi_agent=config.multi_agent,
+                multi_agent=config.multi_agent, of_team=config.algorithm.of_team,
             )  # fmt: skip
         closing.later(envs.close)
         faults = [] if compiles else list(_faults(env.id, envs))

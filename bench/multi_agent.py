@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""Measures how well agents learn to spread (mpe2's simple_spread), and how many steps a second.
+
+Claims to be tried: agents who share a policy reach seven tenths or more of the way from random
+actions to a scripted bound; and a run trains at three times or more the environment steps a second
+of RLlib's PPO with the same environments, network and update.
+
+    <algorithm>   the share of that way: (trained - random) / (scripted - random)
+    speed         environment steps a second, whole jobs
+
+Returns are of one agent and one episode of 25 steps, undiscounted, without exploration. Published
+ones differ in what is summed and divided, so both ends are measured here, by the same environments:
+random actions, and a script that gives each agent a landmark so that the sum of the distances is
+least, and steers there. It sees what all agents see.
+
+    bench/multi_agent.py --rows ppo mappo --seeds 5
+    bench/multi_agent.py --rows speed --rounds 3
+    bench/multi_agent.py --rows ppo --seeds 1 --steps 10000     # a smoke test
+
+Run it on a machine that does nothing else. `speed` needs ray[rllib].
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+from modes import Rates, in_turn, lines_of
+from report import emit, emit_pairs
+
+import gmi_drl
+
+EXAMPLE: Final = Path(__file__).resolve().parent.parent / "examples" / "multi_agent_spread.yaml"
+ALGORITHMS: Final = ("ppo", "mappo")
+ROWS: Final = (*ALGORITHMS, "speed")
+EPISODES: Final = 400  # that each end of the span is measured by
+COASTING: Final = 0.2  # seconds that a velocity is reckoned to go on for; tried: 0.1 to 0.4
+NEAR: Final = 0.03
+Vector = np.ndarray[Any, Any]
+
+
+def environment() -> Any:
+    """One environment, as the example has it."""
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env(**config()["env"]["options"])
+
+
+def config() -> dict[str, Any]:
+    """The example."""
+    read: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    return read
+
+
+def mean_return(scripted: bool, seed: int = 10_000) -> tuple[float, float]:
+    """The mean return of an agent in an episode, and the standard error of it."""
+    env, random = environment(), np.random.default_rng(seed)
+    returns = []
+    for episode in range(EPISODES):
+        observations, _ = env.reset(seed=seed + episode)
+        paid = 0.0
+        while env.agents:
+            if scripted:
+                actions = steered(observations)
+            else:
+                actions = {agent: int(random.integers(5)) for agent in env.agents}
+            observations, rewards, _, _, _ = env.step(actions)
+            paid += statistics.mean(rewards.values())
+        returns.append(paid)
+    env.close()
+    return float(np.mean(returns)), float(np.std(returns) / np.sqrt(EPISODES))
+
+
+def steered(observations: dict[str, Vector]) -> dict[str, int]:
+    """Actions that bring each agent to the landmark that is its own.
+
+    What an agent sees begins with its velocity [2], its position [2], and then has the landmarks,
+    relative to it [2 for each].
+    """
+    names = list(observations)
+    count = len(names)
+    velocity = [observations[name][:2] for name in names]
+    landmarks = [observations[name][4 : 4 + 2 * count].reshape(count, 2) for name in names]
+    distances = np.linalg.norm(np.stack(landmarks), axis=-1)
+    best = min(
+        itertools.permutations(range(count)),
+        key=lambda order: sum(distances[agent, place] for agent, place in enumerate(order)),
+    )
+    actions = {}
+    for agent, name in enumerate(names):
+        # Where it would be if it did nothing: a quarter of its velocity is lost in a step of 0.1 s.
+        left = landmarks[agent][best[agent]] - COASTING * velocity[agent]
+        axis = int(abs(left[1]) > abs(left[0]))
+        near = abs(left[axis]) < NEAR
+        actions[name] = 0 if near else 1 + 2 * axis + int(left[axis] > 0)
+    return actions
+
+
+def trained(algorithm: str, seed: int, steps: int | None, folder: str) -> tuple[float, float]:
+    """The return of what a run of the example has trained, and the seconds that it took."""
+    words = [f"run.seed={seed}", f"run.folder={folder}", f"algorithm.name={algorithm}"]
+    words += [f"run.eval_episodes={EPISODES}", "run.checkpoint_every=0"]
+    words += [] if steps is None else [f"run.total_steps={steps}"]
+    began = time.perf_counter()
+    result = gmi_drl.launch(EXAMPLE, overrides=words, view="none")
+    assert result.eval_return is not None
+    return result.eval_return, time.perf_counter() - began
+
+
+def learning(algorithm: str, seeds: int, steps: int | None) -> None:
+    """Measures the share of the way that an algorithm comes."""
+    lowest, low_error = mean_return(scripted=False)
+    highest, high_error = mean_return(scripted=True)
+    returns, seconds = [], []
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
+        for seed in range(1, seeds + 1):
+            paid, took = trained(algorithm, seed, steps, folder)
+            returns.append(round(paid, 2))
+            seconds.append(round(took, 1))
+            print(f"{algorithm} seed {seed}: {paid:.2f} in {took:.0f} s", file=sys.stderr)
+    shares = [(paid - lowest) / (highest - lowest) for paid in returns]
+    emit(
+        "multi_agent", algorithm, value=round(statistics.median(shares), 3),
+        unit="share of the way from random to scripted", peer=None, ratio=None, repeats=seeds,
+        spread=[round(min(shares), 3), round(max(shares), 3)],
+        random_return=round(lowest, 2), random_error=round(low_error, 2),
+        scripted_return=round(highest, 2), scripted_error=round(high_error, 2),
+        returns=returns, steps=steps or config()["run"]["total_steps"], seconds=seconds,
+    )  # fmt: skip
+
+
+def ours(seconds: float) -> Rates:
+    """Environment steps a second of a run of the example, in as many GMIs as cores."""
+    cores = len(os.sched_getaffinity(0))
+    whole = config()
+    each = whole["env"]["num_env"] * whole["algorithm"]["horizon"] * cores
+    whole["run"] = {
+        "total_steps": each * max(3, round(seconds * 1_000 * cores / each)), "eval_episodes": 0,
+        "checkpoint_every": 0,
+    }  # fmt: skip
+    whole["layout"] = {"gmi_per_gpu": cores}
+    lines = lines_of(whole)
+    steps = lines[-1]["steps"] - lines[0]["steps"]
+    return {"steps_per_s": steps / (lines[-1]["time_s"] - lines[0]["time_s"])}
+
+
+def rllib(seconds: float) -> Rates:
+    """The same of RLlib, by bench/peers/rllib_multi_agent.py."""
+    script = Path(__file__).resolve().parent / "peers" / "rllib_multi_agent.py"
+    command = [sys.executable, str(script), "--config", json.dumps(config())]
+    command += ["--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(f"{script.name} failed:\n{done.stderr[-2000:]}")
+    rates: Rates = json.loads(done.stdout.splitlines()[-1])
+    return rates
+
+
+def speed(rounds: int, seconds: float) -> None:
+    """Measures both sides in turn."""
+    sides = {"ours": lambda: ours(seconds), "rllib": lambda: rllib(seconds)}
+    rates = in_turn(sides, rounds)
+    each = {side: [its["steps_per_s"] for its in all_] for side, all_ in rates.items()}
+    emit_pairs(
+        "multi_agent", "speed", "environment steps/s", each["ours"], each["rllib"],
+        peer_name="RLlib PPO", gmis=len(os.sched_getaffinity(0)),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measures the rows that are asked for."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=None, help="of each run; the example's own")
+    parser.add_argument("--rounds", type=int, default=3, help="of speed")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each side in each round")
+    options = parser.parse_args()
+    for row in options.rows:
+        if row == "speed":
+            speed(options.rounds, options.seconds)
+        else:
+            learning(row, options.seeds, options.steps)
+
+
+if __name__ == "__main__":
+    main()

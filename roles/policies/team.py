@@ -1,0 +1,127 @@
+"""Values what a team of agents does by values of what each of them does; acting by these.
+
+B = rows, A = agents, D = numbers that one agent sees, n = actions of each. The team sees what its
+agents see side by side, [B, A D], which is the state that values are mixed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .trunk import Trunk
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.batch import Batch
+
+
+class Mixer(nn.Module):
+    """Mixes agents' values to one that rises with each (Rashid et al., 2018, section 4.1).
+
+    Weights come from the state through networks of their own, as absolute values.
+    """
+
+    def __init__(self, agents: int, state: int, hidden: int) -> None:
+        """`state`: numbers of the state."""
+        super().__init__()
+        self._shape = (agents, hidden)
+        self.weights = nn.Linear(state, agents * hidden)
+        self.bias = nn.Linear(state, hidden)
+        self.last_weights = nn.Linear(state, hidden)
+        self.last_bias = nn.Sequential(nn.Linear(state, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, values: Tensor, state: Tensor) -> Tensor:
+        """Returns the value [B] of the team, by those of its agents [B, A]."""
+        weights = self.weights(state).abs().view(-1, *self._shape)
+        mixed = torch.bmm(values[:, None], weights)[:, 0] + self.bias(state)
+        hidden = nn.functional.elu(mixed) * self.last_weights(state).abs()
+        total: Tensor = hidden.sum(-1) + self.last_bias(state)[:, 0]
+        return total
+
+
+class TeamValues(nn.Module):
+    """The values [B, A, n] of all actions of each agent, who share one network.
+
+    It is told whose value is asked for, so that agents who see the same may do different things.
+    """
+
+    def __init__(
+        self,
+        agents: int,
+        width: int,
+        choices: int,
+        trunk: Trunk,
+        mixing: int | None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """`width`: D; `trunk`: of D + A numbers; `mixing`: see Mixer; None: values are added."""
+        super().__init__()
+        self.agents, self._width = agents, width
+        self.trunk, self.head = trunk, nn.Linear(trunk.features, choices)
+        self.mixer = None if mixing is None else Mixer(agents, agents * width, mixing)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                with torch.no_grad():
+                    nn.init.orthogonal_(layer.weight, 1.0, generator=generator)
+                    layer.bias.zero_()
+        self.trunk.initialise(generator)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what its parameters' names and shapes do not say."""
+        return {"agents": self.agents, "mixed": self.mixer is not None}
+
+    def forward(self, observation: Tensor) -> Tensor:
+        each = observation.view(-1, self.agents, self._width)
+        whose = torch.eye(self.agents, device=each.device, dtype=each.dtype)
+        values: Tensor = self.head(
+            self.trunk(torch.cat([each, whose.expand(len(each), -1, -1)], -1))
+        )
+        return values
+
+    def total(self, values: Tensor, observation: Tensor) -> Tensor:
+        """Returns the team's value [B] of actions that are worth `values` [B, A] to each agent."""
+        if self.mixer is None:
+            return values.sum(-1)
+        total: Tensor = self.mixer(values, observation)
+        return total
+
+
+class TeamPolicy:
+    """Each agent acts greedily by its own values, or, in a share `epsilon` of steps, at random."""
+
+    state_columns = 0
+    columns: Mapping[str, int] = {}
+    column_groups: Mapping[str, tuple[str, str]] = {}
+    row_constants: Mapping[str, Tensor] = {}
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.action_columns: int = network.agents
+        self.noise_columns = 2 * network.agents  # whether to explore, then how
+        # A tensor, as acting may be captured.
+        self.epsilon = torch.ones((), device=next(network.parameters()).device)
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        batch["noise"].uniform_(generator=generator)
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        """Writes and returns the actions [N, A] for `step["observation"]` [N, A D]."""
+        values = self.network(step["observation"])
+        whether, which = step["noise"].chunk(2, -1)
+        other = (which * values.shape[-1]).floor()
+        greedy = values.argmax(-1).to(other.dtype)
+        return step["action"].copy_(torch.where(whether < self.epsilon, other, greedy))
+
+    def finish(self, batch: Batch) -> None:
+        """Nothing is made for all steps at once."""
+
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        total: Tensor = self.network.total(self.network(observation).amax(-1), observation)
+        return total
+
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        greedy: Tensor = self.network(observation).argmax(-1).float()
+        return greedy
