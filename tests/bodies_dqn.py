@@ -10,7 +10,7 @@ from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.optimizers.replay import OnReplay
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.policies.q_network import QNetwork
-from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.batch import Batch, Sequences
 from gmi_drl.roles.samples.replay import ReplayBuffer
 
 WIDTH, ACTIONS = 4, 3
@@ -22,12 +22,12 @@ def network(its=SETTINGS):
     return QNetwork(WIDTH, ACTIONS, its, torch.Generator().manual_seed(1))
 
 
-def experience(generator, steps=4, num_env=5):
-    """A batch [steps, num_env] as if a policy had sampled it."""
+def experience(generator, steps=4, num_env=5, state_columns=0):
+    """A batch [steps, num_env] as if a policy had sampled it, with its states if it has some."""
     shape = (steps, num_env)
     done = torch.rand(shape, generator=generator) < 0.2
     action = torch.randint(0, ACTIONS, (*shape, 1), generator=generator)
-    return Batch(
+    batch = Batch(
         {
             "raw_observation": torch.randn(*shape, WIDTH, generator=generator),
             "next_observation": torch.randn(*shape, WIDTH, generator=generator),
@@ -38,6 +38,10 @@ def experience(generator, steps=4, num_env=5):
             "terminated": done & (torch.rand(shape, generator=generator) < 0.5),
         }
     )
+    if state_columns:
+        state = torch.randn(num_env, state_columns, generator=generator)
+        batch.sequences = Sequences(state, batch["done"])
+    return batch
 
 
 def trains_of(seed, capacity=50, normalizers=None, pool=None, its=SETTINGS, **limits):
@@ -50,8 +54,10 @@ def trains_of(seed, capacity=50, normalizers=None, pool=None, its=SETTINGS, **li
             "sampler": limits.get("sampler", "uniform"),
         }
     )  # fmt: skip
-    replay = ReplayBuffer.of(settings, experience(torch.Generator()), DQN.replayed, generator)
-    algorithm = algorithm_of(network(its), its, normalizers)
+    its_network = network(its)
+    like = experience(torch.Generator(), state_columns=its_network.state_columns)
+    replay = ReplayBuffer.of(settings, like, DQN.replayed, generator)
+    algorithm = algorithm_of(its_network, its, normalizers)
     learner = Learner(algorithm, generator, pool=pool, static=None if pool is None else True)
     return OnReplay(learner, replay)
 

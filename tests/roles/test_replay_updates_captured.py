@@ -7,8 +7,10 @@ from bodies_dqn import experience, trains_of
 from bodies_off_policy import KINDS, algorithm, rows_of
 from device_only import RecordedPool
 from gmi_drl.comm import solo_group
+from gmi_drl.placement import RecurrentConfig
 from gmi_drl.placement.config.algorithms import DQNConfig
 from gmi_drl.roles.optimizers.learner import Learner
+from gmi_drl.roles.policies import recurrent_steps
 
 
 class Two:
@@ -84,17 +86,22 @@ def test_a_state_of_captured_updates_goes_on_in_another_learner():
         {}, {"double": True, "dueling": True}, {"noisy": True},
         {"distributional": "c51", "value_range": (-3.0, 3.0), "atoms": 11},
         {"distributional": "qr", "quantiles": 7},
+        {"recurrent": RecurrentConfig(size=6), "n_step": 3, "horizon": 4},
+        {"recurrent": RecurrentConfig(cell="gru", size=6), "horizon": 4, "burn_in": False},
     ],
-    ids=["plain", "dueling", "noisy", "c51", "qr"],
+    ids=["plain", "dueling", "noisy", "c51", "qr", "lstm", "gru"],
 )  # fmt: skip
-def test_q_networks_are_trained_from_a_replay_by_graphs(options, sampler):
+def test_q_networks_are_trained_from_a_replay_by_graphs(options, sampler, monkeypatch):
+    monkeypatch.setattr(recurrent_steps, "static_on", lambda device: True)
+
     def parameters(pool):
         settings = DQNConfig(network=[16], target_every=3, learning_rate=1e-2, **options)
         trains = trains_of(3, pool=pool, its=settings, sampler=sampler)
         trains.learner.connect(solo_group())
         generator = torch.Generator().manual_seed(5)
         for _ in range(4):
-            trains.update(experience(generator))
+            state_columns = trains.learner.algorithm.policy.state_columns
+            trains.update(experience(generator, state_columns=state_columns))
         trained = trains.learner.parameters.data.detach().clone()
         updates = trains.learner.updates
         trains.learner.close()

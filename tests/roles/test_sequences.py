@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from device_only import DeviceOnly
 from gmi_drl import rl
 from gmi_drl.placement import DQNConfig, Topology, check, load_config
 from gmi_drl.roles.algorithms.dqn import DQN, dqn_loss
@@ -122,6 +123,20 @@ def test_horizons_of_several_agents_do_not_go_on_from_each_other():
     found = storage.gather(torch.arange(2 * NUM_ENV))
     assert not found["burns_in"].any()
     assert found["ended"][STEPS + STEPS - 1].all()
+
+
+def test_on_a_gpu_nothing_waits_for_it():
+    world = Remembering(NUM_ENV)
+    storage = storage_of(world, 100, n_step=3, static=True)
+    sampler = PrioritizedSampler(storage.places, CPU, static=True)
+    replay = ReplayBuffer(storage, sampler, Limiter(0, 1.0), 4, torch.Generator())
+    batches = [world.horizon() for _ in range(3)]  # more ends would have room made for them
+    with DeviceOnly():
+        for batch in batches:
+            replay.put(batch)
+            _, keys = replay.next()
+            sampler.update(keys, torch.ones(len(keys)))
+    check_sequences(world, storage, 3)
 
 
 def test_a_bad_priority_of_a_sequence_says_whose_it_is():
