@@ -15,7 +15,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.policies.networks import trunk_of
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.off_policy import (
-    Actor,
+    ActorNetwork,
     ActorWithCritics,
     Critic,
     ExploringPolicy,
@@ -68,7 +68,7 @@ class SAC(OffPolicy):
                     "algorithm.name: ppo, or wrap it in TransformAction."
                 ]
             )
-        actor = Actor(trunk_of(settings, env, generator), numbers, generator)
+        actor = ActorNetwork(trunk_of(settings, env, generator), numbers, generator)
         critics = [Critic(env, settings, generator, taken, valued) for _ in range(settings.critics)]
         return ActorWithCritics(actor, critics, settings, learns=settings.temperature is None)
 

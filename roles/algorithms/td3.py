@@ -13,7 +13,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.policies.networks import trunk_of
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.off_policy import (
-    Actor,
+    ActorNetwork,
     ActorWithCritics,
     Critic,
     DeterministicPolicy,
@@ -54,7 +54,7 @@ class TD3(OffPolicy):
                     "bounds. Use algorithm.name: ppo, or wrap it in TransformAction."
                 ]
             )
-        actor = Actor(trunk_of(settings, env, generator), width, generator)
+        actor = ActorNetwork(trunk_of(settings, env, generator), width, generator)
         critics = [Critic(env, settings, generator, width) for _ in range(settings.critics)]
         return ActorWithCritics(actor, critics, settings)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.graphs import static_on
-from gmi_drl.roles.policies.flat_parameters import FlatParameters, Group, Piece
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, ParameterGroup, Piece
 
 _MIN_LR: Final = 1e-6
 _MAX_LR: Final = 1e-2
@@ -88,7 +88,7 @@ class Descent:
 
     def __init__(
         self,
-        parameters: FlatParameters | Group | Piece,
+        parameters: FlatParameters | ParameterGroup | Piece,
         settings: AlgorithmConfig,
         static: bool | None = None,
     ) -> None:

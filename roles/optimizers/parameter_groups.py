@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.errors import CheckpointError, RoleError
-from gmi_drl.roles.policies.flat_parameters import FlatParameters, Group
+from gmi_drl.roles.policies.flat_parameters import FlatParameters, ParameterGroup
 
 from .descent import Descent
 
@@ -29,7 +29,7 @@ class GroupedDescent:
         RoleError unless each parameter is in one of them.
         """
         self._rates, self._base = rates, settings.learning_rate
-        self._groups = {name: Group(parameters, name) for name in rates}
+        self._groups = {name: ParameterGroup(parameters, name) for name in rates}
         if left := parameters.outside(rates):
             raise RoleError(
                 f"the parameters {', '.join(left)} are in none of the groups {', '.join(rates)}. "

@@ -131,7 +131,7 @@ class Piece:
         out.copy_(packed)
 
 
-class Group(_SideBySide):
+class ParameterGroup(_SideBySide):
     """The parameters of one part of a module, as a view: `data` [m] can be trained by itself."""
 
     def __init__(self, parameters: FlatParameters, name: str) -> None:

@@ -29,7 +29,7 @@ _JOINED: Final = 256  # units that see the features of an image and an action to
 _HALF_LOG_2PI: Final = 0.5 * math.log(2.0 * math.pi)
 
 
-class Actor(nn.Module):
+class ActorNetwork(nn.Module):
     """Puts out `numbers` [B, numbers] for normalised observations [B, D]."""
 
     def __init__(
@@ -101,7 +101,11 @@ class ActorWithCritics(nn.Module):
     """
 
     def __init__(
-        self, actor: Actor, critics: list[Critic], settings: OffPolicyConfig, learns: bool = False
+        self,
+        actor: ActorNetwork,
+        critics: list[Critic],
+        settings: OffPolicyConfig,
+        learns: bool = False,
     ) -> None:
         """`learns`: the temperature, from 1 on."""
         super().__init__()

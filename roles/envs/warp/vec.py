@@ -53,7 +53,7 @@ def _capture_obstacle(device: torch.device) -> str | None:
     return None
 
 
-class Replay:
+class CapturedStages:
     """Holds the stages, each captured; calling it replays them in order on torch's current stream.
 
     Capturing runs every stage some times first: what they change must not matter yet. It waits for
@@ -114,7 +114,7 @@ class WarpVecEnv(DeviceVecEnv):
             self._replay = self._capture()
 
     @torch.no_grad()
-    def _capture(self) -> Replay | None:
+    def _capture(self) -> CapturedStages | None:
         obstacle = _capture_obstacle(self.device)
         if obstacle is not None:
             _log.warning("%s: steps are not captured: %s. They run slowly.", self.env_id, obstacle)
@@ -125,7 +125,7 @@ class WarpVecEnv(DeviceVecEnv):
             CaptureStage("warp", self._settle),
             CaptureStage("torch", self._begin),
         ]
-        replay = Replay(stages if self._derived else [*stages[:2], stages[3]], self._warp)
+        replay = CapturedStages(stages if self._derived else [*stages[:2], stages[3]], self._warp)
         if replay.unrolled:
             _log.warning(
                 "%s: the stream is of a green context, where the solver cannot loop in a graph: "

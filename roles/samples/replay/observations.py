@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gmi_drl.roles.envs.protocol import Stacking
 
-from .rings import Ring, SideRing
+from .rings import SideRing, StepRing
 
 # How the stack of a row began: it goes on from the row N places before; with its first frame k
 # times; or else, from 0 on, with older frames of that number.
@@ -23,7 +23,7 @@ _REPEATED: Final = -1
 _PART: Final = 1024  # of places, so many begin with older frames of their own, before more do
 
 
-class Observations:
+class StoredObservations:
     """The frames of rows in a ring, and those that stacks began with which no row has shown.
 
     A stack is gathered from the frames of the k rows up to its own, back to the row that it began
@@ -33,7 +33,7 @@ class Observations:
 
     def __init__(
         self,
-        ring: Ring,
+        ring: StepRing,
         like: Tensor,
         stacking: Stacking | None,
         *,
@@ -58,7 +58,7 @@ class Observations:
         )  # fmt: skip
 
     @staticmethod
-    def nbytes(ring: Ring, like: Tensor, stacking: Stacking | None) -> int:
+    def nbytes(ring: StepRing, like: Tensor, stacking: Stacking | None) -> int:
         """Returns the bytes that such observations take at the beginning."""
         width, count = like.shape[-1], 1 if stacking is None else stacking.count
         frame = width // count * like.itemsize
@@ -172,5 +172,5 @@ class Observations:
             self._older.load(state["older"], state["next_older"])
 
 
-def _number_of_older(ring: Ring) -> int:
+def _number_of_older(ring: StepRing) -> int:
     return max(2 * ring.num_env, ring.places // _PART)

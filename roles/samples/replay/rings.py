@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Ring:
+class StepRing:
     """The places of steps of N environments in columns [P, ...]: row r lies at r % P."""
 
     def __init__(self, slots: int, num_env: int) -> None:

@@ -18,8 +18,8 @@ from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.graphs import static_on
 from gmi_drl.roles.samples.batch import Batch
 
-from .observations import Observations
-from .rings import Ring, SideRing
+from .observations import StoredObservations
+from .rings import SideRing, StepRing
 
 # What follows a row: the row N places further, or nothing yet, or else, from 0 on, twice the number
 # of the observation that its episode ended with, and one more where no value is to come after it.
@@ -88,7 +88,7 @@ class Storage:
         # One more, where the observation lies that the newest step led to, and those whose frames
         # the stack of the oldest one has.
         older = stacking.count - 1 if self._follows and stacking is not None else 0
-        self._ring = Ring(self._capacity + 1 + older, self.num_env)
+        self._ring = StepRing(self._capacity + 1 + older, self.num_env)
         self.device, self._static = device, static_on(device, static)
         self._n_step, self._over = n_step, "terminated" if bootstrap_time_limit else "done"
         if self._follows:
@@ -102,7 +102,7 @@ class Storage:
         if self._follows:
             seen = batch["raw_observation"]
             frame = seen.shape[-1] // (1 if stacking is None else stacking.count)
-            self.nbytes += Observations.nbytes(self._ring, seen, stacking)
+            self.nbytes += StoredObservations.nbytes(self._ring, seen, stacking)
             self.nbytes += 8 * self._ring.places + ends * frame * seen.itemsize
         self._check_memory(self.nbytes)
         self._columns = {
@@ -113,7 +113,7 @@ class Storage:
         if not self._follows:
             return
         self._after = torch.full((self._ring.places,), GOES_ON, device=device)  # int64
-        self._seen = Observations(
+        self._seen = StoredObservations(
             self._ring, batch["raw_observation"], stacking, device=device, static=self._static,
             check_memory=self._check_memory,
         )  # fmt: skip

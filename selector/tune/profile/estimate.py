@@ -42,7 +42,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SpeedEstimate:
     """Holds what was measured, warm-up left out."""
 
     steps_per_s: float  # of all streams together
@@ -70,7 +70,7 @@ class _Rate:
 
 def estimate(
     streams: Sequence[Sequence[Reading]], others: Sequence[Sequence[Reading]] = ()
-) -> Estimate | None:
+) -> SpeedEstimate | None:
     """Estimates the streams of a run together; None until each has two readings.
 
     The first reading's own iteration is the warm-up's. `others` are streams whose steps are in
@@ -81,7 +81,7 @@ def estimate(
     rates = [_rate_of(readings) for readings in streams]
     value = sum(rate.value for rate in rates)
     error = math.sqrt(sum(rate.error**2 for rate in rates)) / value if value else _ALONE
-    return Estimate(
+    return SpeedEstimate(
         steps_per_s=value,
         error=max(error, _FINEST),
         iterations=min(rate.iterations for rate in rates),

@@ -17,7 +17,7 @@ from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured
 from gmi_drl.selector.tune.race import TrainingCurve
 
 from .candidate_run import CandidateTimeout, StopRun, candidate_config, run_watched
-from .estimate import Estimate, Reading, estimate
+from .estimate import Reading, SpeedEstimate, estimate
 
 _IMPORTS: Final = timedelta(seconds=120)
 _TIMEOUT: Final = CandidateTimeout()
@@ -95,7 +95,7 @@ class ProfileWatch:
         self._asked_s, self._least_s, self._timeout, self._meter = asked_s, least_s, timeout, meter
         self._streams: dict[int, _IterationStream] = {}  # by gmi_id in mode serving
         self._fresh = False  # readings came since the last estimate
-        self._estimate: Estimate | None = None
+        self._estimate: SpeedEstimate | None = None
         self._start_s = time.monotonic()
         self._first_s: float | None = None  # when every stream had its first reading
 

@@ -310,7 +310,7 @@ def test_on_a_green_stream_no_loop_is_captured(monkeypatch, green):
         capturing.CaptureStage("warp", env._physics),
         capturing.CaptureStage("torch", env._conclude),
     ]
-    replay = capturing.Replay(stages, env._warp)
+    replay = capturing.CapturedStages(stages, env._warp)
     assert replay.unrolled == green
     assert bool(loops) != green
     assert len(replay._launches) == 2
