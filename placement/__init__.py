@@ -58,7 +58,7 @@ from gmi_drl.placement.config.section import (
 )
 
 from .config.load import load_config
-from .config.multi_agent import MultiAgentConfig
+from .config.multi_agent import MultiAgentConfig, SelfPlayConfig
 from .config.search import RangeConfig, SearchConfig
 from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
@@ -87,10 +87,10 @@ __all__ = [
     "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig", "Layout", "LayoutConfig",
     "LayoutError", "MAPPOConfig", "MigInstance", "MigSlice", "MultiAgentConfig", "OffPolicyConfig",
     "PGConfig", "PPOConfig", "QMIXConfig", "RangeConfig", "RecurrentConfig", "ReplayConfig",
-    "RoleConfig", "RunConfig", "SACConfig", "SearchConfig", "Strategy", "TD3Config", "Template",
-    "Topology", "TuneConfig", "UpdateSize", "VDNConfig", "algorithm_1", "algorithm_config", "check",
-    "choose_backend", "counted", "decoupled", "format_cores", "from_yaml", "hidden_sizes",
-    "is_own_network", "layout_faults_of", "layout_of", "load_config", "parameter_server",
-    "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
-    "template_of", "to_yaml",
+    "RoleConfig", "RunConfig", "SACConfig", "SearchConfig", "SelfPlayConfig", "Strategy",
+    "TD3Config", "Template", "Topology", "TuneConfig", "UpdateSize", "VDNConfig", "algorithm_1",
+    "algorithm_config", "check", "choose_backend", "counted", "decoupled", "format_cores",
+    "from_yaml", "hidden_sizes", "is_own_network", "layout_faults_of", "layout_of", "load_config",
+    "parameter_server", "reducing", "resolved", "settings_of", "simplest", "sliced", "tcg",
+    "tcg_ex", "tdg", "tdg_ex", "template_of", "to_yaml",
 ]  # fmt: skip

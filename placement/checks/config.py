@@ -16,6 +16,7 @@ from gmi_drl.placement.topology import Topology
 
 from .layout import gmi_faults, layout_faults
 
+OF_SELF_PLAY: Final = ("ppo", "a2c", "pg")  # of these, against snapshots of itself
 OF_AGENTS: Final = (
     "ppo",
     "a2c",
@@ -133,6 +134,13 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
         yield Fault(
             "algorithm.name", settings.name, f"{several}, who are trained by {listed(OF_AGENTS)}",
             f"Use {listed(OF_AGENTS, 'or')}.",
+        )  # fmt: skip
+    plays = config.multi_agent is not None and config.multi_agent.self_play is not None
+    if plays and settings.name not in OF_SELF_PLAY and settings.name in ALGORITHMS:
+        yield Fault(
+            "algorithm.name", settings.name,
+            f"against itself a policy is trained by {listed(OF_SELF_PLAY)}",
+            f"Use {listed(OF_SELF_PLAY, 'or')}, or leave multi_agent.self_play out.",
         )  # fmt: skip
     policies = () if config.multi_agent is None else config.multi_agent.policies
     if settings.kept_steps and len(policies) > 1:

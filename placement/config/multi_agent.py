@@ -7,9 +7,19 @@ from typing import Final
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from .section import Names, Section, broken
+from .section import Int, Names, Section, broken
 
 _NAME: Final = r"[A-Za-z]\w*"
+
+
+class SelfPlayConfig(Section):
+    """The policy learns by playing against snapshots of itself, and is rated against them."""
+
+    snapshots: Int = Field(default=5, ge=1, le=1_000)
+    """The league: so many snapshots, the last ones. In the beginning all are the policy that is
+    begun with."""
+    every: Int = Field(default=20, ge=1)
+    """Iterations between two snapshots."""
 
 
 class MultiAgentConfig(Section):
@@ -21,6 +31,11 @@ class MultiAgentConfig(Section):
     mapping: dict[str, str] = Field(default_factory=lambda: {"*": "shared"}, min_length=1)
     """The policy of each agent, by the agent's name or a pattern such as `wolf_*`; of patterns that
     fit a name the first one counts."""
+
+    self_play: SelfPlayConfig | None = None
+    """The one policy that all agents share acts for one of them in each environment, and its
+    snapshots for the others; `{}` is the defaults, `null`: it acts for all. See
+    [self-play](multi-agent.md#self-play)."""
 
     @field_validator("policies")
     @classmethod
@@ -46,4 +61,17 @@ class MultiAgentConfig(Section):
                     f"maps {pattern} to {policy}, and the policies are {', '.join(policies)}",
                     "Map it to one of these, or add the policy to multi_agent.policies.",
                 )
+        return value
+
+    @field_validator("self_play")
+    @classmethod
+    def _of_one_policy(
+        cls, value: SelfPlayConfig | None, info: ValidationInfo
+    ) -> SelfPlayConfig | None:
+        policies = info.data.get("policies", ())
+        if value is not None and len(policies) > 1:
+            raise broken(
+                f"a policy plays against itself, and there are {', '.join(policies)}",
+                "Give one policy, or leave it out.",
+            )
         return value

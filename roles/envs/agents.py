@@ -7,6 +7,7 @@ those of one policy follow one another, and within them those of one agent, [A, 
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -74,7 +75,9 @@ def factory_of(env_id: str) -> Callable[..., Any]:
     Raises what importing raises, and AttributeError where the module has neither.
     """
     module, _, name = env_id.partition(":")
-    its = importlib.import_module(module)
+    with warnings.catch_warnings():  # PettingZoo's modules say that they will be made otherwise
+        warnings.simplefilter("ignore", DeprecationWarning)
+        its = importlib.import_module(module)
     if name:
         named: Callable[..., Any] = getattr(its, name)
         return named

@@ -14,6 +14,7 @@ from gmi_drl.placement.faults import closest
 from gmi_drl.roles.algorithms import algorithm_class, with_settings
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.algorithms.by_policy import by_policy
+from gmi_drl.roles.algorithms.self_play import against_itself
 from gmi_drl.roles.envs.agents import AgentGroup
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import Stacking, VecEnv
@@ -95,6 +96,9 @@ class ActingRole(DRL_role):
             if faults := space_faults(config.env.id, env.observation_space, env.action_space):
                 raise EnvSpecError(faults)
             self.algorithm = self._built(env, shared)
+            if config.multi_agent is not None and config.multi_agent.self_play is not None:
+                league = config.multi_agent.self_play
+                self.algorithm = against_itself(self.algorithm, env, league)
             self.description = self._described(self.algorithm, env)
         self.policy, self.normalizers = self.algorithm.policy, self.algorithm.normalizers
         self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)

@@ -142,12 +142,15 @@ def test_agents_who_share_a_policy_learn(tmp_path):
          ["its agents have several policies", "Give them one"]),
         ({"env": {"id": "CartPole-v1"}, "multi_agent": None, "algorithm": {"name": "mappo"}},
          ["algorithm.name='mappo'", "adapter auto has one", "Use ppo"]),
+        ({"multi_agent": {"policies": ["a", "b"], "mapping": {"*": "b"}, "self_play": {}}},
+         ["self_play", "plays against itself", "Give one policy"]),
+        ({"multi_agent": {"self_play": {"snapshots": 0}}}, ["snapshots=0", "must be 1 or more"]),
         ({"algorithm": {"horizon": 12, "recurrent": {"size": 8}}},
          ["algorithm.recurrent", "Leave it out"]),
     ],
     ids=[
         "unknown", "unmapped", "spaces", "one agent", "algorithm", "several policies",
-        "several agents", "memory",
+        "several agents", "a league of two", "a league of none", "memory",
     ],
 )  # fmt: skip
 def test_check_names_what_does_not_fit(tmp_path, sections, words):
@@ -189,3 +192,21 @@ def test_agents_who_keep_their_steps_learn_and_must_stay_together(tmp_path):
     sections["env"] = {"id": "bodies_agents:Countdown", "adapter": "pettingzoo", "num_env": 4}
     with pytest.raises(gmi_drl.GmiDrlError, match=r"they take turns.*ppo"):
         gmi_drl.launch(config(tmp_path, **sections), view="none")
+
+
+def test_a_policy_that_plays_against_itself_finds_how_to_win(tmp_path):
+    sections = {
+        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 30_000, "seed": 1},
+        "env": {"id": "bodies_agents:Countdown", "adapter": "pettingzoo", "num_env": 32},
+        "multi_agent": {"self_play": {"snapshots": 4, "every": 5}},
+        "algorithm": {
+            "network": [32], "horizon": 32, "learning_rate": 3e-3, "schedule": "constant",
+            "entropy_coef": 0.01,
+        },
+    }  # fmt: skip
+    result = gmi_drl.launch(config(tmp_path, **sections), view="none")
+    policy = gmi_drl.load_policy(result.folder)
+    # Who leaves three wins: of five it takes two; and of two both.
+    taken = [1 + int(policy.act(np.array([left], np.float32))) for left in (5, 2)]
+    assert taken == [2, 2]
+    assert metrics(result.folder)[-1]["rating"] > 0

@@ -27,6 +27,8 @@ def test_an_example_can_run_on_two_cores(path):
     from gmi_drl.roles.envs import check_env
 
     config = load_config(path)
+    if config.env.adapter == "pettingzoo":
+        pytest.importorskip(config.env.id.partition(".")[0])
     topology = Topology.from_cores([0, 1], config.hardware.num_gpus or 1)
     assert check(config, topology) == []
     assert check_env(config.env.id, config.env.adapter, config.env.options) == []

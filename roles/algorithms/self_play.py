@@ -1,0 +1,149 @@
+"""Learns by playing against snapshots of itself, which it is rated against.
+
+In each environment the policy acts for one agent, and learns from what that one does; snapshots act
+for the others. A game is over when all agents have left, and is won by who was paid more. Ratings
+are Elo's: 400 points more mean ten wins for each loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.placement import SelfPlayConfig
+from gmi_drl.roles.envs.errors import EnvSpecError
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.policies.league import LeaguePolicy
+from gmi_drl.roles.samples.batch import Batch
+
+from .algorithm import Algorithm, Losses
+
+_PER_ROUND: Final = 32.0  # points, at most, that a rating changes by in a round
+
+
+def against_itself(algorithm: Algorithm, env: VecEnv, league: SelfPlayConfig) -> SelfPlay:
+    """Returns what trains the policy of `algorithm` so; EnvSpecError for an agent who is alone."""
+    agents: Sequence[str] = getattr(env, "agents", ())
+    if len(agents) < 2:
+        raise EnvSpecError(
+            [
+                f"multi_agent.self_play: the environment has {len(agents) or 1} agent; a policy "
+                "plays against itself where there are two or more. Leave it out."
+            ]
+        )
+    return SelfPlay(algorithm, len(agents), league)
+
+
+class SelfPlay(Algorithm):
+    """Is an algorithm of rows whose policy plays against its snapshots."""
+
+    policy: LeaguePolicy
+
+    def __init__(self, algorithm: Algorithm, agents: int, league: SelfPlayConfig) -> None:
+        """`agents`: of each environment, who share the policy of `algorithm`."""
+        normalizers = algorithm.normalizers
+        policy: Any = algorithm.policy
+        algorithm.policy = LeaguePolicy(policy, normalizers.observations, agents, league.snapshots)
+        super().__init__(algorithm.settings, algorithm.policy, normalizers)
+        self._algorithm, self._every = algorithm, league.every
+        self.stats = (*algorithm.stats, "rating", "score")
+        self.filled, self.bootstrap = algorithm.filled, algorithm.bootstrap  # type: ignore[misc]
+        self.changes_parameters = algorithm.changes_parameters  # type: ignore[misc]
+        self.capturable = algorithm.capturable  # type: ignore[misc]
+        self._own = algorithm.num_batch_moments
+        self.num_batch_moments = self._own + 2 * league.snapshots  # type: ignore[misc]
+        device = next(policy.network.parameters()).device
+        self._rounds = self._taken = 0
+        self._rating = torch.zeros((), dtype=torch.float64, device=device)
+        self._ratings = torch.zeros(league.snapshots, dtype=torch.float64, device=device)
+        self._score = torch.full((), 0.5, device=device)
+        self._paid = self._over = torch.zeros(0, device=device)
+
+    def losses(self, batch: Batch) -> Losses:
+        losses = self._algorithm.losses(batch)
+        more = {"rating": self._rating.float(), "score": self._score}
+        return Losses(losses.total, {**losses.stats, **more}, losses.extras, losses.groups)
+
+    def measure(self, batch: Batch, out: Tensor) -> None:
+        """Writes the algorithm's moments, then games and scores against each snapshot."""
+        rows, device = batch["reward"].shape[1], batch["reward"].device
+        batch["present"].logical_and_(self.policy.learns(rows, device))
+        self._algorithm.measure(batch, out[: self._own])
+        games, scores = self._played(batch)
+        opponent = self.policy.opponent(rows, device)
+        tally = out[self._own :].view(2, -1).zero_()
+        tally[0].index_add_(0, opponent, games)
+        tally[1].index_add_(0, opponent, scores)
+
+    def _played(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns the games that ended in each environment [E], and what the policy scored."""
+        reward, ended = batch["reward"], batch["done"]
+        steps, rows = reward.shape
+        agents = self.policy.agents
+        if self._paid.numel() != rows:
+            self._paid, self._over = torch.zeros(2, agents, rows // agents, device=reward.device)
+        mine = self.policy.learns(rows, reward.device).view(agents, -1)
+        games = torch.zeros(rows // agents, dtype=torch.float64, device=reward.device)
+        scores = torch.zeros_like(games)
+        for t in range(steps):
+            self._paid += reward[t].view(agents, -1)
+            torch.maximum(self._over, ended[t].view(agents, -1), out=self._over)
+            own = self._paid.masked_fill(~mine, 0.0).sum(0)
+            best = self._paid.masked_fill(mine, -torch.inf).amax(0)
+            over = self._over.amin(0) > 0
+            games += over
+            scores += over * ((own > best) + 0.5 * (own == best))
+            self._paid.masked_fill_(over, 0.0)
+            self._over.masked_fill_(over, 0.0)
+        return games, scores
+
+    def learn_batch_moments(self, moments: Tensor) -> None:
+        self._algorithm.learn_batch_moments(moments[:, : self._own])
+        games, scores = moments[:, self._own :].sum(0).view(2, -1)
+        count = games.sum()
+        expected = games / (1.0 + 10.0 ** ((self._ratings - self._rating) / 400.0))
+        share = count.clamp(min=1.0)
+        self._rating += _PER_ROUND * (scores - expected).sum() / share
+        self._score.copy_(torch.where(count > 0, scores.sum() / share, self._score))
+
+    def postprocess(self, batch: Batch, moments: Tensor) -> None:
+        self._algorithm.postprocess(batch, moments[:, : self._own])
+
+    def changed(self, batch: Batch) -> list[Tensor]:
+        own = [self._rating, self._score, self._paid, self._over, batch["present"]]
+        return [*self._algorithm.changed(batch), *own]
+
+    def before_sampling(self, steps: int) -> None:
+        """Puts a snapshot in the place of the oldest, after every so many rounds."""
+        if self._rounds and self._rounds % self._every == 0:
+            place = self._taken % len(self.policy.snapshots)
+            self.policy.snapshots[place].take(self.policy.network, self.normalizers.observations)
+            self._ratings[place] = self._rating
+            self._taken += 1
+        self._rounds += 1
+        self._algorithm.before_sampling(steps)
+
+    def after_step(self, updates: int) -> None:
+        self._algorithm.after_step(updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "algorithm": self._algorithm.state_dict(),
+            "rounds": self._rounds,
+            "taken": self._taken,
+            "rating": self._rating,
+            "ratings": self._ratings,
+            "snapshots": [snapshot.state_dict() for snapshot in self.policy.snapshots],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._algorithm.load_state_dict(state["algorithm"])
+        self._rounds, self._taken = state["rounds"], state["taken"]
+        self._rating.copy_(state["rating"])
+        self._ratings.copy_(state["ratings"])
+        snapshots: Sequence[Any] = state["snapshots"]
+        for mine, its in zip(self.policy.snapshots, snapshots, strict=True):
+            mine.load_state_dict(its)
