@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-_NUMBERS: Final = 2_000_000  # random numbers of one estimate, about
+_NUMBERS: Final = 200_000  # random numbers of one estimate, about
+_SIMULATED: Final = 8  # hosts of asynchronous training
 _DAY_S: Final = 86_400.0
 
 
@@ -55,16 +56,18 @@ class AsyncResult:
 def simulate_async(
     *, agents: int, trainers: int, groups: int, rollout_s: float, send_s: float, update_s: float,
     capacity: int, batch: int, spread: float, jitter: float, rng: np.random.Generator,
-    updates: int = 100,
+    updates: int = 200,
 ) -> AsyncResult:  # fmt: skip
     """Simulates `groups` hosts of agents that send segments in turn to their host's trainers.
 
     An update takes `batch` segments of each trainer, and all trainers reduce together: it begins
     when the last of them has its batch. An agent begins a segment with the policy that is newest
-    then, and waits where `capacity` segments of a link are not yet taken.
+    then, and waits where `capacity` segments of a link are not yet taken. Of many hosts those whose
+    agents are slowest are simulated: the queues of the others are full in the long run.
     """
-    number, learners = agents * groups, trainers * groups
-    speeds = np.maximum(0.1, 1 + spread * rng.standard_normal(number))
+    hosts = np.maximum(0.1, 1 + spread * rng.standard_normal((groups, agents)))
+    hosts = hosts[np.argsort((1 / hosts).sum(axis=1))][:_SIMULATED]
+    number, learners, speeds = hosts.size, trainers * len(hosts), hosts.ravel()
     queues: list[deque[tuple[int, int]]] = [deque() for _ in range(learners)]  # agent, version
     waiting: list[tuple[int, int] | None] = [None] * number  # the segment that has no room
     under_way = np.zeros((number, trainers), dtype=int)
@@ -73,7 +76,7 @@ def simulate_async(
     order = 0
     version, busy, now = 0, False, 0.0
     lags: list[int] = []
-    first_s, skipped = 0.0, updates // 5  # what is being filled at first does not count
+    first_s, skipped = 0.0, updates // 2  # while queues are being filled nothing counts
 
     def push(time_s: float, kind: str, who: int, what: int = 0) -> None:
         nonlocal order
@@ -94,8 +97,8 @@ def simulate_async(
         push(now + send_s, "arrived", agent, of_version * trainers + target)
         return True
 
-    for agent in range(number):
-        collect(agent)
+    for agent in range(number):  # none of them begins where another does
+        push(rollout_s * float(speeds[agent] * rng.random()), "collected", agent)
     while version < updates:
         now, _, kind, who, what = heapq.heappop(events)
         if kind == "collected":
@@ -111,7 +114,7 @@ def simulate_async(
         if busy or any(len(queue) < batch for queue in queues):
             continue
         busy = True
-        noises = _around_one(rng, jitter, learners)
+        noises = _around_one(rng, jitter, trainers * groups)
         push(now + update_s * float(noises.max()), "updated", 0)
         for learner, queue in enumerate(queues):
             for _ in range(batch):
@@ -124,7 +127,7 @@ def simulate_async(
                     waiting[agent] = None
                     send(agent, kept[1])
                     collect(agent)
-    counted = (updates - skipped) * batch * learners
+    counted = (updates - skipped) * batch * trainers * groups
     return AsyncResult(counted / (now - first_s), np.array(lags))
 
 

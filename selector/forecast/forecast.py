@@ -21,7 +21,8 @@ from .hardware import Hardware
 from .model import Phases, Term, Work, phases_of, work_of
 
 TRIES: Final = 100
-_SEGMENTS: Final = 40_000  # that an estimate of asynchronous training simulates, about
+_ASYNC_TRIES: Final = 24  # each of which simulates so many updates
+_UPDATES: Final = 400
 Range: TypeAlias = tuple[float, float, float]  # p10, p50, p90
 _WITHIN: Final[tuple[Term, ...]] = ("simulate", "infer", "update", "experience",
                                     "reduce in a GPU", "reduce between GPUs")  # fmt: skip
@@ -59,6 +60,8 @@ def forecast(
 ) -> tuple[Work, list[Forecast]]:
     """Projects a resolved config for each number of hosts; ConfigError where no figure is."""
     work = work_of(config, layout, hardware)
+    if work.mode == "async":
+        tries = min(tries, _ASYNC_TRIES)
     alone = _tries(work, hardware, 1, tries)
     rows = [alone if count == 1 else _tries(work, hardware, count, tries) for count in hosts]
     return work, [_summary(work, hardware, row, alone) for row in rows]
@@ -89,7 +92,7 @@ def _tries(work: Work, hardware: Hardware, hosts: int, tries: int) -> _Tries:
         rng = np.random.default_rng(seed)
         drawn = hardware.drawn(rng)
         phases = phases_of(work, drawn, hosts)
-        iteration_s, samples, its_lags = _iteration(work, phases, drawn, hosts, rng)
+        iteration_s, samples, its_lags = iteration_of(work, phases, drawn, hosts, rng)
         failures = hosts * drawn["failures_per_host_day"]
         share = share_that_counts(
             failures_per_day=failures, recovery_s=drawn["recovery_s"],
@@ -117,7 +120,7 @@ def _tries(work: Work, hardware: Hardware, hosts: int, tries: int) -> _Tries:
     )
 
 
-def _iteration(
+def iteration_of(
     work: Work, phases: Phases, hardware: Hardware, hosts: int, rng: np.random.Generator
 ) -> tuple[float, float, np.ndarray | None]:
     """Returns an iteration's seconds, the steps that it makes on all hosts, and lags if any."""
@@ -129,8 +132,7 @@ def _iteration(
         result = simulate_async(
             agents=agents, trainers=trainers, groups=hosts, rollout_s=phases.rollout_s,
             send_s=phases.experience_s, update_s=phases.training_s, capacity=work.capacity,
-            batch=batch, spread=spread, jitter=jitter, rng=rng,
-            updates=max(20, min(100, _SEGMENTS // (batch * trainers * hosts))),
+            batch=batch, spread=spread, jitter=jitter, rng=rng, updates=_UPDATES,
         )  # fmt: skip
         segments = batch * trainers * hosts
         return segments / result.segments_per_s, float(hosts * work.samples), result.lags

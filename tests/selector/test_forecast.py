@@ -13,6 +13,7 @@ from gmi_drl.selector.forecast import chance
 from gmi_drl.selector.forecast.forecast import forecast, ladder
 from gmi_drl.selector.forecast.hardware import known_machines, machine_of, read_hardware
 from gmi_drl.selector.forecast.model import all_reduce_s, phases_of, work_of
+from gmi_drl.selector.forecast.search import best_candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = ROOT / "bench" / "results" / "gpu" / "nvidia-h100-80gb-hbm3"
@@ -204,3 +205,17 @@ def test_plan_on_other_machines_says_that_nothing_was_measured(capsys):
     assert answer["projected"] is True
     assert [row["hosts"] for row in answer["hosts"]] == [1, 2]
     assert main.main(["plan", config, "--on", "dgx-a100", "--no-measure"]) == 2
+
+
+def test_a_search_on_the_model_finds_what_the_model_says_is_best(capsys):
+    config = str(ROOT / "examples" / "paper" / "ant.yaml")
+    assert main.main(["tune", config, "--on", "2xdgx-h100", "--objective", "steps"]) == 0
+    said = capsys.readouterr().out
+    assert "projected, not measured" in said
+    assert "2 hosts of dgx-h100, by steps" in said
+    loaded, (hardware, hosts) = load_config(config), machine_of("dgx-h100")
+    best = best_candidates(loaded, hardware, hosts)
+    worth = [one.worth(loaded.tune.objective) for one in best]
+    assert worth == sorted(worth, reverse=True)
+    assert len({(c.candidate.row.gmi_per_gpu, c.candidate.num_env) for c in best}) == len(best)
+    assert main.main(["tune", config, "--on", "dgx-h100", "--budget", "5m"]) == 2

@@ -80,6 +80,13 @@ def tune(
     show: Annotated[
         bool, typer.Option("--show", help="Measure nothing; show and draw what is on record.")
     ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINE",
+            help="Measure nothing; search the model of machines that are not here: 4xdgx-h100.",
+        ),
+    ] = None,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> int:
@@ -94,6 +101,10 @@ def tune(
         return _show(config, words, output, plain)
     if config is None:
         raise typer.BadParameter("give a config, or --show for what was found before")
+    if on is not None:
+        if budget is not None or run is not None or output is not None or algorithm is not None:
+            raise typer.BadParameter("--on measures and writes nothing; leave out the others")
+        return _tune_on(config, words, on, plain)
     from gmi_drl.selector.record import report
     from gmi_drl.selector.tune.tuning import tune as tune_config
 
@@ -133,6 +144,20 @@ def search(
     result = search_config(config, overrides=overrides or [], again=again, view=view)
     if not quiet:
         print_search(console_for(plain), result)
+    return 0
+
+
+def _tune_on(config: Path, words: list[str], on: str, plain: bool) -> int:
+    """Searches on the model of machines that are not here."""
+    from gmi_drl.placement import load_config
+    from gmi_drl.report.forecast_tables import print_candidates
+    from gmi_drl.selector.forecast.hardware import machine_of
+    from gmi_drl.selector.forecast.search import best_candidates
+
+    loaded = load_config(config, words)
+    hardware, hosts = machine_of(on)
+    best = best_candidates(loaded, hardware, hosts)
+    print_candidates(console_for(plain), hardware, hosts, best, loaded.tune.objective)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.launcher.view.tables import print_folded, print_table
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from gmi_drl.selector.forecast.forecast import Forecast, Range
     from gmi_drl.selector.forecast.hardware import Hardware
     from gmi_drl.selector.forecast.model import Work
+    from gmi_drl.selector.forecast.search import ProjectedCandidate
 
-PROJECTED = "projected, not measured"
+PROJECTED: Final = "projected, not measured"
+_SHOWN: Final = 10  # candidates
 
 
 def print_forecast(
@@ -57,6 +59,34 @@ def print_forecast(
         "'learned of a step' is by the tuner's rule for larger updates, of one GPU's update as 1.",
         highlight=False,
     )
+
+
+def print_candidates(
+    console: Console, hardware: Hardware, hosts: int, best: Sequence[ProjectedCandidate],
+    objective: str,
+) -> None:  # fmt: skip
+    """Prints the best candidates of a search on the model."""
+    top = best[0].worth(objective)
+    lines = [
+        [
+            str(one.candidate.row.gmi_per_gpu), f"{one.candidate.num_env:,}",
+            f"{one.candidate.horizon}", f"{one.candidate.samples * hosts:,}",
+            _short(one.steps_per_s), f"{one.learned:.2g}", f"{one.worth(objective) / top:.2f}",
+        ]
+        for one in best[:_SHOWN]
+    ]  # fmt: skip
+    columns = [
+        "GMIs a GPU",
+        "num_env",
+        "horizon",
+        "update",
+        "steps/s",
+        "learned of a step",
+        "worth",
+    ]
+    where = f"{counted(hosts, 'host')} of {hardware.name}"
+    title = f"The best of {len(best)} candidates, {where}, by {objective} ({PROJECTED})"
+    print_folded(console, title, columns, lines)
 
 
 def span(values: Range) -> str:

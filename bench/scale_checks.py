@@ -1,0 +1,437 @@
+"""Holds the model of `gmi-drl plan --on` against what was measured or published, row by row.
+
+Every row says what the model was fitted to and what it foretold; rows that it was fitted to are not
+among them. `error` is foretold over measured, less one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from report import GPU_RESULTS, RESULTS, rows_of
+
+from gmi_drl.comm.plan.links import fit
+from gmi_drl.placement import Config, costs, layout_of, load_config
+from gmi_drl.placement.templates import TEMPLATES
+from gmi_drl.selector.forecast.chance import simulate_async, sync_iteration_s
+from gmi_drl.selector.forecast.hardware import Figure, Hardware, machine_of
+from gmi_drl.selector.forecast.model import Line, Phases, Work, all_reduce_s, phases_of, work_of
+
+Row = dict[str, Any]
+_H100: Final = GPU_RESULTS / "nvidia-h100-80gb-hbm3"
+_DRY: Final = GPU_RESULTS / "dry-cpu"
+_HORIZON: Final = 16  # of the suite, and of the tuner's grid
+_STEPS: Final = 16  # gradient steps: 4 minibatches, 4 epochs
+
+
+def row_of(group: str, name: str, unit: str, measured: float, foretold: float, by: str) -> Row:
+    """Returns a row; `by`: what the model had been fitted to."""
+    return {
+        "group": group, "name": name, "unit": unit, "measured": float(f"{measured:.6g}"),
+        "foretold": float(f"{foretold:.6g}"), "error": round(foretold / measured - 1, 4),
+        "fitted_to": by,
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the median error of all rows, and of each group."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(abs(row["error"]))
+    all_errors = [abs(row["error"]) for row in rows]
+    return {
+        "rows": len(rows),
+        "median": round(statistics.median(all_errors), 4),
+        "median_of_group_medians": round(
+            statistics.median(statistics.median(errors) for errors in groups.values()), 4
+        ),
+        "largest": round(max(all_errors), 4),
+        "groups": {
+            name: {"rows": len(errors), "median": round(statistics.median(errors), 4),
+                   "largest": round(max(errors), 4)}
+            for name, errors in groups.items()
+        },
+    }  # fmt: skip
+
+
+# One H100: the committed hardware file, which three cells of the suite were fitted to.
+
+
+def h100_rows() -> list[Row]:
+    """Foretells the H100's cells that the file was not fitted to."""
+    hardware, _ = machine_of("nvidia-h100")
+    fitted = "Ant alone with 4,096 and 16,384 environments, and 4 GMIs with 16,384"
+    files = [("Ant-v5", "suite.json"), ("Ant-v5", "suite-eager.json"),
+             ("BallBalance-v0", "suite-ballbalance.json")]  # fmt: skip
+    used = {  # the first of BallBalance, too
+        "training/4 GMIs, 4096 in all/exclusive#0", "training/4 GMIs, 16384 in all/exclusive#0",
+        "training/4 GMIs, 16384 in all/mps-uncapped#0",
+    }  # fmt: skip
+    rows = []
+    for env_id, file in files:
+        for cell in json.loads((_H100 / file).read_text())["cells"]:
+            what = cell["what"]
+            captured = what.get("capture") is not False and what.get("backend") != "green"
+            if "steps_per_s" not in cell or not captured or cell["key"] in used:
+                continue
+            foretold = _suite_rate(hardware, env_id, what)
+            name = f"{env_id} {cell['key'].removesuffix('#0')}"
+            by = fitted if env_id == "Ant-v5" else f"{fitted}; the simulation, BallBalance alone"
+            rows.append(row_of("H100", name, "steps/s", cell["steps_per_s"], foretold, by))
+    launch = json.loads((_H100 / "ant-launch.json").read_text())
+    config = _config("Ant-v5", 4096, minibatches=2)
+    rows.append(
+        row_of("H100", "examples/paper/ant.yaml, a whole run", "steps/s", launch["steps_per_s"],
+               _sync_rate(config, hardware), fitted)
+    )  # fmt: skip
+    update = next(
+        one for one in json.loads((_H100 / "update.json").read_text())
+        if one["name"] == "update/fp32/captured"
+    )  # fmt: skip
+    phases = _phases(_config("Ant-v5", 4096), hardware)
+    rows.append(
+        row_of("H100", "one update of 65,536 samples", "s", update["value"],
+               phases.gradient_steps * phases.update_s, fitted)
+    )  # fmt: skip
+    return rows
+
+
+def _config(
+    env_id: str, num_env: int, gmis: int = 1, mode: str = "sync", minibatches: int = 4
+) -> Config:
+    return load_config({
+        "version": 1, "mode": mode,
+        "env": {"id": env_id, "adapter": "warp", "num_env": num_env},
+        "algorithm": {
+            "network": "ant", "horizon": _HORIZON, "minibatches": minibatches, "epochs": 4
+        },
+        "layout": {"gmi_per_gpu": gmis},
+    })  # fmt: skip
+
+
+def _phases(config: Config, hardware: Hardware) -> Phases:
+    return phases_of(_work(config, hardware), hardware, 1)
+
+
+def _work(config: Config, hardware: Hardware) -> Work:
+    return work_of(config, layout_of(config, hardware.topology()), hardware)
+
+
+def _sync_rate(config: Config, hardware: Hardware) -> float:
+    work, phases = _work(config, hardware), _phases(config, hardware)
+    seconds = sync_iteration_s(
+        phases.rollout_s, phases.update_s, phases.gradient_steps, devices=1, gmis=work.trainers,
+        spread=0, jitter=hardware["jitter_percent"] / 100, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(work.samples / (seconds + phases.gradient_steps * phases.reduce_s))
+
+
+def _suite_rate(hardware: Hardware, env_id: str, what: Mapping[str, Any]) -> float:
+    if what["mode"] == "async":  # an agent and a trainer on one GPU, of which the trainer is idle
+        phases = _phases(_config(env_id, what["num_env"]), hardware)
+        trained = _phases(_config(env_id, what["num_env"], minibatches=1), hardware)
+        result = simulate_async(
+            agents=1, trainers=1, groups=1, rollout_s=phases.rollout_s,
+            send_s=1e-6 * hardware["experience_us"], update_s=trained.update_s, capacity=2,
+            batch=1, spread=0, jitter=0.003, rng=np.random.default_rng(0),
+        )  # fmt: skip
+        return result.segments_per_s * what["num_env"] * _HORIZON
+    config = _config(env_id, what["num_env"], what["gmis"], what["mode"])
+    if what["mode"] == "serving":
+        phases = _phases(config, hardware)
+        return what["gmis"] * what["num_env"] * _HORIZON / phases.rollout_s
+    return _sync_rate(config, hardware)
+
+
+# CPU cores: lines through two numbers of environments foretell the others.
+
+
+class Cores:
+    """A GMI on cores: lines for each phase, from two measured points of a grid."""
+
+    def __init__(
+        self, points: Mapping[int, Mapping[str, Any]], gmis: int, at: Sequence[int]
+    ) -> None:
+        self.gmis = gmis
+        self.simulate, self.infer = (self._line(points, phase, at, _HORIZON, 1.0)
+                                     for phase in ("simulate", "infer"))  # fmt: skip
+        samples = _HORIZON / 4  # of a minibatch, for each environment
+        self.update, self.reduce = (self._line(points, phase, at, _STEPS, samples)
+                                    for phase in ("train", "reduce"))  # fmt: skip
+
+    def _line(
+        self, points: Mapping[int, Mapping[str, Any]], phase: str, at: Sequence[int], times: int,
+        each: float,
+    ) -> Line:  # fmt: skip
+        seconds = []
+        for num_env in at:
+            point = points[num_env]
+            iteration_s = self.gmis * num_env * _HORIZON / point["steps_per_s"]
+            seconds.append((round(num_env * each), [point["phases"][phase] * iteration_s / times]))
+        link = fit(seconds)
+        return Line(link.alpha_s, link.beta_s_per_byte)
+
+    def rate(
+        self, num_env: int, horizon: int = _HORIZON, steps: int = _STEPS,
+        minibatch: int | None = None,
+    ) -> float:  # fmt: skip
+        """Returns steps/s of all GMIs; `minibatch`: samples of one of them."""
+        samples = 4 * num_env if minibatch is None else minibatch
+        rollout_s = horizon * (self.simulate.seconds(num_env) + self.infer.seconds(num_env))
+        training_s = steps * (self.update.seconds(samples) + self.reduce.seconds(samples))
+        return self.gmis * num_env * horizon / (rollout_s + training_s)
+
+
+_GRIDS: Final = {"ant": (16, 256), "humanoid": (16, 256), "cartpole": (16, 256)}
+
+
+def core_rows() -> list[Row]:
+    """Foretells the tuner's grids, and whole jobs of another shape on the same cores."""
+    kept = rows_of(RESULTS / "selector.json")
+    rows: list[Row] = []
+    models: dict[tuple[str, int], Cores] = {}
+    for task, at in _GRIDS.items():
+        row = kept.get(f"figure10/{task}", kept[f"real/{task}"])
+        for gmis in (1, 2):
+            points = {one["num_env"]: one for one in row.get("points", row.get("grid", []))
+                      if one["gmi_per_gpu"] == gmis and "phases" in one}  # fmt: skip
+            models[task, gmis] = model = Cores(points, gmis, at)
+            for num_env, one in points.items():
+                if num_env not in at:
+                    rows.append(
+                        row_of("cores, num_env", f"{task}, {gmis} GMIs of {num_env}", "steps/s",
+                               one["steps_per_s"], model.rate(num_env),
+                               f"the same with {at[0]} and {at[1]}")
+                    )  # fmt: skip
+    jobs = rows_of(RESULTS / "train_throughput.json")
+    for task in ("ant", "humanoid"):
+        for way, gmis in (("one_gmi_two_cores", 1), ("two_gmis_one_core_each", 2)):
+            job = jobs[f"{task}/{way}"]
+            foretold = models[task, gmis].rate(16 // gmis, 128, 20, 512 // gmis)
+            rows.append(
+                row_of("cores, other jobs", f"train_throughput {task}/{way}", "steps/s",
+                       job["value"], foretold, "the tuner's grid at 16 and 256")
+            )  # fmt: skip
+    return rows + _dry_rows()
+
+
+def _dry_rows() -> list[Row]:
+    """Foretells two devices, and asynchronous training, from one GMI on one core."""
+    cells = {cell["key"]: cell for cell in json.loads((_DRY / "suite.json").read_text())["cells"]}
+    rows = []
+    points = {16: cells["num_env/ant 32/2 cpu#0"], 256: cells["num_env/ant 512/2 cpu#0"]}
+    model = Cores(points, 2, (16, 256))
+    fitted = "2 GMIs of 16 and 256, one core each"
+    for key, num_env in (
+        ("training/2 GMIs/cpu#0", 128),
+        ("training/2 GMIs/cpu#1", 128),
+        ("precision/training/2 cpu fp32#0", 128),
+        ("tuner/ant, 256 environments/choice of tune#0", 128),
+        ("devices/sync/2 devices#0", 256),
+        ("training/2 GMIs, as many environments in each/cpu#0", 256),
+    ):
+        measured = cells[key]["steps_per_s"]
+        rows.append(row_of("cores, suite", f"BallBalance {key}", "steps/s", measured,
+                           model.rate(num_env), fitted))  # fmt: skip
+    one = cells["devices/sync/one device#0"]
+    iteration_s = 256 * _HORIZON / one["steps_per_s"]
+    rollout_s = iteration_s * (one["phases"]["simulate"] + one["phases"]["infer"])
+    deviation = one["error"] * math.sqrt(one["iterations"])
+    reduce_s = _mpr(2).seconds(250_000)
+    two_s = sync_iteration_s(
+        rollout_s, (iteration_s - rollout_s) / _STEPS, _STEPS, devices=2, gmis=1, spread=0,
+        jitter=deviation, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    rows.append(
+        row_of("cores, suite", "BallBalance devices/sync, 2 devices from one", "steps/s",
+               cells["devices/sync/2 devices#0"]["steps_per_s"],
+               2 * 256 * _HORIZON / (two_s + _STEPS * reduce_s),
+               "one device, and the reduction alone")
+    )  # fmt: skip
+    serving = cells["devices/serving/one device#0"]["steps_per_s"]
+    rows.append(row_of("cores, suite", "BallBalance devices/serving, 2 devices from one", "steps/s",
+                       cells["devices/serving/2 devices#0"]["steps_per_s"], 2 * serving,
+                       "one device"))  # fmt: skip
+    for channels in ("ucc", "mcc", "joined"):
+        cell = cells[f"experience/channels/{channels}#0"]
+        result = simulate_async(
+            agents=1, trainers=1, groups=1, capacity=2, batch=1, spread=0, jitter=0.05,
+            rollout_s=_HORIZON * (model.simulate.seconds(64) + model.infer.seconds(64)),
+            send_s=1e-4, update_s=model.update.seconds(64 * _HORIZON), rng=np.random.default_rng(0),
+        )  # fmt: skip
+        rows.append(row_of("cores, async", f"BallBalance, {channels}, steps", "steps/s",
+                           cell["steps_per_s"], result.segments_per_s * 64 * _HORIZON,
+                           fitted))  # fmt: skip
+        rows.append(row_of("cores, async", f"BallBalance, {channels}, policy lag", "updates",
+                           cell["policy_lag_mean"], float(result.lags.mean()), fitted))  # fmt: skip
+    return rows
+
+
+def _times_of_reduction() -> dict[tuple[str, int], float]:
+    """Returns the microseconds of each strategy (mpr as k2, k4, k8) and size."""
+    times: dict[tuple[str, int], float] = {}
+    for name, row in rows_of(RESULTS / "reduction.json").items():
+        *head, size, peer = name.split("/")
+        nbytes = int(size.removesuffix("B"))
+        times[head[-1] if head[0] != "strategies" else f"{head[-1]} {peer}", nbytes] = (
+            row["peer"] if head[0] == "strategies" else row["value"]
+        )
+    return times
+
+
+def _mpr(ranks: int) -> Line:
+    times = _times_of_reduction()
+    link = fit([(size, [1e-6 * times[f"k{ranks}", size]]) for size in (4_000, 3_000_000)])
+    return Line(link.alpha_s, link.beta_s_per_byte)
+
+
+def reduction_rows() -> list[Row]:
+    """Foretells reductions of other sizes than the two that a link was fitted to."""
+    times, rows = _times_of_reduction(), []
+    for what in sorted({name for name, _ in times}):
+        link = fit([(size, [1e-6 * times[what, size]]) for size in (4_000, 3_000_000)])
+        for size in sorted(nbytes for name, nbytes in times if name == what):
+            if size not in (4_000, 3_000_000):
+                inside = size < 3_000_000
+                label = f"mpr {what}" if what.startswith("k") else what
+                rows.append(
+                    row_of("reduction" if inside else "reduction, beyond what was fitted",
+                           f"{label}, {size / 1e6:g} MB", "us", times[what, size],
+                           1e6 * link.seconds(size), "4 kB and 3 MB")
+                )  # fmt: skip
+    return rows
+
+
+def template_rows() -> list[Row]:
+    """Foretells how much faster roles are together than apart, from the times of those apart."""
+    return [
+        row_of("templates", f"{name}, together over apart", "times", row["ratio"],
+               row["model_held"], "the times of roles apart")
+        for name, row in rows_of(RESULTS / "templates.json").items()
+    ]  # fmt: skip
+
+
+def wait_rows(measured: Sequence[Mapping[str, float]], asked: Mapping[str, float]) -> list[Row]:
+    """Foretells iterations of processes that sleep: the slowest of them, and the reduction."""
+    rows = []
+    for one in measured:
+        processes, late_s = int(one["processes"]), 1e-6 * one["oversleep_us"]
+        steps = int(asked["steps"])
+        reduce_s = _mpr(processes).seconds(asked["nbytes"]) if processes > 1 else 0.0
+        slowest_s = sync_iteration_s(
+            asked["rollout_s"], asked["step_s"], steps, devices=processes, gmis=1, spread=0,
+            jitter=one["deviation"], rng=np.random.default_rng(0),
+        )  # fmt: skip
+        foretold_s = slowest_s + (1 + steps) * late_s + steps * reduce_s
+        rows.append(
+            row_of("waiting", f"{processes} processes, deviation {one['deviation']:g}", "ms",
+                   one["iteration_ms"], 1e3 * foretold_s,
+                   "deviations as asked for, one sleeper alone, reductions alone")
+        )  # fmt: skip
+    return rows
+
+
+# Published figures.
+
+# FPS of a whole training on 4 GPUs of a host and on 4 such hosts (Isaac Lab's page of benchmarks),
+# and from the tasks' files: environments of a GPU, horizon, reductions of an iteration, and the
+# parameters of the network.
+_ISAAC_LAB: Final = {
+    "Cartpole": (950e3, 3.5e6, 4096, 32, 64, 1_350),
+    "Cartpole camera": (90e3, 260e3, 1024, 64, 128, 2_730_000),
+    "G1 rough": (250e3, 960e3, 4096, 24, 20, 651_000),
+    "Shadow hand": (390e3, 1.8e6, 8192, 16, 20, 509_000),
+}
+_NETWORKS: Final = {  # between hosts, as their page does not say: (us a step, GB/s)
+    "InfiniBand, 200 Gbit/s": (5.0, 20.0),
+    "Ethernet, 100 Gbit/s, TCP": (25.0, 10.0),
+    "Ethernet, 25 Gbit/s, TCP": (25.0, 2.5),
+}
+_DEVIATION: Final = 0.05  # of a GPU's iteration, assumed
+
+
+def isaac_lab() -> list[Row]:
+    """Foretells the step from one host to four, from the FPS of one."""
+    rows = []
+    for network, (step_us, gb_per_s) in _NETWORKS.items():
+        hardware = _with_links(step_us, gb_per_s)
+        for task, (one, four, num_env, horizon, reductions, parameters) in _ISAAC_LAB.items():
+            samples = 4 * num_env * horizon
+            here_s = samples / one
+            added_s = reductions * (
+                all_reduce_s(hardware, 4, 4, 4 * parameters)
+                - all_reduce_s(hardware, 4, 1, 4 * parameters)
+            )
+            slowest = [
+                np.mean([
+                    sync_iteration_s(1.0, 0.0, 0, devices=devices, gmis=1, spread=0,
+                                     jitter=_DEVIATION, rng=np.random.default_rng(seed))
+                    for seed in range(40)
+                ])
+                for devices in (4, 16)
+            ]  # fmt: skip
+            foretold = here_s / (here_s * slowest[1] / slowest[0] + added_s)
+            rows.append({
+                "network": network, "task": task, "published": round(four / one / 4, 3),
+                "foretold": round(float(foretold), 3),
+                "within": bool(abs(foretold - four / one / 4) <= 0.1),
+            })  # fmt: skip
+    return rows
+
+
+def _with_links(step_us: float, gb_per_s: float) -> Hardware:
+    base, _ = machine_of("dgx-a100")
+    figures = dict(base.figures)
+    for key, value in (
+        ("within_step_us", 2.5), ("within_bandwidth_gb_per_s", 20.0), ("within_base_us", 30.0),
+        ("between_step_us", step_us), ("between_bandwidth_gb_per_s", gb_per_s),
+    ):  # fmt: skip
+        figures[key] = Figure(value, "assumed", "L40 by PCIe", value, value)
+    return Hardware(base.name, base.device, 4, 142, base.mem_bytes, (8, 9), figures, base.tasks)
+
+
+def paper() -> list[Row]:
+    """Computes the paper's own figures from its constants, and from this model of its machine."""
+    rows: list[Row] = []
+
+    def say(name: str, published: str, foretold: float, by: str) -> None:
+        rows.append({"name": name, "published": published, "foretold": float(f"{foretold:.4g}"),
+                     "by": by})  # fmt: skip
+
+    constants = "Tables 3 to 5 with the paper's constants"
+    for names, penalty, ratio in (
+        (("tcg", "tdg"), "16 %", "2.5 times"), (("tcg_ex", "tdg_ex"), "50 %", "5 times")
+    ):  # fmt: skip
+        together, split = (TEMPLATES[name].cost for name in names)
+        assert together is not None
+        assert split is not None
+        pair = " against ".join(names)
+        say(f"more of a device, {pair}", penalty, together.penalty(split, costs.PAPER), constants)
+        say(f"throughput, {pair}", ratio, together.ratio(split, costs.PAPER), constants)
+    hardware, _ = machine_of("dgx-a100")
+    alone, packed = (
+        _work(_config("Ant-v5", 4096 // gmis, gmis, minibatches=2), hardware) for gmis in (1, 4)
+    )
+    phases = {work: phases_of(work, hardware, 1) for work in (alone, packed)}
+    here = phases[packed]
+    work_s = here.rollout_s + packed.gradient_steps * here.update_s
+    # Table 2 for 8 GPUs with 4 GMIs each: 12 GB/s through the host, 200 GB/s by NVLink.
+    plain_s = packed.gradient_steps * costs.ring(32, packed.gradient_bytes, 12e9)
+    clever_s = packed.gradient_steps * costs.har(4, 8, packed.gradient_bytes, 12e9, 200e9)
+    table_2 = "Table 2, of bandwidths alone, for Ant on 8 x 4 GMIs with 12 and 200 GB/s"
+    say("gain of HAR over MPR, %", "0.07 to 2.5 %",
+        100 * ((work_s + plain_s) / (work_s + clever_s) - 1), table_2)  # fmt: skip
+    say("time for communication, %", "16 %", 100 * plain_s / (work_s + plain_s), table_2)
+    reduce_s = packed.gradient_steps * here.reduce_s
+    say("time for communication, %", "16 %", 100 * reduce_s / (work_s + reduce_s),
+        "this model, with latencies")  # fmt: skip
+    seconds = {work: one.rollout_s + one.training_s for work, one in phases.items()}
+    say("training, 4 GMIs on each GPU over one process", "1.86 times, at most 2.81",
+        seconds[alone] / seconds[packed],
+        "this model, where the one process is captured; the paper's is not")  # fmt: skip
+    return rows

@@ -1,0 +1,60 @@
+"""Searches the tuner's candidates on the model, for machines that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gmi_drl.placement import Config, layout_of
+from gmi_drl.selector.tune.candidate import Candidate
+from gmi_drl.selector.tune.keep import prediction_of
+from gmi_drl.selector.tune.space import config_of, space_of
+
+from .forecast import iteration_of
+from .hardware import Hardware
+from .model import phases_of, work_of
+
+
+@dataclass(frozen=True)
+class ProjectedCandidate:
+    """What the model says of a candidate, with every figure at its value."""
+
+    candidate: Candidate
+    steps_per_s: float  # of all hosts
+    learned: float  # of a step, over what one of the config's own updates teaches
+
+    def worth(self, objective: str) -> float:
+        """Returns what is compared: steps/s, or what is learned a second."""
+        return self.steps_per_s * (self.learned if objective == "learning" else 1.0)
+
+
+def best_candidates(config: Config, hardware: Hardware, hosts: int) -> list[ProjectedCandidate]:
+    """Lists what `tune` could try of `config` on these hosts, the best first.
+
+    Shares of SMs are not in the model, so that candidates which differ in them alone are one.
+    """
+    topology = hardware.topology(config.hardware.num_gpus)
+    prediction = prediction_of(config, topology)
+    projected = []
+    for candidate in _candidates(config, hardware):
+        chosen = config_of(config, candidate)
+        work = work_of(chosen, layout_of(chosen, topology), hardware)
+        phases = phases_of(work, hardware, hosts)
+        seconds, samples, _ = iteration_of(work, phases, hardware, hosts, np.random.default_rng(0))
+        learned = prediction.efficiency(candidate.samples * hosts, candidate.horizon)
+        projected.append(ProjectedCandidate(candidate, samples / seconds, learned))
+    return sorted(projected, key=lambda one: -one.worth(config.tune.objective))
+
+
+def _candidates(config: Config, hardware: Hardware) -> Iterator[Candidate]:
+    topology = hardware.topology(config.hardware.num_gpus)
+    space, _ = space_of(config, topology, works=("direct", "mps"))
+    seen = set()
+    for row in space.rows:
+        for one in row:
+            shape = (one.row.gmi_per_gpu, one.num_env, one.horizon)
+            if one.row.percents is None and shape not in seen:
+                seen.add(shape)
+                yield one
