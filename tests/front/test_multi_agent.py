@@ -114,7 +114,7 @@ def test_agents_who_share_a_policy_learn(tmp_path):
     path = config(
         tmp_path,
         run={
-            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 15_000, "seed": 1,
+            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 9_600, "seed": 1,
             "eval_episodes": 10,
         },
         env={"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 8},
@@ -194,6 +194,7 @@ def test_agents_who_keep_their_steps_learn_and_must_stay_together(tmp_path):
         gmi_drl.launch(config(tmp_path, **sections), view="none")
 
 
+@pytest.mark.slow
 def test_a_policy_that_plays_against_itself_finds_how_to_win(tmp_path):
     sections = {
         "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 30_000, "seed": 1},

@@ -246,3 +246,33 @@ def test_a_central_value_knows_what_an_agent_alone_cannot():
         stats = learner.stats()
     # Half the variance of a fair coin, 0.5, is what a value of its own observation leaves.
     assert stats["value_loss"] < 0.05
+
+
+@pytest.mark.parametrize("what", ["Meadow", "Countdown", "Envy"])
+def test_the_way_of_a_gpu_gathers_the_same(what):
+    gathered_by = []
+    for static in (False, True):
+        kind = MAPPOConfig if what == "Envy" else PPOConfig
+        settings = settings_of(kind, horizon=9)
+        policies = TWO if what == "Meadow" else None
+        env = make_env(
+            f"bodies_agents:{what}", 2, adapter="pettingzoo", seed=3, multi_agent=policies
+        )
+        if len(env.groups) > 1:
+            each = {its.policy: algorithm_of(its, settings, n) for n, its in enumerate(env.groups)}
+            algorithm = by_policy(env.groups, each)
+        else:
+            algorithm = algorithm_of(env, settings, 0)
+        batch = batch_of(algorithm, 9, env.num_env, env.observation_space.shape[0])
+        generator = torch.Generator().manual_seed(1)
+        collector = Collector(env, algorithm, batch, generator, static=static)
+        for iteration in (1, 2):
+            collector.collect(iteration)
+            _, seen = collector.read()
+        gathered_by.append((batch, seen, collector.of_groups))
+    (batch, seen, of_groups), (other, its_seen, its_groups) = gathered_by
+    assert seen == its_seen
+    assert of_groups == its_groups
+    for name, column in batch.columns.items():
+        assert torch.allclose(column, other[name], atol=1e-6), name
+    assert torch.allclose(batch.bootstrap["value"], other.bootstrap["value"], atol=1e-6)
