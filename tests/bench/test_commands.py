@@ -4,21 +4,31 @@ import importlib
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
+
+from gmi_drl.cli.main import main
+from gmi_drl.placement import ConfigError, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
+UsageError = typer.BadParameter.__base__  # of click, which some versions of typer have within
 SUITE, UPDATE = BENCH / "gpu" / "suite" / "suite.py", BENCH / "gpu" / "update.py"
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def called():
     """Scripts that a page calls by name, as its first word in a line of shell or in backticks."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    found = (re.findall(r"(?m)(?:^|`)(bench/[\w/]+\.py)", page.read_text()) for page in pages)
+    found = (re.findall(r"(?m)(?:^|`)(bench/[\w/]+\.py)", page.read_text()) for page in PAGES)
     return sorted({name for names in found for name in names})
 
 
@@ -26,6 +36,117 @@ def called():
 def test_a_script_that_a_page_calls_can_be_called(name):
     assert os.access(ROOT / name, os.X_OK)
     assert (ROOT / name).read_text().startswith("#!/usr/bin/env python3\n")
+
+
+def shell_lines(page):
+    """Lines of a page's blocks of shell, and of its indented blocks."""
+    text = page.read_text().replace("\\\n", " ")
+    fence = r"(?ms)^ *```(\w*)\n(.*?)^ *```$"
+    blocks = [block for language, block in re.findall(fence, text) if language in ("", "bash")]
+    blocks += re.findall(r"(?m)^    \S.*$", re.sub(fence, "", text))
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def commands(page):
+    """The words of each `gmi-drl` command in a page's shell, without `gmi-drl`."""
+    for line in shell_lines(page):
+        if match := re.search(r"(?:^|[\s$])gmi-drl ([a-z]+(?: .*)?)$", line):
+            may = re.sub(r" \[(-[^]]*)\]", r" \1", match[1])  # what may be left out
+            yield shlex.split(may, comments=True)
+
+
+def parsers():
+    """The parser of each command of `gmi-drl`."""
+    for name in ("commands", "trained_commands", "page_command", "tune_commands"):
+        import_module(f"gmi_drl.cli.{name}")
+    return typer.main.get_command(import_module("gmi_drl.cli.app").app).commands
+
+
+def fault_of(words):
+    """Says why `gmi-drl` would not take a command, or a path or key in it is not there; ""."""
+    try:
+        context = parsers()[words[0]].make_context(words[0], words[1:])
+    except (KeyError, UsageError) as error:
+        return f"{type(error).__name__}: {error}"
+    paths = [word for word in words if re.match(r"(?:examples|bench|scripts)/", word)]
+    if gone := [path for path in paths if not (ROOT / path).exists()]:
+        return f"there is no {gone[0]}"
+    given = ROOT / paths[0] if paths else {"version": 1, "env": {"id": "Ant-v5"}}
+    try:
+        load_config(given, context.params.get("overrides") or [])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_in_shell_are_taken_by_the_parser(page):
+    faults = {shlex.join(words): fault for words in commands(page) if (fault := fault_of(words))}
+    assert not faults
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_in_sentences_have_the_options_that_are_named(page):
+    known = parsers()
+    for text in re.findall(r"`gmi-drl ([a-z][^`]*)`", page.read_text()):
+        name, *words = text.split()
+        options = {opt for each in known[name].params for opt in (*each.opts, *each.secondary_opts)}
+        named = {word.partition("=")[0] for word in words if word.startswith("-")}
+        assert named <= options | {"--help"}, text
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("lunch examples/ant.yaml", "KeyError"),
+        ("launch examples/ant.yaml --no-such-option", "NoSuchOption"),
+        ("evaluate RUN --episodes few", "BadParameter"),
+        ("launch examples/no_such.yaml", "there is no examples/no_such.yaml"),
+        ("launch examples/ant.yaml --set run.no_such=1", "no_such"),
+    ],
+)
+def test_a_command_that_is_wrong_is_found(command, fault):
+    assert fault in fault_of(command.split())
+
+
+def test_commands_are_found_in_every_way_that_pages_have_them(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`gmi-drl no` and\n\n    gmi-drl indented\n\n```bash\nA=1 gmi-drl launch a \\\n  b # c\n"
+        "docker run gmi-drl check [--x]\n```\n\n```\n$ gmi-drl state\nno gmi-drl: x\n```\n"
+        "```python\ngmi-drl no\n```\nand\n\n```\ngmi-drl runs\n```\n"
+    )
+    assert list(commands(page)) == [["launch", "a", "b"], ["check", "--x"], ["state"], ["runs"],
+                                    ["indented"]]  # fmt: skip
+
+
+CHEAP = {"check", "compare", "evaluate", "export", "runs", "state", "timeline", "video"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_commands_that_are_cheap_run(tmp_path, monkeypatch):
+    for package in ("imageio_ffmpeg", "mujoco", "onnxruntime", "onnxscript", "safetensors"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name in ("config.yaml", "my_config.yaml"):
+        shutil.copy(ROOT / "examples" / "cartpole.yaml", name)
+    settings = ["run.name=ant", "run.total_steps=2048", "env.num_env=4", "algorithm.horizon=64"]
+    assert main(["launch", "config.yaml", *(f"--set={one}" for one in settings), "--quiet"]) == 0
+    (run,) = Path("runs/ant").iterdir()
+    run = run.rename(run.with_name("<time>"))  # as pages have it
+    shutil.copytree(run, "runs/b/<time>")
+    shutil.copy(run / "gcs.sqlite", "gcs.sqlite")
+    known = dict.fromkeys(("RUN", "RUN...", "runs/ant/*"), str(run))
+    files = {"video": "film.mp4", "export": "exported/policy.pt2"}
+    ran = set()
+    for name, *words in dict.fromkeys(tuple(words) for page in PAGES for words in commands(page)):
+        if name in CHEAP:
+            given = (known | {"FILE": files.get(name, "")}).get
+            assert main([name, *(given(word, word) for word in words)]) == 0, (name, *words)
+            ran.add(name)
+    assert ran == CHEAP
 
 
 @pytest.mark.parametrize(

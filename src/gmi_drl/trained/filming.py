@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmi_drl.launcher.folder.run_folder import RunFolder
-from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.plan.child_process import ChildFailed, ask
 
 from .policy import PolicyNotLoaded, TrainedPolicy, load_policy
@@ -67,8 +66,7 @@ def record_video(
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with terminate_as_interrupt():
-            _film(json.dumps(asked), folder.path, deadline)
+        _film(json.dumps(asked), folder.path, deadline)
         partial.replace(target)
     except OSError as error:
         raise PolicyNotLoaded(
