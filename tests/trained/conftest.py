@@ -12,8 +12,27 @@ from gmi_drl.launcher.start.preload import PRELOAD
 TASKS = {
     "ppo": {"algorithm": {"horizon": 32}, "layout": {"gmi_per_gpu": 2}},
     "lstm": {"algorithm": {"horizon": 32, "recurrent": {"size": 16}}},
+    "a2c": {"algorithm": {"name": "a2c", "horizon": 8}},
     "ant": {"env": {"id": "Ant-v5"}, "algorithm": {"horizon": 32}},
     "dqn": {"algorithm": {"name": "dqn", "replay_start": 64, "dueling": True}},
+    "c51": {
+        "algorithm": {
+            "name": "dqn",
+            "replay_start": 64,
+            "distributional": "c51",
+            "value_range": [0, 100],
+            "noisy": True,
+        }
+    },
+    "td3": {
+        "env": {"id": "Pendulum-v1"},
+        "algorithm": {"name": "td3", "batch_size": 32, "replay_start": 64},
+    },
+    "es": {"algorithm": {"name": "es", "population": 8, "horizon": 40}},
+    "ars": {
+        "env": {"id": "Pendulum-v1"},
+        "algorithm": {"name": "ars", "population": 8, "horizon": 40, "network": []},
+    },
     "sac": {
         "env": {"id": "Pendulum-v1"},
         "algorithm": {

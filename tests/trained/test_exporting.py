@@ -80,6 +80,20 @@ def test_what_is_exported_are_the_actions_of_the_policy(train, task):
         np.testing.assert_allclose(actions.numpy(), policy.act(rows.numpy()), atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["a2c", "c51", "td3", "es", "ars", "async", "torch"])
+def test_other_families_are_evaluated_loaded_and_exported_too(train, tmp_path, task):
+    folder = train(task)
+    run = json.loads((folder / "run.json").read_text())
+    evaluation = gmi_drl.evaluate(folder, episodes=6)
+    assert evaluation.mean == pytest.approx(run["eval_return"], rel=1e-6)
+    policy = gmi_drl.load_policy(folder)
+    assert "bit for bit" in export_policy(policy, "pt2", tmp_path / "policy.pt2")
+    rows = observed(policy)[0][:9]
+    actions = torch.export.load(tmp_path / "policy.pt2").module()(rows)
+    np.testing.assert_array_equal(actions.detach().numpy(), policy.act(rows.numpy()))
+
+
 def test_safetensors_hold_parameters_and_statistics(train, tmp_path):
     safetensors = pytest.importorskip("safetensors")
     policy = gmi_drl.load_policy(train("ant"))
