@@ -143,7 +143,29 @@ def test_tables_have_figures_over_seeds_and_of_each_run(tmp_path):
          "10.0 ± 0.0", "200 ± 0"]
     ]  # fmt: skip
     first = run_rows(comparison)[0]
-    assert first[:9] == ["ant", "0", "finished", "2,000", "20.0", "21.0", "10.0", "22.0", "200"]
+    assert first[:10] == [
+        "ant", "0", "finished", "2,000", "20.0", "21.0", "-", "10.0", "22.0", "200"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        ({}, True),
+        ({"trained_steps": 1900}, False),  # an earlier checkpoint
+        ({"stochastic": True}, False),
+        ({"mean": float("nan")}, False),
+        ({"mean": "12"}, False),
+    ],
+)
+def test_a_later_evaluation_of_the_last_policy_counts(tmp_path, changes, counts):
+    folder = make_run(tmp_path, 0)
+    (folder / "report").mkdir()
+    evaluation = {"mean": 33.0, "episodes": 100, "stochastic": False, "trained_steps": 2000}
+    (folder / "report" / "eval.json").write_text(json.dumps(evaluation | changes))
+    comparison = Comparison.of([tmp_path])
+    assert run_rows(comparison)[0][5:7] == (["33.0", "100"] if counts else ["21.0", "-"])
+    assert group_rows(comparison)[0][4] == ("33.0" if counts else "21.0")
 
 
 class Elements(HTMLParser):

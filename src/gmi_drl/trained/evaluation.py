@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gmi_drl import __version__
+from gmi_drl.launcher.folder.run_folder import EVALUATION
 from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.placement.faults import counted
 from gmi_drl.report.statistics import Estimate, estimate
@@ -26,7 +27,6 @@ from .policy import PolicyNotLoaded, TrainedPolicy, load_all
 if TYPE_CHECKING:
     from rich.console import Console
 
-FILE: Final = "report/eval.json"  # in the folder of a run
 _Episodes = tuple[NDArray[np.float64], NDArray[np.int64], int]
 
 
@@ -172,11 +172,12 @@ def _play(
 def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:
     """Writes report/eval.json; where that cannot be, the numbers are shown all the same."""
     folder = policy.origin.folder
+    file = folder.path / EVALUATION
     try:
         os.makedirs(folder.path / "report", exist_ok=True)
-        folder.write_atomic(FILE, evaluation.text())
+        folder.write_atomic(EVALUATION, evaluation.text())
     except OSError as error:
-        warnings.warn(f"{folder.path / FILE} was not written ({error.strerror}).", stacklevel=3)
+        warnings.warn(f"{file} was not written ({error.strerror}).", stacklevel=3)
 
 
 def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> None:

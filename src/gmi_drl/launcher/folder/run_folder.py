@@ -29,6 +29,7 @@ from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.runtime.gcs.database import set_aside
 
 METRICS: Final = "metrics.jsonl"
+EVALUATION: Final = "report/eval.json"  # by `gmi-drl evaluate`
 _LAYOUT: Final = "layout.yaml"
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _TAIL_BYTES: Final = 64 * 1024

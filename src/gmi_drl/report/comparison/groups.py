@@ -122,11 +122,13 @@ GROUP_COLUMNS: Final = (
     "trained policy, mean ± std", "seconds", "steps/s",
 )  # fmt: skip
 RUN_COLUMNS: Final = (
-    "config", "seed", "state", "steps", "return", "trained policy", "seconds", "wall seconds",
-    "steps/s", "folder",
+    "config", "seed", "state", "steps", "return", "trained policy", "episodes", "seconds",
+    "wall seconds", "steps/s", "folder",
 )  # fmt: skip
 _DROP: Final = ("return, mean ± std", "trained policy, mean ± std", "seconds", "steps/s")
-_DROP_OF_RUN: Final = ("config", "wall seconds", "seconds", "steps/s", "state", "steps")
+_DROP_OF_RUN: Final = (
+    "config", "episodes", "wall seconds", "seconds", "steps/s", "state", "steps",
+)  # fmt: skip
 
 
 def group_rows(comparison: Comparison) -> list[list[str]]:
@@ -134,7 +136,7 @@ def group_rows(comparison: Comparison) -> list[list[str]]:
     rows = []
     for group in comparison.groups:
         returned = group.estimate(lambda run: run.summary.return_mean)
-        evaluated = group.estimate(lambda run: run.summary.eval_return)
+        evaluated = group.estimate(lambda run: run.eval_return)
         seconds = group.estimate(lambda run: run.training_s)
         speed = group.estimate(lambda run: run.steps_per_s)
         cells = [group.label, str(len(group.runs))]
@@ -154,7 +156,8 @@ def run_rows(comparison: Comparison) -> list[list[str]]:
             run.summary.state,
             _text(run.steps, ",.0f"),
             _text(run.summary.return_mean, ",.1f"),
-            _text(run.summary.eval_return, ",.1f"),
+            _text(run.eval_return, ",.1f"),
+            _text(run.eval_episodes, ",d"),
             _text(run.training_s, ",.1f"),
             _text(run.wall_s, ",.1f"),
             _text(run.steps_per_s, ",.0f"),

@@ -97,9 +97,9 @@ _MEANING: Final = (
 )
 _FIGURES: Final = (
     "IQM: the mean of the middle half of the seeds, with its 95 % bootstrap interval. Return: of "
-    "the last 100 episodes while training; trained policy: without exploration, at the end. "
-    "Seconds: of training, all launches together; wall seconds: of the last launch, with start and "
-    "evaluation."
+    "the last 100 episodes while training; trained policy: without exploration, at the end, by the "
+    "run itself or by gmi-drl evaluate. Seconds: of training, all launches together; wall seconds: "
+    "of the last launch, with start and evaluation."
 )
 
 

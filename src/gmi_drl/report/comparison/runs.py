@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from gmi_drl.errors import GmiDrlError
+from gmi_drl.launcher.folder.run_folder import EVALUATION, metrics_in
 from gmi_drl.launcher.folder.run_folder import METRICS as METRICS_FILE
-from gmi_drl.launcher.folder.run_folder import metrics_in
 from gmi_drl.placement import ConfigError, counted, load_config
 from gmi_drl.placement.config.yaml_text import read_yaml
 from gmi_drl.report.run_list import RunSummary, list_runs, read_object
@@ -59,6 +59,8 @@ class ComparedRun:
     settings: dict[str, str] | None  # dotted keys of the config; None if it cannot be read
     columns: dict[str, NDArray[Any]]  # [iterations] of AXES and METRICS; NaN where there is none
     wall_s: float | None  # from the start to the end of the last launch
+    eval_return: float | None  # mean return of the trained policy, without exploration
+    eval_episodes: int | None  # which had so many episodes
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -125,7 +127,33 @@ def _read(summary: RunSummary) -> ComparedRun:
     state = read_object(path / "run.json")
     lasted_s = _value(state.get("finished")) - _value(state.get("started"))
     wall_s = lasted_s if lasted_s >= 0 else None  # NaN is not: it is not known
-    return ComparedRun(summary, settings, columns, wall_s, warnings)
+    eval_return, eval_episodes = _read_evaluation(summary, state)
+    return ComparedRun(
+        summary=summary,
+        settings=settings,
+        columns=columns,
+        wall_s=wall_s,
+        eval_return=eval_return,
+        eval_episodes=eval_episodes,
+        warnings=warnings,
+    )
+
+
+def _read_evaluation(summary: RunSummary, state: dict[str, Any]) -> tuple[float | None, int | None]:
+    """Returns the return of the trained policy and its episodes; else those of the run's own end.
+
+    What `gmi-drl evaluate` has found counts if it took the most likely actions of the last policy.
+    """
+    evaluation = read_object(summary.path / EVALUATION)
+    mean, steps = _value(evaluation.get("mean")), evaluation.get("trained_steps")
+    is_of_the_last = evaluation.get("stochastic") is False and steps == summary.steps
+    if is_of_the_last and math.isfinite(mean):
+        return mean, _count(evaluation.get("episodes"))
+    return summary.eval_return, _count(state.get("eval_episodes"))
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < _MOST else None
 
 
 def _read_metrics(path: Path) -> tuple[dict[str, NDArray[Any]], int]:
