@@ -16,6 +16,7 @@ from gmi_drl.placement.config.algorithms import (
     A3CConfig,
     ActorCriticConfig,
     AlgorithmConfig,
+    AlphaZeroConfig,
     APPOConfig,
     ARSConfig,
     CustomAlgorithmConfig,
@@ -82,7 +83,8 @@ from .update_size import UpdateSize
 __all__ = [
     "ABSENT", "ALGORITHMS", "AUTO", "CONFIG_VERSION", "CONVOLUTIONAL", "NETWORKS", "STRATEGIES",
     "TEMPLATES", "A2CConfig", "A3CConfig", "APPOConfig", "ARSConfig", "ActorCriticConfig",
-    "AlgorithmConfig", "CommConfig", "Config", "ConfigError", "CustomAlgorithmConfig", "DDPGConfig",
+    "AlgorithmConfig", "AlphaZeroConfig", "CommConfig", "Config", "ConfigError",
+    "CustomAlgorithmConfig", "DDPGConfig",
     "DQNConfig", "Device", "ESConfig", "EnvConfig", "EvolutionConfig", "ExperienceConfig", "Fault",
     "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig", "Layout", "LayoutConfig",
     "LayoutError", "MAPPOConfig", "MigInstance", "MigSlice", "MultiAgentConfig", "OffPolicyConfig",

@@ -94,10 +94,11 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
             "Set both to parameter_server, or neither.",
         )  # fmt: skip
         return
-    if wanted == "population" and name in TEMPLATES and TEMPLATES[name].is_split:
+    if wanted in ("population", "tree_search") and name in TEMPLATES and TEMPLATES[name].is_split:
+        tries = "tries policies" if wanted == "population" else "plays games"
         yield Fault(
             "layout.template", name,
-            "under population each GMI tries policies in environments of its own",
+            f"under {wanted} each GMI {tries} in environments of its own",
             "Use tcg_ex.",
         )  # fmt: skip
         return

@@ -155,17 +155,19 @@ class EnvConfig(Section):
     """Environment id, such as `Ant-v5`; `module:Id` imports the module that registers it first,
     which may lie beside the config file."""
     adapter: Literal[
-        "auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "envpool", "isaacgym", "pettingzoo"
+        "auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "envpool", "game", "isaacgym",
+        "pettingzoo",
     ] = "auto"  # fmt: skip
     """Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour and ShadowHand as a batch;
     `torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered id of
     [spaces that a policy takes](writing-a-role.md#spaces); `warp`:
     Ant, BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named (see
     [simulation on the GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in JAX, only when
-    named; `envpool`: what EnvPool has, only when named; `isaacgym`: IsaacGymEnvs tasks;
-    `pettingzoo`: [several agents](multi-agent.md), by the module that makes the environment, such
-    as `mpe2.simple_spread_v3`, or `module:function` of yours. `auto` takes the fastest of the
-    others that has the id. `gmi-drl envs` lists them."""
+    named; `envpool`: what EnvPool has, only when named; `game`: [games](alphazero.md) against
+    moves at random; `isaacgym`: IsaacGymEnvs tasks; `pettingzoo`: [several
+    agents](multi-agent.md), by the module that makes the environment, such as
+    `mpe2.simple_spread_v3`, or `module:function` of yours. `auto` takes the fastest of the others
+    that has the id. `gmi-drl envs` lists them."""
     num_env: Count = Field(default=64, le=1_000_000)
     """Environments in each GMI (not in all of them together). `auto`: what `gmi-drl tune` finds to
     be fastest."""

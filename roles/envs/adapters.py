@@ -17,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.error import DependencyNotInstalled
 
 from gmi_drl.placement.faults import close_names, install
+from gmi_drl.roles.games import GAMES, OPEN_SPIEL, game_faults
 
 from .options import parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
@@ -83,7 +84,10 @@ def choose_adapter(env_id: str, adapter: str = "auto") -> str:
     """
     if adapter != "auto":
         return adapter
-    return next((name for name in ("torch", "mujoco") if env_id in ADAPTERS[name].ids), "gymnasium")
+    if env_id.startswith(OPEN_SPIEL):
+        return "game"
+    own = ("torch", "mujoco", "game")
+    return next((name for name in own if env_id in ADAPTERS[name].ids), "gymnasium")
 
 
 def check_env(
@@ -308,6 +312,11 @@ def _check_envpool(adapter: str, env_id: str, options: Mapping[str, Any]) -> lis
     return [unknown_option(f"env {env_id}", name, keys) for name in options if name not in keys]
 
 
+def _check_game(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
+    unknown = [unknown_option(f"env {env_id}", name, set()) for name in options]
+    return [*game_faults(env_id), *unknown]
+
+
 def _check_isaacgym(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
     return [
         f"env.adapter=isaacgym needs the package {name}, which is not installed. Install Isaac Gym "
@@ -372,6 +381,7 @@ ADAPTERS: Final[Mapping[str, Adapter]] = {
     "envpool": Adapter(
         make="envpool:EnvPoolVecEnv", check=_check_envpool, packages={"envpool": "envpool"}
     ),
+    "game": Adapter(make="games:GameVecEnv", ids=tuple(GAMES), check=_check_game),
     "isaacgym": Adapter(
         make="isaacgym:IsaacGymVecEnv",
         check=_check_isaacgym,

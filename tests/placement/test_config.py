@@ -215,7 +215,7 @@ def test_settings_that_no_algorithm_can_have_are_told(optimizers, said):
         settings_of(Bad, section)
     known = (
         "all_reduce, local, async_gradients, parameter_server, async_samples, replay, apex, "
-        "population"
+        "population, tree_search"
     )
     assert said.format(known) in str(caught.value)
 
@@ -525,21 +525,21 @@ def test_a_layout_file_fixes_what_auto_would_find():
         (
             "trpo",
             "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c, dqn, sac, td3, "
-            "ddpg, es, ars, mappo, vdn and qmix, mode async has impala, appo, dqn, sac, td3 and "
-            "ddpg.",
+            "ddpg, es, ars, mappo, vdn, qmix and alphazero, mode async has impala, appo, dqn, sac, "
+            "td3 and ddpg.",
         ),
         ("QRDQN", "gmi-drl does not have this algorithm"),
         (
             "PPO",
             "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars, "
-            "mappo, vdn, qmix. Did you mean ppo?",
+            "mappo, vdn, qmix, alphazero. Did you mean ppo?",
         ),
         ("impalla", "Did you mean impala?"),
         ("dnq", "Did you mean dqn?"),
         (
             "abc",
             "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars, "
-            "mappo, vdn, qmix. Correct it, or leave it",
+            "mappo, vdn, qmix, alphazero. Correct it, or leave it",
         ),
     ],
 )

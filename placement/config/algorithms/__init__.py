@@ -8,6 +8,7 @@ from typing import Any, Final
 from gmi_drl.placement.faults import Fault, closest, listed
 
 from .a2c import A2CConfig, A3CConfig, PGConfig
+from .alphazero import AlphaZeroConfig
 from .common import (
     MODE_OF_OPTIMIZER,
     ActorCriticConfig,
@@ -26,7 +27,8 @@ from .team import QMIXConfig, VDNConfig
 
 __all__ = [
     "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig",
-    "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig", "CustomAlgorithmConfig",
+    "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig", "AlphaZeroConfig",
+    "CustomAlgorithmConfig",
     "DDPGConfig", "DQNConfig", "ESConfig", "EvolutionConfig", "IMPALAConfig", "MAPPOConfig",
     "OffPolicyConfig", "PGConfig", "PPOConfig", "QMIXConfig", "RecurrentConfig", "ReplayConfig",
     "SACConfig", "TD3Config", "VDNConfig", "algorithm_config", "algorithms_of", "mode_faults",
@@ -50,6 +52,7 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "mappo": MAPPOConfig,
     "vdn": VDNConfig,
     "qmix": QMIXConfig,
+    "alphazero": AlphaZeroConfig,
 }
 
 # What people ask for by name, and is not here.

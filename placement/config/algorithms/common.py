@@ -24,6 +24,7 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "replay": "sync",
     "apex": "async",
     "population": "sync",
+    "tree_search": "sync",
 }
 
 Horizon = Annotated[Int, Field(ge=1, le=1_000_000)]
@@ -52,7 +53,8 @@ class AlgorithmConfig(Section):
     the parameters in pieces, one in each GMI that trains; `async_samples` (mode async): trainers on
     what agents send them meanwhile; `replay` (mode sync): every GMI that trains on what it has
     kept; `apex` (mode async): trainers on what they have kept of what agents send them meanwhile;
-    `population` (mode sync, template tcg_ex): every GMI on the returns of perturbed policies.
+    `population` (mode sync, template tcg_ex): every GMI on the returns of perturbed policies;
+    `tree_search` (mode sync, template tcg_ex): every GMI on games that a search plays with itself.
     `auto`: the algorithm's own for the mode."""
     network: Network = Field(
         default="ant",

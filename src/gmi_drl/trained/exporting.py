@@ -30,6 +30,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from gmi_drl.launcher.plan.planning import importable
+from gmi_drl.placement import AlphaZeroConfig
 
 from .policy import PolicyModule, PolicyNotLoaded, TrainedPolicy
 
@@ -95,6 +96,11 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
         raise PolicyNotLoaded(
             f"{policy.origin.folder.path}: its environments have several agents, and what is "
             "written is tried in those of one. Act by gmi_drl.load_policy(run, policy_id=...)."
+        )
+    if isinstance(policy.origin.config.algorithm, AlphaZeroConfig):
+        raise PolicyNotLoaded(
+            f"{policy.origin.folder.path}: its policy searches games, which is no function of "
+            "tensors. Act by gmi_drl.load_policy(run); the network is its module.network."
         )
     kind, named = _KINDS[form], file.suffix.lstrip(".")
     if named in FORMATS and named != form:

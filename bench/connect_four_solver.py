@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Solves connect four exactly from positions that are late enough: who wins, by negamax.
+
+Boards are two numbers, as John Tromp and Pascal Pons have them: a column has 7 bits, of which the
+highest is never set. As a command it makes the positions of `bench/alphazero.py`:
+
+    bench/connect_four_solver.py > bench/results/raw/connect_four.jsonl
+"""
+
+import json
+from functools import lru_cache
+
+import numpy as np
+
+from gmi_drl.roles.games import make_game
+
+ROWS, COLUMNS = 6, 7
+HEIGHT = ROWS + 1
+ORDER = sorted(range(COLUMNS), key=lambda column: abs(column - COLUMNS // 2))
+BOTTOM = sum(1 << column * HEIGHT for column in range(COLUMNS))
+BOARD = BOTTOM * ((1 << ROWS) - 1)
+COLUMN = [((1 << ROWS) - 1) << column * HEIGHT for column in range(COLUMNS)]
+
+
+def bits(cells):
+    """The own stones and all stones of a board of 42 cells, 1 own and -1 the other's."""
+    own = mask = 0
+    for place, stone in enumerate(cells):
+        row, column = divmod(place, COLUMNS)
+        bit = 1 << column * HEIGHT + row
+        mask |= bit if stone else 0
+        own |= bit if stone > 0 else 0
+    return own, mask
+
+
+def _winning(own, mask):
+    """The empty places that would make four of `own`."""
+    found = own << 1 & own << 2 & own << 3
+    for step in (HEIGHT, HEIGHT - 1, HEIGHT + 1):
+        pair = own << step & own << 2 * step
+        found |= pair & own << 3 * step | pair & own >> step
+        pair = own >> step & own >> 2 * step
+        found |= pair & own << step | pair & own >> 3 * step
+    return found & BOARD & ~mask
+
+
+@lru_cache(maxsize=4_000_000)
+def solve(own, mask):
+    """The value to who moves, 1, 0 or -1, of a board on which nobody has won yet."""
+    if mask == BOARD:
+        return 0
+    playable = (mask + BOTTOM) & BOARD
+    if _winning(own, mask) & playable:
+        return 1
+    other = own ^ mask
+    threats = _winning(other, mask)
+    forced = threats & playable
+    if forced:
+        if forced & forced - 1:
+            return -1  # two places to be filled at once
+        playable = forced
+    playable &= ~(threats >> 1)  # not below a place where the other wins
+    best = -1
+    for column in ORDER:
+        move = playable & COLUMN[column]
+        if move:
+            best = max(best, -solve(other, mask | move))
+            if best == 1:
+                break
+    return best
+
+
+def values(cells):
+    """The value of each of the 7 moves to who makes it; None where the column is full."""
+    own, mask = bits(cells)
+    found = []
+    for column in range(COLUMNS):
+        move = (mask + (1 << column * HEIGHT)) & COLUMN[column]
+        if not move:
+            found.append(None)
+        elif _winning(own, mask) & move:
+            found.append(1)
+        else:
+            found.append(-solve(own ^ mask, mask | move))
+    return found
+
+
+def positions(count, seed=0, stones=range(20, 29)):
+    """Yields boards of games at random, with the values of their moves: not all are as good."""
+    rng, found = np.random.default_rng(seed), set()
+    game = make_game("ConnectFour-v0")
+    while len(found) < count:
+        states = game.initial(1)
+        for _ in range(rng.choice(stones)):
+            move = rng.choice(np.flatnonzero(game.legal(states)[0]))
+            states = game.step(states, np.array([move]))
+            if game.terminal(states)[0][0]:
+                break
+        else:
+            its = values(states[0].tolist())
+            cells = tuple(states[0].tolist())
+            if len({value for value in its if value is not None}) > 1 and cells not in found:
+                found.add(cells)
+                yield cells, its
+        if solve.cache_info().currsize > 3_000_000:
+            solve.cache_clear()
+
+
+def main():
+    """Writes 200 boards, and which of their moves are best, to standard output."""
+    for cells, its in positions(200):
+        print(json.dumps({"cells": cells, "values": its}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Makes a game environments: one player acts, the other one moves at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gmi_drl.roles.games import Game, make_game, step_legal
+
+from .errors import EnvActionError
+from .protocol import Step, VecEnvSpec
+
+
+class GameVecEnv:
+    """N games against a player who draws legal moves; who begins is drawn, too.
+
+    An observation is the game's state, as the player sees it who acts. The end pays 1, 0 or -1; who
+    makes a move that is illegal has lost.
+    """
+
+    def __init__(self, spec: VecEnvSpec) -> None:
+        self.env_id, self.game, self.num_env = spec.env_id, make_game(spec.env_id), spec.num_env
+        game: Game = self.game
+        bounds = np.iinfo(np.int16)
+        shape = (game.state_size,)
+        self.observation_space = spaces.Box(bounds.min, bounds.max, shape, np.float32)
+        self.action_space = spaces.Discrete(game.actions)
+        self.device, self._dtype = torch.device("cpu"), spec.dtype
+        limit = spec.max_episode_steps
+        self._longest = game.longest if limit is None else min(limit, game.longest)
+        self.max_episode_steps: int | None = self._longest
+        self._rng = np.random.default_rng(spec.seed)
+        self._states, self._moves = game.initial(self.num_env), np.zeros(self.num_env, np.int64)
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._begin(np.arange(self.num_env))
+        return self._shown(self._states)
+
+    def step(self, action: Tensor) -> Step:
+        if action.shape != (self.num_env,):
+            raise EnvActionError.of_shape(self.env_id, action.shape, (self.num_env,))
+        game, moves = self.game, action.cpu().numpy().astype(np.int64)
+        legal = game.legal(self._states)[np.arange(self.num_env), moves]
+        reward, over = np.where(legal, 0.0, -1.0), ~legal
+        final = self._states.copy()
+        on = np.flatnonzero(legal)
+        final[on] = game.step(final[on], moves[on])
+        on = self._ended(final, on, reward, over, sign=-1.0)
+        if len(on):
+            final[on] = self._answered(final[on])
+            self._ended(final, on, reward, over, sign=1.0)
+        self._moves += 1
+        truncated = ~over & (self._moves >= self._longest)
+        self._states = final.copy()
+        self._begin(np.flatnonzero(over | truncated))
+        return Step(
+            self._shown(self._states), torch.from_numpy(reward).to(self._dtype),
+            torch.from_numpy(over), torch.from_numpy(truncated), self._shown(final),
+        )  # fmt: skip
+
+    def _ended(
+        self, states: NDArray[np.int16], games: NDArray[np.int64], reward: NDArray[np.float64],
+        over: NDArray[np.bool_], sign: float,
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """Notes which `games` have ended, and returns the others; `sign` of who would move."""
+        ended, worth = self.game.terminal(states[games])
+        over[games] = ended
+        reward[games] = np.where(ended, sign * worth, 0.0)
+        return games[~ended]
+
+    def _begin(self, games: NDArray[np.int64]) -> None:
+        """Begins new games; in half of them the other player has made the first move."""
+        if len(games):
+            states = self.game.initial(len(games))
+            second = self._rng.random(len(games)) < 0.5
+            if second.any():
+                states[second] = self._answered(states[second])
+            self._states[games], self._moves[games] = states, 0
+
+    def _answered(self, states: NDArray[np.int16]) -> NDArray[np.int16]:
+        legal = self.game.legal(states)
+        moves = np.where(legal, self._rng.random(legal.shape), -1.0).argmax(1)
+        return step_legal(self.game, states, moves)
+
+    def _shown(self, states: NDArray[np.int16]) -> Tensor:
+        return torch.from_numpy(states.astype(np.float32)).to(self._dtype)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("games give no state")
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,156 @@
+"""Plays whole games by search: one network against itself, or two against each other.
+
+N = games at once, S = numbers of a state, A = moves, P = positions of games.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmi_drl.placement import AlphaZeroConfig
+from gmi_drl.roles.games import Game, step_legal
+from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
+
+_GAMES: Final = 10  # the stream of seeds that games are drawn by
+_OPENINGS: Final = 11  # and that of the first moves of matches
+_OPENING_MOVES: Final = 2  # which are drawn, as two networks would play one game only
+
+
+class Positions(NamedTuple):
+    """What games teach: in each position what the search found, and how the game ended."""
+
+    states: NDArray[np.int16]  # [P, S]
+    policy: NDArray[np.float32]  # [P, A], the shares of visits
+    value: NDArray[np.float32]  # [P], 1: who moves there has won
+
+
+class Match(NamedTuple):
+    """The games of a match, as the first of its players sees them."""
+
+    wins: int
+    draws: int
+    losses: int
+
+
+class SearchedGames:
+    """Plays games in `num_env` places, where the next one begins when one is over.
+
+    What is drawn in a game depends on the run's seed, the round and the game's number alone.
+    """
+
+    def __init__(self, game: Game, num_env: int, settings: AlphaZeroConfig, seed: int) -> None:
+        self._game, self._num_env, self._settings, self._seed = game, num_env, settings, seed
+        exploration = Exploration(settings.c_base, settings.c_init)
+        self._trees = SearchTrees(game, num_env, settings.simulations, exploration)
+        longest, actions = game.longest, game.actions
+        self._states = np.zeros((num_env, longest, game.state_size), np.int16)
+        self._policy = np.zeros((num_env, longest, actions), np.float32)
+
+    @property
+    def leaves(self) -> int:
+        """The leaves that were valued, since this object was made."""
+        return self._trees.leaves
+
+    def play(self, evaluate: Evaluate, number: int, games: range) -> Positions:
+        """Plays `games` of round `number`, and returns their positions in the games' order."""
+        game, settings = self._game, self._settings
+        waiting = list(reversed(games))
+        at = np.array([waiting.pop() for _ in range(min(self._num_env, len(waiting)))])
+        drawn: list[Any] = [self._generator(number, its) for its in at.tolist()]
+        states, made = game.initial(len(at)), np.zeros(len(at), np.int64)
+        places, done = np.arange(len(at)), dict[int, Positions]()
+        while len(at):
+            noise = np.stack(
+                [one.gamma(settings.dirichlet_alpha, size=game.actions) for one in drawn]
+            )
+            visits = self._trees.search(
+                states, evaluate, np.maximum(noise, 1e-12), settings.dirichlet_weight
+            )
+            policy = visits / visits.sum(1, keepdims=True)
+            self._states[places, made], self._policy[places, made] = states, policy
+            moves = visits.argmax(1)
+            early = np.flatnonzero(made < settings.temperature_moves)
+            draws = np.array([drawn[i].random() for i in early], np.float32)
+            moves[early] = _drawn(policy[early], draws)
+            states = step_legal(game, states, moves)
+            made += 1
+            over, worth = game.terminal(states)
+            over |= made >= game.longest
+            for i in np.flatnonzero(over).tolist():
+                done[int(at[i])] = self._positions(places[i], made[i], worth[i])
+                if waiting:
+                    at[i], over[i] = waiting.pop(), False
+                    drawn[i], made[i] = self._generator(number, int(at[i])), 0
+                    states[i] = game.initial(1)[0]
+            if over.any():
+                on = ~over
+                drawn = [one for one, goes_on in zip(drawn, on, strict=True) if goes_on]
+                at, states, made, places = at[on], states[on], made[on], places[on]
+        return joined([done[its] for its in games], game)
+
+    def match(self, one: Evaluate, other: Evaluate, number: int, pairs: range) -> Match:
+        """Plays two games for each of `pairs`, which begin alike and with sides changed."""
+        wins = draws = losses = 0
+        size = max(self._num_env // 2, 1)
+        for begin in range(0, len(pairs), size):
+            worth = self._pairs(one, other, number, pairs[begin : begin + size])
+            wins, losses = wins + int((worth > 0).sum()), losses + int((worth < 0).sum())
+            draws += int((worth == 0).sum())
+        return Match(wins, draws, losses)
+
+    def _pairs(
+        self, one: Evaluate, other: Evaluate, number: int, pairs: range
+    ) -> NDArray[np.float32]:
+        """Returns what each game was worth to the player `one`."""
+        game, count = self._game, 2 * len(pairs)
+        states, over = game.initial(count), np.zeros(count, np.bool_)
+        result = np.zeros(count, np.float32)
+        ones = np.arange(count) < len(pairs)  # games in which `one` moves next
+        drawn = [np.random.default_rng((self._seed, _OPENINGS, number, pair)) for pair in pairs]
+        for ply in range(game.longest):
+            on = np.flatnonzero(~over)
+            if not len(on):
+                break
+            moves = np.zeros(count, np.int64)
+            if ply < _OPENING_MOVES:
+                legal = game.legal(states)
+                shares = np.stack([rng.random(game.actions) for rng in drawn] * 2)
+                moves = np.where(legal, shares, -1.0).argmax(1)
+            else:
+                for player, mine in ((one, on[ones[on]]), (other, on[~ones[on]])):
+                    # A place searches one game at a time.
+                    for begin in range(0, len(mine), self._num_env):
+                        part = mine[begin : begin + self._num_env]
+                        moves[part] = self._trees.search(states[part], player).argmax(1)
+            states[on] = step_legal(game, states[on], moves[on])
+            ones = ~ones
+            over[on], worth = game.terminal(states[on])
+            result[on] = np.where(ones[on], worth, -worth)
+        return result
+
+    def _positions(self, place: int, count: int, worth: float) -> Positions:
+        turns = np.where((count - np.arange(count)) % 2, -1.0, 1.0).astype(np.float32)
+        states, policy = self._states[place, :count].copy(), self._policy[place, :count].copy()
+        return Positions(states, policy, turns * np.float32(worth))
+
+    def _generator(self, number: int, its: int) -> np.random.Generator:
+        return np.random.default_rng((self._seed, _GAMES, number, its))
+
+
+def joined(parts: list[Positions], game: Game) -> Positions:
+    """Returns the positions of all parts, in their order."""
+    none = Positions(
+        np.zeros((0, game.state_size), np.int16), np.zeros((0, game.actions), np.float32),
+        np.zeros(0, np.float32),
+    )  # fmt: skip
+    return Positions(*(np.concatenate(column) for column in zip(none, *parts, strict=True)))
+
+
+def _drawn(policy: NDArray[np.float32], draws: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Returns moves drawn in proportion to `policy` [K, A]; draws [K] are uniform."""
+    sums = policy.cumsum(1)
+    above = sums > (draws * sums[:, -1])[:, None]
+    return np.asarray(above.argmax(1))

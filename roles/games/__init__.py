@@ -1,0 +1,85 @@
+"""Games of two players, for search: tic-tac-toe, connect four, OpenSpiel's, and yours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from gmi_drl.placement.faults import closest, install
+
+from .errors import GameError, IllegalMove
+from .game import Game, Symmetry, moves_of, step_legal, stepped
+
+if TYPE_CHECKING:
+    from .in_a_row import InARow
+
+__all__ = [
+    "GAMES", "OPEN_SPIEL", "Game", "GameError", "IllegalMove", "Symmetry", "game_faults",
+    "make_game", "moves_of", "step_legal", "stepped",
+]  # fmt: skip
+
+OPEN_SPIEL: Final = "OpenSpiel/"  # begins the ids of OpenSpiel's games
+
+
+def _connect_four() -> InARow:
+    from .in_a_row import InARow
+
+    return InARow("ConnectFour-v0", 6, 7, 4, falls=True)
+
+
+def _tic_tac_toe() -> InARow:
+    from .in_a_row import InARow
+
+    return InARow("TicTacToe-v0", 3, 3, 3, falls=False)
+
+
+GAMES: Final[dict[str, Callable[[], Game]]] = {
+    "ConnectFour-v0": _connect_four,
+    "TicTacToe-v0": _tic_tac_toe,
+}
+
+
+def make_game(env_id: str) -> Game:
+    """Returns the game of an id: one of `GAMES`, OpenSpiel/name, or module:Class of yours."""
+    if env_id in GAMES:
+        return GAMES[env_id]()
+    if env_id.startswith(OPEN_SPIEL):
+        from .open_spiel import OpenSpielGame
+
+        return OpenSpielGame(env_id.removeprefix(OPEN_SPIEL))
+    from gmi_drl.roles.loading import load_class
+
+    game: Game = load_class(env_id, kind="game")()
+    return game
+
+
+def game_faults(env_id: str) -> list[str]:
+    """Returns why there is no game of an id."""
+    if env_id in GAMES:
+        return []
+    if env_id.startswith(OPEN_SPIEL):
+        try:
+            make_game(env_id)
+        except ModuleNotFoundError:
+            return [
+                f"env.id={env_id!r} needs the package open_spiel, which is not installed. "
+                f"{install('open_spiel')}."
+            ]
+        except Exception as error:  # OpenSpiel's own are of no class of Python's
+            rule = str(error).strip().splitlines()[0]
+            return [f"env.id={env_id!r}: {rule}. Use another of pyspiel.registered_names()."]
+        return []
+    if ":" not in env_id:
+        near = closest(env_id, GAMES)
+        return [
+            f"env.id={env_id!r} is no game; known: {', '.join(GAMES)}, {OPEN_SPIEL}name, and "
+            f"module:Class of yours.{f' Did you mean {near}?' if near else ''}"
+        ]
+    try:
+        make_game(env_id)
+    except Exception as error:  # whatever someone's module raises
+        return [
+            f"env.id={env_id!r}: no game is made of it ({type(error).__name__}: {error}). Give "
+            "module:Class of a class that is made without arguments, beside the config file."
+        ]
+    return []

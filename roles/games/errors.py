@@ -1,0 +1,38 @@
+"""Defines the errors of games.
+
+GameError       a game did what none may
++-- IllegalMove a move that the rules do not allow in that state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gmi_drl.roles.errors import RoleError
+
+
+class GameError(RoleError):
+    """Tells that a game broke the rule of all games; names the game and its state."""
+
+    def __init__(self, game: str, state: Sequence[int], rule: str) -> None:
+        super().__init__(game, list(state), rule)
+        self.game, self.state, self.rule = game, list(state), rule
+
+    def __str__(self) -> str:
+        return f"game {self.game}, state {self.state}: {self.rule}"
+
+
+class IllegalMove(GameError):
+    """Tells of a move that cannot be made; names the game, the state and the move."""
+
+    def __init__(self, game: str, state: Sequence[int], move: int, said: str = "") -> None:
+        super().__init__(game, state, said)
+        self.args = (game, list(state), move, said)
+        self.move, self.said = move, said
+
+    def __str__(self) -> str:
+        why = f"step raised {self.said}, and legal allows it" if self.said else "it is illegal"
+        return (
+            f"game {self.game}, state {self.state}, move {self.move}: {why}. Make a move that "
+            "`legal` allows there, and have `legal` allow what `step` takes."
+        )

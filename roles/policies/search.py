@@ -1,0 +1,173 @@
+"""A network that sees games, and the policy that acts by a search with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.placement import AlphaZeroConfig, hidden_sizes
+from gmi_drl.roles.games import Game
+from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
+
+from .trunk import ACTIVATIONS, HiddenLayers, Precision, Trunk
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.batch import Batch
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions whose sum is added to what they are given (He et al., 2016)."""
+
+    def __init__(self, channels: int, activation: str) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self._activation = ACTIVATIONS[activation]()
+
+    def forward(self, seen: Tensor) -> Tensor:
+        act = self._activation
+        out: Tensor = act(seen + self.second(act(self.first(seen))))
+        return out
+
+
+class ResidualTower(HiddenLayers):
+    """Residual blocks over a board of planes, and dense layers behind them.
+
+    There is no normalisation: each block begins as one that changes nothing.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], channels: int, blocks: int, hidden: Sequence[int],
+        activation: str, precision: Precision,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._shape, self.bf16 = shape, precision == "bf16"
+        self._activation = ACTIVATIONS[activation]()
+        self.enter = nn.Conv2d(shape[0], channels, 3, padding=1)
+        self.blocks = nn.Sequential(*(ResidualBlock(channels, activation) for _ in range(blocks)))
+        self.leave = nn.Conv2d(channels, max(channels // 4, 1), 1)
+        width = self.leave.out_channels * shape[1] * shape[2]
+        self.dense = Trunk(width, hidden, activation, "fp32")
+        self.features = self.dense.features
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator | None) -> None:
+        super().initialise(generator)
+        for block in self.modules():
+            if isinstance(block, ResidualBlock):
+                nn.init.zeros_(block.second.weight)
+
+    def seen(self, observation: Tensor) -> Tensor:
+        act, board = self._activation, torch.unflatten(observation, 1, self._shape)
+        board = board.contiguous(memory_format=torch.channels_last)
+        board = act(self.leave(self.blocks(act(self.enter(board)))))
+        out: Tensor = self.dense(board.flatten(1))
+        return out
+
+
+class GameNetwork(nn.Module):
+    """Puts out preferences [B, A] for moves, and behind them the value of what it sees [B, D].
+
+    It begins at 0, whatever it sees.
+    """
+
+    def __init__(
+        self, game: Game, settings: AlphaZeroConfig, generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.game, self._settings = game, settings
+        hidden, name = hidden_sizes(settings.network), settings.activation
+        self.trunk: HiddenLayers
+        if settings.blocks:
+            self.trunk = ResidualTower(
+                game.shape, settings.channels, settings.blocks, hidden, name, settings.precision
+            )
+        else:
+            width = int(np.prod(game.shape))
+            self.trunk = Trunk(width, hidden, name, settings.precision)
+        self.head = nn.Linear(self.trunk.features, game.actions + 1)
+        self.trunk.initialise(generator)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def describe(self) -> dict[str, Any]:
+        """Say what its parameters do not: see ActorCritic.describe."""
+        settings = self._settings
+        return {"game": self.game.name, "activation": settings.activation}
+
+    def forward(self, observation: Tensor) -> Tensor:
+        out = self.head(self.trunk(observation))
+        return torch.cat([out[:, :-1], out[:, -1:].tanh()], 1)
+
+    @property
+    def evaluate(self) -> Evaluate:
+        """Returns what a search values leaves by."""
+        device = self.head.weight.device
+
+        def evaluate(
+            observations: NDArray[np.float32],
+        ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+            beat("rollout")
+            with torch.inference_mode():
+                seen = torch.from_numpy(observations).flatten(1)
+                out = self(seen.to(device)).cpu().numpy()
+            return out[:, :-1], out[:, -1]
+
+        return evaluate
+
+
+class SearchPolicy:
+    """Acts by the move that a search with a network tries most; without one, by the network."""
+
+    state_columns = noise_columns = 0
+    action_columns = 1
+    columns: Mapping[str, int] = {}
+    column_groups: Mapping[str, tuple[str, str]] = {}
+    row_constants: Mapping[str, Tensor] = {}
+
+    def __init__(
+        self, network: Any, simulations: int, exploration: Exploration | None = None
+    ) -> None:
+        """`simulations`: leaves that each move looks at; 0: it does not search."""
+        self.network, self._simulations = network, simulations
+        self.plays_by: GameNetwork = network  # `network` is the one that is trained
+        self._exploration = exploration or Exploration()
+        self._trees: SearchTrees | None = None
+        self._room = 0
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        """Draws nothing."""
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        step["action"].copy_(self.mode(step["observation"]))
+        return step["action"]
+
+    def finish(self, batch: Batch) -> None:
+        """Nothing is made for all steps at once."""
+
+    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        """Not asked for: games are whole."""
+        raise AssertionError("a policy of games bootstraps nothing")
+
+    def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
+        states = np.rint(observation.cpu().numpy()).astype(np.int16)
+        moves = self.moves(states).astype(np.float32)
+        return torch.from_numpy(moves).unsqueeze(-1).to(observation.device)
+
+    def moves(self, states: NDArray[np.int16]) -> NDArray[np.int64]:
+        """Returns the move [N] for each state [N, S] of games that are not over."""
+        network = self.plays_by
+        game = network.game
+        if not self._simulations:
+            preferences, _ = network.evaluate(game.observe(states))
+            return np.asarray(np.where(game.legal(states), preferences, -np.inf).argmax(1))
+        if self._trees is None or self._room < len(states):
+            self._room = len(states)
+            self._trees = SearchTrees(game, self._room, self._simulations, self._exploration)
+        return np.asarray(self._trees.search(states, network.evaluate).argmax(1))

@@ -1,0 +1,103 @@
+"""Keeps the positions of games, alike in all GMIs, and draws minibatches of them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from gmi_drl.placement import AlphaZeroConfig
+from gmi_drl.roles.evaluators.searched_games import Positions
+from gmi_drl.roles.games import Game
+from gmi_drl.roles.samples.batch import Batch
+
+_DRAWS: Final = 12  # the stream of seeds that minibatches are drawn by
+
+
+class GameReplay:
+    """The newest positions of all games, of which every GMI holds the same.
+
+    Each draws its share of the same minibatch, so that k GMIs train as one does. What is drawn
+    depends on the run's seed and the number of the update alone.
+    """
+
+    def __init__(
+        self, game: Game, settings: AlphaZeroConfig, seed: int, device: torch.device
+    ) -> None:
+        self._game, self._settings, self._seed, self._device = game, settings, seed, device
+        capacity = settings.replay_capacity
+        self._states = np.zeros((capacity, game.state_size), np.int16)
+        self._policy = np.zeros((capacity, game.actions), np.float32)
+        self._value = np.zeros(capacity, np.float32)
+        self._next = self._size = 0  # where the next one comes to lie; how many there are
+        self._due = 0.0  # updates that are to be taken
+        # What each symmetry does to observations and to moves; the first one does nothing.
+        width = int(np.prod(game.shape))
+        seen = [np.arange(width), *(one.observation for one in game.symmetries)]
+        moves = [np.arange(game.actions), *(one.moves for one in game.symmetries)]
+        self._symmetries = np.stack(seen), np.stack(moves)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def put(self, positions: Positions) -> None:
+        """Takes in the positions of new games, for the oldest ones where there is no more room."""
+        capacity, count = len(self._value), len(positions.value)
+        kept = min(count, capacity)
+        places = (self._next + np.arange(count - kept, count)) % capacity
+        newest = slice(count - kept, count)
+        self._states[places] = positions.states[newest]
+        self._policy[places] = positions.policy[newest]
+        self._value[places] = positions.value[newest]
+        self._next = (self._next + count) % capacity
+        self._size = min(self._size + count, capacity)
+        self._due += self._settings.updates_per_row * count
+
+    def ready(self) -> bool:
+        """Tells whether an update is due; one that is counts as taken."""
+        if self._due < 1.0 or not self._size:
+            return False
+        self._due -= 1.0
+        return True
+
+    def next(self, number: int, rank: int, size: int) -> Batch:
+        """Returns a rank's share of the minibatch of update `number`, each row by some symmetry."""
+        game, settings = self._game, self._settings
+        rng = np.random.default_rng((self._seed, _DRAWS, number))
+        rows = rng.integers(self._size, size=settings.batch_size)[rank::size]
+        seen, moves = self._symmetries
+        which = rng.integers(len(seen), size=settings.batch_size)[rank::size]
+        states = self._states[rows]
+        observation = game.observe(states).reshape(len(rows), -1)
+        columns = {
+            "observation": np.take_along_axis(observation, seen[which], 1),
+            "legal": np.take_along_axis(game.legal(states), moves[which], 1),
+            "policy": np.take_along_axis(self._policy[rows], moves[which], 1),
+            "value": self._value[rows],
+        }
+        return Batch(
+            {name: torch.from_numpy(its).to(self._device) for name, its in columns.items()}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = (self._states, self._policy, self._value)
+        states, policy, value = (torch.from_numpy(its[: self._size]) for its in kept)
+        return {
+            "states": states, "policy": policy, "value": value, "next": self._next,
+            "due": self._due,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with what another one held; of a larger one, with the newest."""
+        count, begin, capacity = len(state["value"]), state["next"], len(self._value)
+        order = np.arange(count)
+        as_it_was = count == capacity or (count < capacity and begin == count)
+        if not as_it_was and begin < count:  # the oldest one lies where the next comes to lie
+            order = np.roll(order, -begin)
+        self._next = self._size = 0
+        names = ("states", "policy", "value")
+        self.put(Positions(*(state[name].cpu().numpy()[order] for name in names)))
+        if as_it_was:  # so that the same rows are drawn
+            self._next = begin % capacity
+        self._due = state["due"]

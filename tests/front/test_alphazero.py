@@ -1,0 +1,127 @@
+"""AlphaZero end to end: two GMIs, kills, a resume, and what was learned at play afterwards."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import bodies_games
+import faults
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.roles.state import checkpoint
+from gmi_drl.trained.exporting import export_policy
+from gmi_drl.trained.policy import PolicyNotLoaded
+
+ROUNDS = 4
+GAMES = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def config(tmp_path, steps=1_000_000):
+    base = {
+        "version": 1,
+        "run": {
+            "name": "t", "folder": str(tmp_path / "runs"), "checkpoint_every": 2,
+            "total_steps": steps, "eval_episodes": 4, "seed": 3,
+        },
+        "env": {"id": "TicTacToe-v0", "num_env": 2},
+        "algorithm": {
+            "name": "alphazero", "network": [8], "blocks": 0, "games": GAMES, "simulations": 6,
+            "play_simulations": 6, "batch_size": 8, "updates_per_row": 0.1, "gate_every": 2,
+            "gate_games": 4, "gate_share": 0.3, "replay_capacity": 100,
+        },
+        "layout": {"gmi_per_gpu": 2},
+        "comm": {"checksum_every": 1},
+    }  # fmt: skip
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return path
+
+
+def learned(result):
+    state = checkpoint.find(result.folder).load("shared")
+    replay = state["replay"]
+    return [
+        *(state[name].numpy().tobytes() for name in ("parameters", "candidate")),
+        *(replay[name].numpy().tobytes() for name in ("states", "policy", "value")),
+        replay["next"], replay["due"], state["match"], state["promoted"], state["updates"],
+    ]  # fmt: skip
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, warm):
+    """A run of two GMIs that nothing happened to, and the steps after which it ends."""
+    path = config(tmp_path_factory.mktemp("undisturbed"), steps=GAMES * 9 * (ROUNDS - 1))
+    return gmi_drl.launch(path, view="none")
+
+
+def test_two_gmis_play_and_learn(undisturbed):
+    lines = metrics(undisturbed.folder)
+    assert undisturbed.state == "finished"
+    assert all(len(line["gmi_seconds"]) == 2 for line in lines)
+    assert all(line["episodes"] == 4 for line in lines)  # of the curve: one in each environment
+    assert lines[-1]["updates"] == int(0.1 * lines[-1]["steps"])
+    assert lines[-1]["replay_rows"] == 100
+    assert sum(lines[1][f"match_{what}"] for what in ("wins", "draws", "losses")) == 4
+    assert all(line["leaves_per_s"] > 0 for line in lines)
+    assert undisturbed.gmis[0]["eval_episodes"] == 4
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [(1, "play", 2)],
+        [(0, "simulate", 1), (1, "checkpoint", 2)],
+        [(0, "committed", 2), (1, "evaluate", ROUNDS)],
+    ],
+    ids=lambda moments: " and ".join(f"{g} at {p} {i}" for g, p, i in moments),
+)
+def test_kills_change_nothing_of_what_is_learned(tmp_path, monkeypatch, undisturbed, moments):
+    path, rounds = tmp_path / "faults", undisturbed.iteration
+    moments = [(g, p, rounds if p == "evaluate" else i) for g, p, i in moments]
+    faults.script(monkeypatch, path, *moments)
+    roles = {"trainer": bodies_games.Mortal}
+    asked = config(tmp_path, steps=GAMES * 9 * (ROUNDS - 1))
+    result = gmi_drl.launch(asked, view="none", roles=roles)
+    assert faults.struck(path) == result.restarts == len(moments)
+    assert (result.state, result.iteration) == ("finished", rounds)
+    assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, rounds + 1))
+    assert learned(result) == learned(undisturbed)
+
+
+def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, undisturbed):
+    second = metrics(undisturbed.folder)[1]["steps"]
+    part = gmi_drl.launch(config(tmp_path, steps=second), view="none")
+    assert part.iteration == 2
+    words = [f"run.total_steps={GAMES * 9 * (ROUNDS - 1)}"]
+    resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
+    assert resumed.iteration == undisturbed.iteration
+    assert learned(resumed) == learned(undisturbed)
+
+
+def test_what_was_learned_plays_afterwards_by_the_best_network(undisturbed, tmp_path):
+    told = gmi_drl.evaluate(undisturbed.folder, episodes=4)
+    assert told.mean == pytest.approx(undisturbed.eval_return)
+    policy = gmi_drl.load_policy(undisturbed.folder)
+    state = checkpoint.find(undisturbed.folder).load("shared")
+    mine = torch.cat([p.flatten() for _, p in sorted(policy.module.network.named_parameters())])
+    assert torch.equal(mine, state["parameters"])
+    board = np.array([1, 1, 0, -1, -1, 0, 0, 0, 0], np.float32)
+    assert policy.act(board) == 2
+    with pytest.raises(PolicyNotLoaded, match="searches games, which is no function of tensors"):
+        export_policy(policy, "pt2", tmp_path / "policy.pt2")

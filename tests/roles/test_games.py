@@ -1,0 +1,161 @@
+"""Games: rules against OpenSpiel's and by hand, symmetries, and what breaks their rules."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import bodies_games as bodies
+from gmi_drl.roles.envs import check_env, make_env
+from gmi_drl.roles.games import GameError, IllegalMove, make_game, step_legal
+from gmi_drl.roles.games.tree import SearchTrees
+
+
+def played(game, count, rng, moves=None):
+    """Each state [count, S] of games played at random until the first is over."""
+    states = game.initial(count)
+    for _ in range(moves or game.longest):
+        yield states
+        legal = game.legal(states)
+        states = step_legal(game, states, np.where(legal, rng.random(legal.shape), -1).argmax(1))
+        if game.terminal(states)[0].any():
+            yield states
+            return
+
+
+@pytest.mark.parametrize(
+    ("ours", "its"), [("ConnectFour-v0", "connect_four"), ("TicTacToe-v0", "tic_tac_toe")]
+)
+def test_the_rules_are_openspiels(ours, its):
+    pyspiel = pytest.importorskip("pyspiel")
+    game, other = make_game(ours), pyspiel.load_game(its)
+    rng, ends = np.random.default_rng(0), []
+    for _ in range(60):
+        state, row = other.new_initial_state(), game.initial(1)
+        while not state.is_terminal():
+            assert not game.terminal(row)[0][0]
+            assert np.flatnonzero(game.legal(row)[0]).tolist() == state.legal_actions()
+            move = int(rng.choice(state.legal_actions()))
+            state.apply_action(move)
+            row = step_legal(game, row, np.array([move]))
+        over, worth = game.terminal(row)
+        player = int((row != 0).sum()) % 2
+        assert (over[0], worth[0]) == (True, state.returns()[player])
+        ends.append(state.returns()[0])
+    assert {1.0, -1.0} <= set(ends)
+
+
+def test_a_game_of_openspiels_is_one_of_ours():
+    pytest.importorskip("pyspiel")
+    adapted, ours = make_game("OpenSpiel/tic_tac_toe"), make_game("TicTacToe-v0")
+    rng, states, rows = np.random.default_rng(1), adapted.initial(40), ours.initial(40)
+    for _ in range(5):
+        assert (adapted.legal(states) == ours.legal(rows)).all()
+        # OpenSpiel's planes: empty, then noughts and crosses, whoever moves.
+        seen, mine = adapted.observe(states), ours.observe(rows)
+        turn = int((rows[0] != 0).sum()) % 2
+        assert (seen[:, [2 - turn, 1 + turn]].reshape(40, -1) == mine.reshape(40, -1)).all()
+        legal = ours.legal(rows)
+        moves = np.where(legal, rng.random(legal.shape), -1).argmax(1)
+        states, rows = adapted.step(states, moves), ours.step(rows, moves)
+    for mine, its in zip(ours.terminal(rows), adapted.terminal(states), strict=True):
+        assert (mine == its).all()
+    fresh = make_game("OpenSpiel/tic_tac_toe")  # which has to play the moves of a state first
+    assert (fresh.observe(states[:3]) == adapted.observe(states[:3])).all()
+
+
+@pytest.mark.parametrize("name", ["ConnectFour-v0", "TicTacToe-v0"])
+def test_symmetries_change_nothing_of_a_game(name):
+    game, rng = make_game(name), np.random.default_rng(2)
+    assert len(game.symmetries) == {"ConnectFour-v0": 1, "TicTacToe-v0": 7}[name]
+    for places, moves in game.symmetries:
+        states = game.initial(30)
+        mirrored = states
+        for _ in range(game.longest):
+            legal = game.legal(states)
+            chosen = np.where(legal, rng.random(legal.shape), -1).argmax(1)
+            inverse = np.argsort(moves)
+            assert (legal[:, moves] == game.legal(mirrored)).all()
+            states, mirrored = game.step(states, chosen), game.step(mirrored, inverse[chosen])
+            seen = game.observe(states).reshape(30, -1)
+            assert (seen[:, places] == game.observe(mirrored).reshape(30, -1)).all()
+            ended = game.terminal(states)
+            assert (ended[0] == game.terminal(mirrored)[0]).all()
+            states, mirrored = states[~ended[0]], mirrored[~ended[0]]
+            if len(states) < 30:
+                break
+
+
+def test_an_illegal_move_names_game_state_and_move():
+    game = make_game("ConnectFour-v0")
+    states = game.initial(2)
+    for _ in range(6):
+        states[1] = game.step(states[1:], np.array([3]))[0]
+    with pytest.raises(IllegalMove) as caught:
+        step_legal(game, states, np.array([3, 3]))
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.game, error.state, error.move) == ("ConnectFour-v0", states[1].tolist(), 3)
+    assert str(error).startswith(f"game ConnectFour-v0, state {states[1].tolist()}, move 3: it is")
+    with pytest.raises(IllegalMove, match="move 7"):
+        step_legal(game, states, np.array([7, 0]))
+
+
+def uniform(seen):
+    return np.zeros((len(seen), 9), np.float32), np.zeros(len(seen), np.float32)
+
+
+def test_a_game_of_the_users_that_cannot_do_what_it_allows_is_named():
+    game = bodies.Broken()
+    with pytest.raises(
+        IllegalMove, match=r"game Broken, .* move 4: step raised ValueError: no mid"
+    ):
+        SearchTrees(game, 2, 20).search(game.initial(2), uniform)
+
+
+def test_a_game_that_neither_ends_nor_goes_on_is_told():
+    game = bodies.Stuck()
+    with pytest.raises(GameError, match=r"game Stuck, state \[.*no move is legal, and it is not"):
+        SearchTrees(game, 2, 200).search(game.initial(2), uniform)
+
+
+def test_environments_pay_the_end_of_games_to_the_one_who_acts():
+    env = make_env("TicTacToe-v0", 200, seed=4)
+    observation = env.reset()
+    began = (observation != 0).sum(1)
+    assert set(began.tolist()) == {0, 1}  # the other one has made the first move in some
+    paid, ended = [], 0
+    for _ in range(40):
+        legal = env.game.legal(observation.numpy().astype(np.int16))
+        moves = torch.from_numpy(legal.argmax(1))
+        step = env.step(moves)
+        over = step.terminated
+        assert not step.truncated.any()
+        assert (step.reward[~over] == 0).all()
+        paid += step.reward[over].tolist()
+        assert (step.observation[~over] == step.final_observation[~over]).all()
+        assert ((step.observation[over] != 0).sum(1) <= 1).all()
+        ended += int(over.sum())
+        observation = step.observation
+    assert ended > 1000
+    assert set(paid) == {1.0, 0.0, -1.0}
+    observation = env.reset(1)
+    taken = env.step(torch.zeros(200, dtype=torch.int64)).observation[:, 0] != 0
+    step = env.step(torch.zeros(200, dtype=torch.int64))
+    assert step.terminated[taken].all()
+    assert (step.reward[taken] == -1).all()
+
+
+def test_what_is_no_game_is_told():
+    assert "Did you mean" in check_env("TicTacTo-v0", "game")[0]
+    assert "no game is made of it" in check_env("nowhere:Game", "game")[0]
+    assert "unknown option 'depth'" in check_env("ConnectFour-v0", "auto", {"depth": 3})[0]
+    assert not check_env("bodies_games:Broken", "game")
+
+
+def test_games_of_openspiels_that_are_none_of_ours_are_told():
+    pytest.importorskip("pyspiel")
+    (fault,) = check_env("OpenSpiel/kuhn_poker")
+    assert "it is explicit_stochastic, and must be deterministic" in fault
+    assert "must be perfect_information" in fault
+    assert not check_env("OpenSpiel/hex(board_size=3)")
