@@ -3,6 +3,8 @@
 CartPole by DQN in some two minutes on two cores: python examples/rl/apex.py
 """
 
+import torch
+
 from gmi_drl import rl
 
 STEPS = 80_000
@@ -15,6 +17,7 @@ SETTINGS = {
 
 
 def main(steps: int = STEPS) -> float:
+    torch.set_num_threads(1)  # evaluators use the other core
     evaluators = [
         rl.Evaluator.remote(env="CartPole-v1", algorithm=rl.DQN, num_env=8, settings=SETTINGS)
         for _ in range(2)

@@ -2,7 +2,9 @@
 
 import math
 import os
+import runpy
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ SETTINGS = {
 PRIORITIES = {"sampler": "prioritized", "n_step": 3}
 ENVIRONMENT = {rl.DQN: "CartPole-v1"}  # of the others Pendulum-v1
 ROUND = HORIZON * NUM_ENV
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rl" / "apex.py"
 
 
 def described(algorithm, **settings):
@@ -153,3 +156,14 @@ def test_the_ratio_is_held_when_an_evaluator_is_killed():
         optimizer.close()
     finally:
         runtime.shutdown()
+
+
+@pytest.mark.slow
+def test_the_example_runs_to_its_evaluation():
+    threads = torch.get_num_threads()
+    try:
+        score = runpy.run_path(str(EXAMPLE))["main"](steps=1_600)
+    finally:
+        torch.set_num_threads(threads)
+        runtime.shutdown()
+    assert 8 <= score <= 500
