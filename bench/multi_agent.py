@@ -14,6 +14,7 @@ random actions, and a script that gives each agent a landmark so that the sum of
 least, and steers there. It sees what all agents see.
 
     bench/multi_agent.py --rows ppo mappo --seeds 5
+    bench/multi_agent.py --rows ppo --runs runs/multi_agent_spread/*    # that were trained before
     bench/multi_agent.py --rows speed --rounds 3
     bench/multi_agent.py --rows ppo --seeds 1 --steps 10000     # a smoke test
 
@@ -118,11 +119,16 @@ def trained(algorithm: str, seed: int, steps: int | None, folder: str) -> tuple[
     return result.eval_return, time.perf_counter() - began
 
 
-def learning(algorithm: str, seeds: int, steps: int | None) -> None:
-    """Measures the share of the way that an algorithm comes."""
+def learning(algorithm: str, seeds: int, steps: int | None, runs: list[Path]) -> None:
+    """Measures the share of the way that an algorithm comes, by new runs or by those of before."""
     lowest, low_error = mean_return(scripted=False)
     highest, high_error = mean_return(scripted=True)
     returns, seconds = [], []
+    for run in runs:
+        told = gmi_drl.evaluate(run, episodes=EPISODES)
+        returns.append(round(told.mean, 2))
+        steps = told.steps
+    seeds = 0 if runs else seeds
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         for seed in range(1, seeds + 1):
             paid, took = trained(algorithm, seed, steps, folder)
@@ -132,11 +138,13 @@ def learning(algorithm: str, seeds: int, steps: int | None) -> None:
     shares = [(paid - lowest) / (highest - lowest) for paid in returns]
     emit(
         "multi_agent", algorithm, value=round(statistics.median(shares), 3),
-        unit="share of the way from random to scripted", peer=None, ratio=None, repeats=seeds,
+        unit="share of the way from random to scripted", peer=None, ratio=None,
+        repeats=len(returns),
         spread=[round(min(shares), 3), round(max(shares), 3)],
         random_return=round(lowest, 2), random_error=round(low_error, 2),
         scripted_return=round(highest, 2), scripted_error=round(high_error, 2),
-        returns=returns, steps=steps or config()["run"]["total_steps"], seconds=seconds,
+        returns=returns, episodes=EPISODES, steps=steps or config()["run"]["total_steps"],
+        seconds=seconds,
     )  # fmt: skip
 
 
@@ -183,6 +191,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--runs", type=Path, nargs="+", default=[], help="of the example, trained before"
+    )
     parser.add_argument("--steps", type=int, default=None, help="of each run; the example's own")
     parser.add_argument("--rounds", type=int, default=3, help="of speed")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each side in each round")
@@ -191,7 +202,7 @@ def main() -> None:
         if row == "speed":
             speed(options.rounds, options.seconds)
         else:
-            learning(row, options.seeds, options.steps)
+            learning(row, options.seeds, options.steps, options.runs)
 
 
 if __name__ == "__main__":
