@@ -36,7 +36,16 @@ from .api.functions import RemoteFunction, remote
 from .api.generators import ObjectRefGenerator
 from .api.options import ActorOptions, MethodOptions, TaskOptions, method
 from .api.refs import ObjectRef
-from .api.session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
+from .api.session import (
+    bound_rows,
+    init,
+    is_initialized,
+    keep_gcs,
+    preloaded,
+    record_rows,
+    run_directory,
+    shutdown,
+)
 from .errors import (
     ActorDiedError,
     ActorRuntimeError,
@@ -63,10 +72,10 @@ __all__ = [
     "GetTimeoutError", "Labelled", "Memfd", "MethodOptions", "NameTakenError", "NotRunningError",
     "ObjectLostError", "ObjectRef", "ObjectRefGenerator", "ObjectStoreFullError", "OutOfResources",
     "RemoteClass", "RemoteFunction", "RuntimeContext", "SerializationError", "TaskCancelledError",
-    "TaskError", "TaskOptions", "WorkerDiedError", "available_resources", "cancel",
+    "TaskError", "TaskOptions", "WorkerDiedError", "available_resources", "bound_rows", "cancel",
     "cluster_resources", "context", "death", "deaths", "dropped_records", "emit", "get",
     "get_actor", "get_gpu_ids", "get_runtime_context", "init", "is_initialized", "keep_gcs", "kill",
-    "label_records", "log_tail", "method", "preloaded", "process_id", "put", "records", "remote",
-    "request_stop", "run_directory", "set_title", "shutdown", "stop", "stop_requested", "util",
-    "wait", "write_stacks",
+    "label_records", "log_tail", "method", "preloaded", "process_id", "put", "record_rows",
+    "records", "remote", "request_stop", "run_directory", "set_title", "shutdown", "stop",
+    "stop_requested", "util", "wait", "write_stacks",
 ]  # fmt: skip

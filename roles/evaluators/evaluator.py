@@ -9,6 +9,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.experience import Use
 from gmi_drl.roles.telemetry.phases import phase
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class Evaluators(Protocol):
         losses are looked at: NotFiniteError if the environments gave what cannot be learned from.
         """
 
+    def uses(self) -> list[Use]:
+        """Returns who sampled the last batch."""
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of those of this GMI."""
 
@@ -70,12 +74,17 @@ class LocalEvaluator:
         self._collector = role.collector(env, batch)
 
     def sample(self, iteration: int) -> bool:
+        self._iteration = iteration
         with phase("infer"):
             self._collector.collect(iteration)
         return True
 
     def read(self) -> Account:
         return (*self._collector.read(), {})
+
+    def uses(self) -> list[Use]:
+        steps, process = self.batch["reward"].numel(), self._mgr.context.process
+        return [Use(self._mgr.GMI_id, process, self._iteration, 1, steps)]
 
     def state_dict(self) -> dict[str, Any]:
         return self._collector.state_dict()

@@ -192,7 +192,7 @@ class GradientLoop(RolloutLoop):
     def _pack(self, place: int, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
         share, moments = self._shares[place], self._moments
         if not share.has_statistics:
-            moments, stats = moments[:0], [0.0] * len(stats)
+            moments, stats = moments[:0], [*[0.0] * (len(stats) - 1), stats[-1]]
         gradient = self._maker.gradient
         if isinstance(share.piece, Piece):
             gradient = gradient[share.piece.place]

@@ -14,6 +14,7 @@ from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import complete
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.experience import Use
 from gmi_drl.roles.telemetry.phases import phase
 
 from .evaluator import Account
@@ -78,12 +79,19 @@ class RemoteEvaluators:
         self.dropped_steps = self._each * self._coordinator.dropped
         self._coordinator.dropped = 0
         episodes = Seen.by({worker: numbers[:3] for worker, numbers in stats.items()})
-        seconds = {worker: numbers[3:] for worker, numbers in stats.items()}
+        seconds = {worker: numbers[3:-1] for worker, numbers in stats.items()}
+        self._uses = [
+            Use(worker, int(numbers[-1]), iteration, 1, self._each)
+            for worker, numbers in stats.items()
+        ]
         self._account: Account = ((perf_counter() - start,), episodes, seconds)
         return True
 
     def read(self) -> Account:
         return self._account
+
+    def uses(self) -> list[Use]:
+        return self._uses
 
     def state_dict(self) -> dict[str, Any]:
         return {}

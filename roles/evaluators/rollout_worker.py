@@ -238,7 +238,8 @@ class RolloutLoop:
         start = perf_counter()
         batch = self._collector.batch
         # Sending is not over when it says how long it takes: the last one's seconds are told.
-        stats = (*seen, simulate_s, infer_s, self._send_s, waited_s)
+        process = self._mgr.context.process
+        stats = (*seen, simulate_s, infer_s, self._send_s, waited_s, process)
         self._mgr.tally[self._mgr.GMI_id, "steps"] += batch["reward"].numel()
 
         with phase("send"):

@@ -103,7 +103,8 @@ class SampleSender:
                 if self._over():  # trainers that count what is left do not wait for ever
                     break
                 with phase("send"):
-                    send_s = self._send(dispatcher, seen, (*seconds, send_s))
+                    numbers = (*seconds, send_s, self.mgr.context.process)
+                    send_s = self._send(dispatcher, seen, numbers)
                 number += 1
         except WaitStopped:  # the run is over: nobody waits for what is left
             pass
@@ -128,7 +129,7 @@ class SampleSender:
     def _count(self, name: str, more: int) -> None:
         self._tally[self._gmi_id, name] += more
 
-    def _send(self, dispatcher: Dispatcher, seen: Seen, seconds: tuple[float, ...]) -> float:
+    def _send(self, dispatcher: Dispatcher, seen: Seen, numbers: tuple[float, ...]) -> float:
         """Send what was collected; the seconds that took, waiting for room included."""
         beat("sending")
         start = perf_counter()
@@ -139,7 +140,7 @@ class SampleSender:
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
-        stats = torch.tensor((*seen, *seconds), dtype=torch.float64)
+        stats = torch.tensor((*seen, *numbers), dtype=torch.float64)
         once = {END_FIELD: self._collector.observation, STATS_FIELD: stats}
         batch = self._collector.batch
         if batch.sequences is not None:

@@ -16,6 +16,7 @@ from gmi_drl.comm import Group
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import MADE, MADE_OF
+from gmi_drl.roles.telemetry.experience import Kept
 
 from .async_samples import AsyncSamples
 from .optimizer import NoMore, Round
@@ -50,7 +51,7 @@ def make(role: ActingRole) -> ApexRounds:
 class ApexRounds(AsyncSamples):
     """One batch of segments a round into the replay, and the updates that are due for it."""
 
-    trains_once = False
+    trains_once, has_replay = False, True
 
     def __init__(self, role: ActingRole) -> None:
         super().__init__(role, role.pool(role.mgr.context.device), role.loss_is_capturable())
@@ -80,6 +81,9 @@ class ApexRounds(AsyncSamples):
         if isinstance(done, Round):
             done.metrics.update(self._replay.metrics())
         return done
+
+    def _kept(self, iteration: int) -> Kept:
+        return self._replay.kept(iteration)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | self._replay.state_dict()

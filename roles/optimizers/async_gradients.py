@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from gmi_drl.roles.evaluators.gradients import Share
 from gmi_drl.roles.evaluators.rollout_coordinator import RolloutCoordinator
 from gmi_drl.roles.role.readiness import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.experience import ExperienceCodec, Use
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -47,6 +48,8 @@ def make(role: ActingRole) -> AsyncGradientRounds:
 class AsyncGradientRounds:
     """Applies the gradients of agents as they come."""
 
+    board_version: ClassVar = -1
+
     def __init__(self, role: ActingRole) -> None:
         mgr, context = role.mgr, role.mgr.context
         algorithm, settings = role.algorithm, role.algorithm.settings
@@ -70,7 +73,11 @@ class AsyncGradientRounds:
             dict.fromkeys(self._agents, self._codec), mgr.timeout,
             heartbeats=heartbeats_in(mgr.tally), still=self._still, device=context.device,
         )  # fmt: skip
-        self.progress = Progress(mgr.layout)
+        self._experience = ExperienceCodec(
+            len(self._agents), is_recorded=mgr.config.run.lineage > 0
+        )
+        self.progress = Progress(mgr.layout, extra=self._experience.numel)
+        self._asked: dict[int, int] = {}  # by agent: the iteration when it was asked last
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
         self._in_flight = InFlight(self._idle, self._ask, self._first)
@@ -94,6 +101,7 @@ class AsyncGradientRounds:
         seen, lags, train_s = Seen(0.0, 0.0, 0.0), [], 0.0
         seconds = {agent: [0.0, 0.0, 0.0, 0.0] for agent in self._agents}
         each = self._round_steps / len(self._agents)
+        uses = []
         learner.noise.begin(int(each))
         for number in range(len(self._agents)):
             learner.anneal((steps + number * each) / self._total_steps)
@@ -110,17 +118,20 @@ class AsyncGradientRounds:
                 self._apply(gradient, losses, moments)
             train_s += perf_counter() - begun
             seen = seen.plus(Seen(*stats[:3]))
-            seconds[agent] = [a + b for a, b in zip(seconds[agent], stats[3:], strict=True)]
+            seconds[agent] = [a + b for a, b in zip(seconds[agent], stats[3:-1], strict=True)]
+            uses.append(Use(agent, int(stats[-1]), self._asked[agent], 1, int(each)))
         told = self._end()
         check_finite(told)
         took_s = perf_counter() - start
         phases = (took_s - train_s, train_s, 0.0)
-        agreed = self.progress.agree(seen, phases, self._mgr.stop_requested(), seconds)
+        extra = self._experience.pack(uses, max(lags))
+        agreed = self.progress.agree(seen, phases, self._mgr.stop_requested(), seconds, extra)
         metrics = {
             "steps_per_s": self._round_steps / took_s, **agreed.metrics,
             "gradient_lag_mean": sum(lags) / len(lags), "gradient_lag_max": max(lags), **told,
         }  # fmt: skip
-        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
+        experience = self._experience.unpack(agreed.extra)
+        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
         """Take a step down a gradient; see Learner.apply_with."""
@@ -135,6 +146,7 @@ class AsyncGradientRounds:
 
     def _ask(self, agent: int) -> None:
         write = self._share.published.write
+        self._asked[agent] = self._iteration
         self._coordinator.ask(agent, self._iteration, write, self._taken[agent])
 
     def _first(self) -> tuple[int, Brought]:

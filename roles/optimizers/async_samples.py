@@ -39,6 +39,7 @@ from gmi_drl.roles.samples.codec import (
     received,
 )
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.experience import ExperienceCodec, Kept, Use
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -67,6 +68,7 @@ class AsyncSamples:
     """One batch of segments a round, its gradients averaged over the trainers."""
 
     trains_once: ClassVar[bool] = True  # on each segment, so that it must not be too old
+    has_replay: ClassVar[bool] = False
 
     def __init__(
         self, role: ActingRole, pool: Pool | None = None, capture_loss: bool = True
@@ -85,7 +87,12 @@ class AsyncSamples:
         self._agents = [gmi.gmi_id for gmi in mgr.layout.holding("agent")]
         self._trainers = [gmi.gmi_id for gmi in mgr.layout.holding("trainer")]
         extra = 2 + len(_COUNTED) + (1 + _MARK) * len(self._agents)
-        self.progress = Progress(mgr.layout, _AGENT_PHASES, extra)
+        self._experience = ExperienceCodec(
+            experience.batch_segments,
+            is_recorded=config.run.lineage > 0,
+            has_replay=self.has_replay,
+        )
+        self.progress = Progress(mgr.layout, _AGENT_PHASES, extra + self._experience.numel)
         self._samples = config.algorithm.horizon * config.env.num_env  # of a segment
         self._round_steps = self._samples * experience.batch_segments * self._group.size
         links = context.wires.into(mgr.GMI_id)
@@ -111,7 +118,7 @@ class AsyncSamples:
         self._rates = dict.fromkeys(self._agents, 0.0)  # predictions a second of each agent
 
     @property
-    def _board_version(self) -> int:
+    def board_version(self) -> int:
         """The policy's number on the board: higher with each update, also after a step back."""
         return self._version + self._ahead
 
@@ -157,8 +164,8 @@ class AsyncSamples:
             self._count_undone(marks)
         newest = -1 if self._writer is None else self._writer.version()
         newest = group.exchange(newest + 1)[0] - 1
-        if self._board_version <= newest:
-            self._ahead += newest + 1 - self._board_version
+        if self.board_version <= newest:
+            self._ahead += newest + 1 - self.board_version
         self._publish()
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
@@ -169,7 +176,7 @@ class AsyncSamples:
         if not all(there):
             return NoMore(stopped=True)  # one was asked to, and has no experience
         assert batch is not None
-        begun, learner, version = perf_counter(), self.learner, self._board_version
+        begun, learner, version = perf_counter(), self.learner, self.board_version
         with phase("train"):
             fields = learner.algorithm.segment_fields
             fields += tuple(name for name in (PRIORITY_FIELD,) if name in batch.columns)
@@ -217,6 +224,12 @@ class AsyncSamples:
             sent = [r for r, s in zip(rows, batch.segments, strict=True) if s.gmi_id == agent]
             agents[agent] = [sum(row[first + i] for row in sent) for i in range(count)]
             extra += [len(sent), *marks.get(agent, _NO_MARK)]
+        uses = [
+            Use(segment.gmi_id, int(row[-1]), segment.policy_version, 1, self._samples)
+            for segment, row in zip(batch.segments, rows, strict=True)
+        ]
+        end = len(extra)
+        extra += self._experience.pack(uses, max(lags), self._kept(self._iteration + 1))
         episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
         agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
         sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
@@ -241,13 +254,18 @@ class AsyncSamples:
             **{f"segments_{name}": int(n) for name, n in zip(_COUNTED, sums[2:at], strict=True)},
             **stats,
         }
-        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
+        told = self._experience.unpack([row[end:] for row in agreed.extra])
+        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop, told)
+
+    def _kept(self, iteration: int) -> Kept | None:
+        """Describes the replay after `iteration`, where there is one."""
+        return None
 
     def _next_batch(self, number: int) -> ExperienceBatch | None:
         """Returns the batch of iteration `number`: one it has begun before, or the next one."""
         if number in (held := dict(self._held)):
             return held[number]
-        following = self._batcher.next(self._board_version, self._mgr.stop_requested)
+        following = self._batcher.next(self.board_version, self._mgr.stop_requested)
         if following is not None:
             self._held.append((number, following))
         return following
@@ -255,7 +273,7 @@ class AsyncSamples:
     def _publish(self) -> None:
         if self._writer is not None:
             self._published.write(self._vector)
-            self._writer.publish(self._board_version, self._vector)
+            self._writer.publish(self.board_version, self._vector)
 
     def _count_undone(self, marks: Marks) -> None:
         """Count what a process before this one had settled, and the state that goes on has not."""
@@ -301,7 +319,7 @@ class AsyncSamples:
         self._group.barrier()  # who waits for agents to end must know that they were told to
         deadline_s = perf_counter() + mgr.timeout.total_seconds()
         try:
-            while self._batcher.next(self._board_version, lambda: perf_counter() > deadline_s):
+            while self._batcher.next(self.board_version, lambda: perf_counter() > deadline_s):
                 pass  # not trained on, and not given back: the run is over
         except LinkTimeout as late:
             mgr.warn(f"the last segments are not counted: {late}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gmi_drl.comm import Group
+from gmi_drl.roles.telemetry.experience import Experience
 from gmi_drl.roles.telemetry.progress import Progress
 
 from .learner import Learner
@@ -20,6 +21,7 @@ class Round:
     metrics: dict[str, Any]  # to be written down
     gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
     stop: bool  # somebody was asked to
+    experience: Experience | None = None  # that was used; None where lineage is not recorded
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Optimizer(Protocol):
 
     learner: Learner
     progress: Progress
+
+    @property
+    def board_version(self) -> int:
+        """Returns the number that agents know the policy by; -1: by the iteration's."""
 
     def connect(self, group: Group, iteration: int) -> None:
         """Make the buckets of what trainers share. Collective.

@@ -8,7 +8,7 @@ the order of the numbers, so that parameters are the same bits for any number of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from gmi_drl.roles.algorithms.evolution import Evolution
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.episodes import RETURN, STEPS, PerturbedEpisodes, direction_of
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.experience import ExperienceCodec, Use
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -53,12 +54,16 @@ def make(role: ActingRole) -> Population:
 class Population:
     """Tries all directions once a round, and steps along them."""
 
+    board_version: ClassVar = -1
+
     def __init__(self, role: ActingRole, algorithm: Evolution, episodes: PerturbedEpisodes) -> None:
         mgr, settings = role.mgr, algorithm.settings
         self._algorithm, self._episodes, self._group = algorithm, episodes, mgr.context.group
         # It draws nothing: what it is given is the gradient of the whole population.
         self.learner = Learner(algorithm, torch.Generator(mgr.context.device))
-        self.progress = Progress(mgr.layout)
+        self._codec = ExperienceCodec(1, is_recorded=mgr.config.run.lineage > 0)
+        self.progress = Progress(mgr.layout, extra=self._codec.numel)
+        self._gmi_id, self._process = mgr.GMI_id, mgr.context.process
         self._seed, self._total_steps = mgr.config.run.seed, mgr.config.run.total_steps
         self._directions = settings.directions
         self._stop_requested = mgr.stop_requested
@@ -98,11 +103,15 @@ class Population:
         own = own[own[:, RETURN].isfinite()]
         seen = Seen(len(own), float(own[:, RETURN].sum()), float(own[:, STEPS].sum()))
         phases = [took.get(name, 0.0) for name in ("simulate", "infer", "train", "reduce")]
-        agreed = self.progress.agree(seen, phases, self._stop_requested())
+        steps = int(rows[..., STEPS].nan_to_num(0.0, 0.0, 0.0).sum())
+        use = Use(self._gmi_id, self._process, iteration, len(mine), steps)
+        extra = self._codec.pack([use])
+        agreed = self.progress.agree(seen, phases, self._stop_requested(), extra=extra)
         paid = int(everyone[..., STEPS].sum())
         speed = {"steps_per_s": paid / sum(phases), "nan_returns": lost}
         metrics = speed | agreed.metrics | stats | {"updates": learner.updates}
-        return Round(paid, metrics, agreed.gmi_seconds, agreed.stop)
+        experience = self._codec.unpack(agreed.extra)
+        return Round(paid, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _gather(self, rows: Tensor) -> Tensor:
         """Returns what came of all directions, in their order: [directions, 2, W]."""

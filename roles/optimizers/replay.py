@@ -20,6 +20,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.hindsight import Hindsight
 from gmi_drl.roles.samples.replay import ReplayBuffer
 from gmi_drl.roles.seeds import GOALS
+from gmi_drl.roles.telemetry.experience import Kept
 
 from .learner import Learner
 from .sync_rounds import Sampling, SyncRounds
@@ -86,6 +87,7 @@ class OnReplay:
         self.learner, self._replay, self._hindsight = learner, replay, hindsight
         self._saves: bool = learner.algorithm.settings.replay_save
         self._normalizer = learner.algorithm.normalizers.observations
+        self._rows = self._drawn = 0  # put in and drawn by the last update
         self._no_moments = torch.zeros(1, 0, dtype=torch.float64)  # nothing is measured of a batch
 
     def connect(self, group: Group) -> None:
@@ -110,6 +112,7 @@ class OnReplay:
         if self._hindsight is not None:
             self._hindsight.relabel(batch)
         learner.algorithm.postprocess(batch, self._no_moments)
+        drawn_before, self._rows = replay.limiter.drawn, batch["reward"].numel()
         replay.put(batch)
         learner.noise.begin(replay.batch_size)
         while replay.ready():
@@ -120,7 +123,13 @@ class OnReplay:
             learner.algorithm.draw_noise(minibatch, learner.generator)
             extras = learner.repeat(minibatch)
             replay.feedback(keys, extras.get("priorities"))
+        self._drawn = replay.limiter.drawn - drawn_before
         learner.clock.stop()
+
+    def kept(self, iteration: int) -> Kept:
+        """Describes the replay after the update of `iteration`; each puts in as many rows."""
+        rows = len(self._replay)
+        return Kept(rows, iteration + 1 - -(-rows // max(self._rows, 1)), self._drawn)
 
     def check(self) -> None:
         """Raises PriorityError where a loss gave what is no priority; waits for the device."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -21,6 +21,7 @@ from gmi_drl.roles.policies.policy_map import PolicyMap
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 from gmi_drl.roles.seeds import DRAWS
+from gmi_drl.roles.telemetry.experience import ExperienceCodec
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -81,6 +82,8 @@ class SyncRounds:
     It is trained on for all epochs, or with a `replay` put there: what is drawn is trained on.
     """
 
+    board_version: ClassVar = -1
+
     def __init__(
         self,
         mgr: GMI_manager,
@@ -94,8 +97,14 @@ class SyncRounds:
         policy = learner.algorithm.policy
         names = list(policy.policies) if isinstance(policy, PolicyMap) else []
         self._of_policies = {name: RecentEpisodes() for name in names}
-        extra = 1 + len(Seen._fields) * len(names)
-        self.progress, self._generator = Progress(mgr.layout, extra=extra), generator
+        self._codec = ExperienceCodec(
+            len(mgr.layout.gmis) if mgr.context.wires.links else 1,
+            is_recorded=mgr.config.run.lineage > 0,
+            has_replay=replay is not None,
+        )
+        self._told = 1 + len(Seen._fields) * len(names)
+        self.progress = Progress(mgr.layout, extra=self._told + self._codec.numel)
+        self._generator = generator
         self._drops = mgr.config.algorithm.dropped_agents > 0
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
@@ -122,8 +131,10 @@ class SyncRounds:
         took, stats = learner.clock.read(), learner.stats()
         reduce_s = took.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
         phases = (*seconds, took["train"], reduce_s)
+        kept = None if self._replay is None else self._replay.kept(iteration + 1)
         extra = [float(self._evaluators.dropped_steps)]
         extra += [number for seen in self._evaluators.of_policies for number in seen]
+        extra += self._codec.pack(self._evaluators.uses(), kept=kept)
         agreed = self.progress.agree(
             episodes, phases, self._stop_requested(), worker_seconds, extra
         )
@@ -139,7 +150,8 @@ class SyncRounds:
         metrics |= self._returns_of_policies(agreed.extra)
         if self._replay is not None:
             metrics |= self._replay.metrics()
-        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
+        experience = self._codec.unpack([row[self._told :] for row in agreed.extra])
+        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _returns_of_policies(self, told: list[list[float]]) -> dict[str, float | None]:
         """Returns the mean returns of the agents of each policy; none where there is one policy."""

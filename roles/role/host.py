@@ -157,7 +157,7 @@ class GmiHost:
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
         context = GmiContext(
             self._gmi_id, job.layout, config, group, mailbox, job.folder, job.resume, device,
-            job.session, job.wires, tally, lives if rank is None else 0,
+            job.session, job.wires, tally, lives if rank is None else 0, lives,
             trace=self._trace(on_gpu), memory=memory, private=job.sockets, closing=self._closing,
             heartbeat=pulse,
         )  # fmt: skip

@@ -57,6 +57,7 @@ class GmiContext:
     wires: Wires = field(default_factory=Wires)
     tally: Tally | None = None  # what GMIs have done, kept over their deaths
     lives: int = 0  # processes that were this GMI before this one, where no group counts them
+    process: int = 0  # processes that were this GMI before this one, in this launch
     trace: Trace | None = None  # of a profiled run, where this GMI records one
     memory: DeviceMemory | None = None  # of a launched run
     private: Path | None = None  # the folder of the run's sockets, the same for all GMIs

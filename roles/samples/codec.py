@@ -37,6 +37,7 @@ PRIORITY_FIELD: Final = "priority"  # of each step, where a replay draws by them
 STATS_FIELD: Final = "stats"
 SEGMENT_STATS: Final = (
     "episodes", "return_sum", "length_sum", "simulate_s", "infer_s", "send_s",
+    "process",  # of the agent, as GmiContext counts them
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Final
 
 from gmi_drl.comm import GroupFinished, GroupReformed, assert_identical
@@ -22,6 +22,7 @@ from gmi_drl.roles.evaluators.evaluate import evaluate_together, longest_episode
 from gmi_drl.roles.optimizers.optimizer import NoMore, Optimizer, Round
 from gmi_drl.roles.policies.description import compare
 from gmi_drl.roles.role.manager import GMI_manager
+from gmi_drl.roles.telemetry.experience import Experience
 from gmi_drl.roles.telemetry.phases import rounded
 from gmi_drl.roles.telemetry.progress import MetricsLog
 
@@ -71,6 +72,8 @@ class Training:
         self._finished = self._stopped = self._requested = False
         self._log: MetricsLog | None = None
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
+        self._lineage: dict[str, Any] | None = None  # of the last iteration, where it is recorded
+        self._restored = ""  # the checkpoint that training goes on from, or "peers"
         self._snapshots = recovery.Snapshots()
         self._saver: saving.Saver | None = None
         if (folder := context.folder) is not None:
@@ -143,6 +146,7 @@ class Training:
         self._steps += done.steps
         self._stopped = done.stop
         self._requested = self._optimizer.progress.checkpoint_wanted
+        self._lineage = self._lineage_of(done.experience)
         run, context = self._run, self._mgr.context
         mean = done.metrics["return_mean"]
         reached = run.target_return is not None and mean is not None and mean >= run.target_return
@@ -163,10 +167,54 @@ class Training:
             if due:
                 self._log.write(metrics)
             held = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": context.of_all("sm_count")}
-            self._mgr.report({"kind": "iteration", **metrics, **held})
+            report = {"kind": "iteration", **metrics, **held}
+            if self._lineage is not None:
+                report["lineage"] = self._lineage
+            self._mgr.report(report)
         every = self._mgr.config.comm.checksum_every
         if every and self._iteration % every == 0:
             self._check_identical()
+
+    def _lineage_of(self, experience: Experience | None) -> dict[str, Any] | None:
+        """Returns what the policy of this iteration was computed from, in plain values."""
+        if experience is None:
+            return None
+        trainers = [gmi.gmi_id for gmi in self._mgr.layout.holding("trainer")]
+        uses = [
+            (trainer, *use)
+            for trainer, mine in zip(trainers, experience.uses, strict=True)
+            for use in mine
+        ]
+        kept = [(t, *k) for t, k in zip(trainers, experience.kept, strict=False)]
+        return {
+            "generation": self._group.generation,
+            "version": self._iteration,
+            "updates": self._optimizer.learner.updates,
+            "steps": self._steps,
+            "lag": experience.lag,
+            "experience": json.dumps(uses, separators=(",", ":")),
+            "replay": json.dumps(kept, separators=(",", ":")) if kept else "",
+            "made_s": time(),
+        }
+
+    def _report_branch(self) -> None:
+        """Tells from where training goes on, and again of the last version before that.
+
+        The process that should have told of that one may have been killed.
+        """
+        learner = self._optimizer.learner
+        record = {
+            "kind": "branch",
+            "generation": self._group.generation,
+            "version": self._iteration,
+            "board": self._optimizer.board_version,
+            "restored": self._restored,
+            "optimizer": f"{self._mgr.config.algorithm.resolved_optimizer}, "
+            f"{type(learner.algorithm).__name__}",
+            "began_s": time(),
+            "last": self._lineage,
+        }
+        self._mgr.report(record)
 
     def _check_identical(self) -> None:
         parameters = self._optimizer.learner.parameters
@@ -199,6 +247,8 @@ class Training:
             if self._log is not None:
                 self._log.close()
             self._log = MetricsLog(folder, self._iteration, self._metrics, self._mgr.warn)
+            if self._run.lineage:
+                self._report_branch()
 
     def _state(self) -> dict[str, Any]:
         """Returns what a GMI that comes back needs to go on as if it had been there."""
@@ -210,6 +260,7 @@ class Training:
             "stopped": self._stopped,
             "requested": self._requested,
             "metrics": self._metrics,
+            "lineage": self._lineage,
             "trained_s": self._trained_s,
             "began": self._began,  # all GMIs have the same clock
         }
@@ -218,7 +269,9 @@ class Training:
         self._optimizer.load_state_dict(state["learned"])
         self._iteration, self._steps = state["iteration"], state["steps"]
         self._finished, self._stopped = state["finished"], state["stopped"]
-        self._requested, self._metrics = state["requested"], state["metrics"]
+        self._requested = state["requested"]
+        self._metrics, self._lineage = state["metrics"], state["lineage"]
+        self._restored = "peers"
         self._trained_s, self._began = state["trained_s"], state["began"]
         self._saved = -1
         # At once: should the one that gave it die just now, this GMI is one that holds it.
@@ -232,6 +285,7 @@ class Training:
         if path is None:
             return
         saved = saving.read(path, self._mgr.layout)
+        self._restored = str(saved.folder)
         warning = compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
         self._optimizer.load_state_dict(shared)

@@ -21,7 +21,8 @@ from gmi_drl.runtime.cache_files import replace_file
 TOGETHER: Final = ("simulate", "infer", "train", "reduce")
 AGENTS: Final = ("simulate", "infer", "send", "wait")
 TRAINERS: Final = ("wait", "train", "reduce")
-WORKER_STATS: Final = 3 + len(AGENTS)  # of the episodes that ended, then the seconds of phases
+# Of the episodes that ended, the seconds of phases, and which process of its GMI the worker is.
+WORKER_STATS: Final = 3 + len(AGENTS) + 1
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from .refs import ObjectRef, get_value, running
 
 if TYPE_CHECKING:
     from gmi_drl.runtime.driver.driver import Driver
+    from gmi_drl.runtime.gcs.tables import Row
 
 _changing = threading.RLock()
 _STORE_SHARE = 0.3  # of the memory that is available at the start; it is taken only when used
@@ -110,6 +111,22 @@ def run_directory() -> Path:
 def keep_gcs(path: Path | str) -> None:
     """Moves the control store's file to `path`, with all that is in it, to stay."""
     driver().gcs.move(Path(path))
+
+
+def record_rows(rows: Sequence[Row]) -> None:
+    """Puts rows into the control store; waits for nothing."""
+    here = driver()
+
+    def put() -> None:
+        for row in rows:
+            here.gcs.put(row)
+
+    here.loop.post(put)  # no other thread may put rows
+
+
+def bound_rows(row_class: type[Row], most: int) -> None:
+    """Has the control store keep the `most` rows of a class that have the greatest ids."""
+    driver().gcs.bound(row_class, most)
 
 
 def driver() -> Driver:

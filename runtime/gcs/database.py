@@ -82,6 +82,7 @@ class Database:
             self._connection.close()
             raise
         self._next = self._written_before + 1
+        self._untrimmed: dict[type[Row], int] = {}  # rows since the oldest were removed
 
     def write(self, batch: Mapping[type[Row], Iterable[Row]]) -> None:
         """Writes all rows, or none and raises sqlite3.Error."""
@@ -93,13 +94,24 @@ class Database:
                 if table.key == "number":
                     next_number = self._write_tasks(table, rows, next_number, changed)
                 else:
-                    self._insert(table, list(rows), len(table.columns))
+                    self._insert(table, written := list(rows), len(table.columns))
+                    more = self._untrimmed.get(row_class, 0) + len(written)
+                    self._untrimmed[row_class] = more
         self._next = next_number
         for id, number in changed:
             if number:
                 self._unfinished[id] = number
             else:
                 self._unfinished.pop(id, None)
+
+    def trim(self, row_class: type[Row], most: int) -> None:
+        """Removes the rows with the least ids, but for `most`, or a few more; seldom does so."""
+        if self._untrimmed.get(row_class, 0) <= most // 32:
+            return
+        name = TABLE_OF[row_class].name
+        least = f"SELECT id FROM {name} ORDER BY id DESC LIMIT 1 OFFSET {most}"
+        self._connection.execute(f"DELETE FROM {name} WHERE id <= ({least})")
+        self._untrimmed[row_class] = 0
 
     def take_over(self, path: Path) -> None:
         """Copies in what another store, which nobody writes now, has recorded."""
@@ -133,10 +145,10 @@ class Database:
         execute = self._connection.execute
         (count,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
         application, version = _identity(self._connection)
-        if count and (application, version) != (tables.APPLICATION_ID, tables.SCHEMA_VERSION):
+        if count and not _is_known(application, version):
             raise _not_a_store(self.path, application, version)
         if count:
-            self._check()
+            self._check(version)
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=NORMAL")
         execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
@@ -147,12 +159,14 @@ class Database:
                 for statement in table.creation:
                     execute(statement)
 
-    def _check(self) -> None:
+    def _check(self, version: int) -> None:
         """Raises DamagedStoreError, or sqlite3.Error, if what is there cannot be added to."""
         (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise _damaged(self.path, verdict)
         for table in TABLES:
+            if table.since > version:
+                continue
             names = ", ".join(table.columns)
             self._connection.execute(f"SELECT {names} FROM {table.name} LIMIT 0")
         if (last := self._last_number()) > _MOST_TASKS:  # a search would go through all before it
@@ -236,12 +250,12 @@ def open_to_read(path: Path) -> sqlite3.Connection:
                 application, version = _identity(connection)
                 connection.execute("PRAGMA trusted_schema=OFF")
                 connection.execute("PRAGMA cell_size_check=ON")
-                strange = _strange_table(connection)
+                strange = _strange_table(connection, version)
             except SQLITE_ERRORS as error:
                 if option or os.access(path.parent, os.W_OK):
                     raise _cannot_open(path, error) from error
                 continue
-            if (application, version) != (tables.APPLICATION_ID, tables.SCHEMA_VERSION):
+            if not _is_known(application, version):
                 raise _not_a_store(path, application, version)
             if strange:
                 raise GcsError(
@@ -259,10 +273,16 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
     return application, version
 
 
-def _strange_table(connection: sqlite3.Connection) -> str:
+def _is_known(application: int, version: int) -> bool:
+    """Says whether these are a store's, of a version that can be read and added to."""
+    known = range(tables.OLDEST_VERSION, tables.SCHEMA_VERSION + 1)
+    return application == tables.APPLICATION_ID and version in known
+
+
+def _strange_table(connection: sqlite3.Connection, version: int) -> str:
     """Tells which table is not as we make it: a view instead could compute for ever."""
     there = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
-    for table in TABLES:
+    for table in (table for table in TABLES if table.since <= version):
         kind, text = next((rest for name, *rest in there if name == table.name), ("", None))
         if kind != "table" or text != table.creation[0].replace(" IF NOT EXISTS", ""):
             what = f"is this {kind}: {str(text)[:200]!r}" if kind else "is not there"

@@ -49,6 +49,7 @@ class Gcs:
         self._pending: dict[type[Any], _Rows] = {}
         self._writing: dict[type[Any], _Rows] = {}
         self._waiting = 0  # rows in the two above
+        self._most: dict[type[Row], int] = {}  # rows that the file keeps, by class
         self._num_events = 0
         self._taken = 0  # rows that have left _arrived
         self._written = 0  # of these, the first so many are in the file
@@ -101,6 +102,10 @@ class Gcs:
             self._hurry.set()
         if self.chains is not None:
             self.chains.put(row)
+
+    def bound(self, row_class: type[Row], most: int) -> None:
+        """Has the file keep `most` rows of a class, those with the greatest ids, or a few more."""
+        self._most[row_class] = most
 
     def get(self, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
         """Returns the row of that id as it was last put; GcsError if the file cannot be read."""
@@ -221,6 +226,8 @@ class Gcs:
                 if self._failure:
                     self._reopen()
                 self._database.write({key: rows.values() for key, rows in self._writing.items()})
+                for row_class in self._most.keys() & self._writing.keys():
+                    self._database.trim(row_class, self._most[row_class])
             except Exception as error:  # whatever it is: who submits must not wait for ever
                 with self._state:
                     self._put_back()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 APPLICATION_ID: Final = 0x474D4943  # in the header of the file: this is a control store
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+OLDEST_VERSION: Final = 1  # that is read, and added to: it lacks tables that came later
 SEGMENT_BITS: Final = 15
 OBJECT_ID_BYTES: Final = 20
 TASK_ID_BYTES: Final = 16
@@ -83,7 +84,47 @@ class EventRow(NamedTuple):
     text: str
 
 
-Row: TypeAlias = TaskRow | ActorRow | ObjectRow | FunctionRow | EventRow
+class BranchRow(NamedTuple):
+    """A part of a training, from where it began or was taken up again to where it went back."""
+
+    id: bytes  # its number as 16 bytes, big endian
+    number: int  # from 0 on, in the order in which they began
+    session: str  # the launch
+    generation: int  # of the group of GMIs that train, in that launch
+    version: int  # the policy that it goes on from
+    board: int  # the number that agents knew that policy by; -1: the same
+    restored: str  # from the checkpoint of that path, from "peers", or "" at the beginning
+    optimizer: str
+    layout: str  # JSON: the GMIs
+    began_s: float = 0.0
+
+
+class PolicyRow(NamedTuple):
+    """A version of the policy: the one after so many iterations."""
+
+    id: bytes  # branch and version, 8 bytes each, big endian
+    branch: int
+    version: int
+    updates: int  # steps of its optimizer by then
+    steps: int  # of environments by then
+    lag: int  # the most updates that experience was behind the policy it was used on
+    experience: str  # JSON: [trainer, gmi, process, sampled with version, parts, steps] of each
+    replay: str  # JSON: [trainer, rows, version of the oldest, minibatches] of each; or ""
+    made_s: float = 0.0
+    checkpoint: str = ""  # the path of the one that holds it
+
+
+def branch_id(number: int) -> bytes:
+    """Returns the id of a branch."""
+    return number.to_bytes(16, "big")
+
+
+def policy_id(branch: int, version: int) -> bytes:
+    """Returns the id of a version; they are in the order in which they are made."""
+    return branch.to_bytes(8, "big") + version.to_bytes(8, "big")
+
+
+Row: TypeAlias = TaskRow | ActorRow | ObjectRow | FunctionRow | EventRow | BranchRow | PolicyRow
 
 _FINAL_TASK: Final = frozenset({"finished", "failed", "cancelled"})
 
@@ -116,6 +157,7 @@ class GcsTable:
     name: str
     key: str  # "number", "id" or "" (rows are only added)
     columns: tuple[str, ...]
+    since: int = 1  # the version of the store that it came with
 
     @property
     def creation(self) -> list[str]:
@@ -144,9 +186,9 @@ class GcsTable:
 _ID_COLUMNS: Final = ("id", "parent", "actor", "function", "inputs", "subject")
 
 
-def _table(row: type[Row], name: str, key: str) -> GcsTable:
+def _table(row: type[Row], name: str, key: str, since: int = 1) -> GcsTable:
     columns = tuple("place" if field == "where" else field for field in row._fields)
-    return GcsTable(row, name, key, columns)  # `where` is a word of SQL
+    return GcsTable(row, name, key, columns, since)  # `where` is a word of SQL
 
 
 TABLES: Final = (
@@ -155,5 +197,7 @@ TABLES: Final = (
     _table(ObjectRow, "objects", "id"),
     _table(FunctionRow, "functions", "id"),
     _table(EventRow, "events", ""),
+    _table(BranchRow, "branches", "id", since=2),
+    _table(PolicyRow, "policies", "id", since=2),
 )
 TABLE_OF: Final[dict[type[Any], GcsTable]] = {table.row: table for table in TABLES}

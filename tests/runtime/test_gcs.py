@@ -242,7 +242,7 @@ def test_other_files_are_refused_with_a_remedy(tmp_path):
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute(f"PRAGMA application_id={0x474D4943}")
         other.execute("PRAGMA user_version=99")
-    with pytest.raises(GcsError, match=r"version 99; this is version 1"):
+    with pytest.raises(GcsError, match=r"version 99; this is version 2"):
         database.open_to_read(path)
     with pytest.raises(GcsError, match=r"no such file.*gmi-drl runs"):
         database.open_to_read(tmp_path / "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -394,17 +395,71 @@ def timeline(
 
 @command
 def lineage(
-    id: Annotated[str, typer.Argument(metavar="ID", help="First digits of an id.")],
+    id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]", help="policy@N, or first digits of a task's, object's or actor's id."
+        ),
+    ] = None,
     run: _Run = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print a graph for Graphviz.")] = False,
     depth: Annotated[int, typer.Option(min=0, help="How many steps back.")] = 8,
+    gmi: Annotated[
+        int | None, typer.Option(metavar="ID", min=0, help="What this GMI contributed.")
+    ] = None,
+    after: Annotated[
+        int, typer.Option(metavar="N", min=0, help="With --gmi: to versions after policy@N.")
+    ] = 0,
+    killed: Annotated[
+        bool, typer.Option("--killed", help="Which versions saw data of a GMI that was killed.")
+    ] = False,
+    longest_lag: Annotated[
+        bool, typer.Option("--longest-lag", help="What experience was furthest behind.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Show what a task, object or actor was computed from."""
+    """Show what a version of the policy, a task, object or actor was computed from."""
+    from gmi_drl.report import policy_lineage
     from gmi_drl.report.lineage import LineageReader, as_dot, as_text
     from gmi_drl.report.run_state import opened, store_of
 
-    with opened(store_of(run)) as store:
-        lineages = LineageReader(store)
-        tree = lineages.tree(lineages.resolve(id), depth)
-    print("\n".join(as_dot(tree) if dot else as_text(tree)))
+    asked = [gmi is not None, killed, longest_lag]
+    words = [word for word in (id, None if run is None else str(run)) if word is not None]
+    # RUN policy@N reads as well as policy@N RUN; a question needs no ID.
+    words.sort(key=lambda word: not word.startswith(policy_lineage.PREFIX))
+    name = words.pop(0) if words and not any(asked) else None
+    if sum(asked) + (name is not None) != 1 or len(words) > 1:
+        raise typer.BadParameter(
+            "give one thing to ask for: ID, --gmi, --killed or --longest-lag; and a RUN"
+        )
+    is_policy = name is None or name.startswith(policy_lineage.PREFIX)
+    if as_json and not is_policy:
+        raise typer.BadParameter("--json is for policy@N and questions")
+    with opened(store_of(Path(words[0]) if words else None)) as store:
+        if not is_policy:
+            assert name is not None
+            lineages = LineageReader(store)
+            tree = lineages.tree(lineages.resolve(name), depth)
+            print("\n".join(as_dot(tree) if dot else as_text(tree)))
+            return 0
+        policies = policy_lineage.PolicyReader(store)
+        answer: object
+        if gmi is not None:
+            given = policies.contributions(gmi, after)
+            answer = [dataclasses.asdict(one) for one in given]
+            lines = policy_lineage.contribution_lines(given, gmi, after)
+        elif killed:
+            died = policies.killed()
+            answer = [dataclasses.asdict(one) for one in died]
+            lines = policy_lineage.killed_lines(died)
+        elif longest_lag:
+            policy = policies.longest_lag()
+            answer, lines = policy_lineage.as_json(policy), policy_lineage.lag_lines(policy)
+        else:
+            assert name is not None
+            version = policies.find(name)
+            answer = policy_lineage.as_json(policies.policy(version)) if as_json else None
+            tree = policies.tree(version, 0 if as_json else depth)
+            lines = as_dot(tree) if dot else as_text(tree)
+    print(json.dumps(answer) if as_json else "\n".join(lines))
     return 0

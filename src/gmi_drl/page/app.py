@@ -23,6 +23,7 @@ from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.view.tables import cut, printable_lines
 from gmi_drl.report import run_state
 from gmi_drl.report.lineage import LineageReader, as_text
+from gmi_drl.report.policy_lineage import PREFIX, PolicyReader
 from gmi_drl.report.vendor import uplot
 
 from .control import ask_for_checkpoint, stop
@@ -186,8 +187,13 @@ def _state(store: Path) -> dict[str, Any]:
 
 def _lineage(store: Path, id: str) -> dict[str, Any]:
     with run_state.opened(store) as opened:
-        lineages = LineageReader(opened)
-        lines = as_text(lineages.tree(lineages.resolve(id), _DEPTH))
+        if id.startswith(PREFIX):
+            policies = PolicyReader(opened)
+            tree = policies.tree(policies.find(id), _DEPTH)
+        else:
+            lineages = LineageReader(opened)
+            tree = lineages.tree(lineages.resolve(id), _DEPTH)
+        lines = as_text(tree)
     return {"lines": lines[:_MOST_LINES], "more": max(0, len(lines) - _MOST_LINES)}
 
 

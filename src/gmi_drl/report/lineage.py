@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import bisect
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from gmi_drl.launcher.view.tables import cut, printable
 from gmi_drl.placement import counted
@@ -31,11 +32,13 @@ Edge = Literal["", "input", "state"]
 
 @dataclass
 class Node:
-    """Holds one task of a lineage, and what it was computed from."""
+    """Holds one thing of a lineage, and what it was computed from."""
 
-    id: bytes
-    task: TaskRow | None  # None: put by hand, or not recorded
-    edge: Edge  # how the one above depends on it
+    key: str
+    name: str
+    text: str  # how it came about
+    edge: Edge = ""  # how the one above depends on it
+    of: Any = None  # what it stands for
     below: list[Node] = field(default_factory=list)
     again: bool = False  # it stands elsewhere too, with what is below it
     cut: int = 0  # so many are below and not shown
@@ -94,24 +97,15 @@ class LineageReader:
 
     def tree(self, task_id: bytes, depth: int = 8) -> Node:
         """Finds what the task was computed from, so many steps back. A task is opened once."""
-        root = Node(task_id, self._find(task_id), "")
-        level, seen = [root], {task_id}
-        for step in range(depth + 1):
-            following: list[Node] = []
-            for node in level:
-                for id, edge in self.sources(node.task):
-                    if step == depth:
-                        node.cut += id not in seen
-                        continue
-                    below = Node(id, self._find(id), edge)
-                    node.below.append(below)
-                    if id in seen:
-                        below.again = True
-                    else:
-                        seen.add(id)
-                        following.append(below)
-            level = following
-        return root
+
+        def node(id: bytes, edge: Edge = "") -> Node:
+            task = self._find(id)
+            return Node(id.hex(), id.hex()[:12], describe(task), edge, of=task)
+
+        def below(above: Node) -> list[Node]:
+            return [node(id, edge) for id, edge in self.sources(above.of)]
+
+        return expand(node(task_id), below, depth)
 
     def sources(self, task: TaskRow | None) -> list[tuple[bytes, Edge]]:
         """Lists tasks whose results it takes, and the call before it on its actor."""
@@ -155,6 +149,26 @@ class LineageReader:
         return id
 
 
+def expand(root: Node, sources: Callable[[Node], list[Node]], depth: int) -> Node:
+    """Puts below a node what it was computed from, so many steps back; each is opened once."""
+    level, seen = [root], {root.key}
+    for step in range(depth + 1):
+        following: list[Node] = []
+        for node in level:
+            for below in sources(node):
+                if step == depth:
+                    node.cut += below.key not in seen
+                    continue
+                node.below.append(below)
+                if below.key in seen:
+                    below.again = True
+                else:
+                    seen.add(below.key)
+                    following.append(below)
+        level = following
+    return root
+
+
 def describe(task: TaskRow | None) -> str:
     """Says who ran it, where, and how it went, as it may be printed."""
     if task is None:
@@ -180,7 +194,7 @@ def as_text(root: Node) -> list[str]:
     while stack:
         node, first, rest = stack.pop()
         after = "after " if node.edge == "state" else ""
-        text = f"{after}{node.id.hex()[:12]} {describe(node.task)}"
+        text = f"{after}{node.name} {node.text}"
         lines.append(first + text + (" (see its other line)" if node.again else ""))
         if node.cut:
             num_cut += node.cut
@@ -201,15 +215,15 @@ def as_dot(root: Node) -> list[str]:
     stack = [root]
     while stack:
         node = stack.pop()
-        name = node.id.hex()
+        name = node.key
         if not node.again:
-            shown = describe(node.task).replace("\\", "\\\\").replace('"', '\\"')
-            lines.append(f'  "{name}" [label="{name[:12]}\\n{shown}"];')
+            shown = node.text.replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'  "{name}" [label="{node.name}\\n{shown}"];')
         if node.cut:
             lines.append(f'  "{name}-cut" [label="{node.cut} more", style=dotted];')
             lines.append(f'  "{name}-cut" -> "{name}" [style=dotted];')
         for below in node.below:
             style = " [style=dashed]" if below.edge == "state" else ""
-            lines.append(f'  "{below.id.hex()}" -> "{name}"{style};')
+            lines.append(f'  "{below.key}" -> "{name}"{style};')
             stack.append(below)
     return [*lines, "}"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.gmi import Gang, lease
+from gmi_drl.gmi import Gang, GmiDied, lease
 from gmi_drl.launcher.callbacks.callback import EndedRun, StartedRun
 from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
 from gmi_drl.launcher.callbacks.loading import check_objects, made_callbacks
@@ -35,6 +35,7 @@ from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
 from gmi_drl.launcher.watch.noise_watch import NoiseWatch
+from gmi_drl.launcher.watch.policy_log import PolicyLog
 from gmi_drl.launcher.watch.records import (
     SegmentCounts,
     ServingMetrics,
@@ -47,7 +48,7 @@ from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_re
 from gmi_drl.placement import Config
 from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
-from gmi_drl.runtime.errors import truncate
+from gmi_drl.runtime.errors import exit_text, truncate
 
 from .jobs import Resolve, new_job, resumed_job
 from .preload import preload_of
@@ -149,6 +150,9 @@ def _run(
     folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
         keep_gcs_in(folder.path / "gcs.sqlite")
+    policies = PolicyLog(
+        folder.path / "gcs.sqlite" if keep_gcs else None, job.session, job.config, job.layout
+    )
     last: dict[str, Any] = {}
     traced = traced_gmis(job.config, job.layout)
     budget = job.config.run.max_restarts
@@ -182,7 +186,7 @@ def _run(
                 max_restarts=budget,
             ) as gang,
         ):
-            restarts = Restarts(gang, folder, budget)
+            restarts = Restarts(gang, folder, budget, policies)
             serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
             with opened(view, lambda on: RunView(on, job.config, job.layout)) as screen:
                 for line in notes:
@@ -190,7 +194,8 @@ def _run(
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
                 callbacks.show_on(lambda text: screen.show({"kind": "warning", "message": text}))
-                watches: list[Watch] = [NoiseWatch(screen, folder, job.config, job.layout)]
+                watches: list[Watch] = [policies]  # the first: it takes out what is its own
+                watches.append(NoiseWatch(screen, folder, job.config, job.layout))
                 watches.append(callbacks)
                 if watch is not None:
                     watches.append(watch)
@@ -207,6 +212,10 @@ def _run(
                 if resumed and (message := _nothing_left(job, folder)):
                     screen.show({"kind": "note", "message": message})
     except BaseException as error:
+        if isinstance(error, GmiDied):
+            how = exit_text(error.exit_code, error.signal)
+            policies.died(error.gmi_id, len(error.deaths), "raised" if error.error else how)
+        policies.flush()
         state, why = "failed", truncate(str(error))
         if isinstance(error, KeyboardInterrupt):
             state, why = "stopped", "ended before it could finish"
@@ -220,6 +229,7 @@ def _run(
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
+    policies.flush()
     state = "stopped" if stopped else "finished"
     result = _result(job, folder, state, gmis, last, restarts=restarts.count, traces=traces())
     callbacks.end(EndedRun(state, result=result))

@@ -24,6 +24,7 @@ from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.plan.planning import ask_actor
 from gmi_drl.launcher.plan.wiring import OUR_CLASSES
 from gmi_drl.launcher.view.view import RunView
+from gmi_drl.launcher.watch.policy_log import PolicyLog
 from gmi_drl.runtime.errors import exit_text
 
 if TYPE_CHECKING:
@@ -128,8 +129,9 @@ def _state_of(pid: int) -> str:
 class Restarts:
     """Counts the restarts of a run: in words as they happen, and in run.json."""
 
-    def __init__(self, gang: Gang, folder: RunFolder, budget: int) -> None:
+    def __init__(self, gang: Gang, folder: RunFolder, budget: int, policies: PolicyLog) -> None:
         self._gang, self._folder, self._budget = gang, folder, budget
+        self._policies = policies
         self._of: Counter[int] = Counter()
 
     @property
@@ -140,6 +142,7 @@ class Restarts:
         """Tells each restart since the last call."""
         messages = []
         for gmi_id, death in self._gang.restarts():
+            self._policies.died(gmi_id, self._of[gmi_id], death.how())
             self._of[gmi_id] += 1
             how, which = death.how(), f"{self._of[gmi_id]} of {self._budget}"
             messages.append(f"gmi {gmi_id} {how}; restarted on its slice ({which})")

@@ -1,0 +1,152 @@
+"""Records every version of the policy in the control store: what it was computed from."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl import runtime
+from gmi_drl.gmi import Gang
+from gmi_drl.placement import Config, Layout
+from gmi_drl.runtime.gcs.database import SQLITE_ERRORS, open_to_read
+from gmi_drl.runtime.gcs.tables import (
+    BranchRow,
+    EventRow,
+    PolicyRow,
+    Row,
+    branch_id,
+    policy_id,
+)
+
+_RECENT: Final = 4  # versions; one that is told again is the last, or the one before it
+_POLICY_KEYS: Final = {
+    "generation", "version", "updates", "steps", "lag", "experience", "replay", "made_s"
+}  # fmt: skip
+_BRANCH_KEYS: Final = {
+    "generation", "version", "board", "restored", "optimizer", "began_s", "last"
+}  # fmt: skip
+GMI_DIED: Final = "gmi died"  # the kind of an event, of subject `process_id`
+
+
+def process_id(session: str, gmi_id: int, process: int) -> bytes:
+    """Returns the id of a GMI's process: the one after `process` others of that launch."""
+    return bytes.fromhex(session)[:8] + gmi_id.to_bytes(4, "big") + process.to_bytes(4, "big")
+
+
+class PolicyLog:
+    """Takes lineage out of the records of a run, and puts it into the store, ten times a second.
+
+    A branch begins where training begins, is taken up again, or goes back to an earlier version:
+    its rows replace none of those before it.
+    """
+
+    def __init__(self, store: Path | None, session: str, config: Config, layout: Layout) -> None:
+        """`store`: that of the run; None where it is not the run's own, so that nothing is kept."""
+        self._session, self._is_on = session, store is not None and config.run.lineage > 0
+        self._layout = json.dumps(
+            {
+                "template": layout.template,
+                "gmis": [
+                    [gmi.gmi_id, gmi.gpu_id, "+".join(gmi.roles), gmi.num_env]
+                    for gmi in layout.gmis
+                ],
+            }
+        )
+        self._branches: dict[int, int] = {}  # their numbers, by the group's generation
+        self._rows: list[Row] = []
+        self._recent: dict[bytes, PolicyRow] = {}  # the last few
+        self._next = 0
+        if self._is_on:
+            assert store is not None
+            self._next = _next_branch(store)
+            runtime.bound_rows(PolicyRow, config.run.lineage)
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Takes what a record says of lineage, and takes it out of it."""
+        kind = record.get("kind")
+        told = record.pop("lineage", None) if kind == "iteration" else None
+        if not self._is_on:
+            return
+        if kind == "branch" and record.keys() >= _BRANCH_KEYS:
+            self._put(record["last"])
+            self._begin(record)
+        elif kind == "iteration":
+            self._put(told)
+        elif kind == "checkpoint" and record.keys() >= {"iteration", "path"} and self._recent:
+            last = next(reversed(self._recent.values()))
+            if record["iteration"] == last.version:
+                self._recent[last.id] = last = last._replace(checkpoint=str(record["path"]))
+                self._rows.append(last)
+
+    def tick(self, gang: Gang) -> None:
+        """Puts what has come together into the store."""
+        self.flush()
+
+    def died(self, gmi_id: int, process: int, how: str) -> None:
+        """Takes down that a GMI's process died."""
+        if self._is_on:
+            subject = process_id(self._session, gmi_id, process)
+            text = f"gmi {gmi_id}, process {process}, {how}"
+            self._rows.append(EventRow(time.time(), GMI_DIED, subject, text))
+
+    def flush(self) -> None:
+        """Puts all that has come into the store, and waits for nothing."""
+        if self._rows:
+            rows, self._rows = self._rows, []
+            runtime.record_rows(rows)
+
+    def _begin(self, record: dict[str, Any]) -> None:
+        generation = record["generation"]
+        if generation in self._branches:
+            return
+        number = self._branches[generation] = self._next
+        self._next += 1
+        self._rows.append(
+            BranchRow(
+                id=branch_id(number),
+                number=number,
+                session=self._session,
+                generation=generation,
+                version=record["version"],
+                board=record["board"],
+                restored=record["restored"],
+                optimizer=record["optimizer"],
+                layout=self._layout,
+                began_s=record["began_s"],
+            )
+        )
+
+    def _put(self, told: Any) -> None:
+        if not isinstance(told, dict) or not told.keys() >= _POLICY_KEYS:
+            return  # a role of the user's may report anything
+        branch, version = self._branches.get(told["generation"]), told["version"]
+        if branch is None:  # its record was lost: the launcher did not keep up
+            return
+        id = policy_id(branch, version)
+        if id in self._recent:  # told again by `branch`; a checkpoint may be noted in it by now
+            return
+        row = self._recent[id] = PolicyRow(
+            id=id,
+            branch=branch,
+            version=version,
+            updates=told["updates"],
+            steps=told["steps"],
+            lag=told["lag"],
+            experience=told["experience"],
+            replay=told["replay"],
+            made_s=told["made_s"],
+        )
+        self._rows.append(row)
+        while len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+
+
+def _next_branch(store: Path) -> int:
+    """Returns the number after those of the branches in a store; 0 if it cannot be read."""
+    with suppress(runtime.GcsError, *SQLITE_ERRORS), closing(open_to_read(store)) as opened:
+        (last,) = opened.execute("SELECT max(number) FROM branches").fetchone()
+        return 0 if last is None else int(last) + 1
+    return 0

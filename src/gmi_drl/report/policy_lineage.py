@@ -1,0 +1,507 @@
+"""Answers what a version of the policy was computed from, and what became of experience.
+
+A branch is a part of a training: it begins where training begins, is taken up from a checkpoint, or
+goes back behind a GMI's death. The versions of the present policy lie on one chain of branches; one
+that is on none of these was undone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple
+
+from gmi_drl.launcher.view.tables import cut, printable
+from gmi_drl.launcher.watch.policy_log import GMI_DIED, process_id
+from gmi_drl.placement import counted
+from gmi_drl.runtime.gcs.database import GcsError, WrongValue, find, scan
+from gmi_drl.runtime.gcs.tables import BranchRow, EventRow, PolicyRow, policy_id
+
+from .lineage import Node, expand
+
+PREFIX: Final = "policy@"
+_WHERE: Final = "docs/lineage.md"
+_MOST_TEXT: Final = 300  # characters of what a row says
+_PARTS: Final = {"async_gradients": "gradient", "parameter_server": "gradient"}
+
+
+class Version(NamedTuple):
+    """Names a version: of several with one number the branch tells which."""
+
+    branch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.number}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Describes experience that one process of a GMI gave to one trainer."""
+
+    trainer: int  # gmi_id
+    gmi_id: int
+    process: int  # the processes that were this GMI before it in that launch
+    sampled_with: Version | None  # None: it is not recorded
+    behind: int  # versions that it was sampled before the policy it was used on
+    parts: int  # segments, gradients or directions
+    steps: int  # of environments
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Describes the replay that one trainer has drawn from."""
+
+    trainer: int  # gmi_id
+    rows: int
+    oldest: int  # the version whose round put its oldest row in
+    minibatches: int
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Says what one version was computed from."""
+
+    version: Version
+    previous: Version | None  # None: the initial weights, or those of another run
+    first_update: int  # of its optimizer
+    last_update: int
+    steps: int  # of environments, by then
+    lag: int  # the most updates that experience was behind
+    samples: tuple[Sample, ...]
+    replays: tuple[Replay, ...]
+    optimizer: str
+    layout: dict[str, Any]
+    restored: str  # of the first of its branch: the checkpoint that this goes on from, or "peers"
+    checkpoint: str
+    made_s: float
+    undone: bool  # training went back behind it
+
+
+@dataclass
+class Contribution:
+    """Sums up what one process of a GMI has given."""
+
+    gmi_id: int
+    process: int
+    session: str
+    versions: int = 0
+    first: int = 0
+    last: int = 0
+    parts: int = 0
+    steps: int = 0
+    most_behind: int = 0
+    died: str = ""  # how, if it did
+
+    def add(self, number: int, sample: Sample) -> None:
+        """Counts what it gave to a version; in the order of versions."""
+        if not self.versions:
+            self.first = number
+        self.versions += self.last != number
+        self.last = number
+        self.parts += sample.parts
+        self.steps += sample.steps
+        self.most_behind = max(self.most_behind, sample.behind)
+
+
+@dataclass
+class Killed:
+    """Lists the versions that saw data of a GMI's process that died."""
+
+    gmi_id: int
+    process: int
+    session: str
+    how: str
+    parts: int = 0
+    steps: int = 0
+    versions: list[list[int]] = field(default_factory=list)  # [first, last] of each piece
+
+
+class PolicyReader:
+    """Answers from one store."""
+
+    def __init__(self, store: sqlite3.Connection) -> None:
+        self._store = store
+        rows: list[BranchRow] = []
+        if store.execute("SELECT 1 FROM sqlite_master WHERE name = 'branches'").fetchone():
+            rows = sorted(scan(store, BranchRow), key=lambda row: row.number)
+        if not rows:
+            raise GcsError(
+                "no version of the policy is recorded: run.lineage was 0, nothing was trained, a "
+                "role of the user's trained it, or an earlier gmi-drl recorded the run. "
+                f"What is recorded is in {_WHERE}."
+            )
+        # A runtime that launches several runs has them all in the store of the last one.
+        begins = [row.number for row in rows if not (row.generation or row.restored)]
+        first = max(begins, default=0)
+        self._branches = {row.number: row for row in rows if row.number >= first}
+        self._parents: dict[int, Version | None] = {}
+        self._last = Version(rows[-1].number, self._head(rows[-1].number))
+
+    def find(self, text: str) -> Version:
+        """Finds the version that `policy@N` names; GcsError says why there is none."""
+        if re.fullmatch(rf"{PREFIX}\d{{1,15}}", text) is None:
+            raise GcsError(
+                f"{text!r}: not a version of the policy. Write policy@N, N iterations: "
+                f"{self._last} is the last one."
+            )
+        number = int(text.removeprefix(PREFIX))
+        if number == 0:
+            raise GcsError(f"{text}: the initial weights, by run.seed, are computed from nothing.")
+        on_chain = number <= self._last.number
+        version = self._resolve(self._last.branch, number) if on_chain else None
+        if version is not None and self._row(version) is not None:
+            return version
+        (first,) = self._store.execute("SELECT min(id) FROM policies").fetchone()
+        if version is not None and first is not None and policy_id(*version) < first:
+            kept = Version(*_numbers(first))
+            raise GcsError(
+                f"{text}: flushed. The control store keeps the newest versions, as many as "
+                f"run.lineage says, here from {kept} on. Ask for one of these; a run that shall "
+                "keep more is launched with a larger run.lineage."
+            )
+        for branch in sorted(self._branches, reverse=True):  # undone, then
+            if self._row(Version(branch, number)) is not None:
+                return Version(branch, number)
+        if on_chain:
+            raise GcsError(
+                f"{text}: not recorded, though {self._last} is: the launcher was killed or did not "
+                "keep up, or the run goes on from another one's checkpoint."
+            )
+        raise GcsError(f"{text}: not made yet; {self._last} is the last one. Ask for one up to it.")
+
+    def policy(self, version: Version) -> Policy:
+        """Returns what a version was computed from; KeyError if it is not recorded."""
+        row = self._row(version)
+        if row is None:
+            raise KeyError(version)
+        return self._policy(row)
+
+    def chain(self, after: int = 0) -> Iterator[Policy]:
+        """Yields the versions that the present policy has gone through, the oldest first."""
+        pieces: list[tuple[int, int, int]] = []
+        version: Version | None = self._last
+        while version is not None and version.number > after:
+            began = self._branches[version.branch].version
+            pieces.append((version.branch, max(began, after), version.number))
+            version = self._parent(version.branch)
+        for branch, first, last in reversed(pieces):
+            yield from map(self._policy, self._between(branch, first, last))
+
+    def contributions(self, gmi_id: int, after: int = 0) -> list[Contribution]:
+        """Sums up, by process, what a GMI has given to the versions after one."""
+        known = {use[0] for row in self._branches.values() for use in _layout_of(row)["gmis"]}
+        if gmi_id not in known:
+            ids = ", ".join(map(str, sorted(known)))
+            raise GcsError(f"GMI {gmi_id}: this run's layout has none such. It has GMIs {ids}.")
+        deaths, found = self._deaths(), dict[tuple[str, int], Contribution]()
+        for policy in self.chain(after):
+            session = self._branches[policy.version.branch].session
+            for sample in policy.samples:
+                if sample.gmi_id == gmi_id:
+                    key = session, sample.process
+                    died = deaths.get(process_id(session, gmi_id, sample.process), "")
+                    found.setdefault(
+                        key, Contribution(gmi_id, sample.process, session, died=died)
+                    ).add(policy.version.number, sample)
+        return list(found.values())
+
+    def killed(self) -> list[Killed]:
+        """Lists, for each process of a GMI that died, the versions that saw its data.
+
+        Of a run with a replay these are the ones that drew from a replay with its data in it.
+        """
+        found = {
+            id: Killed(*_numbers_of_process(id), session=id[:8].hex(), how=how)
+            for id, how in self._deaths().items()
+        }
+        put_in: dict[tuple[bytes, int], int] = {}  # by process and trainer: the last version
+        for policy in self.chain():
+            number, session = policy.version.number, self._branches[policy.version.branch].session
+            saw = set()
+            for sample in policy.samples:
+                id = process_id(session, sample.gmi_id, sample.process)
+                if id in found:
+                    saw.add(id)
+                    found[id].parts += sample.parts
+                    found[id].steps += sample.steps
+                    put_in[id, sample.trainer] = number
+            if policy.replays:
+                oldest = {r.trainer: r.oldest for r in policy.replays if r.minibatches}
+                saw = {id for (id, t), last in put_in.items() if last >= oldest.get(t, number + 1)}
+            for id in saw:
+                pieces = found[id].versions
+                if pieces and pieces[-1][1] == number - 1:
+                    pieces[-1][1] = number
+                else:
+                    pieces.append([number, number])
+        return list(found.values())
+
+    def longest_lag(self) -> Policy:
+        """Returns the version whose experience was furthest behind: the first of these."""
+        longest: Policy | None = None
+        for policy in self.chain():
+            if longest is None or policy.lag > longest.lag:
+                longest = policy
+        if longest is None:
+            raise GcsError(f"no version is recorded yet. {_WHERE} says what is.")
+        return longest
+
+    def tree(self, version: Version, depth: int) -> Node:
+        """Returns it with what it was computed from, so many steps back."""
+        return expand(self._node(version), lambda node: self._below(node.of), depth)
+
+    def _node(self, version: Version | None, edge: Any = "") -> Node:
+        if version is None:
+            return Node("initial", "initial weights,", "by run.seed", edge)
+        row = self._row(version) if version.number else None
+        text = "not recorded, or flushed" if version.number else "the initial weights, by run.seed"
+        if row is not None:
+            text = _describe(self._policy(row))
+        return Node(f"{version.branch}:{version.number}", str(version), text, edge, of=version)
+
+    def _below(self, of: Any) -> list[Node]:
+        """Lists what is right below a node: of a version, its previous one and its experience."""
+        if isinstance(of, Sample):
+            return [self._node(of.sampled_with, "input")]
+        if not isinstance(of, Version) or (row := self._row(of)) is None:
+            return []
+        policy = self._policy(row)
+        key, nodes = f"{of.branch}:{of.number}", []
+        if policy.previous is not None:
+            nodes.append(self._node(policy.previous, "state"))
+        kind = _PARTS.get(policy.optimizer.split(",")[0], "segment")
+        kind = "direction" if policy.optimizer.startswith("population") else kind
+        for place, sample in enumerate(policy.samples):
+            # What the line above shows need not be shown again.
+            inner = sample if sample.sampled_with != policy.previous else None
+            text = f"{counted(sample.parts, kind)}, {sample.steps:,} steps"
+            text += f" with {sample.sampled_with or 'a version that is not recorded'}"
+            text += f", {sample.behind} behind" if sample.behind else ""
+            text += "" if sample.trainer == sample.gmi_id else f", to gmi {sample.trainer}"
+            name = f"gmi {sample.gmi_id}" + (f".{sample.process}" if sample.process else "")
+            nodes.append(Node(f"{key}/{place}", f"{name}:", text, "input", of=inner))
+        for replay in policy.replays:
+            text = f"{counted(replay.minibatches, 'draw')} of minibatches from {replay.rows:,} "
+            text += f"rows, put in by {PREFIX}{replay.oldest} to {of.number}"
+            name = f"replay of gmi {replay.trainer}:"
+            nodes.append(Node(f"{key}/replay{replay.trainer}", name, text, "input"))
+        return nodes
+
+    # Versions and branches ----------------------------------------------------------------------
+
+    def _row(self, version: Version) -> PolicyRow | None:
+        return find(self._store, PolicyRow, policy_id(*version))
+
+    def _between(self, branch: int, first: int, last: int) -> Iterator[PolicyRow]:
+        """Yields the rows of a branch after version `first` up to `last`."""
+        low, high = policy_id(branch, first).hex(), policy_id(branch, last).hex()
+        return scan(self._store, PolicyRow, f"id > x'{low}' AND id <= x'{high}'")
+
+    def _head(self, branch: int) -> int:
+        (last,) = self._store.execute(
+            "SELECT max(version) FROM policies WHERE id > ? AND id < ?",
+            (policy_id(branch, 0), policy_id(branch + 1, 0)),
+        ).fetchone()
+        return self._branches[branch].version if last is None else int(last)
+
+    def _resolve(self, branch: int, number: int) -> Version | None:
+        """Finds whose version `number` was for a branch: its own, or that of one it goes on from.
+
+        None for one that was made by another run.
+        """
+        while number <= self._branches[branch].version and number > 0:
+            parent = self._parent(branch)
+            if parent is None:
+                return None
+            branch = parent.branch
+        return Version(branch, number)
+
+    def _parent(self, branch: int) -> Version | None:
+        """Finds the version that a branch goes on from; None where this store has none."""
+        if branch not in self._parents:
+            self._parents[branch] = self._find_parent(self._branches[branch])
+        return self._parents[branch]
+
+    def _find_parent(self, branch: BranchRow) -> Version | None:
+        earlier = [number for number in self._branches if number < branch.number]
+        if not branch.restored or not branch.version or not earlier:
+            return None
+        if branch.restored != "peers":  # an undone version may have left the newest checkpoint
+            (saved,) = self._store.execute(
+                "SELECT max(branch) FROM policies WHERE version = ? AND branch < ? "
+                "AND checkpoint = ?",
+                (branch.version, branch.number, branch.restored),
+            ).fetchone()
+            if saved is not None and int(saved) in self._branches:
+                return Version(int(saved), branch.version)
+        return self._resolve(max(earlier), branch.version)
+
+    def _sampled_with(self, branch: BranchRow, number: int) -> Version | None:
+        """Finds the version that experience of a branch names by `number`."""
+        if branch.board < 0:
+            return self._resolve(branch.number, number)
+        of_launch = [
+            other
+            for other in self._branches.values()
+            if other.session == branch.session and other.number <= branch.number
+        ]
+        for other in reversed(of_launch):
+            if 0 <= other.board <= number:
+                return self._resolve(other.number, number - other.board + other.version)
+        return None
+
+    def _policy(self, row: PolicyRow) -> Policy:
+        branch = self._branches.get(row.branch)
+        if branch is None:
+            raise WrongValue(f"policies.branch={row.branch} in a row of it; there is no such one")
+        version, used_on = Version(row.branch, row.version), row.version - 1
+        first = row.version == branch.version + 1
+        previous = Version(row.branch, used_on)
+        if first:
+            previous = self._parent(row.branch) or Version(row.branch, used_on)
+        before = self._row(previous)
+        if branch.board >= 0:
+            used_on += branch.board - branch.version
+        samples = tuple(
+            Sample(
+                trainer, gmi_id, process, self._sampled_with(branch, number),
+                behind=used_on - number, parts=parts, steps=steps,
+            )
+            for trainer, gmi_id, process, number, parts, steps in _numbers_in(row, "experience", 6)
+        )  # fmt: skip
+        on_chain = row.version <= self._last.number
+        return Policy(
+            version=version,
+            previous=previous,
+            first_update=1 + (before.updates if before is not None else 0),
+            last_update=row.updates,
+            steps=row.steps,
+            lag=row.lag,
+            samples=samples,
+            replays=tuple(Replay(*numbers) for numbers in _numbers_in(row, "replay", 4)),
+            optimizer=branch.optimizer,
+            layout=_layout_of(branch),
+            restored=branch.restored if first else "",
+            checkpoint=row.checkpoint,
+            made_s=row.made_s,
+            undone=not on_chain or self._resolve(self._last.branch, row.version) != version,
+        )
+
+    def _deaths(self) -> dict[bytes, str]:
+        """Returns how each process of a GMI that died did so, by `process_id`."""
+        sessions = {bytes.fromhex(row.session)[:8] for row in self._branches.values()}
+        rows = scan(self._store, EventRow, f"kind = '{GMI_DIED}'")
+        return {
+            row.subject: cut(row.text, _MOST_TEXT)
+            for row in rows
+            if len(row.subject) == 16 and row.subject[:8] in sessions
+        }
+
+
+def as_json(policy: Policy) -> dict[str, Any]:
+    """Returns it as plain values, for programs."""
+    plain = asdict(policy)
+    plain["version"] = policy.version._asdict()
+    plain["previous"] = None if policy.previous is None else policy.previous._asdict()
+    for sample in plain["samples"]:
+        with_version = sample["sampled_with"]
+        sample["sampled_with"] = None if with_version is None else with_version._asdict()
+    return plain
+
+
+def contribution_lines(found: Sequence[Contribution], gmi_id: int, after: int) -> list[str]:
+    """Says what a GMI has contributed, a line for each of its processes."""
+    if not found:
+        return [f"gmi {gmi_id}: nothing that is recorded, after {PREFIX}{after}"]
+    return [
+        printable(
+            f"gmi {one.gmi_id}, process {one.process} of launch {one.session[:8]}: "
+            f"{counted(one.parts, 'part')}, {one.steps:,} steps in "
+            f"{counted(one.versions, 'version')}, {PREFIX}{one.first} to {one.last}, "
+            f"at most {one.most_behind} behind" + (f"; {one.died}" if one.died else "")
+        )
+        for one in found
+    ]
+
+
+def killed_lines(found: Sequence[Killed]) -> list[str]:
+    """Says which versions saw data of a GMI that was killed, a line for each of its processes."""
+    if not found:
+        return ["no GMI has died in this run"]
+    lines = []
+    for one in found:
+        pieces = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in one.versions)
+        lines.append(
+            printable(
+                f"{one.how}: {counted(one.parts, 'part')}, {one.steps:,} steps, seen by "
+                + (f"{PREFIX}{pieces}" if pieces else "no version that is recorded")
+            )
+        )
+    return lines
+
+
+def lag_lines(policy: Policy) -> list[str]:
+    """Says what the longest lag is, and whose experience it was."""
+    lines = [f"{policy.version}: experience {counted(policy.lag, 'update')} behind its policy"]
+    most = max((sample.behind for sample in policy.samples), default=0)
+    for sample in policy.samples:
+        if sample.behind == most:
+            who = f"gmi {sample.gmi_id}, process {sample.process}"
+            lines.append(f"  {who}, sampled with {sample.sampled_with or 'one not recorded'}")
+    return lines
+
+
+def _describe(policy: Policy) -> str:
+    """Says how a version was made, as it may be printed."""
+    words = [
+        f"update {policy.last_update:,}"
+        if policy.first_update == policy.last_update
+        else f"updates {policy.first_update:,}-{policy.last_update:,}",
+        policy.optimizer,
+        f"{policy.layout['template']} with {counted(len(policy.layout['gmis']), 'GMI')}",
+        f"{policy.steps:,} steps",
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(policy.made_s)),
+    ]
+    if policy.restored:
+        from_where = "its peers' memory" if policy.restored == "peers" else policy.restored
+        words.append(f"restored from {from_where}")
+    if policy.checkpoint:
+        words.append(f"checkpoint {policy.checkpoint}")
+    if policy.undone:
+        words.append("undone: training went back behind it")
+    return printable(cut(", ".join(words), 4 * _MOST_TEXT))
+
+
+def _numbers(id: bytes) -> tuple[int, int]:
+    return int.from_bytes(id[:8], "big"), int.from_bytes(id[8:], "big")
+
+
+def _numbers_of_process(id: bytes) -> tuple[int, int]:
+    return int.from_bytes(id[8:12], "big"), int.from_bytes(id[12:], "big")
+
+
+def _numbers_in(row: PolicyRow, name: str, width: int) -> list[list[int]]:
+    """Returns the numbers that a column keeps as JSON; the file may be a stranger's."""
+    text = getattr(row, name)
+    try:
+        rows = json.loads(text) if text else []
+        if all(len(each) == width and all(type(n) is int for n in each) for each in rows):
+            return list(rows)
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise WrongValue(f"policies.{name}={text[:80]!r} in a row of it; must be JSON of numbers")
+
+
+def _layout_of(branch: BranchRow) -> dict[str, Any]:
+    try:
+        layout = json.loads(branch.layout)
+        if isinstance(layout["template"], str) and all(len(gmi) == 4 for gmi in layout["gmis"]):
+            return dict(layout)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise WrongValue(f"branches.layout={branch.layout[:80]!r} in a row of it; must be a layout")
