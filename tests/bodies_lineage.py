@@ -46,10 +46,9 @@ class Traced:
         collect = made.collect
 
         def traced(number):
-            policy = self.made()
+            self.sampled_with = self.made()
             collect(number)
-            self.sampled = columns(made.batch)
-            self.note(sampled=self.sampled, policy=policy)
+            self.note(sampled=columns(made.batch), policy=self.sampled_with)
             faults.strike(self.GMI_id, "sampled", number)
 
         made.collect = traced
@@ -103,8 +102,9 @@ class Trainer(Traced):
 
         def traced_draw():
             minibatch, keys = draw()
-            ages = [self.puts - rows[digest(row)] for row in minibatch["raw_observation"]]
-            self.note(drawn=max(ages))
+            drawn = [rows.get(digest(row)) for row in minibatch["raw_observation"]]
+            # None: of a checkpoint, whose replay the process before this one had filled.
+            self.note(drawn=max((self.puts - put for put in drawn if put), default=0))
             return minibatch, keys
 
         kept.put, kept.next = traced_put, traced_draw
@@ -130,8 +130,8 @@ class TracedGradientAgent(TracedAgent):
         prepare = sampler._prepare
 
         def traced(batch):
-            prepare(batch)
-            self.note(sampled=[digest(sampler._maker.gradient)], policy=self.made())
+            prepare(batch)  # changes the values' layer, by a normaliser's moments
+            self.note(sampled=[digest(sampler._maker.gradient)], policy=self.sampled_with)
 
         sampler._prepare = traced
         return sampler

@@ -80,8 +80,8 @@ class RunConfig(Section):
     """Iterations between checkpoints; 0: only at the end. A file `checkpoint_requested` in the
     run's folder gets one in between."""
     lineage: Int = Field(default=100_000, ge=0)
-    """The newest so many versions of the policy whose lineage `gcs.sqlite` keeps, some 200 bytes
-    each; 0 records none. See [lineage](lineage.md)."""
+    """The newest so many versions of the policy whose lineage `gcs.sqlite` keeps, a few
+    hundred bytes each at most; 0 records none. See [lineage](lineage.md)."""
     log_every: Int = Field(default=1, ge=1)
     """Iterations between lines of metrics, and between what loggers get."""
     log: Annotated[tuple[_Logger, ...], BeforeValidator(as_tuple)] = ("tensorboard",)

@@ -175,6 +175,13 @@ class Training:
         if every and self._iteration % every == 0:
             self._check_identical()
 
+    @property
+    def _generation(self) -> int:
+        """Returns how often processes were replaced in this launch, as all that train know it."""
+        # One without peers may be replaced without its group's knowing.
+        alone = self._group.size == 1
+        return self._mgr.context.process if alone else self._group.generation
+
     def _lineage_of(self, experience: Experience | None) -> dict[str, Any] | None:
         """Returns what the policy of this iteration was computed from, in plain values."""
         if experience is None:
@@ -187,7 +194,7 @@ class Training:
         ]
         kept = [(t, *k) for t, k in zip(trainers, experience.kept, strict=False)]
         return {
-            "generation": self._group.generation,
+            "generation": self._generation,
             "version": self._iteration,
             "updates": self._optimizer.learner.updates,
             "steps": self._steps,
@@ -205,7 +212,7 @@ class Training:
         learner = self._optimizer.learner
         record = {
             "kind": "branch",
-            "generation": self._group.generation,
+            "generation": self._generation,
             "version": self._iteration,
             "board": self._optimizer.board_version,
             "restored": self._restored,

@@ -16,7 +16,7 @@ from bodies_gcs import one_of_each, rows_in_file, task
 from gmi_drl.runtime.gcs import database, gcs
 from gmi_drl.runtime.gcs.database import DamagedStoreError, GcsError
 from gmi_drl.runtime.gcs.gcs import Gcs
-from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, TaskRow
+from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, PolicyRow, TaskRow, policy_id
 
 
 @pytest.fixture
@@ -468,3 +468,41 @@ def test_arguments_out_of_range_are_refused(tmp_path):
 def test_rows_without_ids_cannot_be_asked_for(store):
     with pytest.raises(ValueError, match="EventRow has no id"):
         store.get(EventRow, b"x")
+
+
+def policy(number):
+    return PolicyRow(
+        id=policy_id(0, number), branch=0, version=number, updates=number, steps=number, lag=0,
+        experience="[]", replay="",
+    )  # fmt: skip
+
+
+def test_a_bounded_table_keeps_the_newest_rows(tmp_path):
+    gcs = Gcs(tmp_path / "gcs.sqlite")
+    gcs.bound(PolicyRow, 100)
+    for number in range(1000):
+        gcs.put(policy(number))
+        if number % 10 == 9:
+            gcs.flush()
+    gcs.close()
+    with contextlib.closing(database.open_to_read(tmp_path / "gcs.sqlite")) as store:
+        kept = [row.version for row in database.scan(store, PolicyRow)]
+    assert 100 <= len(kept) <= 110
+    assert kept == list(range(1000 - len(kept), 1000))
+
+
+def test_a_store_of_version_1_is_read_and_gets_the_tables_that_it_lacks(tmp_path):
+    path = tmp_path / "gcs.sqlite"
+    Gcs(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as old:
+        for name in ("branches", "policies"):
+            old.execute(f"DROP VIEW {name}_text")
+            old.execute(f"DROP TABLE {name}")
+        old.execute("PRAGMA user_version=1")
+    with contextlib.closing(database.open_to_read(path)) as store:
+        assert list(database.scan(store, TaskRow)) == []
+    gcs = Gcs(path)
+    gcs.put(policy(1))
+    gcs.close()
+    with contextlib.closing(database.open_to_read(path)) as store:
+        assert [row.version for row in database.scan(store, PolicyRow)] == [1]

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gmi_drl.launcher.view.tables import cut, printable
@@ -261,7 +262,7 @@ class PolicyReader:
         row = self._row(version) if version.number else None
         text = "not recorded, or flushed" if version.number else "the initial weights, by run.seed"
         if row is not None:
-            text = _describe(self._policy(row))
+            text = _describe(self._policy(row), is_brief=bool(edge))
         return Node(f"{version.branch}:{version.number}", str(version), text, edge, of=version)
 
     def _below(self, of: Any) -> list[Node]:
@@ -456,22 +457,23 @@ def lag_lines(policy: Policy) -> list[str]:
     return lines
 
 
-def _describe(policy: Policy) -> str:
-    """Says how a version was made, as it may be printed."""
+def _describe(policy: Policy, *, is_brief: bool) -> str:
+    """Says how a version was made, as it may be printed; briefly: not by what."""
     words = [
         f"update {policy.last_update:,}"
         if policy.first_update == policy.last_update
         else f"updates {policy.first_update:,}-{policy.last_update:,}",
-        policy.optimizer,
-        f"{policy.layout['template']} with {counted(len(policy.layout['gmis']), 'GMI')}",
         f"{policy.steps:,} steps",
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(policy.made_s)),
     ]
+    if not is_brief:
+        gmis = counted(len(policy.layout["gmis"]), "GMI")
+        words[1:1] = [policy.optimizer, f"{policy.layout['template']} with {gmis}"]
     if policy.restored:
         from_where = "its peers' memory" if policy.restored == "peers" else policy.restored
-        words.append(f"restored from {from_where}")
+        words.append(f"begun from {from_where}")
     if policy.checkpoint:
-        words.append(f"checkpoint {policy.checkpoint}")
+        words.append(f"saved as {Path(policy.checkpoint).name}")
     if policy.undone:
         words.append("undone: training went back behind it")
     return printable(cut(", ".join(words), 4 * _MOST_TEXT))
