@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ def make(role: ActingRole) -> TreeSearchRounds:
 
 class TreeSearchRounds:
     """Plays games, trains the candidate on them, and lets it play the best network."""
+
+    board_version: ClassVar = -1
 
     def __init__(self, role: ActingRole, algorithm: AlphaZero, env: VecEnv) -> None:
         mgr, settings = role.mgr, algorithm.settings

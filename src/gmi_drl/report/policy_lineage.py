@@ -130,11 +130,11 @@ class PolicyReader:
         rows: list[BranchRow] = []
         if store.execute("SELECT 1 FROM sqlite_master WHERE name = 'branches'").fetchone():
             rows = sorted(scan(store, BranchRow), key=lambda row: row.number)
-        if not rows:
+        if not rows or not store.execute("SELECT 1 FROM policies LIMIT 1").fetchone():
             raise GcsError(
-                "no version of the policy is recorded: run.lineage was 0, nothing was trained, a "
-                "role of the user's trained it, or an earlier gmi-drl recorded the run. "
-                f"What is recorded is in {_WHERE}."
+                "no version of the policy is recorded: run.lineage was 0, nothing was trained yet, "
+                "optimizer tree_search or a role of the user's trains it, or an earlier gmi-drl "
+                f"recorded the run. What is recorded is in {_WHERE}; ask for a run that has some."
             )
         # A runtime that launches several runs has them all in the store of the last one.
         begins = [row.number for row in rows if not (row.generation or row.restored)]
