@@ -1,4 +1,4 @@
-"""Asks a run for a checkpoint while it trains: by a file in its folder, which anybody may make."""
+"""Asks a run for a checkpoint while it trains: by a file in its folder."""
 
 from __future__ import annotations
 

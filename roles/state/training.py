@@ -137,7 +137,7 @@ class Training:
         return result
 
     def _is_requested(self, folder: Path) -> bool:
-        """Says, in one of the GMIs, whether somebody asks for a checkpoint."""
+        """Says, in the first GMI of the group, whether somebody asks for a checkpoint."""
         return self._group.rank == 0 and request.is_requested(folder)
 
     def _conclude(self, done: Round) -> None:

@@ -86,6 +86,14 @@ def test_what_has_no_pictures_is_told(train, monkeypatch):
         record_video(train("structure"), max_frames=5)
 
 
+def test_packages_that_are_missing_are_named(train, tmp_path, monkeypatch):
+    missing = "raise ModuleNotFoundError(\"No module named 'imageio_ffmpeg'\")"
+    (tmp_path / "imageio_ffmpeg.py").write_text(missing)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(PolicyNotLoaded, match=r"imageio_ffmpeg'\. pip install 'gmi-drl\[video\]'"):
+        record_video(train("ppo"))
+
+
 def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     tried = []

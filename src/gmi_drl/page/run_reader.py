@@ -46,17 +46,6 @@ _CHECKPOINT: Final = re.compile(r"iteration_([0-9]{6,12})")  # the name of one's
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # colours of a terminal
 
 
-def _newest_iteration(checkpoints: Path) -> int | None:
-    """Returns the iteration of the newest checkpoint in a folder; None without one."""
-    if checkpoints.is_symlink():
-        return None
-    try:
-        names = map(_CHECKPOINT.fullmatch, os.listdir(checkpoints))
-    except OSError:
-        return None
-    return max((int(name[1]) for name in names if name), default=None)
-
-
 class RunReader:
     """Follows one run's folder. Reads what has changed since the last look, and no more."""
 
@@ -154,7 +143,7 @@ class RunReader:
             ),
             "trained": None if trained_s is None else duration(trained_s),
             "left": None if left_s is None else duration(left_s),
-            "checkpoint": self._checkpoint(),
+            "checkpoint": self._checkpoint(running),
             "resume": going_on if summary.state in ("failed", "stopped") else "",
             "unread_bytes": self.metrics.unread_bytes,
             "alarms": list(self._alarms(summary, now_s))[:_MOST_ALARMS],
@@ -170,13 +159,13 @@ class RunReader:
         value = self._setting(*keys)
         return cut(printable(value), 100) if isinstance(value, str) else None
 
-    def _checkpoint(self) -> str:
+    def _checkpoint(self, running: bool) -> str:
         """Names the newest checkpoint, and says whether another one is asked for."""
         folder = self.folder / "checkpoints"
         now = signature(folder)
         if now != self._seen.get("checkpoints", ()):
             self._seen["checkpoints"], self._saved = now, _newest_iteration(folder)
-        asked = ["asked for"] if is_requested(self.folder) else []
+        asked = ["asked for"] if running and is_requested(self.folder) else []
         saved = [] if self._saved is None else [f"iteration {self._saved:,}"]
         return ", another ".join([*saved, *asked])
 
@@ -288,6 +277,17 @@ _FILES: Final = {
     "layout.json": RunReader._take_layout,
 }
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _newest_iteration(checkpoints: Path) -> int | None:
+    """Returns the iteration of the newest checkpoint in a folder; None without one."""
+    if checkpoints.is_symlink():
+        return None
+    try:
+        names = map(_CHECKPOINT.fullmatch, os.listdir(checkpoints))
+    except OSError:
+        return None
+    return max((int(name[1]) for name in names if name), default=None)
 
 
 def devices_of(layout: Layout) -> list[dict[str, Any]]:
