@@ -3,6 +3,7 @@
 RuntimeError
   ActorRuntimeError
     NotRunningError       init() was not called, or shutdown() was
+    NotOnThisEngine       the engine that was given to init() does not have it
     ForkServerError       the process that forks actors could not start, or died
     SerializationError    a value cannot be pickled, or not be rebuilt on the other side
     GetTimeoutError       (also TimeoutError) a result was not there by the deadline
@@ -35,6 +36,10 @@ class ActorRuntimeError(GmiDrlError, RuntimeError):
 
 class NotRunningError(ActorRuntimeError):
     """The runtime is not running in this process."""
+
+
+class NotOnThisEngine(ActorRuntimeError):
+    """The engine that was given to `init` does not have what was asked for; the text names it."""
 
 
 class ForkServerError(ActorRuntimeError):

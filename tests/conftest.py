@@ -142,6 +142,8 @@ def _workers():
     if session is None or not session.is_initialized():
         return set()
     driver = session.driver()
+    if not hasattr(driver, "processes"):  # of engine ray: the whole cluster goes with it
+        return {pid for pid, _ in _descendants()}
     processes = list(driver.processes.values())
     workers = {process.pid for process in processes if process.actor is None}
     return workers | {driver.server.process.pid}

@@ -6,6 +6,7 @@ python examples/runtime/actors.py
 import asyncio
 import os
 import signal
+from typing import Any
 
 from gmi_drl import runtime
 
@@ -76,8 +77,8 @@ def kill_dash_nine(actor: runtime.ActorHandle) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def main() -> None:
-    runtime.init(num_cpus=2)
+def main(**engine: Any) -> None:
+    runtime.init(**{"num_cpus": 2} | engine)
 
     account = Account.options(name="savings").remote(100)
     print("balance:", runtime.get(account.pay_in.remote(50)))

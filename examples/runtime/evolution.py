@@ -7,6 +7,8 @@ evaluate are called by tasks that add up, which are called by others that do: no
 of all evaluations. The result is the same on any number of cores, in whatever order they end.
 """
 
+from typing import Any
+
 import numpy as np
 
 from gmi_drl import runtime
@@ -45,8 +47,8 @@ def add_up(parameters: np.ndarray, seeds: range) -> np.ndarray:
     return sum(runtime.get(parts))
 
 
-def main() -> None:
-    runtime.init(num_cpus=2)
+def main(**engine: Any) -> None:
+    runtime.init(**{"num_cpus": 2} | engine)
     parameters = np.zeros(NUM_PARAMETERS)
     print(f"fitness at first: {fitness(parameters):.3f}")
     for generation in range(15):

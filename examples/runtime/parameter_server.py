@@ -7,6 +7,7 @@ The server is killed on the way. It comes back with the weights it had, each gra
 
 import os
 import signal
+from typing import Any
 
 import numpy as np
 
@@ -53,8 +54,8 @@ class Worker:
         return features.T @ error / len(error)
 
 
-def main() -> None:
-    runtime.init(num_cpus=2)
+def main(**engine: Any) -> None:
+    runtime.init(**{"num_cpus": 2} | engine)
     server = Server.remote()
     workers = [Worker.remote(seed) for seed in range(NUM_WORKERS)]
 

@@ -8,6 +8,7 @@ gives those that are done. One simulator is killed on the way; the others do not
 
 import os
 import signal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -74,8 +75,8 @@ class Learner:
         return self.weights
 
 
-def main() -> None:
-    runtime.init(num_cpus=2)
+def main(**engine: Any) -> None:
+    runtime.init(**{"num_cpus": 2} | engine)
     learner = Learner()
     simulators = [Simulator.remote(seed) for seed in range(NUM_SIMULATORS)]
     weights = runtime.put(learner.weights)

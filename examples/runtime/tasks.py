@@ -4,6 +4,7 @@ python examples/runtime/tasks.py
 """
 
 import random
+from typing import Any
 
 import numpy as np
 
@@ -58,8 +59,8 @@ def sort(values: list[int]) -> list[int]:
     return merged + left + right
 
 
-def main() -> None:
-    runtime.init(num_cpus=2)
+def main(**engine: Any) -> None:
+    runtime.init(**{"num_cpus": 2} | engine)
 
     parts = [hits.remote(seed, 50_000) for seed in range(8)]
     print(f"pi is about {4 * runtime.get(total.remote(*parts)) / 400_000:.2f}")

@@ -3,6 +3,8 @@
 python examples/runtime/values.py
 """
 
+from typing import Any
+
 import numpy as np
 
 from gmi_drl import runtime
@@ -21,8 +23,8 @@ def make(number: int, num_mb: int) -> np.ndarray:
     return np.full(num_mb * MB // 8, float(number))
 
 
-def main() -> None:
-    runtime.init(num_cpus=2, object_store_bytes=200 * MB)
+def main(**engine: Any) -> None:
+    runtime.init(**{"num_cpus": 2, "object_store_bytes": 200 * MB} | engine)
 
     table = runtime.put(np.arange(4 * MB, dtype=np.float64).reshape(-1, 4))  # 32 MB, once
     print("means:", runtime.get([mean_of_column.remote(table, column) for column in range(4)]))

@@ -25,6 +25,7 @@ from .signatures import Method
 
 if TYPE_CHECKING:
     from gmi_drl.runtime.driver.processes import Actor
+    from gmi_drl.runtime.engines.ray.actors import RayActor
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ class RemoteClass(Generic[T]):
         from .functions import new_task
 
         runtime, chosen, cls = running(), self._options, self._cls
+        runtime.check(chosen)
         if chosen.checkpoint_every and not (hasattr(cls, "save") and hasattr(cls, "restore")):
             raise TypeError(
                 f"checkpoint_every={chosen.checkpoint_every}: {cls.__name__} needs methods "
@@ -152,7 +154,7 @@ class ActorHandle:
 
     def __init__(
         self, id: bytes, name: str, class_name: str, methods: Mapping[str, Method],
-        actor: Actor | None,
+        actor: Actor | RayActor | None,
     ) -> None:  # fmt: skip
         self._id, self._name, self._class_name, self._methods = id, name, class_name, methods
         self._actor = actor  # in the driver, which can do more with it than call

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.errors import ActorDiedError, NotRunningError
-from gmi_drl.runtime.process import logs
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind
 
@@ -19,9 +17,6 @@ from .call_context import context
 from .generators import ObjectRefGenerator, wait_for_mixed
 from .refs import ObjectRef, get_value, get_values, running, wait_for
 from .session import driver, is_initialized
-
-if TYPE_CHECKING:
-    from gmi_drl.runtime.driver.processes import Actor
 
 
 @overload
@@ -92,7 +87,8 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
 
 def process_id(handle: ActorHandle) -> int | None:
     """Returns the pid of the actor's process; None until it is forked."""
-    return _actor(handle).pid
+    pid: int | None = _actor(handle).pid
+    return pid
 
 
 def death(handle: ActorHandle) -> ObjectRef:
@@ -109,7 +105,8 @@ def deaths(handle: ActorHandle) -> list[ActorDiedError]:
 
 def log_tail(handle: ActorHandle) -> str:
     """Returns the last 40 lines the actor has printed; empty when its log is empty or gone."""
-    return _actor(handle).log_tail()
+    text: str = _actor(handle).log_tail()
+    return text
 
 
 def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5)) -> bool:
@@ -117,8 +114,7 @@ def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5))
 
     Returns when they are there; False if it has no process, or they are not there by `timeout`.
     """
-    actor = _actor(handle)
-    return actor.pid is not None and logs.write_stacks(actor.pid, actor.log_path, timeout)
+    return bool(_actor(handle).write_stacks(timeout))
 
 
 def request_stop(handle: ActorHandle) -> None:
@@ -166,21 +162,19 @@ def kill(
 def records(handle: ActorHandle | None = None) -> list[Any]:
     """Returns what one actor, or all, have emitted since the last call, each actor's in order."""
     runtime = driver() if is_initialized() else None
-    everyone = runtime.all_actors() if runtime is not None else []
+    everyone: Sequence[Any] = runtime.all_actors() if runtime is not None else []
     emitted = []
     for actor in everyone if handle is None else [_actor(handle)]:
-        with contextlib.suppress(IndexError):
-            while True:
-                record = actor.records.popleft()
-                emitted.append(packing.unpack(record.body, f"a record of {actor.name}"))
+        for body in actor.take_records():
+            emitted.append(packing.unpack(body, f"a record of {actor.name}"))
         if runtime is not None and actor.dead:
-            runtime.post(runtime.actors.forget, actor)
+            runtime.drop_dead(actor)
     return emitted
 
 
 def dropped_records(handle: ActorHandle) -> int:
     """Counts the records that were lost because the launcher did not fetch them in time."""
-    return _actor(handle).dropped
+    return int(_actor(handle).dropped)
 
 
 def _handles(handles: ActorHandle | Iterable[ActorHandle], what: str) -> list[ActorHandle]:
@@ -194,7 +188,7 @@ def _handles(handles: ActorHandle | Iterable[ActorHandle], what: str) -> list[Ac
     return each
 
 
-def _actor(handle: ActorHandle) -> Actor:
+def _actor(handle: ActorHandle) -> Any:
     if handle._actor is None:
         raise NotRunningError(
             f"{handle!r}: only the process that called init() can do this with an actor."

@@ -55,6 +55,7 @@ class RemoteFunction:
         values. With `num_returns="streaming"` it gives an ObjectRefGenerator.
         """
         runtime, code = running(), self._code
+        runtime.check(self._options)
         signatures.check(self._name, self._parameters, args, kwargs)
         if code is None or not code.is_for(runtime):
             code = pack_function(self._function, f"the function {self._name}", runtime)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.runtime.driver.task import STREAMING
+from gmi_drl.runtime.errors import NotOnThisEngine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +20,8 @@ class TaskOptions:
     `num_cpus`, `num_gpus`, `resources`: what a call holds while it runs; fractions are fine.
     `num_returns`: how many references it gives; "streaming" for a generator. `max_retries`: how
     often it is begun again when its process dies; when it raises, only what `retry_exceptions` says
-    (True: whatever it is). `device`: where it must run (None: anywhere).
+    (True: whatever it is). `device`: where it must run (None: anywhere), `host`: the address of the
+    host of a cluster on which (empty: any).
     """
 
     name: str = ""
@@ -29,6 +32,7 @@ class TaskOptions:
     max_retries: int = 3
     retry_exceptions: bool | tuple[type[Exception], ...] = False
     device: int | None = None
+    host: str = ""
 
     def __post_init__(self) -> None:
         check(self)
@@ -46,7 +50,7 @@ class ActorOptions:
     torch, OpenMP and BLAS (None: one per core given, else one). `log`: where its output is appended
     (None: a file that goes with the actor). `setup`: called before its class is unpickled.
 
-    `num_cpus`, `num_gpus`, `resources`, `device`: what it holds for life, and where.
+    `num_cpus`, `num_gpus`, `resources`, `device`, `host`: what it holds for life, and where.
     `max_restarts`: how often its process is replaced when it dies unasked (-1: always). An actor
     that runs one call at a time is then built again, and the calls it had answered since its last
     checkpoint are run again; `checkpoint_every` methods, `save()` gives what `restore(state)` goes
@@ -71,6 +75,7 @@ class ActorOptions:
     num_gpus: float = 0.0
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     device: int | None = None
+    host: str = ""
     max_restarts: int = 0
     max_task_retries: int = -1
     checkpoint_every: int = 0
@@ -172,6 +177,15 @@ def check(options: TaskOptions | ActorOptions) -> None:
     for name in ("CPU", "GPU"):
         if name in options.resources:
             raise ValueError(f"resources={dict(options.resources)}: use num_{name.lower()}s.")
+
+
+def check_host(options: TaskOptions | ActorOptions) -> None:
+    """Raises NotOnThisEngine for a host that is not this one, the only one of engine local."""
+    if options.host and options.host not in ("localhost", "127.0.0.1", socket.gethostname()):
+        raise NotOnThisEngine(
+            f"host={options.host!r}: engine local has this host alone. Leave it out, or call "
+            'init(engine="ray", address=...).'
+        )
 
 
 def demand(options: TaskOptions | ActorOptions) -> dict[str, float]:

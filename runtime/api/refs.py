@@ -22,6 +22,7 @@ from gmi_drl.runtime.wire.protocol import CallFailure
 if TYPE_CHECKING:
     from gmi_drl.runtime.driver.driver import Driver
     from gmi_drl.runtime.driver.task import TaskSpec
+    from gmi_drl.runtime.engines.ray.engine import RayEngine
     from gmi_drl.runtime.process.connection import Connection
 
 PENDING: Final = 0
@@ -29,7 +30,7 @@ ELSEWHERE: Final = 1  # it is there; the value lies in the object store, or in t
 HERE: Final = 2
 
 _lock = threading.Lock()  # guards every slot's `state` and `_watchers`; never held for long
-current: Driver | Connection | None = None  # the runtime of this process
+current: Driver | Connection | RayEngine | None = None  # the runtime of this process
 
 
 def forget() -> None:
@@ -171,7 +172,7 @@ class ObjectRef:
         if not runtime.reads:  # only who waits gets anything
             threading.Thread(target=_fill, args=(future, self), daemon=True).start()
         elif self.slot.watch(lambda: _arrived.add(future, self)):
-            runtime.want([self.slot], True)
+            runtime.notify([self.slot])
         else:
             _arrived.add(future, self)
         return future
@@ -237,7 +238,7 @@ async def arrival(slots: Sequence[Slot]) -> None:
     watched = [slot for slot in slots if slot.watch(waker)]
     try:
         if len(watched) == len(slots):
-            runtime.want(slots, True)
+            runtime.notify(slots)
             await there.wait()
     finally:
         for slot in watched:
@@ -340,7 +341,7 @@ def _block(gate: Gate, timeout_s: float | None) -> bool:
     return current.block(gate, timeout_s)
 
 
-def running() -> Driver | Connection:
+def running() -> Driver | Connection | RayEngine:
     """Returns the runtime of this process; NotRunningError if it has none."""
     if current is None:
         raise NotRunningError("the runtime is not running. Call gmi_drl.runtime.init() first.")

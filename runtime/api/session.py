@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmi_drl.runtime.errors import ActorRuntimeError
+from gmi_drl.runtime.errors import ActorRuntimeError, NotOnThisEngine
 from gmi_drl.runtime.wire.protocol import Ready
 
 from . import call_context, refs
@@ -29,7 +29,8 @@ def init(
     preload: Sequence[str] = (), *, num_cpus: float | None = None, num_gpus: float = 0,
     resources: Mapping[str, float] | None = None, devices: int = 1,
     object_store_bytes: int | None = None, gcs: Path | str | None = None, gcs_replicas: int = 0,
-    namespace: str = "default",
+    namespace: str = "default", engine: str = "local", address: str | None = None,
+    trusted: bool = False,
 ) -> None:  # fmt: skip
     """Starts the process that forks workers and actors, and returns at once.
 
@@ -41,6 +42,10 @@ def init(
     runtime); with `gcs_replicas` its tables are kept by chains of that many processes. Actors'
     names are looked for in `namespace` by default. `shutdown` ends it, at the latest with the
     interpreter.
+
+    With `engine="ray"` calls run on the Ray cluster at `address`: host:port, or "local" for one of
+    its own, which ends with the runtime. One without token authentication is refused, unless
+    `trusted`.
     """
     # Not at the top: workers, who import this too, never need it.
     from gmi_drl.runtime.driver.driver import Driver
@@ -48,6 +53,28 @@ def init(
     with _changing:
         if refs.current is not None:
             raise ActorRuntimeError("init() was called before. Call shutdown() first.")
+        if not namespace:
+            raise ValueError("namespace='': it is what actors' names are looked for in. Name one.")
+        if engine == "ray":
+            unavailable: dict[str, Any] = {
+                "preload": preload, "gcs": gcs, "gcs_replicas": gcs_replicas,
+                "devices": 0 if devices == 1 else devices,
+            }  # fmt: skip
+            if address != "local":
+                unavailable |= {
+                    "num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources,
+                    "object_store_bytes": object_store_bytes,
+                }  # fmt: skip
+            _join_ray(unavailable, address, trusted, num_cpus, num_gpus, resources or {},
+                      object_store_bytes, namespace)  # fmt: skip
+            return
+        if engine != "local":
+            raise ValueError(f'engine={engine!r}: there are "local" and "ray". Give one of these.')
+        if address is not None or trusted:
+            raise NotOnThisEngine(
+                f"address={address!r}, trusted={trusted}: engine local is in this process. Leave "
+                'them out, or give engine="ray".'
+            )
         cores = sorted(os.sched_getaffinity(0))
         if num_cpus is None:
             num_cpus = len(cores)
@@ -56,8 +83,6 @@ def init(
                 f"devices={devices}, num_cpus={num_cpus}, num_gpus={num_gpus}: give at least one "
                 "device and some part of a CPU."
             )
-        if not namespace:
-            raise ValueError("namespace='': it is what actors' names are looked for in. Name one.")
         wants = {"CPU": num_cpus, "GPU": num_gpus, **(resources or {})}
         share = {name: amount / devices for name, amount in wants.items() if amount}
         groups = {index: tuple(cores[index::devices]) for index in range(devices)}
@@ -68,6 +93,34 @@ def init(
             None if gcs is None else Path(gcs), gcs_replicas=gcs_replicas, namespace=namespace,
         )  # fmt: skip
         call_context.set_default(None)
+
+
+def _join_ray(
+    unavailable: Mapping[str, Any], address: str | None, trusted: bool, num_cpus: float | None,
+    num_gpus: float, resources: Mapping[str, float], object_store_bytes: int | None, namespace: str,
+) -> None:  # fmt: skip
+    for name, value in unavailable.items():
+        if value:
+            where = "" if address == "local" else " of a cluster that runs already"
+            raise NotOnThisEngine(
+                f"init({name}={value!r}): engine ray{where} does not have it. Leave it out."
+            )
+    if not address:
+        raise ValueError(
+            "engine='ray', address=None: name the cluster, as host:port, or \"local\" for one of "
+            "this process's own. Ray's own choice may be a cluster that nobody meant."
+        )
+    try:
+        from gmi_drl.runtime.engines.ray import start
+    except ImportError as error:
+        raise ActorRuntimeError(
+            f"engine='ray': Ray cannot be imported ({error}). pip install 'gmi-drl[ray]'."
+        ) from error
+    refs.current = start(
+        address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,
+        object_store_bytes=object_store_bytes, namespace=namespace,
+    )  # fmt: skip
+    call_context.set_default(None)
 
 
 def _store_bytes() -> int:
@@ -105,17 +158,17 @@ def preloaded(timeout: timedelta | float | None = None) -> Ready:
 
 def run_directory() -> Path:
     """Returns a private directory (0700) with a short path; it goes with the runtime."""
-    return driver().server.directory
+    return _local("run_directory").server.directory
 
 
 def keep_gcs(path: Path | str) -> None:
     """Moves the control store's file to `path`, with all that is in it, to stay."""
-    driver().gcs.move(Path(path))
+    _local("keep_gcs").gcs.move(Path(path))
 
 
 def record_rows(rows: Sequence[Row]) -> None:
     """Puts rows into the control store; waits for nothing."""
-    here = driver()
+    here = _local("record_rows")
 
     def put() -> None:
         for row in rows:
@@ -126,16 +179,24 @@ def record_rows(rows: Sequence[Row]) -> None:
 
 def bound_rows(row_class: type[Row], most: int) -> None:
     """Has the control store keep the `most` rows of a class that have the greatest ids."""
-    driver().gcs.bound(row_class, most)
+    _local("bound_rows").gcs.bound(row_class, most)
 
 
-def driver() -> Driver:
+def driver() -> Any:
     """Returns the driver's runtime; raises an error in other processes."""
     runtime: Any = running()
-    if not hasattr(runtime, "server"):
+    if not getattr(runtime, "is_driver", False):
         raise ActorRuntimeError("only the process that called init() can do this.")
-    driver: Driver = runtime
-    return driver
+    return runtime
+
+
+def _local(what: str) -> Driver:
+    """Returns the driver's runtime if it is of engine local, which alone has `what`."""
+    runtime = driver()
+    if not hasattr(runtime, "server"):
+        raise NotOnThisEngine(f"{what}(): engine ray does not have it; engine local does.")
+    local: Driver = runtime
+    return local
 
 
 def _after_fork() -> None:

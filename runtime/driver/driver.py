@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.runtime.api.options import ActorOptions, TaskOptions, check_host
 from gmi_drl.runtime.api.refs import HERE, Gate, ObjectRef, Slot, wait_for
 from gmi_drl.runtime.errors import ActorDiedError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
@@ -53,6 +54,7 @@ _TOGETHER: Final = 64  # submissions, then it is looked how many rows are unwrit
 class Driver:
     """The runtime of the process that called `init`; its methods may be called from any thread."""
 
+    is_driver = True
     reads = True  # the runtime's thread fills every slot as soon as that can be
 
     def __init__(
@@ -150,6 +152,12 @@ class Driver:
 
     def unwant(self) -> None:
         pass
+
+    def notify(self, slots: Sequence[Slot]) -> None:
+        pass
+
+    def check(self, chosen: TaskOptions | ActorOptions) -> None:
+        check_host(chosen)
 
     block = staticmethod(Gate.wait)
 
@@ -272,6 +280,10 @@ class Driver:
         for actor in alive:
             self.post(self.actors.signal, actor, number, reason)
         _await_deaths(alive, wait_s)
+
+    def drop_dead(self, actor: Actor) -> None:
+        """Forgets a dead actor whose records have been fetched, unless somebody has a handle."""
+        self.post(self.actors.forget, actor)
 
     def all_actors(self) -> list[Actor]:
         """Lists every actor that lives, or whose records nobody has fetched."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import pickle
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.api.signatures import Method
 from gmi_drl.runtime.errors import ActorDiedError
 from gmi_drl.runtime.gcs.tables import ActorRow
-from gmi_drl.runtime.process.logs import log_tail
+from gmi_drl.runtime.process.logs import log_tail, write_stacks
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import CallFailure, Exited, Kind, SpawnRequest
 
@@ -252,6 +254,16 @@ class Actor:
     def death(self) -> ActorDiedError:
         """Returns how it ended, as a fresh exception, as each raise adds a traceback to its own."""
         return ActorDiedError(*self._death)
+
+    def take_records(self) -> Iterator[packing.Part]:
+        """Yields the records that nobody has fetched, and forgets them."""
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self.records.popleft().body
+
+    def write_stacks(self, timeout: timedelta) -> bool:
+        """Has its process write the stacks of its threads to its log; False if it cannot."""
+        return self.pid is not None and write_stacks(self.pid, self.log_path, timeout)
 
     def log_tail(self) -> str:
         """Returns the last 40 lines of its log, as they were at its death; empty without a log."""

@@ -102,7 +102,7 @@ def isolate(parent: int, lifelines: Sequence[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _open_log(path: str) -> None:
+def open_log(path: str) -> None:
     """Points standard output and error at `path` (appending, by the line); crashes speak there."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     os.dup2(log, 1)
@@ -121,7 +121,7 @@ def _open_log(path: str) -> None:
 def configure(request: SpawnRequest) -> None:
     """Sets title, log, environment, directory, module path, cores, thread counts, random seeds."""
     set_title(request.title)
-    _open_log(request.log)
+    open_log(request.log)
     for name in os.environ.keys() - request.environment.keys():
         del os.environ[name]
     for name, value in request.environment.items():

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context
+from gmi_drl.runtime.api.options import ActorOptions, TaskOptions, check_host
 from gmi_drl.runtime.api.refs import HERE, Gate, Slot
 from gmi_drl.runtime.driver.task import TaskSpec
 from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
@@ -113,6 +114,13 @@ class Connection:
             self.request("nothing")  # what is there has been told when this is answered
         self.unwant()
         return gate.open
+
+    def notify(self, slots: Sequence[Slot]) -> None:
+        """Asks for values without a thread that waits: whoever reads fills their slots."""
+        self.want(slots, True)
+
+    def check(self, chosen: TaskOptions | ActorOptions) -> None:
+        check_host(chosen)
 
     def unwant(self) -> None:
         self._send(Kind.UNWANT, 0, None)

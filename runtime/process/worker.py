@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context, refs, signatures
@@ -35,9 +35,9 @@ from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 from . import child_setup
 from .connection import INLINE_BYTES, Connection, place_value
 
-_OURS: Final = (__file__, closures.__file__)  # whose frames tell the user nothing
+_OURS: Final = [__file__, closures.__file__]  # whose frames tell the user nothing
 _ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
-_here: Worker | None = None
+_here: WorkerProcess | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
 
@@ -59,7 +59,7 @@ def emit(record: Any) -> bool:
     label = _label.get(None)
     if label is not None:
         record = Labelled(label, record)
-    _here.connection.sender.post(packing.pack_plain(record, "the record"))
+    _here.post_record(packing.pack_plain(record, "the record"))
     return True
 
 
@@ -70,22 +70,46 @@ def label_records(label: Any) -> None:
 
 def stop_requested() -> bool:
     """Returns True once the launcher has asked this actor to come to an end."""
-    return _here is not None and _here.connection.stop.is_set()
+    return _here is not None and _here.stop_requested()
 
 
 def set_title(text: str) -> None:
     """Makes ps show `gmi-drl: <text>` for this process, if it is one of the runtime's."""
     if _here is not None:
-        child_setup.set_title(text)
+        _here.set_title(text)
+
+
+class WorkerProcess(Protocol):
+    """What code that runs in a process of the runtime can do with it, on either engine."""
+
+    def post_record(self, record: bytes) -> None:
+        """Sends a record to the launcher; never waits."""
+
+    def stop_requested(self) -> bool:
+        """Returns whether the launcher has asked this actor to come to an end."""
+
+    def set_title(self, text: str) -> None:
+        """Sets what ps shows of this process."""
+
+
+def hide_frames_of(file: str) -> None:
+    """Leaves the frames of this file out of tracebacks: they tell the user nothing."""
+    _OURS.append(file)
+
+
+def enter(process: WorkerProcess) -> None:
+    """Makes this process one whose code can emit records."""
+    global _here
+    _here = process
 
 
 def run(connection: Connection, prepare: Callable[[], None]) -> int:
     """Serves the connection until told to end, after `prepare`; returns the exit code."""
-    global _here
-    _here = Worker(connection)
+    worker = Worker(connection)
+    enter(worker)
     refs.current = connection
     try:
-        code = _here.serve(prepare)
+        code = worker.serve(prepare)
     except SystemExit as leaving:
         code = exit_code(leaving)
     refs.current = None
@@ -218,6 +242,15 @@ class Worker:
         self.build = Build(0)
         self.instance: Any = None
         self._titled = ""  # the task that its title names
+
+    def post_record(self, record: bytes) -> None:
+        self.connection.sender.post(record)
+
+    def stop_requested(self) -> bool:
+        return self.connection.stop.is_set()
+
+    def set_title(self, text: str) -> None:
+        child_setup.set_title(text)
 
     def serve(self, prepare: Callable[[], None]) -> int:
         """Runs calls until told to end; returns the exit code."""
@@ -482,15 +515,7 @@ class Worker:
         sender.send(framing.frame(Kind.RESULTS, call.number, body))
 
     def _fail(self, number: int, error: BaseException, began_s: float) -> None:
-        raised_s = time.monotonic()
-        text = truncate("".join(traceback.format_exception(_without_our_frames(error))))
-        with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
-            print(text, file=sys.stderr, end="", flush=True)
-        error.__traceback__ = None
-        with contextlib.suppress(Exception):  # a class that guards its attributes
-            truncate_texts(error)
-        failure = packing.pack(CallFailure(packing.pack_exception(error), text, raised_s))
-        body = STAMP.pack(began_s, time.time() - began_s) + failure.body
+        body = STAMP.pack(began_s, time.time() - began_s) + call_failure(error)
         self.connection.sender.send(framing.frame(Kind.ERROR, number, body))
 
     def _checkpoint(self, call: ArrivedCall) -> None:
@@ -507,6 +532,18 @@ class Worker:
             return
         data = pickle.dumps((call.sequence, place, packed.refs), 5)
         self.connection.sender.send(framing.frame(Kind.CHECKPOINT, 0, data))
+
+
+def call_failure(error: BaseException) -> bytes:
+    """Prints what a call has raised, and packs it for its caller."""
+    raised_s = time.monotonic()
+    text = truncate("".join(traceback.format_exception(_without_our_frames(error))))
+    with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
+        print(text, file=sys.stderr, end="", flush=True)
+    error.__traceback__ = None
+    with contextlib.suppress(Exception):  # a class that guards its attributes
+        truncate_texts(error)
+    return packing.pack(CallFailure(packing.pack_exception(error), text, raised_s)).body
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

@@ -1,17 +1,45 @@
-"""A runtime for the tests of a file; those about starting and ending it have their own."""
+"""A runtime for the tests of a file; those about starting and ending it have their own.
+
+With GMI_DRL_TEST_ENGINE=ray in the environment it is one on a Ray cluster for all of them, and
+`runtime_engines.py` says what is different there.
+"""
 
 import gc
+import os
 import time
+from pathlib import Path
 
 import pytest
 
+import runtime_engines
 from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 
+ON_RAY = os.environ.get("GMI_DRL_TEST_ENGINE") == "ray"
+
+
+def pytest_collection_modifyitems(items):
+    if ON_RAY:
+        for item in items:
+            file, name = Path(item.path).name, item.originalname
+            if reason := runtime_engines.DIFFERENT.get(file, {}).get(name):
+                item.add_marker(pytest.mark.skip(reason=f"engine ray: {reason}"))
+
+
+@pytest.fixture(scope="session")
+def _on_ray():
+    runtime.init(engine="ray", address="local", num_cpus=2, object_store_bytes=256 << 20)
+    yield
+    runtime.shutdown()
+
 
 @pytest.fixture(scope="module")
-def running():
+def running(request):
+    if ON_RAY:
+        request.getfixturevalue("_on_ray")
+        yield
+        return
     runtime.init()
     yield
     runtime.shutdown()
@@ -32,7 +60,11 @@ def start(running):
 
 
 @pytest.fixture(scope="module")
-def _two_cpus_for_all():
+def _two_cpus_for_all(request):
+    if ON_RAY:
+        request.getfixturevalue("_on_ray")
+        yield
+        return
     runtime.init(num_cpus=2, object_store_bytes=256 << 20)
     yield
     runtime.shutdown()
@@ -41,6 +73,14 @@ def _two_cpus_for_all():
 @pytest.fixture
 def shared(_two_cpus_for_all):
     """A runtime with two CPUs, one for many tests of a file; nothing may be held after each."""
+    if ON_RAY:
+        entries = session.driver()._entries
+        before = set(entries)
+        yield session.driver()
+        until(
+            lambda: set(entries) <= before, "nothing held", 10, lambda: str(set(entries) - before)
+        )
+        return
     if not runtime.is_initialized():
         runtime.init(num_cpus=2, object_store_bytes=256 << 20)
     yield session.driver()
@@ -54,6 +94,8 @@ def shared(_two_cpus_for_all):
 @pytest.fixture
 def stopped():
     """No runtime, before the test and after it."""
+    if ON_RAY:
+        pytest.skip("engine ray: the cluster is one for all tests")
     runtime.shutdown()
     yield
     runtime.shutdown()

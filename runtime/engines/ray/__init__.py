@@ -1,0 +1,37 @@
+"""Runs tasks and actors of the runtime on a Ray cluster, of one host or of many."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine import RayEngine
+
+
+def start(
+    address: str, *, trusted: bool, num_cpus: float | None, num_gpus: float,
+    resources: Mapping[str, float], object_store_bytes: int | None, namespace: str,
+) -> RayEngine:  # fmt: skip
+    """Joins a cluster, or starts one, and returns the driver's runtime on it."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from . import nodes
+    from .engine import KEEPER, RayEngine
+    from .keeper import Keeper
+
+    nodes.join(
+        address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,
+        object_store_bytes=object_store_bytes,
+    )  # fmt: skip
+    try:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        keeper = ray.remote(Keeper).options(
+            name=KEEPER, num_cpus=0, max_concurrency=1000, scheduling_strategy=here
+        )
+        return RayEngine(namespace, keeper.remote(sys.path))
+    except BaseException:
+        nodes.leave()
+        raise

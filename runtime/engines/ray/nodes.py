@@ -1,0 +1,183 @@
+"""Joins and leaves a Ray cluster, and tells what its hosts have."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from gmi_drl.runtime.errors import ActorRuntimeError, OutOfResources
+
+_CONNECT_S: Final = 10.0  # for a cluster's address to answer
+_token: dict[str, str] = {}  # environment variables of the cluster that this process has started
+_folder = ""  # of the cluster that this process has started for itself
+
+
+def join(
+    address: str, *, trusted: bool, num_cpus: float | None, num_gpus: float,
+    resources: Mapping[str, float], object_store_bytes: int | None,
+) -> None:  # fmt: skip
+    """Joins the cluster at `address`, or starts one on this host for `address="local"`."""
+    if ray.is_initialized():
+        raise ActorRuntimeError("ray.init() was called before init(). Call ray.shutdown() first.")
+    quiet = {"log_to_driver": False, "configure_logging": False,
+             "namespace": f"gmi-drl-{secrets.token_hex(8)}"}  # fmt: skip
+    if address == "local":
+        _start(quiet, num_cpus, num_gpus, resources, object_store_bytes)
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise ValueError(
+            f"address={address!r}: it must be host:port, as `ray start --head` prints it, or "
+            '"local" for a cluster of this process\'s own.'
+        )
+    if not trusted and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise ActorRuntimeError(
+            f"address={address!r}: a Ray cluster without token authentication runs the code of "
+            "whoever reaches its port. Start it and this program with RAY_AUTH_MODE=token and a "
+            "token (RAY_AUTH_TOKEN_PATH), or give trusted=True where only you reach it."
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise ActorRuntimeError(
+            f"address={address!r}: nothing answers there within {_CONNECT_S:g} s ({error}). Start "
+            "the cluster, or give the address that `ray start --head` has printed."
+        ) from None
+    ray.init(address=address, **quiet)
+
+
+def _start(
+    quiet: Mapping[str, Any], num_cpus: float | None, num_gpus: float,
+    resources: Mapping[str, float], object_store_bytes: int | None,
+) -> None:  # fmt: skip
+    global _folder
+    if "RAY_AUTH_MODE" not in os.environ:  # Ray would leave a token in the home
+        _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    _folder = tempfile.mkdtemp(prefix="gmi-drl-ray-", dir="/tmp")  # its sockets' paths are long
+    try:
+        ray.init(
+            address="local", num_cpus=num_cpus, num_gpus=num_gpus,
+            resources=dict(resources) or None, object_store_memory=object_store_bytes,
+            include_dashboard=False, _temp_dir=_folder, **quiet,
+        )  # fmt: skip
+    except BaseException:
+        leave()
+        raise
+
+
+def leave() -> None:
+    """Leaves the cluster; ends it, and removes its files, if this process has started it."""
+    global _folder
+    ray.shutdown()
+    _set_token({})
+    if _folder:
+        shutil.rmtree(_folder, ignore_errors=True)
+        _folder = ""
+
+
+def _set_token(variables: dict[str, str]) -> None:
+    """Has Ray use the token in these variables, in place of the one that was set here before."""
+    internal: Any = ray._raylet
+    if not variables and not _token:
+        return
+    for name in _token:
+        os.environ.pop(name, None)
+    _token.clear()
+    _token.update(variables)
+    os.environ.update(variables)
+    internal.Config.initialize("")  # Ray has read the environment when it was imported
+    internal.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def address() -> str:
+    """Returns the address of this host in the cluster."""
+    return str(ray.util.get_node_ip_address())
+
+
+def hosts() -> list[Mapping[str, Any]]:
+    """Lists what Ray knows of the hosts that live."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def strategy(host: str) -> Any:
+    """Returns where Ray has to run what was given `host`."""
+    if not host:
+        return "DEFAULT"
+    for node in hosts():
+        if host in (node["NodeManagerAddress"], node["NodeManagerHostname"]):
+            return NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    raise _unknown(host)
+
+
+def _unknown(host: str) -> ValueError:
+    known = ", ".join(sorted(node["NodeManagerAddress"] for node in hosts()))
+    return ValueError(f"host={host!r}: the cluster has {known}. Give one of these.")
+
+
+def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResources | None:
+    """Returns the error of what no host of the cluster has, even when it is idle.
+
+    ValueError for a host that is not there.
+    """
+    each = [node for node in hosts()
+            if host in ("", node["NodeManagerAddress"], node["NodeManagerHostname"])]  # fmt: skip
+    if not each:
+        raise _unknown(host)
+    for node in each:
+        there = node["Resources"]
+        if all(there.get(resource, 0.0) >= amount for resource, amount in demand.items()):
+            return None
+    wants = ", ".join(f"{amount:g} {resource}" for resource, amount in demand.items())
+    have = "; ".join(
+        f"{node['NodeManagerAddress']}: "
+        + ", ".join(f"{much:g} {what}" for what, much in countable(node["Resources"]).items())
+        for node in each
+    )
+    return OutOfResources(
+        f"{name} wants {wants}; the hosts of the cluster have {have}. Ask for less, or add a host."
+    )
+
+
+def countable(resources: Mapping[str, float]) -> dict[str, float]:
+    """Returns what calls can ask for, without what Ray keeps for itself."""
+    return {
+        name: amount
+        for name, amount in resources.items()
+        if amount and name not in ("memory", "object_store_memory") and not name.startswith("node:")
+    }
+
+
+def actor_row(id: str) -> Mapping[str, Any]:
+    """Returns what Ray's control store has of an actor.
+
+    The state API of ray.util asks the dashboard, which need not run.
+    """
+    from ray._private import state
+
+    row: Mapping[str, Any] = state.actors(id)
+    return row
+
+
+def death_text(row: Mapping[str, Any]) -> str:
+    """Returns why an actor has died, in Ray's words."""
+    cause = row.get("DeathCause")
+    which = cause.WhichOneof("context") if cause is not None else None
+    context = getattr(cause, which) if which else None
+    return str(getattr(context, "error_message", "")) or "Ray does not say why"
+
+
+def is_running(pid: int) -> bool:
+    """Tells whether a process of this host lives."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

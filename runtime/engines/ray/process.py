@@ -1,0 +1,440 @@
+"""Runs tasks, and holds actors, in the worker processes of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import ray
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.api import call_context, refs
+from gmi_drl.runtime.api.options import METHOD_RETRIES, no_group, of_method
+from gmi_drl.runtime.driver.task import STREAMING
+from gmi_drl.runtime.errors import TaskCancelledError
+from gmi_drl.runtime.process import child_setup, worker
+from gmi_drl.runtime.wire import packing
+
+from . import nodes
+from .calls import ActorBuild, Call, Raised, part_of
+from .engine import RayEngine
+from .keeper import JournaledCall, Value
+
+_STOP_LOOK_S: Final = 0.1  # between two questions whether the launcher has asked for an end
+_ANSWERS_KEPT: Final = 1000  # of replayed calls, whose callers may not have had them
+_functions: dict[bytes, Any] = {}
+worker.hide_frames_of(__file__)
+
+
+def _engine(namespace: str) -> RayEngine:
+    """Returns the runtime of this process, which begins with the first call that it is given."""
+    if refs.current is None:
+        refs.current = RayEngine(namespace)
+        paths = refs.current.ask_keeper("sys_path")
+        sys.path += [path for path in paths if path not in sys.path]
+        call_context.set_default(None)
+    engine = refs.current
+    assert isinstance(engine, RayEngine)
+    return engine
+
+
+def run_task(call: Call, retries: tuple[int, bytes], body: Sequence[Any], *inputs: Value) -> Any:
+    """Runs one call of a function."""
+    engine = _engine(call.namespace)
+    with _task(engine, call, body, inputs) as (function, args, kwargs):
+        limit, wanted = retries[0], packing.unpack(retries[1])
+        return _to_values(engine, call, _evaluate(function, args, kwargs, wanted, limit))
+
+
+def run_task_streaming(
+    call: Call, retries: tuple[int, bytes], body: Sequence[Any], *inputs: Value
+) -> Iterator[Value]:
+    """Runs one call of a generator, and gives what it yields on the way."""
+    engine = _engine(call.namespace)
+    with _task(engine, call, body, inputs) as (function, args, kwargs):
+        for item in function(*args, **kwargs):
+            yield _to_value(engine, call, item)
+
+
+@contextlib.contextmanager
+def _task(
+    engine: RayEngine, call: Call, body: Sequence[Any], inputs: Sequence[Value]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Surrounds a call of a function: what it raises goes to its caller, a cancellation too."""
+    asked = False
+
+    def interrupt(*_: Any) -> None:
+        nonlocal asked
+        asked = True
+        raise TaskCancelledError(f"{call.name} was cancelled")
+
+    in_main = threading.current_thread() is threading.main_thread()
+    try:
+        args, kwargs = _arguments(engine, call, inputs)
+        assert isinstance(call.function, bytes)
+        if call.function not in _functions:
+            code = ray.get(body[0])
+            _functions[call.function] = packing.unpack(code, f"the function {call.name}")
+        _enter(call)
+        before = signal.signal(signal.SIGINT, interrupt) if in_main else None
+        try:
+            yield _functions[call.function], args, kwargs
+        finally:
+            if in_main:
+                signal.signal(signal.SIGINT, before)
+            del args, kwargs
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if asked and isinstance(error, TaskCancelledError):
+            raise KeyboardInterrupt from None  # by which Ray knows that it was cancelled
+        raise Raised(worker.call_failure(error)) from None
+    finally:
+        engine.adopt({})
+
+
+def _enter(
+    call: Call, build: ActorBuild | None = None, restarts: int = 0, replayed: bool = False
+) -> None:
+    """Makes a call the context of the code that runs now."""
+    here = ray.get_runtime_context()
+    resources, gpus = here.get_assigned_resources(), here.get_accelerator_ids().get("GPU", ())
+    entered = call_context.Context(
+        task_id=ids.root(), name=call.name, resources=dict(resources), gpu_ids=tuple(gpus),
+        actor_id=b"" if build is None else build.id,
+        actor_name="" if build is None else build.name, restarts=restarts, replayed=replayed,
+    )  # fmt: skip
+    call_context.enter(entered)
+
+
+def _arguments(engine: RayEngine, call: Call, inputs: Sequence[Value]) -> tuple[Any, Any]:
+    """Returns a call's arguments, with values in place of references."""
+    mentions = dict(call.mentions)
+    for _, more in inputs:
+        mentions.update(more)
+    engine.adopt(mentions)
+    body: packing.Part = call.arguments
+    if call.arguments_stored:
+        body, inputs = part_of(inputs[0]), inputs[1:]
+    if not len(body):
+        return (), {}
+
+    def what() -> str:
+        return f"an argument of {call.name}"
+
+    values = [packing.unpack(part_of(value), what) for value in inputs]
+    args, kwargs = packing.unpack(body, what, (), values)
+    return args, kwargs
+
+
+def _evaluate(function: Callable[..., Any], args: Any, kwargs: Any, wanted: Any, limit: int) -> Any:
+    """Calls a function, again if it raises what is `wanted`, at most `limit` times."""
+    while True:
+        try:
+            value = function(*args, **kwargs)
+            return list(value) if inspect.isgenerator(value) else value
+        except Exception as error:
+            if not _again(error, wanted, limit):
+                raise
+
+
+def _again(error: Exception, wanted: Any, limit: int) -> bool:
+    """Tells whether a call that raised this is to be made again, as its next attempt."""
+    wanted = (Exception,) if wanted is True else wanted or ()
+    here = call_context.context()
+    if isinstance(error, TaskCancelledError) or not isinstance(error, wanted):
+        return False
+    if 0 <= limit <= here.attempt:
+        return False
+    call_context.enter(dataclasses.replace(here, attempt=here.attempt + 1))
+    return True
+
+
+def _to_value(engine: RayEngine, call: Call, value: Any) -> Value:
+    if value is None:
+        return b"", {}
+    return engine.to_value(packing.pack(value, f"the result of {call.name}"))
+
+
+def _to_values(engine: RayEngine, call: Call, value: Any) -> Any:
+    """Returns what Ray is given of a result; a list of so many if the call is to give several."""
+    if call.returns == 1:
+        return _to_value(engine, call, value)
+    values = list(value) if isinstance(value, Iterable) else [] if value is None else [value]
+    if len(values) != call.returns:
+        raise ValueError(
+            f"{call.name} gave {len(values)} values; it was called with "
+            f"num_returns={call.returns}. Return as many, in a tuple or list."
+        )
+    return [_to_value(engine, call, one) for one in values]
+
+
+class _Process:
+    """What code in an actor's process can do with it."""
+
+    def __init__(self, engine: RayEngine, actor: str) -> None:
+        self._engine, self._actor = engine, actor
+        self._stop, self._looked_s = False, 0.0
+
+    def post_record(self, record: bytes) -> None:
+        self._engine.keeper.emit.remote(self._actor, record)
+
+    def stop_requested(self) -> bool:
+        now_s = time.monotonic()
+        if not self._stop and now_s - self._looked_s > _STOP_LOOK_S:
+            self._looked_s = now_s
+            self._stop = bool(self._engine.ask_keeper("stop_requested", self._actor))
+        return self._stop
+
+    def set_title(self, text: str) -> None:
+        ray._raylet.setproctitle(f"gmi-drl: {text}")
+
+
+class _Shell:
+    """Holds an object of the user's class: builds it, checkpoints it, builds it again.
+
+    An actor that runs one call at a time and may be restarted has each call it has run noted by
+    the keeper before the answer leaves. A new process runs them again, as engine local does, so
+    that no answered call is lost; one that was noted, but not answered yet, is asked for again by
+    Ray, and finds its answer here. `save()` is called before the first call after each k-th: what
+    it gives is noted with that call, in one message.
+    """
+
+    def __init__(self, build: ActorBuild, call: Call, *inputs: Value) -> None:
+        self._build, self._restarts, self._since = build, 0, 0
+        self._engine = engine = _engine(call.namespace)
+        self._id = str(ray.get_runtime_context().get_actor_id())
+        self._counting = threading.Lock()
+        self._answers: collections.OrderedDict[bytes, tuple[bool, Any]] = collections.OrderedDict()
+        worker.enter(_Process(engine, self._id))
+        try:
+            self._start(call, inputs)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            failure = worker.call_failure(error)
+            engine.ask_keeper("failed", self._id, failure)
+            raise Raised(failure) from None
+
+    def _start(self, call: Call, inputs: Sequence[Value]) -> None:
+        build, engine = self._build, self._engine
+        state, journal = None, []
+        if build.is_restarted:
+            self._restarts, state, journal = engine.ask_keeper(
+                "started", self._id, os.getpid(), nodes.address()
+            )
+        if build.log:
+            child_setup.open_log(build.log)
+        if build.cores:
+            os.sched_setaffinity(0, build.cores)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(build.num_threads)
+        if build.setup:
+            packing.unpack(build.setup, f"the setup of actor {build.name}")()
+        args, kwargs = _arguments(engine, call, inputs)
+        cls = packing.unpack(build.cls, f"the class of actor {build.name}")
+        _enter(call, build, self._restarts)
+        self._instance = cls(*args, **kwargs)
+        if state is not None:
+            engine.adopt(state[1])
+            saved = packing.unpack(part_of(state), f"the saved state of {build.name}")
+            self._instance.restore(saved)
+        for done in journal:
+            self._replay(done)
+        engine.adopt({})
+
+    @property
+    def _is_journaled(self) -> bool:
+        return self._build.is_restarted and not self._build.is_concurrent
+
+    def _replay(self, done: JournaledCall) -> None:
+        raise NotImplementedError
+
+    def _keep_answer(self, done: JournaledCall, answer: tuple[bool, Any]) -> None:
+        self._since += 1
+        self._answers[done.call.id] = answer
+        if len(self._answers) > _ANSWERS_KEPT:
+            self._answers.popitem(last=False)
+
+    def _kept_answer(self, call: Call) -> tuple[bool, Any] | None:
+        """Returns the answer of a call that was run before its process died unheard."""
+        return self._answers.pop(call.id, None) if self._answers else None
+
+    def _begin(self, call: Call, inputs: Sequence[Value], replayed: bool) -> tuple[Any, Any, Any]:
+        """Returns the method of a call, and its arguments."""
+        args, kwargs = _arguments(self._engine, call, inputs)
+        instance, cls = self._instance, type(self._instance)
+        _enter(call, self._build, self._restarts, replayed=replayed)
+        group = self._option(call, "concurrency_group")
+        if group and group not in self._build.concurrency_groups:
+            raise ValueError(no_group(call.name, group, self._build))
+        assert isinstance(call.function, str)
+        for base in cls.__mro__:  # attributes of the instance do not count
+            if call.function in base.__dict__:
+                member = base.__dict__[call.function]
+                method = member.__get__(instance, cls) if hasattr(member, "__get__") else member
+                return method, args, kwargs
+        return getattr(instance, call.function), args, kwargs
+
+    def _option(self, call: Call, name: str) -> Any:
+        if call.chosen and name in call.chosen:
+            return call.chosen[name]
+        return getattr(of_method(getattr(type(self._instance), str(call.function), None)), name)
+
+    def _retries(self, call: Call) -> tuple[Any, int]:
+        """Returns what a method that raises it is called again for, and how often."""
+        wanted = self._option(call, "retry_exceptions")
+        if isinstance(wanted, bytes):
+            wanted = packing.unpack(wanted, f"the retry_exceptions of {call.name}")
+        limit = self._option(call, "max_task_retries")
+        if limit is None:
+            limit = self._build.max_task_retries
+            limit = METHOD_RETRIES if limit < 0 else limit
+        return wanted, limit
+
+    def _checkpoint_due(self) -> bool:
+        every = self._build.checkpoint_every
+        return every > 0 and self._since >= every
+
+    def _saved(self) -> Value | None:
+        """Returns a checkpoint; None if it cannot be had: then the journal goes on."""
+        try:
+            name = self._build.name
+            packed = packing.pack(self._instance.save(), f"what {name}.save gave")
+            return self._engine.to_value(packed)
+        except Exception:
+            traceback.print_exc()
+            return None
+
+    def _counted(self) -> bool:
+        """Counts a call of an actor that runs several at once; tells if a checkpoint is due."""
+        if not self._build.checkpoint_every or not self._build.is_restarted:
+            return False
+        with self._counting:
+            self._since += 1
+            due = self._checkpoint_due()
+            self._since = 0 if due else self._since
+            return due
+
+    def end(self) -> None:
+        """Ends the actor, politely."""
+        ray.actor.exit_actor()
+
+
+class Shell(_Shell):
+    """Holds an actor without async methods."""
+
+    def call(self, call: Call, *inputs: Value) -> Any:
+        """Runs one call of a method."""
+        if not self._is_journaled:
+            answer = self._answer(call, inputs)
+            if self._counted() and (state := self._saved()) is not None:
+                self._engine.ask_keeper("note", self._id, state, None)
+            return _given(answer)
+        kept = self._kept_answer(call)
+        if kept is None:
+            state = self._saved() if self._checkpoint_due() else None
+            kept = self._answer(call, inputs)
+            self._since = 1 if state is not None else self._since + 1
+            done = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
+            self._engine.ask_keeper("note", self._id, state, done)
+        return _given(kept)
+
+    def stream(self, call: Call, *inputs: Value) -> Iterator[Value]:
+        """Runs one call of a generator, and gives what it yields on the way."""
+        try:
+            method, args, kwargs = self._begin(call, inputs, False)
+            for item in method(*args, **kwargs):
+                yield _to_value(self._engine, call, item)
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise Raised(worker.call_failure(error)) from None
+        finally:
+            self._engine.adopt({})
+            if self._is_journaled:
+                done = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
+                self._since += 1
+                self._engine.ask_keeper("note", self._id, None, done)
+
+    def _answer(
+        self, call: Call, inputs: Sequence[Value], replayed: bool = False
+    ) -> tuple[bool, Any]:
+        """Runs a call: (True, its packed result) or (False, what it raised)."""
+        try:
+            method, args, kwargs = self._begin(call, inputs, replayed)
+            value = _evaluate(method, args, kwargs, *self._retries(call))
+            if call.returns == STREAMING:
+                return True, None
+            return True, _to_values(self._engine, call, value)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            return False, Raised(worker.call_failure(error))
+        finally:
+            self._engine.adopt({})
+
+    def _replay(self, done: JournaledCall) -> None:
+        self._keep_answer(done, self._answer(done.call, ray.get(list(done.inputs)), True))
+
+
+class AsyncShell(_Shell):
+    """Holds an actor with async methods, which take turns where they await."""
+
+    async def call(self, call: Call, *inputs: Value) -> Any:
+        """Runs one call of a method."""
+        answer = await self._answer(call, inputs)
+        if self._counted() and (state := self._saved()) is not None:
+            await self._engine.keeper.note.remote(self._id, state, None)
+        return _given(answer)
+
+    async def stream(self, call: Call, *inputs: Value) -> AsyncIterator[Value]:
+        """Runs one call of a generator, and gives what it yields on the way."""
+        try:
+            method, args, kwargs = self._begin(call, inputs, False)
+            items = method(*args, **kwargs)
+            if inspect.isasyncgen(items):
+                async for item in items:
+                    yield _to_value(self._engine, call, item)
+            else:
+                for item in items:
+                    yield _to_value(self._engine, call, item)
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:
+            raise Raised(worker.call_failure(error)) from None
+
+    async def _answer(self, call: Call, inputs: Sequence[Value]) -> tuple[bool, Any]:
+        try:
+            method, args, kwargs = self._begin(call, inputs, False)
+            wanted, limit = self._retries(call)
+            while True:
+                try:
+                    value = method(*args, **kwargs)
+                    value = await value if inspect.isawaitable(value) else value
+                    return True, _to_values(self._engine, call, value)
+                except Exception as error:
+                    if not _again(error, wanted, limit):
+                        raise
+        except (SystemExit, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            return False, Raised(worker.call_failure(error))
+
+
+def _given(answer: tuple[bool, Any]) -> Any:
+    """Returns an answer, or raises it."""
+    if not answer[0]:
+        raise answer[1]
+    return answer[1]

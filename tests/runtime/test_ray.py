@@ -1,0 +1,152 @@
+"""Engine ray: the tests of both engines on one cluster, and what is said before one is joined.
+
+Those marked `on_ray` need the cluster, and run in the process that `test_behaviour_on_ray` starts.
+"""
+
+import glob
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bodies_ray
+import runtime_engines
+from bodies_tasks import until
+from gmi_drl import runtime
+
+ON_RAY = os.environ.get("GMI_DRL_TEST_ENGINE") == "ray"
+on_ray = pytest.mark.skipif(not ON_RAY, reason="needs the cluster of test_behaviour_on_ray")
+before_one = pytest.mark.skipif(ON_RAY, reason="engine ray runs already")
+
+
+@pytest.mark.slow
+@before_one
+@pytest.mark.timeout(600)
+def test_behaviour_on_ray():
+    pytest.importorskip("ray")
+    here = Path(__file__).parent
+    before = set(glob.glob("/tmp/gmi-drl-ray-*"))
+    files = [str(here / name) for name in (*runtime_engines.FILES, Path(__file__).name)]
+    environment = {**os.environ, "GMI_DRL_TEST_ENGINE": "ray"}
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert set(glob.glob("/tmp/gmi-drl-ray-*")) <= before  # nothing is left of the cluster
+
+
+@before_one
+def test_engine_local_imports_no_ray():
+    code = (
+        "import sys; from gmi_drl import runtime; runtime.init(num_cpus=1);"
+        "assert runtime.get(runtime.remote(abs).remote(-1)) == 1; runtime.shutdown();"
+        "sys.exit('ray' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@before_one
+@pytest.mark.parametrize(
+    ("chosen", "error", "text"),
+    [
+        ({"engine": "spark"}, ValueError, '"local" and "ray"'),
+        ({"engine": "ray"}, ValueError, "address=None.*host:port"),
+        ({"engine": "ray", "address": "local", "preload": ["json"]}, runtime.NotOnThisEngine,
+         "preload"),
+        ({"engine": "ray", "address": "local", "devices": 2}, runtime.NotOnThisEngine, "devices=2"),
+        ({"engine": "ray", "address": "10.0.0.1:6379", "num_cpus": 2}, runtime.NotOnThisEngine,
+         "num_cpus=2.*runs already"),
+        ({"address": "10.0.0.1:6379"}, runtime.NotOnThisEngine, "address='10.0.0.1:6379'"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_does_not_have_is_named(stopped, chosen, error, text):
+    with pytest.raises(error, match=text):
+        runtime.init(**chosen)
+    assert not runtime.is_initialized()
+
+
+@before_one
+@pytest.mark.parametrize(
+    ("address", "trusted", "error", "text"),
+    [
+        ("auto", True, ValueError, "host:port"),
+        ("127.0.0.1:9", False, runtime.ActorRuntimeError, "RAY_AUTH_MODE=token.*trusted=True"),
+        ("127.0.0.1:9", True, runtime.ActorRuntimeError, "nothing answers"),
+    ],
+)
+def test_a_cluster_is_joined_by_its_address_and_a_token(
+    stopped, monkeypatch, address, trusted, error, text
+):
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(error, match=text):
+        runtime.init(engine="ray", address=address, trusted=trusted)
+
+
+@before_one
+def test_engine_local_has_its_own_host_alone(running):
+    with pytest.raises(runtime.NotOnThisEngine, match=r"host='10\.0\.0\.9'"):
+        runtime.remote(abs).options(host="10.0.0.9").remote(1)
+    assert runtime.get(runtime.remote(abs).options(host="localhost").remote(-1)) == 1
+
+
+@on_ray
+def test_what_ray_does_not_have_is_named(running):
+    for call in (
+        lambda: runtime.remote(abs).options(device=0).remote(1),
+        lambda: runtime.keep_gcs("gcs.sqlite"),
+        runtime.run_directory,
+    ):
+        with pytest.raises(runtime.NotOnThisEngine, match="engine ray"):
+            call()
+
+
+@on_ray
+def test_what_no_host_has_fails_at_once(running):
+    with pytest.raises(runtime.OutOfResources, match=r"1000 CPU.*hosts of the cluster have"):
+        runtime.get(runtime.remote(abs).options(num_cpus=1000).remote(1), 20)
+    actor = runtime.remote(bodies_ray.Journal).options(resources={"tpu": 1}).remote()
+    with pytest.raises(runtime.ActorDiedError) as death:
+        runtime.get(actor.add.remote(1), 20)
+    assert isinstance(death.value.cause, runtime.OutOfResources)
+
+
+@on_ray
+def test_a_task_runs_on_the_host_that_was_said(running):
+    import ray
+
+    host = ray.nodes()[0]["NodeManagerAddress"]
+    assert runtime.get(runtime.remote(abs).options(host=host).remote(-1), 60) == 1
+    with pytest.raises(ValueError, match=f"10.0.0.9.*{host}"):
+        runtime.remote(abs).options(host="10.0.0.9").remote(1)
+
+
+@on_ray
+@pytest.mark.parametrize("checkpoint_every", [0, 7])
+def test_each_answered_call_counts_once_across_kills(start, checkpoint_every):
+    actor = start(bodies_ray.Journal, max_restarts=-1, checkpoint_every=checkpoint_every)
+    answers = [actor.add.remote(number) for number in range(20)]
+    assert runtime.get(answers, 60) == [sum(range(number + 1)) for number in range(20)]
+    os.kill(runtime.process_id(actor), 9)
+    answers = [actor.add.remote(number) for number in range(20, 40)]
+    answers = sorted(runtime.get(answers, 60))  # Ray may send those under way in another order
+    steps = [later - sooner for sooner, later in zip([190, *answers], answers, strict=False)]
+    assert sorted(steps) == list(range(20, 40))
+    assert runtime.get(actor.replayed.remote(), 60) == (6 if checkpoint_every else 20)
+    assert len(runtime.deaths(actor)) == 1
+
+
+@on_ray
+def test_an_optimizer_over_evaluators_that_are_actors(running):
+    from gmi_drl import rl
+
+    make = rl.Evaluator.remote
+    evaluators = [make(env="CartPole-v1", algorithm=rl.A2C, num_env=2, seed=0) for _ in range(2)]
+    optimizer = rl.AsyncGradients(rl.A2C, evaluators)
+    before = optimizer.steps
+    for _ in range(3):
+        optimizer.step()
+    assert optimizer.steps > before
+    optimizer.close()
+    until(lambda: all("dead" in repr(one) for one in evaluators), "the end of the evaluators")
