@@ -41,6 +41,7 @@ from .streams import Stream
 
 KEEPER: Final = "gmi-drl keeper"
 _LOOK_S: Final = 0.05  # between two looks whether an actor has ended
+_LISTEN_S: Final = 1.0  # between two looks whether there is still somebody to wait for
 _FETCH_S: Final = 30.0  # beyond the deadline, for a value that is there, on another host
 
 
@@ -158,10 +159,13 @@ class RayEngine:
                 threading.Thread(target=self._block_on, args=(slot,), daemon=True).start()
 
     def _block_on(self, slot: Slot) -> None:
+        """Waits for a slot in a thread, until it is filled or nobody can fill it any more."""
         gate = Gate(1)
-        if slot.watch(gate.arrived):
+        if not slot.watch(gate.arrived):
+            return
+        while not gate.open and (slot in self._deaths or self._source(slot)[0] is not None):
             self.want([slot], False)
-            self.block(gate, None)
+            self.block(gate, _LISTEN_S)
 
     def block(self, gate: Gate, timeout_s: float | None) -> bool:
         """Waits in Ray, which lends the CPU of a task that waits to others."""
@@ -202,7 +206,7 @@ class RayEngine:
     def _source(self, slot: Slot) -> tuple[Any, Callable[[], None]]:
         """Returns what of Ray's is ready when a slot can be filled, and what fills it then."""
         stream = self._streams.get(ids.producer(slot.id))
-        if stream is not None:
+        if stream is not None and not stream.ended:
             return stream.generator, functools.partial(self._advance, stream)
         entry = self._entries.get(slot.id)
         return (None if entry is None else entry.thing), functools.partial(self._settle, slot)

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import os
 import signal
 import sys
@@ -18,7 +19,6 @@ from typing import Any, Final
 
 import ray
 
-from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context, refs
 from gmi_drl.runtime.api.options import METHOD_RETRIES, no_group, of_method
 from gmi_drl.runtime.driver.task import STREAMING
@@ -111,11 +111,17 @@ def _enter(
     here = ray.get_runtime_context()
     resources, gpus = here.get_assigned_resources(), here.get_accelerator_ids().get("GPU", ())
     entered = call_context.Context(
-        task_id=ids.root(), name=call.name, resources=dict(resources), gpu_ids=tuple(gpus),
+        task_id=call.id, calls=_fresh_calls(), name=call.name,
+        resources=dict(resources), gpu_ids=tuple(gpus),
         actor_id=b"" if build is None else build.id,
         actor_name="" if build is None else build.name, restarts=restarts, replayed=replayed,
     )  # fmt: skip
     call_context.enter(entered)
+
+
+def _fresh_calls() -> itertools.count[int]:
+    """Numbers what a call calls, such that another attempt of it makes other ids."""
+    return itertools.count(int.from_bytes(os.urandom(8), "little"))
 
 
 def _arguments(engine: RayEngine, call: Call, inputs: Sequence[Value]) -> tuple[Any, Any]:
@@ -427,7 +433,10 @@ class AsyncShell(_Shell):
                 except Exception as error:
                     if not _again(error, wanted, limit):
                         raise
-        except (SystemExit, asyncio.CancelledError):
+        except SystemExit:
+            ray.actor.exit_actor()
+            raise
+        except asyncio.CancelledError:
             raise
         except BaseException as error:
             return False, Raised(worker.call_failure(error))

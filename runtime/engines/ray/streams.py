@@ -14,6 +14,7 @@ class Stream:
     def __init__(self, task: bytes, call: str, actor: str, generator: Any) -> None:
         self.task, self.call, self.actor, self.generator = task, call, actor, generator
         self.taken = 0
+        self.ended = False
         self.lock = threading.RLock()
 
     @property
@@ -33,6 +34,7 @@ class Stream:
         try:
             thing = next(self.generator)
         except StopIteration:
+            self.ended = True
             return None
         self.taken += 1
         return thing
