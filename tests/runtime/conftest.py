@@ -1,30 +1,19 @@
 """A runtime for the tests of a file; those about starting and ending it have their own.
 
-With GMI_DRL_TEST_ENGINE=ray in the environment it is one on a Ray cluster for all of them, and
-`runtime_engines.py` says what is different there.
+With GMI_DRL_TEST_ENGINE=ray in the environment it is one on a Ray cluster for all of them.
 """
 
 import gc
 import os
 import time
-from pathlib import Path
 
 import pytest
 
-import runtime_engines
 from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 
 ON_RAY = os.environ.get("GMI_DRL_TEST_ENGINE") == "ray"
-
-
-def pytest_collection_modifyitems(items):
-    if ON_RAY:
-        for item in items:
-            file, name = Path(item.path).name, item.originalname
-            if reason := runtime_engines.DIFFERENT.get(file, {}).get(name):
-                item.add_marker(pytest.mark.skip(reason=f"engine ray: {reason}"))
 
 
 @pytest.fixture(scope="session")

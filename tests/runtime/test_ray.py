@@ -1,4 +1,4 @@
-"""Engine ray: the tests of both engines on one cluster, and what is said before one is joined.
+"""Engine ray: what it does on a cluster of this host, and what is said before one is joined.
 
 Those marked `on_ray` need the cluster, and run in the process that `test_behaviour_on_ray` starts.
 """
@@ -7,12 +7,10 @@ import glob
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import bodies_ray
-import runtime_engines
 from bodies_tasks import until
 from gmi_drl import runtime
 
@@ -26,11 +24,9 @@ before_one = pytest.mark.skipif(ON_RAY, reason="engine ray runs already")
 @pytest.mark.timeout(600)
 def test_behaviour_on_ray():
     pytest.importorskip("ray")
-    here = Path(__file__).parent
     before = set(glob.glob("/tmp/gmi-drl-ray-*"))
-    files = [str(here / name) for name in (*runtime_engines.FILES, Path(__file__).name)]
     environment = {**os.environ, "GMI_DRL_TEST_ENGINE": "ray"}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", *files]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert set(glob.glob("/tmp/gmi-drl-ray-*")) <= before  # nothing is left of the cluster
