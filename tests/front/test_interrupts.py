@@ -80,6 +80,14 @@ def raised(numbers):
     return count
 
 
+@pytest.fixture(autouse=True)
+def hang_up_heard():
+    """Where the tests run under nohup, SIGHUP is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_the_first_signal_stops_and_the_others_do_not_disturb_giving_back(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     with terminate_as_interrupt(), terminate_as_interrupt():

@@ -137,7 +137,13 @@ class PolicyReader:
                 f"recorded the run. What is recorded is in {_WHERE}; ask for a run that has some."
             )
         # A runtime that launches several runs has them all in the store of the last one.
-        begins = [row.number for row in rows if not (row.generation or row.restored)]
+        # Within one launch a branch from nothing is of GMIs that died before the first checkpoint.
+        before = [None, *(row.session for row in rows)]
+        begins = [
+            row.number
+            for row, session in zip(rows, before, strict=False)
+            if not (row.generation or row.restored) and row.session != session
+        ]
         first = max(begins, default=0)
         self._branches = {row.number: row for row in rows if row.number >= first}
         self._parents: dict[int, Version | None] = {}

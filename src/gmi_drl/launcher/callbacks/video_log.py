@@ -73,6 +73,8 @@ class VideoLog(Callback):
         folder = self._run / FOLDER
         file = folder / f"iteration_{iteration:06d}.gif"
         kept = _linked(checkpoint)
+        if kept is None:
+            return  # dropped by now, as newer ones are there: of one of these, then
         command = [sys.executable, "-m", "gmi_drl", "video", str(kept), "-o", str(file)]
         with open(folder / "films.log", "ab") as log:
             process = subprocess.Popen(
@@ -131,16 +133,25 @@ class VideoLog(Callback):
         events.close()
 
 
-def _linked(checkpoint: Path) -> Path:
-    """Returns a checkpoint of the same files that stays when the run drops that one."""
+def _linked(checkpoint: Path) -> Path | None:
+    """Returns a checkpoint of the same files that stays when the run drops that one.
+
+    None if it has been dropped.
+    """
     kept = checkpoint.with_name(_KEPT)
-    shutil.rmtree(kept, ignore_errors=True)
-    try:
-        shutil.copytree(checkpoint, kept, copy_function=os.link)
-    except (OSError, shutil.Error):  # a file system without links
+    for copy in (os.link, shutil.copy2):  # not every file system has links
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(checkpoint, kept)
-    return kept
+        try:
+            shutil.copytree(checkpoint, kept, copy_function=copy)
+        except (OSError, shutil.Error):
+            if not checkpoint.exists():
+                break
+            if copy is shutil.copy2:
+                raise
+        else:
+            return kept
+    shutil.rmtree(kept, ignore_errors=True)
+    return None
 
 
 def _iteration_of(checkpoint: Path) -> int:
