@@ -89,7 +89,7 @@ def ours(network: Any, seconds: float) -> Rates:
 
 
 def openspiel(network: Any, seconds: float) -> Rates:
-    """The same of OpenSpiel's Python AlphaZero with this network, a leaf at a time."""
+    """Measures OpenSpiel's Python AlphaZero with this network, a leaf at a time."""
     import pyspiel
     from open_spiel.python.algorithms import mcts
     from open_spiel.python.algorithms.alpha_zero.evaluator import AlphaZeroEvaluator

@@ -164,7 +164,7 @@ def ours(seconds: float) -> Rates:
 
 
 def rllib(seconds: float) -> Rates:
-    """The same of RLlib, by bench/peers/rllib_multi_agent.py."""
+    """Measures RLlib, by bench/peers/rllib_multi_agent.py."""
     script = Path(__file__).resolve().parent / "peers" / "rllib_multi_agent.py"
     command = [sys.executable, str(script), "--config", json.dumps(config())]
     command += ["--seconds", str(seconds)]

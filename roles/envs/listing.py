@@ -37,7 +37,8 @@ def known_envs(text: str = "") -> Iterator[KnownEnv]:
     pool = _envpool_ids()
     if text:
         ids |= pool
-    for env_id in newest_ids(one for one in ids if text.lower() in one.lower()):
+    shown = {*newest_ids(ids), *ADAPTERS["game"].ids}  # EnvPool has namesakes of the games
+    for env_id in sorted(one for one in shown if text.lower() in one.lower()):
         yield _known(env_id, env_id in pool)
 
 

@@ -83,3 +83,28 @@ class Optimizer(Protocol):
 
     def close(self) -> None:
         """Let go of what was opened, and of captured work."""
+
+
+class WholeRounds:
+    """Leaves nothing open between rounds: a GMI holds nothing of its own, and serves nobody."""
+
+    learner: Learner
+
+    def own_state(self) -> dict[str, Any]:
+        """Returns nothing: episodes end within a round, and what is drawn is told by its number."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Has none to go on from."""
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        return True, ""
+
+    def finish(self) -> None:
+        """Ends nothing: nobody is served."""
+
+    def outcome(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self.learner.close()

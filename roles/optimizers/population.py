@@ -7,7 +7,6 @@ the order of the numbers, so that parameters are the same bits for any number of
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -26,7 +25,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 from .descent import one_thread
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import NoMore, Round
+from .optimizer import NoMore, Round, WholeRounds
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -51,7 +50,7 @@ def make(role: ActingRole) -> Population:
     return Population(role, role.algorithm, episodes)
 
 
-class Population:
+class Population(WholeRounds):
     """Tries all directions once a round, and steps along them."""
 
     board_version: ClassVar = -1
@@ -178,22 +177,3 @@ class Population:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state)
         self.progress.load_state_dict(state["episodes"])
-
-    def own_state(self) -> dict[str, Any]:
-        """Nothing: episodes end within a round, and what is drawn is told by its number."""
-        return {}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """There is none."""
-
-    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
-        return True, ""
-
-    def finish(self) -> None:
-        """Nobody serves it."""
-
-    def outcome(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        self.learner.close()

@@ -8,7 +8,6 @@ against the best network, whose place it takes when it wins enough.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
@@ -31,7 +30,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import NoMore, Round
+from .optimizer import NoMore, Round, WholeRounds
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -53,7 +52,7 @@ def make(role: ActingRole) -> TreeSearchRounds:
     return TreeSearchRounds(role, role.algorithm, env)
 
 
-class TreeSearchRounds:
+class TreeSearchRounds(WholeRounds):
     """Plays games, trains the candidate on them, and lets it play the best network."""
 
     board_version: ClassVar = -1
@@ -183,7 +182,7 @@ class TreeSearchRounds:
         return Seen(int(ended.sum()), float(returns.sum()), float(lengths.sum()))
 
     def state_dict(self) -> dict[str, Any]:
-        """What the best network is goes by `parameters`: it is what acts after training."""
+        """Returns the best network as `parameters`, as it is what acts after training."""
         state, best = self.learner.state_dict(), self._best_parameters
         return {
             **state,
@@ -203,22 +202,3 @@ class TreeSearchRounds:
         self._replay.load_state_dict(state["replay"])
         self._match, self._promoted = list(state["match"]), state["promoted"]
         self.progress.load_state_dict(state["episodes"])
-
-    def own_state(self) -> dict[str, Any]:
-        """Nothing: games end within a round, and what is drawn is told by numbers."""
-        return {}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """There is none."""
-
-    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
-        return True, ""
-
-    def finish(self) -> None:
-        """Nobody serves it."""
-
-    def outcome(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        self.learner.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -11,10 +11,11 @@ from torch.func import functional_call, vmap
 
 from gmi_drl.placement import EvolutionConfig, hidden_sizes, is_own_network
 
+from .greedy import NoiselessPolicy
 from .trunk import HiddenLayers, Trunk
 
 if TYPE_CHECKING:
-    from gmi_drl.roles.samples.batch import Batch
+    pass
 
 Layer = tuple[str, Callable[[Tensor], Tensor] | None]  # a Linear's name, what follows it
 
@@ -50,31 +51,12 @@ class GreedyNetwork(nn.Module):
         return self.head(self.trunk(observation))  # type: ignore[no-any-return]
 
 
-class GreedyPolicy:
+class GreedyPolicy(NoiselessPolicy):
     """Acts by the mode of what a `GreedyNetwork` puts out, in training as well."""
-
-    state_columns = noise_columns = 0
-    columns: Mapping[str, int] = {}
-    column_groups: Mapping[str, tuple[str, str]] = {}
-    row_constants: Mapping[str, Tensor] = {}
 
     def __init__(self, network: Any) -> None:
         self.network = network
         self.action_columns: int = network.distribution.action_columns
-
-    def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        """Draws nothing."""
-
-    def act(self, step: Mapping[str, Tensor]) -> Tensor:
-        step["action"].copy_(self.mode(step["observation"]))
-        return step["action"]
-
-    def finish(self, batch: Batch) -> None:
-        """Nothing is made for all steps at once."""
-
-    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        """Not asked for: episodes are whole."""
-        raise AssertionError("a policy of evolution values nothing")
 
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         rows: Tensor = self.network.distribution.mode(self.network(observation))

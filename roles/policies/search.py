@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from gmi_drl.placement import AlphaZeroConfig, hidden_sizes
 from gmi_drl.roles.games import Game
 from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
 
+from .greedy import NoiselessPolicy
 from .trunk import ACTIVATIONS, HiddenLayers, Precision, Trunk
 
 if TYPE_CHECKING:
-    from gmi_drl.roles.samples.batch import Batch
+    pass
 
 
 class ResidualBlock(nn.Module):
@@ -122,14 +123,10 @@ class GameNetwork(nn.Module):
         return evaluate
 
 
-class SearchPolicy:
+class SearchPolicy(NoiselessPolicy):
     """Acts by the move that a search with a network tries most; without one, by the network."""
 
-    state_columns = noise_columns = 0
     action_columns = 1
-    columns: Mapping[str, int] = {}
-    column_groups: Mapping[str, tuple[str, str]] = {}
-    row_constants: Mapping[str, Tensor] = {}
 
     def __init__(
         self, network: Any, simulations: int, exploration: Exploration | None = None
@@ -140,20 +137,6 @@ class SearchPolicy:
         self._exploration = exploration or Exploration()
         self._trees: SearchTrees | None = None
         self._room = 0
-
-    def noise(self, generator: torch.Generator, batch: Batch) -> None:
-        """Draws nothing."""
-
-    def act(self, step: Mapping[str, Tensor]) -> Tensor:
-        step["action"].copy_(self.mode(step["observation"]))
-        return step["action"]
-
-    def finish(self, batch: Batch) -> None:
-        """Nothing is made for all steps at once."""
-
-    def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        """Not asked for: games are whole."""
-        raise AssertionError("a policy of games bootstraps nothing")
 
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         states = np.rint(observation.cpu().numpy()).astype(np.int16)

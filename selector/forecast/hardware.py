@@ -157,7 +157,7 @@ def machine_of(text: str) -> tuple[Hardware, int]:
 
     Returns the hardware and the number of hosts; ConfigError with every fault.
     """
-    counted = re.fullmatch(r"(\d+)x(.+)", text)
+    counted = None if Path(text).is_file() else re.fullmatch(r"(\d+)x(.+)", text)
     count, name = (int(counted[1]), counted[2]) if counted else (1, text)
     if Path(name).suffix in (".yaml", ".yml") or "/" in name:
         path = Path(name)
@@ -300,7 +300,7 @@ def _figures(
                 yield Fault(place, ABSENT, "no such figure", _instead(str(key), tuple(known)))
             continue
         found.add(key)
-        yield from _entry_faults(place, entry)
+        yield from _entry_faults(place, entry, above_zero="bandwidth" in key or key == "hosts_max")
     for key in sorted(required - found):
         yield Fault(f"{where}.{key}", ABSENT, "is missing", f"Write it: {known[key]}.")
 
@@ -316,7 +316,7 @@ def _stem(key: str) -> str:
     return _UNITS.sub("", key) or key
 
 
-def _entry_faults(place: str, entry: Any) -> Iterator[Fault]:
+def _entry_faults(place: str, entry: Any, above_zero: bool) -> Iterator[Fault]:
     example = "Write {value: 1.5, basis: assumed, source: why, low: 1, high: 2}."
     if not isinstance(entry, dict):
         yield Fault(place, entry, "must say its value, basis and source", example)
@@ -332,6 +332,8 @@ def _entry_faults(place: str, entry: Any) -> Iterator[Fault]:
     numbers: list[Any] = [entry.get("low", value), value, entry.get("high", value)]
     if not all(_is_number(one) and one >= 0 for one in numbers):
         yield Fault(f"{place}.value", value, "must be a number, 0 or more", example)
+    elif above_zero and not all(numbers):
+        yield Fault(f"{place}.value", value, "must be above 0, and so its low", example)
     elif sorted(numbers) != numbers:
         yield Fault(place, ABSENT, "low, value and high must rise", "Put them in this order.")
 

@@ -161,6 +161,8 @@ def edited(tmp_path, change):
         (lambda d: d["figures"]["recovery_s"].update(basis="felt"), "must be measured, published"),
         (lambda d: d["figures"]["recovery_s"].update(low=1e9), "must rise"),
         (lambda d: d["figures"].pop("hosts_max"), "figures.hosts_max; is missing"),
+        (lambda d: d["figures"]["between_bandwidth_gb_per_s"].update(value=0, low=0),
+         "between_bandwidth_gb_per_s.value=0; must be above 0"),
         (lambda d: d["figures"].update(infer_step_us=220), "must say its value, basis and source"),
         (lambda d: d.update(figures=None), "figures=None; must have keys"),
         (lambda d: d.pop("device"), "device; is missing"),
@@ -218,4 +220,12 @@ def test_a_search_on_the_model_finds_what_the_model_says_is_best(capsys):
     worth = [one.worth(loaded.tune.objective) for one in best]
     assert worth == sorted(worth, reverse=True)
     assert len({(c.candidate.row.gmi_per_gpu, c.candidate.num_env) for c in best}) == len(best)
-    assert main.main(["tune", config, "--on", "dgx-h100", "--budget", "5m"]) == 2
+    for other in (["--budget", "5m"], ["--again"], ["--show"]):
+        assert main.main(["tune", config, "--on", "dgx-h100", *other]) == 2
+
+
+def test_a_file_whose_name_begins_like_a_count_is_that_file(tmp_path, monkeypatch):
+    edited(tmp_path, lambda document: None).rename(tmp_path / "2xmine.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert machine_of("2xmine.yaml")[1] == 1
+    assert machine_of("2x2xmine.yaml")[1] == 2

@@ -58,13 +58,13 @@ class AlphaZeroConfig(AlgorithmConfig):
     simulations: Int = Field(default=64, ge=2, le=100_000)
     """Leaves that a search looks at for each move."""
     play_simulations: Int = Field(default=64, ge=0, le=100_000)
-    """The same, where the policy acts after training, and is evaluated; 0: by the network alone."""
+    """Leaves for each move after training, and in evaluations; 0: the network acts alone."""
     c_init: float = Field(default=1.25, ge=0)
     """PUCT's constant: how much priors count."""
     c_base: float = Field(default=19652.0, gt=0)
     """Visits after which that has grown by the logarithm of 2."""
     dirichlet_alpha: float = Field(default=1.0, gt=0)
-    """Of the noise on the priors of roots: about 10 over the number of moves."""
+    """Concentration of the noise on the priors of roots: about 10 over the number of moves."""
     dirichlet_weight: float = Field(default=0.25, ge=0, le=1)
     """The share of that noise."""
     temperature_moves: Int = Field(default=8, ge=0)

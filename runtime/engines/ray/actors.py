@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What calls an actor; it travels with the actor's handle."""
+    """Says where calls of an actor go; it travels with the actor's handle."""
 
     handle: Any  # Ray's
     is_journaled: bool  # the calls it has run are run again when its process is replaced

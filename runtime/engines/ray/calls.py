@@ -16,7 +16,7 @@ _OUT_OF_BAND: Final = 1 << 16  # bytes, from which on Ray need not copy a value 
 
 
 class Raised(Exception):
-    """What a call has raised, packed, on its way through Ray, which gives it to dependents too."""
+    """Carries what a call has raised, packed, through Ray, which gives it to dependents too."""
 
     def __init__(self, failure: bytes) -> None:
         super().__init__(failure)
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class ActorBuild:
-    """What an actor's process has to know before it builds the actor."""
+    """Tells an actor's process what it has to know before it builds the actor."""
 
     id: bytes
     name: str

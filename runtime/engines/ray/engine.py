@@ -46,7 +46,7 @@ _FETCH_S: Final = 30.0  # beyond the deadline, for a value that is there, on ano
 
 
 class Entry:
-    """What this process holds of one object or actor."""
+    """Holds what this process has of one object or actor."""
 
     __slots__ = ("actor", "count", "slot", "thing")
 

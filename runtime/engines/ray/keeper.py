@@ -21,7 +21,7 @@ class JournaledCall:
 
 @dataclass
 class ActorLedger:
-    """What is known of one actor beside what Ray knows."""
+    """Holds what is known of one actor beside what Ray knows."""
 
     fields: tuple[Any, ...] = ()  # of a handle: id, name, class name, methods
     processes: list[tuple[int, str]] = field(default_factory=list)  # pid and host of each, in order

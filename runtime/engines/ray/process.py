@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -187,7 +188,7 @@ def _to_values(engine: RayEngine, call: Call, value: Any) -> Any:
 
 
 class _Process:
-    """What code in an actor's process can do with it."""
+    """Is an actor's process to the code that runs in it: a `worker.WorkerProcess`."""
 
     def __init__(self, engine: RayEngine, actor: str) -> None:
         self._engine, self._actor = engine, actor
@@ -207,7 +208,7 @@ class _Process:
         ray._raylet.setproctitle(f"gmi-drl: {text}")
 
 
-class _Shell:
+class _Shell(ABC):
     """Holds an object of the user's class: builds it, checkpoints it, builds it again.
 
     An actor that runs one call at a time and may be restarted has each call it has run noted by
@@ -264,8 +265,9 @@ class _Shell:
     def _is_journaled(self) -> bool:
         return self._build.is_restarted and not self._build.is_concurrent
 
+    @abstractmethod
     def _replay(self, done: JournaledCall) -> None:
-        raise NotImplementedError
+        """Runs a noted call again, to rebuild the object."""
 
     def _keep_answer(self, done: JournaledCall, answer: tuple[bool, Any]) -> None:
         self._since += 1

@@ -97,13 +97,13 @@ def tune(
     """
     chosen = {"objective": objective, "algorithm": algorithm}
     words = [*(overrides or []), *(f"tune.{key}={v.value}" for key, v in chosen.items() if v)]
+    if on is not None and (show or again or budget or run or output or algorithm):
+        raise typer.BadParameter("--on measures and writes nothing; leave out the others")
     if show:
         return _show(config, words, output, plain)
     if config is None:
         raise typer.BadParameter("give a config, or --show for what was found before")
     if on is not None:
-        if budget is not None or run is not None or output is not None or algorithm is not None:
-            raise typer.BadParameter("--on measures and writes nothing; leave out the others")
         return _tune_on(config, words, on, plain)
     from gmi_drl.selector.record import report
     from gmi_drl.selector.tune.tuning import tune as tune_config
