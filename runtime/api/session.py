@@ -116,6 +116,7 @@ def _join_ray(
         raise ActorRuntimeError(
             f"engine='ray': Ray cannot be imported ({error}). pip install 'gmi-drl[ray]'."
         ) from error
+    atexit.register(shutdown)  # again: it has to come before the one of Ray, imported just now
     refs.current = start(
         address, trusted=trusted, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources,
         object_store_bytes=object_store_bytes, namespace=namespace,

@@ -31,6 +31,8 @@ def numbers(text):
 
 def test_every_example_is_tested():
     for path in FOLDER.glob("*.py"):
+        if path.stem == "on_ray":  # runs the others: tests/runtime/test_ray.py
+            continue
         assert any(name.startswith(f"test_{path.stem}_") for name in globals()), path
 
 

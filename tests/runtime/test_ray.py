@@ -7,6 +7,7 @@ import glob
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,19 @@ def test_behaviour_on_ray():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert set(glob.glob("/tmp/gmi-drl-ray-*")) <= before  # nothing is left of the cluster
+
+
+@pytest.mark.slow
+@before_one
+@pytest.mark.timeout(600)
+def test_the_examples_run_on_it():
+    pytest.importorskip("ray")
+    script = Path(__file__).parents[2] / "examples" / "runtime" / "on_ray.py"
+    command = [sys.executable, str(script), "tasks", "actors"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "page 7 at attempt 2\n" in done.stdout
+    assert "after kill -9: 120\n" in done.stdout
 
 
 @before_one

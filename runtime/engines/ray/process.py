@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -208,7 +207,7 @@ class _Process:
         ray._raylet.setproctitle(f"gmi-drl: {text}")
 
 
-class _Shell(ABC):
+class _Shell:
     """Holds an object of the user's class: builds it, checkpoints it, builds it again.
 
     An actor that runs one call at a time and may be restarted has each call it has run noted by
@@ -234,7 +233,8 @@ class _Shell(ABC):
             engine.ask_keeper("failed", self._id, failure)
             raise Raised(failure) from None
 
-    def _start(self, call: Call, inputs: Sequence[Value]) -> None:
+    def _start(self, call: Call, inputs: Sequence[Value]) -> Sequence[JournaledCall]:
+        """Builds the object; returns the calls that have to be run again."""
         build, engine = self._build, self._engine
         state, journal = None, []
         if build.is_restarted:
@@ -257,17 +257,12 @@ class _Shell(ABC):
             engine.adopt(state[1])
             saved = packing.unpack(part_of(state), f"the saved state of {build.name}")
             self._instance.restore(saved)
-        for done in journal:
-            self._replay(done)
         engine.adopt({})
+        return journal
 
     @property
     def _is_journaled(self) -> bool:
         return self._build.is_restarted and not self._build.is_concurrent
-
-    @abstractmethod
-    def _replay(self, done: JournaledCall) -> None:
-        """Runs a noted call again, to rebuild the object."""
 
     def _keep_answer(self, done: JournaledCall, answer: tuple[bool, Any]) -> None:
         self._since += 1
@@ -343,6 +338,13 @@ class _Shell(ABC):
 class Shell(_Shell):
     """Holds an actor without async methods."""
 
+    def _start(self, call: Call, inputs: Sequence[Value]) -> Sequence[JournaledCall]:
+        journal = super()._start(call, inputs)
+        for done in journal:
+            answer = self._answer(done.call, ray.get(list(done.inputs)), True)
+            self._keep_answer(done, answer)
+        return journal
+
     def call(self, call: Call, *inputs: Value) -> Any:
         """Runs one call of a method."""
         if not self._is_journaled:
@@ -392,9 +394,6 @@ class Shell(_Shell):
             return False, Raised(worker.call_failure(error))
         finally:
             self._engine.adopt({})
-
-    def _replay(self, done: JournaledCall) -> None:
-        self._keep_answer(done, self._answer(done.call, ray.get(list(done.inputs)), True))
 
 
 class AsyncShell(_Shell):
