@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     acting: frozenset[str] = frozenset()  # who acts next
 
 
-class Game(Protocol):
+class AgentsGame(Protocol):
     """Is one environment of several agents, whoever of them acts at a time."""
 
     def reset(self, seed: int | None) -> Outcome:
@@ -156,7 +156,7 @@ class PettingZooVecEnv:
             raise EnvSpecError(faults)
         self.groups: tuple[AgentGroup, ...] = tuple(groups)
         self.agents = [agent for group in groups for agent in group.agents]
-        self._games: list[Game] = [
+        self._games: list[AgentsGame] = [
             TurnGame(env) if hasattr(env, "last") else ParallelGame(env) for env in self._envs
         ]
         self.num_env = len(self.agents) * self._count
@@ -239,7 +239,7 @@ class PettingZooVecEnv:
         b.final_observation[still] = b.observation[still]
         return b.publish(any_done=True)
 
-    def _take(self, i: int, game: Game, outcome: Outcome) -> list[int]:
+    def _take(self, i: int, game: AgentsGame, outcome: Outcome) -> list[int]:
         """Writes what came of a step of environment `i`; returns the rows whose episodes ended."""
         b = self._buffers
         self._steps[i] += 1

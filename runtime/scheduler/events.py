@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from .local_scheduler import LocalScheduler, WorkerState
     from .resources import Demand
-    from .task_queue import Line
+    from .task_queue import DemandLine
 
 Id: TypeAlias = Any  # whatever the driver names it with
 
@@ -26,7 +26,7 @@ class QueueEntry:
     order: int = field(init=False, repr=False)  # by submission
     # Younger ones that took what it waits for.
     overtaken: int = field(init=False, repr=False, default=0)
-    line: Line | None = field(init=False, repr=False, default=None)  # where it waits
+    line: DemandLine | None = field(init=False, repr=False, default=None)  # where it waits
     local: LocalScheduler = field(init=False, repr=False)  # where it is
 
 

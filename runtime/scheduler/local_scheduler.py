@@ -21,7 +21,7 @@ from typing import Final
 from . import events
 from .events import ActorSubmitted, Id, Out, Run, Submitted, Waiting
 from .resources import Demand, DeviceResources
-from .task_queue import Line, TaskQueue, head_order
+from .task_queue import DemandLine, TaskQueue, head_order
 
 SHORT_S: Final = 0.001  # tasks below this are given to a worker that is still busy
 AHEAD_S: Final = 0.002  # how much work a worker is given at most, together
@@ -204,7 +204,7 @@ class LocalScheduler:
             )
         )
 
-    def _promise(self, line: Line, promised: list[Demand]) -> None:
+    def _promise(self, line: DemandLine, promised: list[Demand]) -> None:
         for _ in range(len(line.entries)):
             if not self._admits(line.demand, promised):
                 break
@@ -273,7 +273,12 @@ class LocalScheduler:
         return True
 
     def _line_ahead(
-        self, line: Line, waiting: list[Waiting], now_s: float, out: Out, short_only: bool = False
+        self,
+        line: DemandLine,
+        waiting: list[Waiting],
+        now_s: float,
+        out: Out,
+        short_only: bool = False,
     ) -> None:
         while line.entries:
             head = line.head

@@ -10,7 +10,7 @@ from .resources import Demand
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class DemandLine:
     """Those that want the same, in order."""
 
     demand: Demand
@@ -27,8 +27,8 @@ class TaskQueue:
     __slots__ = ("_lines", "active", "functions", "length")
 
     def __init__(self) -> None:
-        self._lines: dict[Demand, Line] = {}
-        self.active: dict[Demand, Line] = {}
+        self._lines: dict[Demand, DemandLine] = {}
+        self.active: dict[Demand, DemandLine] = {}
         self.functions: dict[bytes, int] = {}  # how many tasks of each wait
         self.length = 0
 
@@ -38,7 +38,7 @@ class TaskQueue:
         if line is None:
             line = self._lines.get(demand)
             if line is None:
-                line = self._lines[demand] = Line(demand)
+                line = self._lines[demand] = DemandLine(demand)
             self.active[demand] = line
         line.entries[entry.order] = entry
         if first:
@@ -49,7 +49,7 @@ class TaskQueue:
             functions = self.functions
             functions[entry.function] = functions.get(entry.function, 0) + 1
 
-    def pop(self, line: Line) -> Waiting:
+    def pop(self, line: DemandLine) -> Waiting:
         """Takes the first of a line."""
         entry = line.head
         self.take(entry)
@@ -73,5 +73,5 @@ class TaskQueue:
                 functions[entry.function] = number - 1
 
 
-def head_order(line: Line) -> int:
+def head_order(line: DemandLine) -> int:
     return next(iter(line.entries))

@@ -88,7 +88,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskCosts:
     """What one environment costs on the device."""
 
     adapter: str
@@ -108,7 +108,7 @@ class Hardware:
     mem_bytes: int
     capability: tuple[int, int]
     figures: Mapping[str, Figure]
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, TaskCosts]
 
     def __getitem__(self, key: str) -> float:
         return self.figures[key].value
@@ -200,7 +200,7 @@ def read_hardware(path: Path) -> Hardware:
         capability=(int(major), int(minor or 0)),
         figures={key: _figure(entry) for key, entry in document["figures"].items()},
         tasks={
-            env_id: Task(
+            env_id: TaskCosts(
                 task["adapter"], task["observation"], task["action"],
                 {key: _figure(task[key]) for key in TASK_FIGURES},
             )

@@ -29,7 +29,7 @@ Term: TypeAlias = Literal[
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearCost:
     """Costs `fixed_s`, and `each_s` for each environment, sample or byte."""
 
     fixed_s: float
@@ -183,16 +183,16 @@ def phases_of(work: Work, hardware: Hardware, hosts: int) -> Phases:
     """Returns the seconds of an iteration's parts on each of `hosts` hosts."""
     crowding = hardware["crowding_percent"] / 100
     figures = hardware.tasks[work.env_id].figures
-    step = Line(1e-6 * figures["step_us"].value, 1e-9 * figures["env_step_ns"].value)
-    act = Line(
+    step = LinearCost(1e-6 * figures["step_us"].value, 1e-9 * figures["env_step_ns"].value)
+    act = LinearCost(
         1e-6 * hardware["infer_step_us"],
         1e-12 * hardware["infer_env_parameter_ps"] * work.parameters,
     )
-    learn = Line(
+    learn = LinearCost(
         1e-6 * hardware["update_us"],
         1e-12 * hardware["update_sample_parameter_ps"] * work.parameters,
     )
-    sends = Line(1e-6 * hardware["experience_us"], 1e-6 * hardware["experience_each_mb_us"])
+    sends = LinearCost(1e-6 * hardware["experience_us"], 1e-6 * hardware["experience_each_mb_us"])
     mb = work.gradient_bytes / 1e6
     in_gpu_s = 0.0
     if work.trainers > 1:

@@ -37,7 +37,7 @@ from . import failures, nodes
 from .actors import Fate, RayActor, Target
 from .calls import ActorBuild, Call, part_of, to_value
 from .keeper import Value
-from .streams import Stream
+from .streams import GeneratorStream
 
 KEEPER: Final = "gmi-drl keeper"
 _LOOK_S: Final = 0.05  # between two looks whether an actor has ended
@@ -68,7 +68,7 @@ class RayEngine:
         self._keeper = keeper
         self._lock = threading.RLock()  # a collected reference may be released while it is held
         self._entries: dict[bytes, Entry] = {}
-        self._streams: dict[bytes, Stream] = {}  # by the id of the generator's call
+        self._streams: dict[bytes, GeneratorStream] = {}  # by the id of the generator's call
         self._functions: dict[bytes, Any] = {}  # Ray's references of what was packed here
         self._actors: weakref.WeakValueDictionary[bytes, RayActor] = weakref.WeakValueDictionary()
         self._deaths: weakref.WeakKeyDictionary[Slot, Fate] = weakref.WeakKeyDictionary()
@@ -219,7 +219,7 @@ class RayEngine:
         slot.stored = True
         slot.arrived()
 
-    def _advance(self, stream: Stream) -> None:
+    def _advance(self, stream: GeneratorStream) -> None:
         """Takes the next result of a generator that is ready, or its end."""
         with stream.lock:
             thing = stream.next()
@@ -310,7 +310,7 @@ class RayEngine:
             results = self._submit_task(call, task, things)
         name = "" if actor is None else actor.thing.id
         if task.returns == STREAMING:
-            self._streams[task.id] = Stream(task.id, task.name, name, results)
+            self._streams[task.id] = GeneratorStream(task.id, task.name, name, results)
             self._keep(slots, [results], name)
         else:
             self._keep(slots, results if task.returns > 1 else [results], name)

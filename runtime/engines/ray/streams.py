@@ -8,7 +8,7 @@ from typing import Any
 from gmi_drl.runtime import ids
 
 
-class Stream:
+class GeneratorStream:
     """Ray's generator of one call; its results are numbered from 1, as they are taken."""
 
     def __init__(self, task: bytes, call: str, actor: str, generator: Any) -> None:

@@ -41,7 +41,7 @@ class Version(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sample:
+class UsedExperience:
     """Describes experience that one process of a GMI gave to one trainer."""
 
     trainer: int  # gmi_id
@@ -64,7 +64,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Policy:
+class PolicyRecord:
     """Says what one version was computed from."""
 
     version: Version
@@ -73,7 +73,7 @@ class Policy:
     last_update: int
     steps: int  # of environments, by then
     lag: int  # the most updates that experience was behind
-    samples: tuple[Sample, ...]
+    samples: tuple[UsedExperience, ...]
     replays: tuple[Replay, ...]
     optimizer: str
     layout: dict[str, Any]
@@ -98,7 +98,7 @@ class Contribution:
     most_behind: int = 0
     died: str = ""  # how, if it did
 
-    def add(self, number: int, sample: Sample) -> None:
+    def add(self, number: int, sample: UsedExperience) -> None:
         """Counts what it gave to a version; in the order of versions."""
         if not self.versions:
             self.first = number
@@ -181,14 +181,14 @@ class PolicyReader:
             )
         raise GcsError(f"{text}: not made yet; {self._last} is the last one. Ask for one up to it.")
 
-    def policy(self, version: Version) -> Policy:
+    def policy(self, version: Version) -> PolicyRecord:
         """Returns what a version was computed from; KeyError if it is not recorded."""
         row = self._row(version)
         if row is None:
             raise KeyError(version)
         return self._policy(row)
 
-    def chain(self, after: int = 0) -> Iterator[Policy]:
+    def chain(self, after: int = 0) -> Iterator[PolicyRecord]:
         """Yields the versions that the present policy has gone through, the oldest first."""
         pieces: list[tuple[int, int, int]] = []
         version: Version | None = self._last
@@ -248,9 +248,9 @@ class PolicyReader:
                     pieces.append([number, number])
         return list(found.values())
 
-    def longest_lag(self) -> Policy:
+    def longest_lag(self) -> PolicyRecord:
         """Returns the version whose experience was furthest behind: the first of these."""
-        longest: Policy | None = None
+        longest: PolicyRecord | None = None
         for policy in self.chain():
             if longest is None or policy.lag > longest.lag:
                 longest = policy
@@ -273,7 +273,7 @@ class PolicyReader:
 
     def _below(self, of: Any) -> list[Node]:
         """Lists what is right below a node: of a version, its previous one and its experience."""
-        if isinstance(of, Sample):
+        if isinstance(of, UsedExperience):
             return [self._node(of.sampled_with, "input")]
         if not isinstance(of, Version) or (row := self._row(of)) is None:
             return []
@@ -362,7 +362,7 @@ class PolicyReader:
                 return self._resolve(other.number, number - other.board + other.version)
         return None
 
-    def _policy(self, row: PolicyRow) -> Policy:
+    def _policy(self, row: PolicyRow) -> PolicyRecord:
         branch = self._branches.get(row.branch)
         if branch is None:
             raise WrongValue(f"policies.branch={row.branch} in a row of it; there is no such one")
@@ -375,14 +375,14 @@ class PolicyReader:
         if branch.board >= 0:
             used_on += branch.board - branch.version
         samples = tuple(
-            Sample(
+            UsedExperience(
                 trainer, gmi_id, process, self._sampled_with(branch, number),
                 behind=used_on - number, parts=parts, steps=steps,
             )
             for trainer, gmi_id, process, number, parts, steps in _numbers_in(row, "experience", 6)
         )  # fmt: skip
         on_chain = row.version <= self._last.number
-        return Policy(
+        return PolicyRecord(
             version=version,
             previous=previous,
             first_update=1 + (before.updates if before is not None else 0),
@@ -410,7 +410,7 @@ class PolicyReader:
         }
 
 
-def as_json(policy: Policy) -> dict[str, Any]:
+def as_json(policy: PolicyRecord) -> dict[str, Any]:
     """Returns it as plain values, for programs."""
     plain = asdict(policy)
     plain["version"] = policy.version._asdict()
@@ -452,7 +452,7 @@ def killed_lines(found: Sequence[Killed]) -> list[str]:
     return lines
 
 
-def lag_lines(policy: Policy) -> list[str]:
+def lag_lines(policy: PolicyRecord) -> list[str]:
     """Says what the longest lag is, and whose experience it was."""
     lines = [f"{policy.version}: experience {counted(policy.lag, 'update')} behind its policy"]
     most = max((sample.behind for sample in policy.samples), default=0)
@@ -463,7 +463,7 @@ def lag_lines(policy: Policy) -> list[str]:
     return lines
 
 
-def _describe(policy: Policy, *, is_brief: bool) -> str:
+def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
     """Says how a version was made, as it may be printed; briefly: not by what."""
     words = [
         f"update {policy.last_update:,}"
