@@ -31,8 +31,8 @@ from gmi_drl.comm import Reducer
 # less, and lag: |G|^2 falls a thousandfold within the first hundred updates of HalfCheetah.
 _KEPT: Final = 0.95
 # Minibatches of an update that are measured at most. A round on a replay may have hundreds of small
-# steps; sixteen of them say as much, at an eighth of the cost.
-_MOST: Final = 16
+# steps; twelve of them say as much, at a tenth of the cost.
+_MOST: Final = 12
 
 
 class NoiseScale:

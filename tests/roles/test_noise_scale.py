@@ -98,10 +98,10 @@ def test_later_epochs_do_not_count(kind):
     assert state(once)["trace"] > 0
 
 
-def test_of_a_round_of_many_steps_the_first_sixteen_count():
+def test_of_a_round_of_many_steps_the_first_twelve_count():
     found = []
     for last in (1.0, 100.0):
-        factors = [1.0] * 16 + [last] * 48
+        factors = [1.0] * 12 + [last] * 52
         trains = Trains("replay", solo_group(), factors=factors, updates_per_row=0.25)
         trains.update()
         assert trains.learner.updates == 64
