@@ -12,7 +12,7 @@ from .layout import Layout
 class UpdateSize:
     """The samples of an update, over all GMIs that train, and how they are cut."""
 
-    trainers: int  # GMIs that train
+    trainers: int  # GMIs whose samples are trained on
     samples: int  # steps of environments that an update is made of
     minibatch: int  # samples of a gradient step
     gradient_steps: int  # in which each sample is used once; of a replay, those of a round
@@ -25,14 +25,18 @@ class UpdateSize:
         if algorithm.sends_gradients:  # and each is an update
             own = config.env.num_env * algorithm.horizon
             return cls(trainers, own, own, len(layout.holding("agent")))
+        parts = trainers
         if config.mode == "sync":  # of one or more agents each
             own = sum(gmi.num_env for gmi in layout.gmis) // trainers
-            own -= algorithm.dropped_agents * config.env.num_env
+            if len(layout.gmis) == trainers:  # what is left out is all that a GMI has
+                parts -= algorithm.dropped_agents
+            else:
+                own -= algorithm.dropped_agents * config.env.num_env
             own *= algorithm.horizon
         return cls(
-            trainers=trainers,
-            samples=own * trainers,
-            minibatch=algorithm.minibatch_size(own) * trainers,
+            trainers=parts,
+            samples=own * parts,
+            minibatch=algorithm.minibatch_size(own) * parts,
             gradient_steps=algorithm.gradient_steps(own),
         )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.samples.batch import Batch
@@ -13,12 +14,15 @@ from gmi_drl.roles.telemetry.experience import Use
 from gmi_drl.roles.telemetry.phases import phase
 
 if TYPE_CHECKING:
+    from gmi_drl.roles.optimizers.learner import Learner
     from gmi_drl.roles.role.acting import ActingRole
     from gmi_drl.roles.role.manager import GMI_manager
 
 # The seconds of this GMI until a batch was there, the episodes that ended, and the seconds of each
 # worker by gmi_id (see Progress).
 Account = tuple[tuple[float, ...], Seen, Mapping[int, Sequence[float]]]
+
+_NEVER: Final = 2**64 - 1
 
 
 class Evaluators(Protocol):
@@ -61,28 +65,70 @@ class Evaluators(Protocol):
 
 
 class LocalEvaluator:
-    """The environments of this GMI, and the policy that is trained here: nothing is sent."""
+    """The environments of this GMI, and the policy that is trained here: nothing is sent.
 
-    dropped_steps = 0
+    With `drop_slowest` all GMIs but so many are waited for: who is not among the first stops
+    sampling before the next step, as in DD-PPO (Wijmans et al., 2020), and its batch is left out.
+    """
 
     @property
     def of_policies(self) -> Sequence[Seen]:
         return self._collector.of_groups
 
-    def __init__(self, role: ActingRole, env: VecEnv, batch: Batch) -> None:
-        self._mgr, self.batch = role.mgr, batch
+    def __init__(
+        self,
+        role: ActingRole,
+        env: VecEnv,
+        batch: Batch,
+        learner: Learner,
+        drop_slowest: int = 0,
+    ) -> None:
+        self._mgr, self.batch, self._learner = role.mgr, batch, learner
         self._collector = role.collector(env, batch)
+        self._group = role.mgr.context.group
+        self._peers = [gmi.gmi_id for gmi in role.mgr.layout.gmis]
+        self._awaited = len(self._peers) - drop_slowest
+        self._is_left_out, self.dropped_steps = False, 0
 
     def sample(self, iteration: int) -> bool:
         self._iteration = iteration
         with phase("infer"):
-            self._collector.collect(iteration)
+            if self._awaited == len(self._peers):
+                self._collector.collect(iteration)
+            else:
+                self._race(iteration)
         return True
+
+    def _race(self, iteration: int) -> None:
+        """Sample until enough GMIs have done so, and agree on who was first. Collective."""
+        tally = self._mgr.tally
+        # Of this iteration alone, and not of the one that a re-formed group takes again.
+        mark = (self._group.generation << 32) + iteration + 1
+
+        def is_late() -> bool:
+            return sum(tally[peer, "sampled"] == mark for peer in self._peers) >= self._awaited
+
+        taken = self._collector.collect(iteration, is_late)
+        steps, num_env = self.batch["reward"].shape
+        if taken == steps:
+            tally[self._mgr.GMI_id, "sampled"] = mark
+        clock = self._learner.clock
+        clock.begin("reduce")  # as it is where GMIs meet behind this without a race
+        with phase("reduce"):
+            # One clock for all processes of a host.
+            moments = self._group.exchange(perf_counter_ns() if taken == steps else _NEVER)
+        clock.stop()
+        order = sorted(range(len(moments)), key=lambda rank: (moments[rank], rank))
+        self._is_left_out = self._group.rank in order[self._awaited :]
+        self._learner.leave_out(self._is_left_out)
+        self.dropped_steps = taken * num_env if self._is_left_out else 0
 
     def read(self) -> Account:
         return (*self._collector.read(), {})
 
     def uses(self) -> list[Use]:
+        if self._is_left_out:
+            return []
         steps, process = self.batch["reward"].numel(), self._mgr.context.process
         return [Use(self._mgr.GMI_id, process, self._iteration, 1, steps)]
 

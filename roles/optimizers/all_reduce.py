@@ -20,6 +20,7 @@ def make(role: ActingRole) -> SyncRounds:
     sampling = Sampling.of(role)
     pool, capturable = role.pool(role.mgr.context.device), role.loss_is_capturable()
     learner = Learner(
-        role.algorithm, sampling.generator, sampling.batch, pool=pool, capture_loss=capturable
-    )
+        role.algorithm, sampling.generator, sampling.batch, pool=pool, capture_loss=capturable,
+        dropped=sampling.dropped_trainers,
+    )  # fmt: skip
     return SyncRounds(role.mgr, sampling.evaluators(learner), learner, sampling.generator)

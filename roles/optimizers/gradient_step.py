@@ -33,11 +33,18 @@ class GradientStep:
     """
 
     def __init__(
-        self, algorithm: Algorithm, clock: Clock, *, static: bool | None, pool: Pool | None
+        self,
+        algorithm: Algorithm,
+        clock: Clock,
+        *,
+        static: bool | None,
+        pool: Pool | None,
+        dropped: int = 0,
     ) -> None:
         """`static`: the way of a GPU, wherever the network is (None: on all devices but the CPU).
 
-        `pool`: where `repeat` captures its work; None: it is done anew each time.
+        `pool`: where `repeat` captures its work; None: it is done anew each time. `dropped`: so
+        many ranks are left out of each mean; `weigh` says which.
         """
         stats, settings = algorithm.stats, algorithm.settings
         if settings.followed_kl is not None and "kl" not in stats:
@@ -52,7 +59,11 @@ class GradientStep:
             self.descent = GroupedDescent(self.parameters, settings, rates, static)
         else:
             self.descent = Descent(self.parameters, settings, static)
-        self._totals = torch.zeros(len(self._stats), device=self.parameters.data.device)
+        device = self.parameters.data.device
+        self._totals = torch.zeros(len(self._stats), device=device)
+        # This rank's weight in a sum that is divided by all ranks; None: all are alike.
+        self._dropped = dropped
+        self._weight = torch.ones((), device=device) if dropped else None
         self._steps = 0
         self.noise = NoiseMeter()
         self._together: dict[Hashable, Repeated] = {}
@@ -71,9 +82,15 @@ class GradientStep:
         self._gradient, self._means = result[:n], result[n:-1]
         kl = self._stats.index("kl") if "kl" in self._stats else None
         self._kl = torch.zeros((), device=device) if kl is None else result[n + kl]
-        self.noise.connect(self._reducer, n)
+        self._parts = self._reducer.size - self._dropped
+        self.noise.connect(self._reducer, n, self._parts)
         self._totals.zero_()  # of an update that the re-forming cut short
         self._steps = 0
+
+    def weigh(self, is_left_out: bool) -> None:
+        """Say whether this rank is among the `dropped` from now on."""
+        assert self._weight is not None
+        self._weight.fill_(0.0 if is_left_out else self._reducer.size / self._parts)
 
     def take(self, losses: Losses) -> None:
         """Take one step down the mean over all ranks of `losses.total`; collective."""
@@ -145,6 +162,10 @@ class GradientStep:
             with torch.no_grad():
                 torch.stack([losses.stats[name] for name in self._stats], out=self._mine)
         self.noise.share(always=self._pool is not None)
+        if self._weight is not None:
+            # Not a product alone: what is left out need not be finite.
+            mine = self._reducer.buffer
+            mine.copy_(torch.where(self._weight > 0.0, mine * self._weight, 0.0))
 
     def _reduce(self) -> None:
         self._reducer.reduce("mean")

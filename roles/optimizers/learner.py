@@ -47,8 +47,11 @@ class Learner:
         capture_loss: bool = True,
         static: bool | None = None,
         shards: Sequence[Shard] = (),
+        dropped: int = 0,
     ) -> None:
         """`shards`: what the batch is joined of, each with the order of its own rows.
+
+        `dropped`: so many trainers are left out of each update; `leave_out` says which.
 
         `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
         `pool`: where that way's work is captured, when it is first done after `connect`; None:
@@ -63,7 +66,10 @@ class Learner:
         self._device, self._pool, self._static = device, pool, static_on(device, static)
         self.clock = Clock(device)  # the seconds of reductions as "reduce", of the rest as "train"
         capture = pool if capture_loss and algorithm.capturable else None
-        self._step = GradientStep(algorithm, self.clock, static=static, pool=capture)
+        self._step = GradientStep(
+            algorithm, self.clock, static=static, pool=capture, dropped=dropped
+        )
+        self._is_left_out = False
         self.parameters, self.descent = self._step.parameters, self._step.descent
         self.noise = self._step.noise
         self._fill: Together | None = None
@@ -122,6 +128,14 @@ class Learner:
         """Set the learning rate for `progress`, the share of all steps that is done: 0 to 1."""
         if self._settings.anneals:
             self.descent.learning_rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
+
+    def leave_out(self, is_left_out: bool) -> None:
+        """Say whether this trainer's batch counts for nothing, as those of `dropped` of them.
+
+        It takes the same steps as the others all the same.
+        """
+        self._is_left_out = is_left_out
+        self._step.weigh(is_left_out)
 
     def update(self, batch: Batch) -> None:
         """Train on a batch for all epochs; collective. On a GPU the work is queued."""
@@ -261,7 +275,7 @@ class Learner:
             self.algorithm.measure_update(first_epoch, moments.mine[:own])
         if self._observations is not None:
             self._observations.measure(batch["raw_observation"], moments.mine[own:])
-        meet_timed(moments.gather, self.clock)
+        meet_timed(self._gather, self.clock)
         if own and first_epoch:
             self.algorithm.learn_moments(moments.everyone[:, :own])
         if self._observations is not None:
@@ -291,6 +305,8 @@ class Learner:
 
     def _gather(self) -> None:
         if self._moments is not None:
+            if self._is_left_out:
+                self._moments.mine.zero_()  # those of no rows
             self._moments.gather()
 
     def _postprocess(self) -> None:

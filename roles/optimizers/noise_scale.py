@@ -84,12 +84,12 @@ class NoiseMeter:
         self._products: list[Tensor] = []
         self._follows = False  # whether `_previous` is of the minibatch before, of this update
 
-    def connect(self, reducer: Reducer, numel: int) -> None:
-        """Measures the gradients [numel] at the beginning of a bucket from now on.
+    def connect(self, reducer: Reducer, numel: int, parts: int) -> None:
+        """Measures the gradients [numel] at the beginning of a bucket, of `parts` ranks each.
 
-        The bucket's last number is this class's: the mean over ranks of their squared norms.
+        The bucket's last number is this class's: the mean of the squared norms of these ranks'.
         """
-        self._size, buffer, result = reducer.size, reducer.buffer, reducer.result
+        self._size, buffer, result = parts, reducer.buffer, reducer.result
         self._own, self._own_square = buffer[:numel], buffer[-1]
         self._gradient, self._mean_square = result[:numel], result[-1]
         self._previous = torch.zeros(numel if self._size == 1 else 0, device=buffer.device)

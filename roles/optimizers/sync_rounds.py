@@ -15,6 +15,7 @@ import torch
 
 from gmi_drl.comm import Group
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.evaluator import Evaluators, LocalEvaluator
 from gmi_drl.roles.evaluators.remote import RemoteEvaluators
 from gmi_drl.roles.policies.policy_map import PolicyMap
@@ -46,7 +47,7 @@ class Sampling:
     workers: dict[int, int]  # environments by gmi_id
     batch: Batch  # of all of them
     generator: torch.Generator  # of minibatches, this GMI's own
-    drop_slowest: int  # workers that are not waited for
+    drop_slowest: int  # workers, or GMIs that train, that are not waited for
 
     @classmethod
     def of(cls, role: ActingRole) -> Sampling:
@@ -62,6 +63,17 @@ class Sampling:
             mgr.close_later(env.close)
             role.build(env)
         drop_slowest = mgr.config.algorithm.dropped_agents
+        if env is not None and drop_slowest and env.device.type != "cpu":
+            raise RoleError(
+                f"algorithm.drop_slowest={drop_slowest}; on {env.device} all steps of a horizon "
+                "are queued at once, and a GMI that is late cannot leave them. Leave it out, or "
+                "use template tdg_ex."
+            )
+        if workers and drop_slowest >= len(workers):  # of a layout's file
+            raise RoleError(
+                f"algorithm.drop_slowest={drop_slowest}; must be less than the agents of a "
+                f"trainer: {len(workers)} in this layout. Lower it, or use more GMIs."
+            )
         num_env = sum(workers.values()) - drop_slowest * mgr.config.env.num_env
         batch = role.batch(num_env if env is None else env.num_env)
         # By rank, not by GMI: what is learned does not depend on where agents are.
@@ -69,11 +81,16 @@ class Sampling:
         generator = torch.Generator(context.device).manual_seed(seed)
         return cls(role, env, workers, batch, generator, drop_slowest)
 
+    @property
+    def dropped_trainers(self) -> int:
+        """Counts the trainers that are left out of each update."""
+        return 0 if self.workers else self.drop_slowest
+
     def evaluators(self, learner: Learner) -> Evaluators:
         """Make those of other GMIs where the role is joined with some, and else its own."""
         if self.env is None:
             return RemoteEvaluators(self.role, self.workers, self.batch, learner, self.drop_slowest)
-        return LocalEvaluator(self.role, self.env, self.batch)
+        return LocalEvaluator(self.role, self.env, self.batch, learner, self.drop_slowest)
 
 
 class SyncRounds:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated", "under_way")
 # What every run counts for each of its GMIs; `lives` are the processes that have been it.
 COUNTERS: Final = (
-    "lives", "set_up", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
+    "lives", "set_up", "steps", "sampled", "begun", "sent", "lost", "unsent", "settled", "undone",
+    *FATES,
     "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
     "sm_count",  # of its slice, as CUDA says
     heartbeat.COUNTER,

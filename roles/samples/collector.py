@@ -7,7 +7,7 @@ until `read`. With a pool, what lies between two steps of the environments is on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,10 +93,12 @@ class Collector:
         self._graphs: dict[int, Graph] = {}
 
     @torch.no_grad()
-    def collect(self, iteration: int) -> None:
+    def collect(self, iteration: int, is_late: Callable[[], bool] = lambda: False) -> int:
         """Fill the rollout. On a GPU this returns when the work is queued, at the latest.
 
         NotFiniteError if the environments gave what cannot be learned from; on a GPU `read` does.
+        On the CPU it ends before a step when `is_late`, and the next one goes on from there; what
+        the batch holds is of no use then. Returns how many steps were taken.
         """
         batch, policy = self.batch, self._policy
         self._iteration = iteration
@@ -111,11 +113,13 @@ class Collector:
             batch.sequences.state.copy_(self._state)
         if batch.frames is not None:
             batch.frames.begin(self.observation)
+        taken = len(self._steps)
         if self._static:
             self._collect_masked()
         else:
-            self._collect_on_host()
+            taken = self._collect_on_host(is_late)
         self._clock.stop()
+        return taken
 
     def read(self) -> tuple[tuple[float, float], Seen]:
         """Returns the seconds of the last `collect` and the episodes that ended.
@@ -220,9 +224,12 @@ class Collector:
 
     # On the CPU ----------------------------------------------------------------------------
 
-    def _collect_on_host(self) -> None:
+    def _collect_on_host(self, is_late: Callable[[], bool]) -> int:
         clock, simulating = self._clock, phase("simulate")
+        taken = 0
         for t, at in enumerate(self._steps):
+            if is_late():
+                break
             beat("rollout")
             action = self._act(at, self.observation)
             clock.begin("simulate")
@@ -239,12 +246,16 @@ class Collector:
             if self._records:
                 self._record_next(at, step)
             self._forget(done)
+            taken += 1
         self.observation = self.observation.clone()  # the env's buffer is its own
         if not bool(torch.isfinite(self._sum_of_all())):
             raise self._not_finite()
+        if taken < len(self._steps):
+            return taken
         if self._reward_scale != 1.0:
             self.batch["reward"].mul_(self._reward_scale)
         self._complete()
+        return taken
 
     def _read_final(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
         """Check the observations that episodes were cut at, and bootstrap from them if asked to."""

@@ -59,7 +59,9 @@ def environments(config: Config, topology: Topology) -> int:
         return config.env.num_env  # each agent's gradient is an update
     if config.mode == "async":
         return config.env.num_env * config.experience.batch_segments * trainers
-    dropped = trainers * config.algorithm.dropped_agents
+    dropped = config.algorithm.dropped_agents
+    if simulators > trainers:
+        dropped *= trainers
     return config.env.num_env * (simulators - dropped)
 
 

@@ -510,13 +510,19 @@ def test_who_is_late_is_waited_for_at_a_checkpoint_and_the_run_resumed(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("template", "agents", "drop"), [("tdg_ex", 2, 2), ("tdg_ex", 1, 1), ("tcg_ex", 2, 1)]
+    ("template", "gmis", "drop", "rule"),
+    [
+        ("tdg_ex", 2, 2, "agents of a trainer: 2"),
+        ("tdg_ex", 1, 1, "agents of a trainer: 1"),
+        ("tcg_ex", 2, 2, "GMIs: 2"),
+        ("tcg_ex", 1, 1, "GMIs: 1"),
+    ],
 )
-def test_more_than_there_are_cannot_be_dropped(tmp_path, template, agents, drop):
-    path = config(tmp_path, template, agents, algorithm__drop_slowest=drop, hardware__backend="cpu")
+def test_more_than_there_are_cannot_be_dropped(tmp_path, template, gmis, drop, rule):
+    path = config(tmp_path, template, gmis, algorithm__drop_slowest=drop, hardware__backend="cpu")
     faults_there = check(
         load_config(path), Topology((Device(0, "cpu", "group 0", tuple(range(4))),))
     )
     (fault,) = [str(one) for one in faults_there if "drop_slowest" in str(one)]
-    assert f"algorithm.drop_slowest={drop}; must be less than the agents" in fault
-    assert "use template tdg_ex with more GMIs" in fault
+    assert f"algorithm.drop_slowest={drop}; must be less than the {rule} in this" in fault
+    assert "Lower it, or use more GMIs" in fault

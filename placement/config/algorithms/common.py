@@ -127,7 +127,7 @@ class AlgorithmConfig(Section):
 
     @property
     def dropped_agents(self) -> int:
-        """The agents that a trainer does not wait for."""
+        """The agents that a trainer does not wait for, or the GMIs that each have all roles."""
         return 0
 
     @property
@@ -304,7 +304,9 @@ class RowsConfig(ActorCriticConfig):
     """Normalise advantages over the samples of an update, of all GMIs."""
     drop_slowest: Int = Field(default=0, ge=0)
     """Template tdg_ex: each trainer goes on with all but so many of its agents, those that have
-    sampled first. What the others bring later is left out, and told as `dropped_steps`."""
+    sampled first. What the others bring later is left out, and told as `dropped_steps`. Template
+    tcg_ex: the same of all GMIs, and those that are late stop sampling; see
+    [stragglers](templates.md#stragglers)."""
 
     @property
     def dropped_agents(self) -> int:
@@ -320,15 +322,18 @@ class RowsConfig(ActorCriticConfig):
                 "each agent's gradient is applied as it comes, and nobody waits for another",
                 "Leave it out.",
             )  # fmt: skip
-        elif self.drop_slowest and self.drop_slowest >= each:
-            yield Fault(
-                "algorithm.drop_slowest", self.drop_slowest,
-                f"must be less than the agents that a trainer waits for: {each if each > 1 else 0} "
-                f"with template {config.layout.template} and this layout",
-                "Lower it, or use template tdg_ex with more GMIs.",
-            )  # fmt: skip
-            return
-        each -= self.drop_slowest
+        elif self.drop_slowest:
+            has_agents = each > 1 or config.layout.template == "tdg_ex"
+            whole, what = (each, "agents of a trainer") if has_agents else (trainers, "GMIs")
+            if self.drop_slowest >= whole:
+                yield Fault(
+                    "algorithm.drop_slowest", self.drop_slowest,
+                    f"must be less than the {what}: {whole} in this layout",
+                    "Lower it, or use more GMIs.",
+                )  # fmt: skip
+                return
+            if has_agents:
+                each -= self.drop_slowest
         if self.recurrent is not None:
             product = f"num_env={num_env}" + (f" x {each} agents" if each > 1 else "")
             what = "environments of an update of one GMI, whose steps stay together"
