@@ -374,6 +374,21 @@ class Barrier:
         self._error = GroupReformed(describe(self._tag), self._newest())
         raise self._error
 
+    def renew(self) -> None:
+        """Opens the next generation though no process was replaced, between two meetings.
+
+        It writes what a process would that replaces this one now, and so is as right as that.
+        """
+        self._open_generation()
+        self._error = GroupReformed(describe(self._tag), self.generation)
+
+    def _open_generation(self) -> None:
+        self._enter(self._newest() + 1)
+        self._fence()
+        self._words[self._base] = self._step
+        self._fence()
+        self._wake_sleepers()
+
     def _replace(self) -> None:
         """Opens the next generation, as the successor of a process that is gone."""
         text, how = self.read_text(self.rank), self._words[self._base + LEAVING]
@@ -385,9 +400,5 @@ class Barrier:
                 f"process ended: {text}"
             )
         else:
-            self._enter(self._newest() + 1)
-            self._fence()
-            self._words[self._base] = self._step
-            self._fence()
-            self._wake_sleepers()
+            self._open_generation()
             self._error = GroupReformed("join", self.generation)

@@ -85,11 +85,11 @@ class Group(ABC):
         """Exchanges one unsigned 64-bit number of each rank, by rank."""
 
     @abstractmethod
-    def reform(self) -> None:
+    def reform(self) -> bool:
         """Returns when every rank has called it after GroupReformed; at once if there was none.
 
-        Buckets of before are dead, and calls on them raise GroupReformed: nothing may be written to
-        their tensors any more.
+        Tells whether there was one. Buckets of before are dead, and calls on them raise
+        GroupReformed: nothing may be written to their tensors any more.
         """
 
     @abstractmethod

@@ -129,7 +129,7 @@ def read_roster(folder: Path) -> Roster | None:
 
 
 def write_roster(folder: Path, roster: Roster) -> None:
-    """Hands a roster to the leader of a host; CommError unless its epoch is above that of before."""
+    """Hands a roster to the leader of a host; CommError unless its epoch is above the last."""
     before = read_roster(folder)
     if before is not None and before.epoch >= roster.epoch and before != roster:
         raise CommError(

@@ -21,6 +21,7 @@ Why nothing is read that is being written (meeting: see barrier.py):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -37,6 +38,7 @@ from .sums import Array, slot_bytes
 if TYPE_CHECKING:
     from .shared_group import SharedGroup
 
+_PASSED_ON: Final = 0xFFF  # in the place of a broadcast's source
 _OPS: Final = {"sum": _tags.SUM, "mean": _tags.MEAN}
 
 
@@ -83,6 +85,8 @@ class SharedBucket(ABC):
         # Each rank touches first what it writes, so that the pages are there and near it.
         self.buffer.zero_()
 
+    _one_result = False  # whether all ranks read their result at the same place
+
     @abstractmethod
     def _place_of_result(self) -> Tensor:
         """Returns where reduce and broadcast leave what they give, zeros [numel]."""
@@ -123,6 +127,24 @@ class SharedBucket(ABC):
 
     def barrier(self) -> None:
         self.group.meet(self.tag(_tags.BARRIER))
+
+    def pass_on(self, stage: Callable[[Array], None]) -> None:
+        """Lets rank 0 turn its result, by `stage`, into the result of all; see comm.hosts.
+
+        Collective, right after a call that gave the result. Nobody reads one meanwhile: all are in
+        here, or still in that call.
+        """
+        whole, tag = self.results[0], self.tag(_tags.BROADCAST, _PASSED_ON)
+        if self.rank == 0:
+            own = self.result.numpy()
+            if own.ctypes.data != whole.ctypes.data:
+                np.copyto(whole, own)
+            stage(whole)
+        self.group.meet(tag)
+        if not self._one_result:
+            if self._writes_result(0) and self.result.data_ptr() != whole.ctypes.data:
+                self.result.copy_(torch.from_numpy(whole))
+            self.group.meet(tag | _tags.PHASE_2)
 
     def contribute(self) -> None:
         """Leaves this rank's contribution where others read it, if that is not `buffer` itself."""

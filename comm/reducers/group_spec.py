@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gmi_drl.comm.group.barrier import MAX_SIZE, header_bytes
 from gmi_drl.comm.group.group import DEFAULT_TIMEOUT, WIRES, Group, Wire
+from gmi_drl.comm.hosts.roster import HostSpec
 from gmi_drl.placement.reduction import STRATEGIES, Strategy, shape_fault
 from gmi_drl.runtime.store.memfd import Memfd
 
@@ -29,6 +30,7 @@ class GroupSpec:
     strategy: Strategy = "mpr"
     wire: Wire = "fp32"
     directory: Path | None = None  # of this group alone, made and removed by its rings
+    hosts: HostSpec | None = None  # where GMIs of other hosts are in the group as well
 
     @property
     def size(self) -> int:
@@ -55,19 +57,25 @@ class GroupSpec:
             return LocalGroup(self.members[0])
         from .shared_group import SharedGroup
 
-        return SharedGroup(self, rank, timeout)
+        local = SharedGroup(self, rank, timeout)
+        if self.hosts is None:
+            return local
+        from .hosts import HostsGroup
+
+        return HostsGroup(local, self.hosts, timeout)
 
 
 def create_group(
     members: Sequence[str], devices: Sequence[int] | None = None, *, strategy: Strategy = "mpr",
-    wire: Wire = "fp32", directory: Path | str | None = None,
+    wire: Wire = "fp32", directory: Path | str | None = None, hosts: HostSpec | None = None,
 ) -> GroupSpec:  # fmt: skip
     """Makes a group with a rank for each of `members`, named as errors shall name them.
 
     `devices` has the index of each rank's device (all on one by default). `directory` is a private
     folder on this host, where the ranks of rings find each other (mrr, har). A group of one is
     local whatever is asked for. Its shared memory has no name and goes when the last process that
-    holds it does. ValueError when the strategy cannot serve these devices.
+    holds it does. With `hosts` they are one host's members of a group over several, and `strategy`
+    is what they do among themselves. ValueError when the strategy cannot serve these devices.
     """
     size = len(members)
     devices = [0] * size if devices is None else devices
@@ -79,9 +87,16 @@ def create_group(
         raise ValueError(f"strategy {strategy!r}: use {', '.join(STRATEGIES)}.")
     if wire not in WIRES:
         raise ValueError(f"wire {wire!r}: use {' or '.join(WIRES)}.")
-    if size == 1:
+    if hosts is not None and hosts.members[hosts.rank] != tuple(members):
+        raise ValueError(
+            f"host {hosts.rank} has members {hosts.members[hosts.rank]}, and the group is made for "
+            f"{tuple(members)}. Name the same ones."
+        )
+    if size == 1 and hosts is not None:
+        strategy = "mpr"  # nothing to add up, but the same memory and meetings
+    elif size == 1:
         return GroupSpec(tuple(members), None, tuple(devices), "local", wire)
-    if fault := shape_fault(strategy, _mpl(devices)):
+    if size > 1 and (fault := shape_fault(strategy, _mpl(devices))):
         raise ValueError(f"strategy {strategy}: {fault[0]}. {fault[1]}")
     own = None
     if REDUCERS[strategy].rings:
@@ -91,7 +106,9 @@ def create_group(
             )
         own = Path(directory) / f"rings-{uuid.uuid4().hex[:8]}"
     memfd = Memfd.create("gmi-drl-group", header_bytes(size))
-    return GroupSpec(tuple(members), memfd, tuple(devices), strategy, wire, directory=own)
+    return GroupSpec(
+        tuple(members), memfd, tuple(devices), strategy, wire, directory=own, hosts=hosts
+    )
 
 
 def solo_group(member: str = "this process") -> Group:

@@ -65,8 +65,9 @@ class LocalGroup(Group):
         self._open()
         return [value]
 
-    def reform(self) -> None:
+    def reform(self) -> bool:
         self._open()
+        return False
 
     def finish(self, outcome: str) -> None:
         self.close()

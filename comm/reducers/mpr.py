@@ -23,6 +23,8 @@ _LONG_BYTES: Final = 3 << 19  # measured with 4 ranks on 2 cores, 50 KB to 3 MB
 class MprReducer(SharedBucket):
     """One bucket, in shared memory."""
 
+    _one_result = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         result, nbytes = self.results[0], self.results[0].nbytes

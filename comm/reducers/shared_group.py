@@ -105,12 +105,14 @@ class SharedGroup(Group):
         self.meet(tag | _tags.PHASE_2)  # before that nobody writes another one
         return texts
 
-    def reform(self) -> None:
-        if self._barrier.reform():
+    def reform(self) -> bool:
+        changed = self._barrier.reform()
+        if changed:
             self._release()
             self._names = []
             self._end, self._calls = header_bytes(self.size), 0
             self.generation = self._barrier.generation
+        return changed
 
     def finish(self, outcome: str) -> None:
         self._barrier.finish(outcome)
@@ -145,6 +147,14 @@ class SharedGroup(Group):
             rank = failed[0]
             text = self._barrier.read_text(rank)
             raise self._over(RingBroken(describe(tag), rank, self.members[rank], text))
+
+    def leave(self, error: CommError) -> None:
+        """Leaves the group because of an error, which the others are told."""
+        self._barrier.leave(error)
+
+    def renew(self) -> None:
+        """Opens the next generation; between two meetings. Everybody's next call raises it."""
+        self._barrier.renew()
 
     def give_up(self, error: BaseException) -> None:
         """Leaves the group in the middle of a call, so that nobody waits for this rank."""

@@ -9,6 +9,7 @@ own, until the group's generation ends. Where the driver refuses it, they are sl
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from gmi_drl.comm.group.group import ReduceOp
 from gmi_drl.comm.shm.pinned import PinnedMemory
 
 from .bucket import SharedBucket
-from .sums import slot_bytes
+from .sums import Array, slot_bytes
 
 
 class StagedReducer:
@@ -69,6 +70,11 @@ class StagedReducer:
         self._up(self.result, self.host.broadcast(src))
         return self.result
 
+    def pass_on(self, stage: Callable[[Array], None]) -> None:
+        """Lets rank 0 turn the result into the result of all; see SharedBucket."""
+        self.host.pass_on(stage)
+        self._up(self.result, self.host.result)
+
     def barrier(self) -> None:
         self.host.barrier()
 
@@ -103,6 +109,21 @@ class DeviceReducer(StagedReducer):
             self._copies.synchronize()
         self.host.barrier()  # only then it is there for those who read it in place
         return self.result
+
+    def pass_on(self, stage: Callable[[Array], None]) -> None:
+        def through_host(whole: Array) -> None:
+            self._copies.wait_stream(torch.cuda.current_stream(self.buffer.device))
+            with torch.cuda.stream(self._copies):
+                torch.from_numpy(whole).copy_(self.result, non_blocking=True)
+            self._copies.synchronize()
+            stage(whole)
+
+        host = self.host
+        host.pass_on(through_host)
+        if self._owns_result:
+            self._up(self.result, torch.from_numpy(host.results[0]))
+            self._copies.synchronize()
+        host.barrier()
 
     @abstractmethod
     def _combine(self, tag: int, share: float | None) -> None:

@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import torch
 import zmq
-from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from gmi_drl.comm.errors import CorruptPacket, LinkError, SchemaDiffers
 
 from . import control_message as control
 from .control_message import HELLO, REFUSED, RELEASED, ControlMessage, pack_hello, unpack
+from .curve import Authenticator, ConnectionMonitor
 from .packet import HeaderCodec, Packet, PacketHeader, PacketSlot
 from .protocol import Receiver, Sender, StreamSpec, poll_sockets
 from .zeromq import ZmqSpec, count_incarnation
@@ -31,52 +30,6 @@ _LINGER_MS: Final = 2000
 _HEARTBEAT_MS: Final = 2000
 _HEARTBEAT_TIMEOUT_MS: Final = 10_000  # after it a host that says nothing is taken to be gone
 _ALIGN: Final = 8  # of the largest numbers
-_ZAP: Final = "inproc://zeromq.zap.01"
-_EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_ACCEPTED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
-
-
-class _ConnectionMonitor:
-    """The state of a socket's connections, and why one does not come about."""
-
-    def __init__(self, one: zmq.Socket[bytes]) -> None:
-        self._socket = one
-        self.socket = one.get_monitor_socket(_EVENTS)  # readable when something has happened
-        self.reached = False  # somebody was there
-        self.up = False  # a handshake was completed, and no connection lost since
-        self.failed = ""  # how the last handshake that failed did
-
-    def look(self) -> bool:
-        """Takes in what has happened; whether a connection that had come about was lost."""
-        lost = False
-        while self.socket.poll(0):
-            message = recv_monitor_message(self.socket)
-            event, value = message["event"], message["value"]
-            if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
-                self.reached = True
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.up = True
-            elif event == zmq.EVENT_DISCONNECTED:
-                lost, self.up = lost or self.up, False
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self.failed = f"the key was refused (status {value})"
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self.failed = f"what came was not encrypted for this end (error {value:#x})"
-            else:
-                self.failed = "the other end broke it off"
-        return lost
-
-    def close(self) -> None:
-        """Ends the monitoring."""
-        self._socket.disable_monitor()
-        self.socket.close(0)  # else its context cannot end
 
 
 def _set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
@@ -133,7 +86,7 @@ class ZmqSender(Sender):
             self._socket.curve_serverkey = keys.server_public
             self._socket.curve_publickey = keys.client_public
             self._socket.curve_secretkey = keys.client_secret
-        self._handshakes = _ConnectionMonitor(self._socket)
+        self._handshakes = ConnectionMonitor(self._socket)
         self._socket.connect(self._spec.endpoint)
         firsts = [next(iter(stream.busy), stream.next) for stream in self._streams]
         self._tell(ControlMessage(HELLO, body=pack_hello(self._schema, self._specs, firsts)))
@@ -286,19 +239,15 @@ class ZmqReceiver(Receiver):
 
     def _listen(self) -> None:
         spec = self._spec
-        self._zap: zmq.Socket[bytes] | None = None
+        self._authenticator: Authenticator | None = None
         self._socket = one = self._context.socket(zmq.ROUTER)
         _set_up(one, spec)
         if spec.keys:
-            self._zap = self._context.socket(zmq.REP)
-            self._zap.bind(_ZAP)
-            one.curve_server = True
-            one.curve_secretkey = spec.keys.server_secret
-            one.curve_publickey = spec.keys.server_public
-            one.zap_domain = b"gmi-drl"
+            self._authenticator = Authenticator(self._context, {spec.keys.client_public})
+            self._authenticator.guard(one, spec.keys.server_public, spec.keys.server_secret)
         else:
             self._check_free(spec.endpoint.removeprefix("ipc://"))
-        self._handshakes = _ConnectionMonitor(one)
+        self._handshakes = ConnectionMonitor(one)
         try:
             one.bind(spec.endpoint)
         except zmq.ZMQError as error:
@@ -324,7 +273,8 @@ class ZmqReceiver(Receiver):
         return self._schema is not None
 
     def sockets(self) -> list[Any]:
-        return [one for one in (self._socket, self._zap, self._handshakes.socket) if one]
+        asked = [self._authenticator.socket] if self._authenticator else []
+        return [self._socket, *asked, self._handshakes.socket]
 
     def ready(self) -> bool:
         self._look()
@@ -358,8 +308,8 @@ class ZmqReceiver(Receiver):
             self._tell(ControlMessage(control.END))
         self._handshakes.close()
         self._socket.close(_LINGER_MS)
-        if self._zap:
-            self._zap.close(0)
+        if self._authenticator:
+            self._authenticator.socket.close(0)
         self._context.term()
 
     def _look(self) -> None:
@@ -367,8 +317,8 @@ class ZmqReceiver(Receiver):
         if self._closed:
             raise self._closed_here()
         self._handshakes.look()
-        while self._zap is not None and self._zap.poll(0):
-            self._authenticate(self._zap)
+        if self._authenticator:
+            self._authenticator.answer()
         while self._socket.poll(0):
             peer, *frames = self._socket.recv_multipart(copy=False)
             try:
@@ -382,19 +332,6 @@ class ZmqReceiver(Receiver):
                     raise CorruptPacket(self._spec.name, "number of parts", many, "1 or 2")
             except CorruptPacket as error:
                 self._arrived.append(error)
-
-    def _authenticate(self, zap: zmq.Socket[bytes]) -> None:
-        """Lets in whoever has the sender's key, and nobody else (ZAP, ZeroMQ RFC 27)."""
-        version, request, _, _, _, mechanism, *credentials = zap.recv_multipart()
-        keys = self._spec.keys
-        allowed = (
-            keys is not None
-            and mechanism == b"CURVE"
-            and len(credentials) == 1
-            and z85.encode(credentials[0]) == keys.client_public
-        )
-        status = (b"200", b"OK") if allowed else (b"400", b"not the key of this link's sender")
-        zap.send_multipart([version, request, *status, b"", b""])
 
     def _hear(self, peer: bytes, note: ControlMessage) -> None:
         sender = self._sender

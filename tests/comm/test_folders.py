@@ -7,7 +7,7 @@ import pytest
 
 COMM = Path(__file__).resolve().parents[2] / "comm"
 LINE = (
-    "shm", "group", "reducers", "plan", "mailbox", "transports", "experience",
+    "shm", "group", "mailbox", "transports", "hosts", "reducers", "plan", "experience",
 )  # fmt: skip
 
 

@@ -1,0 +1,385 @@
+"""Connects the leader of a host with the leaders of all others, by ZeroMQ over tcp with CURVE.
+
+Each leader listens on one socket, where it receives, and has a connection to each other one, by
+which it sends. A connection keeps the order, and every host makes the same calls, so what comes
+next from each is known; a header says what it is, and anything else is refused and counted. Only
+keys of the roster are let in.
+
+No heartbeat of ZeroMQ ends a connection: tcp sends again what a cable lost that was out for some
+seconds, and the deadline of a call is what ends the wait for a host that is gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import struct
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import zmq
+
+from gmi_drl.comm.errors import CommError, GroupMismatch, PeerLeft, ReduceTimeout
+from gmi_drl.comm.group.tags import describe
+from gmi_drl.comm.mailbox.files import check_private
+from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.comm.transports.curve import Authenticator, ConnectionMonitor
+
+from .roster import Endpoint, HostSpec, Roster, read_endpoint, read_roster, write_endpoint
+from .steps import Part, Step
+
+_LOOK_MS: Final = 20
+_LOOK_S: Final = _LOOK_MS / 1000
+_LINGER_MS: Final = 5000  # for the last words to get to those who still wait for them
+_PIECE_BYTES: Final = 128 << 10  # so that one is encrypted while the one before it travels
+_HEAD: Final = struct.Struct("<IHHIQQ")  # magic, kind, step, epoch, tag, start
+_MAGIC: Final = 0x48504D47  # "GMPH"
+_HELLO: Final = 1  # here I am, in this epoch; the payload describes who is in the group
+_DATA: Final = 2
+_WAITS: Final = 3  # I am in this call, and wait for the hosts in the payload
+_LEFT: Final = 4  # I will not go on; the payload says why
+
+
+class Interrupted(Exception):
+    """The call cannot be completed: a GMI of this host is gone, or there is a newer roster."""
+
+
+class HostLinks:
+    """The links of one leader. `is_disturbed`: whether a GMI of this host has left or is new."""
+
+    def __init__(self, spec: HostSpec, timeout_s: float, is_disturbed: Callable[[], bool]) -> None:
+        check_private(spec.folder)
+        self._spec, self._timeout_s, self._is_disturbed = spec, timeout_s, is_disturbed
+        self._count = len(spec.members)
+        self._peers = [peer for peer in range(self._count) if peer != spec.rank]
+        self.refused: collections.Counter[str] = collections.Counter()  # by what it was
+        self.epoch = 0  # of the roster that these links are connected by
+        self._endpoints: tuple[Endpoint | None, ...] = ()
+        self._roster: Roster | None = None  # the newest that was read
+        self._looked_s = self._since_s = time.monotonic()
+        self._endpoint: Endpoint | None = None
+        self._public, self._secret = zmq.curve_keypair()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(2)  # one reads, one writes
+        self._inbox = one = self._context.socket(zmq.ROUTER)
+        one.set_hwm(0)
+        one.linger = 0
+        one.ipv6 = ":" in spec.address
+        self._authenticator = Authenticator(self._context, ())
+        self._authenticator.guard(one, self._public, self._secret)
+        self._handshakes = ConnectionMonitor(one)
+        where = f"[{spec.address}]" if one.ipv6 else spec.address
+        try:
+            one.bind(f"tcp://{where}:*")
+        except zmq.ZMQError as error:
+            self._context.destroy(0)
+            raise CommError(
+                f"host {spec.rank}: its leader cannot listen at {spec.address} ({error.strerror}). "
+                "Give the address of an interface of this host that the other hosts reach."
+            ) from error
+        self._outboxes: dict[int, zmq.Socket[bytes]] = {}
+        self._dials: dict[int, ConnectionMonitor] = {}  # of connections that come about
+        self._ranks: dict[bytes, int] = {}  # by key, in this epoch
+        self._arrived: dict[int, collections.deque[list[zmq.Frame]]] = {}
+        self._early: list[tuple[int, list[zmq.Frame]]] = []  # of an epoch that is not known yet
+        self._present: set[int] = set()  # those who are in this epoch
+        self._left: dict[int, str] = {}  # those who are no more, and why
+        self._waits: dict[int, tuple[int, list[int]]] = {}  # who is in which call, late are whom
+        self._poller = zmq.Poller()
+        for socket in (one, self._authenticator.socket, self._handshakes.socket):
+            self._poller.register(socket, zmq.POLLIN)
+        before = read_endpoint(spec.folder)
+        self._serial = 0 if before is None else before.serial
+        self._crc = zlib.crc32(repr(spec.members).encode())
+
+    # Forming ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begins to form the group, in an epoch above that of before.
+
+        Where no roster has brought this about a GMI of this host was replaced, or it is the first
+        time: then this leader asks for one, by another endpoint.
+        """
+        self._above = self.epoch
+        self._since_s = time.monotonic()
+        if self._endpoint is not None and self.has_newer():
+            return
+        self._serial += 1
+        port = int(self._inbox.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        own = Endpoint(self._serial, self._spec.address, port, self._public.decode())
+        self._endpoint = own
+        write_endpoint(self._spec.folder, own)
+
+    def has_newer(self) -> bool:
+        """Tells whether there is a roster to form the group anew by."""
+        roster = self._roster = read_roster(self._spec.folder)
+        return roster is not None and roster.epoch > self.epoch and self._is_mine(roster)
+
+    def form(self, slice_s: float) -> int:
+        """Works on it for a moment; returns the epoch when every host is in it, else 0."""
+        end_s = time.monotonic() + slice_s
+        while True:
+            if self.has_newer() and self._roster is not None and not self._roster.missing:
+                self._connect(self._roster)
+            self._take_in()
+            known = self.epoch > self._above
+            late = [peer for peer in self._peers if not known or peer not in self._present]
+            late += [peer for peer in self._dial() if peer not in late]
+            if known and not late:
+                self._hang_up()
+                return self.epoch
+            self._check_left(late, "forming the group of hosts")
+            now_s = time.monotonic()
+            limit_s = self._timeout_s if known else self._spec.wait.total_seconds()
+            if now_s > self._since_s + limit_s:
+                if not known and self._roster is not None and self._roster.missing:
+                    late = self._roster.missing
+                raise self._timed_out("forming the group of hosts", limit_s, late)
+            if now_s > end_s:
+                return 0
+            self._poller.poll(_LOOK_MS)
+
+    def _is_mine(self, roster: Roster) -> bool:
+        """Tells whether a roster was made of this leader's endpoint."""
+        rank, ends = self._spec.rank, roster.endpoints
+        return len(ends) == self._count and ends[rank] in (self._endpoint, None)
+
+    def _connect(self, roster: Roster) -> None:
+        """Leaves the epoch of before, and says hello to all in that of `roster`."""
+        self._disconnect(0)
+        self.epoch, self._endpoints = roster.epoch, roster.endpoints
+        self._since_s = time.monotonic()
+        self._present, self._left, self._waits = set(), {}, {}
+        self._arrived = {peer: collections.deque() for peer in self._peers}
+        ranks = {end.key.encode(): rank for rank, end in enumerate(roster.endpoints) if end}
+        self._ranks = ranks
+        for peer in self._peers:
+            end = roster.endpoints[peer]
+            assert end is not None
+            self._connect_to(peer, end)
+        early, self._early = self._early, []
+        for _, frames in early:
+            self._sort(frames)
+
+    def _connect_to(self, peer: int, end: Endpoint) -> None:
+        self._outboxes[peer] = one = self._context.socket(zmq.DEALER)
+        one.set_hwm(0)
+        one.ipv6 = ":" in end.address
+        one.curve_serverkey = end.key.encode()
+        one.curve_publickey, one.curve_secretkey = self._public, self._secret
+        self._dials[peer] = ConnectionMonitor(one)
+        where = f"[{end.address}]" if one.ipv6 else end.address
+        one.connect(f"tcp://{where}:{end.port}")
+        self._send(peer, _HELLO, self._crc)
+
+    def _dial(self) -> list[int]:
+        """Returns those who have not let this leader in yet, and asks those again who refused."""
+        for peer, dial in [*self._dials.items()]:
+            end = self._endpoints[peer]
+            dial.look()
+            if dial.failed and not dial.up and end is not None:  # it has no roster yet
+                dial.close()
+                self._outboxes[peer].close(0)
+                self._connect_to(peer, end)
+        return [peer for peer, dial in self._dials.items() if not dial.up]
+
+    def _hang_up(self) -> None:
+        dials, self._dials = self._dials, {}
+        for dial in dials.values():
+            dial.close()
+
+    # Calls -----------------------------------------------------------------------------------
+
+    def run(self, vector: np.ndarray[Any, Any], steps: Sequence[Step], tag: int) -> None:
+        """Does the steps of one call on `vector`; every host makes the same call.
+
+        ReduceTimeout names the hosts that are late, PeerLeft one that has given up, GroupMismatch
+        one that does something else.
+        """
+        per_piece = _PIECE_BYTES // vector.itemsize
+        self._begun_s, self._told = time.monotonic(), False
+        for number, step in enumerate(steps):
+            self._send_parts(vector, step.sends, number, tag, per_piece)
+            if step.adds:
+                self._add(vector, step.receives, number, tag, per_piece)
+            else:
+                for part in step.receives:
+                    for start, stop in _pieces(part, per_piece):
+                        (mine,) = self._receive([part.peer], vector, number, tag, (start, stop))
+                        vector[start:stop] = mine
+
+    def _send_parts(
+        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int, most: int
+    ) -> None:
+        cut = [(a - p.start, p.peer, a, b) for p in parts for a, b in _pieces(p, most)]
+        for _, peer, start, stop in sorted(cut):  # to all of them at the same time
+            self._send(peer, _DATA, tag, step, start, vector[start:stop].data)
+
+    def _add(
+        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int, most: int
+    ) -> None:
+        """Adds what all of `parts` bring to one's own, in ascending order of hosts."""
+        peers = [part.peer for part in parts]
+        own = sum(peer < self._spec.rank for peer in peers)  # its place among them
+        for start, stop in _pieces(parts[0], most) if parts else ():
+            rows = self._receive(peers, vector, step, tag, (start, stop))
+            rows.insert(own, vector[start:stop])
+            total, *rest = rows
+            for row in rest[:-1]:
+                total = total + row
+            np.add(total, rest[-1], vector[start:stop])
+
+    def _receive(
+        self, peers: Sequence[int], vector: np.ndarray[Any, Any], step: int, tag: int,
+        piece: tuple[int, int],
+    ) -> list[np.ndarray[Any, Any]]:  # fmt: skip
+        """Waits until all of `peers` have sent this piece."""
+        arrived = self._arrived
+        if late := [peer for peer in peers if not arrived[peer]]:
+            self._take_in()
+            if late := [peer for peer in late if not arrived[peer]]:
+                self._await(late, tag)
+        rows = []
+        for peer in peers:
+            head, payload = arrived[peer].popleft()
+            _, _, sent_step, _, sent_tag, start = _HEAD.unpack(head.buffer)
+            nbytes = (piece[1] - piece[0]) * vector.itemsize
+            if (sent_tag, sent_step, start, len(payload)) != (tag, step, piece[0], nbytes):
+                raise self._mismatch(peer, tag, sent_tag)
+            rows.append(np.frombuffer(payload.buffer, vector.dtype))
+        return rows
+
+    def _await(self, late: list[int], tag: int) -> None:
+        with waiting:
+            while late := [peer for peer in late if not self._arrived[peer]]:
+                self._poller.poll(_LOOK_MS)
+                self._take_in()
+                now_s = time.monotonic()
+                if now_s > self._looked_s + _LOOK_S:
+                    self._looked_s = now_s
+                    late = [peer for peer in late if not self._arrived[peer]]
+                    self._look(late, tag, now_s)
+
+    def _look(self, late: list[int], tag: int, now_s: float) -> None:
+        """Raises when there is nothing more to wait for."""
+        if self._is_disturbed() or self.has_newer():
+            raise Interrupted
+        self._check_left(late, describe(tag))
+        waited_s = now_s - self._begun_s
+        if waited_s > self._timeout_s / 2 and not self._told:
+            self._told = True  # so that nobody takes this host for one that is late itself
+            for peer in self._peers:
+                self._send(peer, _WAITS, tag, payload=json.dumps(late).encode())
+        if late and waited_s > self._timeout_s:
+            waits = {peer: whom for peer, (call, whom) in self._waits.items() if call == tag}
+            silent = {whom for whoms in (late, *waits.values()) for whom in whoms} - {*waits}
+            blamed = sorted(silent - {self._spec.rank}) or late
+            raise self._timed_out(describe(tag), self._timeout_s, blamed)
+
+    # Messages --------------------------------------------------------------------------------
+
+    def _send(
+        self, peer: int, kind: int, tag: int = 0, step: int = 0, start: int = 0,
+        payload: bytes | memoryview = b"",
+    ) -> None:  # fmt: skip
+        head = _HEAD.pack(_MAGIC, kind, step, self.epoch, tag, start)
+        self._outboxes[peer].send_multipart([head, payload])
+
+    def _take_in(self) -> None:
+        """Sorts what has come in by host, and answers the authenticator's questions."""
+        if self._authenticator.socket.poll(0):
+            self._let_in()
+        failures = self._handshakes.failures
+        self._handshakes.look()
+        if more := self._handshakes.failures - failures:
+            self.refused["handshakes"] += more
+        while True:
+            try:
+                _, *frames = self._inbox.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._sort(frames)
+
+    def _let_in(self) -> None:
+        """Lets in those of this epoch, and of a later one that others may know already."""
+        keys = {*self._ranks}
+        if self.has_newer() and self._roster is not None:
+            keys |= {end.key.encode() for end in self._roster.endpoints if end}
+        self._authenticator.keys = keys
+        self._authenticator.answer()
+
+    def _sort(self, frames: list[zmq.Frame]) -> None:
+        well_formed = len(frames) == 2 and len(frames[0]) == _HEAD.size
+        head = _HEAD.unpack(frames[0].buffer) if well_formed else (0,) * 6
+        magic, kind, _, epoch, tag, _ = head
+        if magic != _MAGIC:
+            self.refused["messages"] += 1
+            return
+        if epoch > self.epoch:
+            self._early.append((epoch, frames))
+            return
+        peer = self._ranks.get(str(frames[0].get("User-Id")).encode())
+        if epoch < self.epoch or peer is None:
+            self.refused["messages of an epoch that is over"] += 1
+        elif kind == _DATA:
+            self._arrived[peer].append(frames)
+        elif kind == _HELLO:
+            self._present.add(peer)
+            if tag != self._crc:
+                self._left[peer] = "it was started with another list of hosts and GMIs"
+        elif kind == _WAITS:
+            self._waits[peer] = tag, json.loads(frames[1].bytes)
+        elif kind == _LEFT:
+            self._left[peer] = frames[1].bytes.decode(errors="replace")
+
+    def _check_left(self, late: Sequence[int], what: str) -> None:
+        for peer in late:
+            if peer in self._left:
+                raise PeerLeft(what, self._rank_of(peer), self._name(peer), self._left[peer])
+
+    def _timed_out(self, what: str, limit_s: float, late: Sequence[int]) -> ReduceTimeout:
+        return ReduceTimeout(what, limit_s, [(self._rank_of(p), self._name(p)) for p in late])
+
+    def _mismatch(self, peer: int, tag: int, sent_tag: int) -> GroupMismatch:
+        calls = [describe(tag, ()), describe(sent_tag, ())]
+        if calls[0] == calls[1]:
+            calls = [f"{call}, of another size" for call in calls]
+        return GroupMismatch(calls, [self._name(self._spec.rank), self._name(peer)])
+
+    def _rank_of(self, peer: int) -> int:
+        return sum(len(names) for names in self._spec.members[:peer])
+
+    def _name(self, peer: int) -> str:
+        end = self._endpoints[peer] if self._endpoints else None
+        where = f" at {end.address}" if end else ""
+        return f"{self._spec.members[peer][0]}, of host {peer}{where}"
+
+    # The end ---------------------------------------------------------------------------------
+
+    def leave(self, reason: str) -> None:
+        """Tells the other hosts that this one will not go on."""
+        for peer in self._outboxes:
+            self._send(peer, _LEFT, payload=reason.encode())
+
+    def close(self) -> None:
+        """Ends the links; waits some seconds for what others have still to be sent."""
+        if self._context.closed:
+            return
+        self._disconnect(_LINGER_MS)
+        self._handshakes.close()
+        self._inbox.close(0)
+        self._authenticator.socket.close(0)
+        self._context.term()
+
+    def _disconnect(self, linger_ms: int) -> None:
+        self._hang_up()
+        outboxes, self._outboxes = self._outboxes, {}
+        for one in outboxes.values():
+            one.close(linger_ms)
+
+
+def _pieces(part: Part, most: int) -> list[tuple[int, int]]:
+    """Cuts a part into what is sent at a time."""
+    return [(a, min(a + most, part.stop)) for a in range(part.start, part.stop, most)]

@@ -1,0 +1,98 @@
+"""Schedules how leaders of hosts combine a vector: what each sends and receives, step by step.
+
+Hosts are connected each with each. A sum is made once, in ascending order of hosts or between two
+that meet, and passed on as it is: every host reads the same bits.
+
+- Two hosts, or a short vector: each sends all of it to each. One step.
+- Up to four hosts: each sums its share of the vector and sends the sum to each. Two steps, and
+  with 2 (n - 1) / n of the vector the fewest bytes that can be; a ring has as many bytes and
+  2 (n - 1) steps.
+- More: recursive halving and doubling, 2 log2(n) steps. Beyond a power of two, hosts that are too
+  many give what they have to a neighbour first, and are told the sum at last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+_SHORT_BYTES: Final = 64 << 10  # below it a step costs more than the bytes that it saves
+_DIRECT: Final = 4  # hosts up to which each speaks to each
+
+
+class Part(NamedTuple):
+    """The elements [start, stop) of the vector, to or from the host `peer`."""
+
+    peer: int
+    start: int
+    stop: int
+
+
+class Step(NamedTuple):
+    """Parts that travel at the same time. What is received is added to one's own, or replaces it.
+
+    Where it is added all of `receives` are the same stretch, in ascending order of hosts.
+    """
+
+    sends: tuple[Part, ...]
+    receives: tuple[Part, ...]
+    adds: bool
+
+
+def all_reduce(rank: int, count: int, numel: int, itemsize: int) -> list[Step]:
+    """Returns the steps of host `rank` of `count` that turn each one's vector into the sum."""
+    others = [peer for peer in range(count) if peer != rank]
+    if count <= 2 or (count <= _DIRECT and numel * itemsize <= _SHORT_BYTES):
+        whole = tuple(Part(peer, 0, numel) for peer in others)
+        return [Step(whole, whole, True)] if others else []
+    if count <= _DIRECT:
+        bounds = [numel * i // count for i in range(count + 1)]
+        sends = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in others)
+        receives = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in others)
+        return [Step(sends, receives, True), *all_gather(rank, bounds)]
+    return _halving_doubling(rank, count, numel)
+
+
+def all_gather(rank: int, bounds: Sequence[int]) -> list[Step]:
+    """Returns the steps after which each has what host i had from bounds[i] to bounds[i + 1]."""
+    others = [peer for peer in range(len(bounds) - 1) if peer != rank]
+    sends = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in others)
+    receives = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in others)
+    return [Step(sends, receives, False)] if others else []
+
+
+def broadcast(rank: int, count: int, source: int, numel: int) -> list[Step]:
+    """Returns the steps after which each has the vector of host `source`."""
+    if rank != source:
+        return [Step((), (Part(source, 0, numel),), False)]
+    sends = tuple(Part(peer, 0, numel) for peer in range(count) if peer != rank)
+    return [Step(sends, (), False)]
+
+
+def _halving_doubling(rank: int, count: int, numel: int) -> list[Step]:
+    """Rabenseifner's all-reduce; see R. Thakur et al., Collective Communication in MPICH (2005)."""
+    power = 1 << (count.bit_length() - 1)
+    paired = 2 * (count - power)  # of the first so many, those with an even rank stand aside
+    buddy = (Part(rank ^ 1, 0, numel),)
+    if rank < paired and rank % 2 == 0:
+        return [Step(buddy, (), False), Step((), buddy, False)]
+    folded = rank < paired
+    place = rank // 2 if folded else rank - paired // 2
+    start, stop = 0, numel
+    halving, doubling = [], []
+    distance = power // 2
+    while distance:
+        other = place ^ distance
+        peer = 2 * other + 1 if other < paired // 2 else other + paired // 2
+        middle = (start + stop) // 2
+        kept, given = (start, middle), (middle, stop)
+        if place & distance:
+            kept, given = given, kept
+        mine, theirs = (Part(peer, *kept),), (Part(peer, *given),)
+        halving.append(Step(theirs, mine, True))
+        doubling.append(Step(mine, theirs, False))
+        start, stop = kept
+        distance //= 2
+    before = [Step((), buddy, True)] if folded else []
+    after = [Step(buddy, (), False)] if folded else []
+    return [*before, *halving, *reversed(doubling), *after]

@@ -1,0 +1,255 @@
+"""A group over several hosts: each host's own group, and the links of its leader above it.
+
+A call is made inside each host first, as the host's own plan has it. Then the leader combines what
+came of it with the leaders of the other hosts, in memory that all its host's GMIs read, while they
+wait at a meeting for it. So all GMIs read the same bits.
+
+Errors and generations are those of the host's own group. A leader whose links fail leaves it, and
+the others are told why. Where the hosts are to meet anew it opens the next generation of it, as a
+process that replaces another one does: everybody's call raises GroupReformed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import CommError, GroupFinished, GroupReformed
+from gmi_drl.comm.group import tags as _tags
+from gmi_drl.comm.group.group import Group, ReduceOp, Reducer
+from gmi_drl.comm.group.tags import make_tag
+from gmi_drl.comm.hosts import HostSpec, steps
+from gmi_drl.comm.hosts.links import HostLinks, Interrupted
+
+from .bucket import SharedBucket
+from .shared_group import SharedGroup
+
+_SLICE_S: Final = 0.5
+# Of the group's time-out: who waits for the leader shall still wait when the leader gives up.
+_SHARE: Final = 0.5
+
+
+class HostsGroup(Group):
+    """One GMI of several hosts. `local` is the group of its host; see Group for the rest."""
+
+    def __init__(self, local: SharedGroup, spec: HostSpec, timeout: timedelta) -> None:
+        self.local, self.spec = local, spec
+        self.rank, self.joined = spec.first + local.rank, local.joined
+        self.members = tuple(name for names in spec.members for name in names)
+        self.size = len(self.members)
+        self.count = len(spec.members)
+        self.bounds = np.cumsum([0, *map(len, spec.members)]).tolist()  # of each host's ranks
+        self.generation = 0
+        self._formed = False
+        self._calls = self._buckets = 0
+        self._timeout_s = timeout.total_seconds() * _SHARE
+        self.links: HostLinks | None = None  # of a leader, from its first call on
+
+    def bucket(
+        self, name: str, numel: int, dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> Reducer:  # fmt: skip
+        self._open()
+        with self.telling():
+            inner: Any = self.local.bucket(name, numel, dtype, device)
+            self._buckets += 1
+            return HostsReducer(self, inner, name, self._buckets)
+
+    def barrier(self) -> None:
+        self._exchange(_tags.BARRIER, 0)
+
+    def exchange(self, value: int) -> list[int]:
+        return self._exchange(_tags.EXCHANGE, value)
+
+    def _exchange(self, call: int, value: int) -> list[int]:
+        self._open()
+        self._calls += 1
+        tag = make_tag(call, count=self._calls)
+        first = self.spec.first
+        with self.telling():
+            values = self.local.exchange(value)
+
+            def gather(whole: np.ndarray[Any, Any]) -> None:
+                words = whole.view(np.uint64)
+                words[first : first + len(values)] = values
+                self.run(words, steps.all_gather(self.spec.rank, self.bounds), tag)
+
+            self._words.pass_on(gather)
+            found: list[int] = self._words.results[0].view(np.uint64).tolist()
+            return found
+
+    def reform(self) -> bool:
+        with self.telling():
+            changed = self.local.reform()
+            if changed or not self._formed:
+                self._form()
+        return changed
+
+    def finish(self, outcome: str) -> None:
+        self.local.finish(outcome)
+        self._close()
+
+    def close(self) -> None:
+        if self.links is not None:
+            self.links.leave("the group was closed there")
+        self.local.close()
+        self._close()
+
+    def _close(self) -> None:
+        if self.links is not None:
+            self.links.close()
+
+    # Forming ---------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Makes sure that the hosts have met, before the first call."""
+        if not self._formed and not self.local.generation:
+            with self.telling():
+                self._form()
+
+    def _form(self) -> None:
+        """Returns when all GMIs of all hosts are in one epoch."""
+        local = self.local
+        self._formed, self._calls, self._buckets = False, 0, 0
+        epoch = 0
+        if local.rank == 0:
+            if self.links is None:
+                self.links = HostLinks(self.spec, self._timeout_s, local.is_disturbed)
+            self.links.begin()
+        while not epoch:
+            epoch = local.exchange(self._form_for_a_moment())[0]
+        self.generation = epoch - 1
+        words: Any = local.bucket("words of all hosts", self.size, torch.float64)
+        self._words: SharedBucket = words
+        self._formed = True
+
+    def _form_for_a_moment(self) -> int:
+        if self.links is None:
+            return 0
+        with self._leading():
+            return self.links.form(_SLICE_S)
+        return 0
+
+    # For the reducers ------------------------------------------------------------------------
+
+    def run(self, vector: np.ndarray[Any, Any], todo: list[steps.Step], tag: int) -> None:
+        """Does steps between hosts; on their leaders alone. The next meeting raises if it fails."""
+        assert self.links is not None
+        with self._leading():
+            self.links.run(vector, todo, tag)
+
+    @contextlib.contextmanager
+    def _leading(self) -> Iterator[None]:
+        """Brings what became of a leader's links to the GMIs of its host."""
+        try:
+            yield
+        except Interrupted:
+            if not self.local.is_disturbed():  # else the next meeting says by whom
+                self.local.renew()
+        except CommError as error:
+            self.local.leave(error)
+            raise
+        except BaseException as error:
+            self.local.give_up(error)
+            raise
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tells the other hosts when this one will not go on."""
+        try:
+            yield
+        except (GroupReformed, GroupFinished):
+            raise
+        except BaseException as error:
+            if self.links is not None:
+                self.links.leave(str(error))
+            raise
+
+
+class HostsReducer:
+    """A bucket of all hosts, over `inner`, that of this host."""
+
+    def __init__(self, group: HostsGroup, inner: Any, name: str, index: int) -> None:
+        self.rank, self.size, self.numel = group.rank, group.size, inner.numel
+        self.buffer: Tensor = inner.buffer
+        self.result: Tensor = inner.result
+        self._group, self._inner, self._name, self._index = group, inner, name, index
+        self._calls = 0
+        self._generation = group.generation
+        self._all: Any = None  # the rows of all GMIs, once they are gathered
+        self._on_device: Tensor | None = None
+
+    def reduce(self, op: ReduceOp = "mean") -> Tensor:
+        group = self._group
+        tag = self._tag(_tags.MEAN if op == "mean" else _tags.SUM)
+        with group.telling():
+            self._inner.reduce("sum" if op == "mean" else op)  # which knows all that it may be
+
+            def add(whole: np.ndarray[Any, Any]) -> None:
+                rank, count = group.spec.rank, group.count
+                todo = steps.all_reduce(rank, count, whole.size, whole.itemsize)
+                group.run(whole, todo, tag)
+                if op == "mean":
+                    np.multiply(whole, whole.dtype.type(1 / self.size), whole)
+
+            self._inner.pass_on(add)
+        return self.result
+
+    def gather(self) -> Tensor:
+        group, numel = self._group, self.numel
+        tag = self._tag(_tags.GATHER)
+        with group.telling():
+            rows: Tensor = self._inner.gather()
+            if self._all is None:
+                name, kind = f"{self._name} of all hosts", self.buffer.dtype
+                self._all = group.local.bucket(name, numel * self.size, kind)
+            first = group.spec.first * numel
+
+            def gather(whole: np.ndarray[Any, Any]) -> None:
+                torch.from_numpy(whole)[first : first + rows.numel()].view(rows.shape).copy_(rows)
+                bounds = [bound * numel for bound in group.bounds]
+                group.run(whole, steps.all_gather(group.spec.rank, bounds), tag)
+
+            self._all.pass_on(gather)
+        found = torch.from_numpy(self._all.results[0]).view(self.size, numel)
+        if self.buffer.device.type == "cpu":
+            return found
+        if self._on_device is None:
+            self._on_device = torch.empty_like(found, device=self.buffer.device)
+        return self._on_device.copy_(found)
+
+    def broadcast(self, src: int = 0) -> Tensor:
+        group = self._group
+        if not 0 <= src < self.size:
+            raise ValueError(f"src {src}: this group has ranks 0 to {self.size - 1}.")
+        tag = self._tag(_tags.BROADCAST, src)
+        source = next(host for host in range(group.count) if src < group.bounds[host + 1])
+        with group.telling():
+            if source == group.spec.rank:
+                self._inner.broadcast(src - group.spec.first)
+            else:
+                self._inner.barrier()  # all have read what is overwritten now
+
+            def spread(whole: np.ndarray[Any, Any]) -> None:
+                todo = steps.broadcast(group.spec.rank, group.count, source, whole.size)
+                group.run(whole, todo, tag)
+
+            self._inner.pass_on(spread)
+        return self.result
+
+    def barrier(self) -> None:
+        self._tag(_tags.BARRIER)
+        self._group.barrier()
+
+    def _tag(self, call: int, source: int = 0) -> int:
+        if self._generation != self._group.generation:
+            what = f"a bucket of generation {self._generation}"
+            raise GroupReformed(what, self._group.generation)
+        self._calls += 1
+        return make_tag(call, self._index, self._calls, source)

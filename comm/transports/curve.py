@@ -1,0 +1,94 @@
+"""Guards sockets between hosts: CURVE, with a list of the keys that are let in.
+
+libzmq asks an authenticator in the process about each key (ZAP, ZeroMQ RFC 27). This one is asked
+whenever the owner of the socket looks for messages, so that no thread is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+_ZAP: Final = "inproc://zeromq.zap.01"
+_EVENTS: Final = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Authenticator:
+    """Lets in whoever has one of the keys, Z85, which may be changed at any time; nobody else.
+
+    What a socket receives has the key of its sender as "User-Id".
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Collection[bytes]) -> None:
+        self.keys = keys
+        self.socket = context.socket(zmq.REP)  # readable when there is something to answer
+        self.socket.bind(_ZAP)
+
+    def guard(self, one: zmq.Socket[bytes], public: bytes, secret: bytes) -> None:
+        """Makes a socket that is to listen one that speaks to those with a key alone."""
+        one.curve_server = True
+        one.curve_publickey, one.curve_secretkey = public, secret
+        one.zap_domain = b"gmi-drl"
+
+    def answer(self) -> None:
+        """Answers all that is asked now."""
+        while self.socket.poll(0):
+            version, request, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
+            key = z85.encode(credentials[0]) if len(credentials) == 1 else b""
+            allowed = mechanism == b"CURVE" and key in self.keys
+            status = (b"200", b"OK", key) if allowed else (b"400", b"not a key of this run", b"")
+            self.socket.send_multipart([version, request, *status, b""])
+
+
+class ConnectionMonitor:
+    """The state of a socket's connections, and why one does not come about."""
+
+    def __init__(self, one: zmq.Socket[bytes]) -> None:
+        self._socket = one
+        self.socket = one.get_monitor_socket(_EVENTS)  # readable when something has happened
+        self.reached = False  # somebody was there
+        self.up = False  # a handshake was completed, and no connection lost since
+        self.failed = ""  # how the last handshake that failed did
+        self.failures = 0
+
+    def look(self) -> bool:
+        """Takes in what has happened; whether a connection that had come about was lost."""
+        lost = False
+        while self.socket.poll(0):
+            message = recv_monitor_message(self.socket)
+            event, value = message["event"], message["value"]
+            if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
+                self.reached = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.up = True
+            elif event == zmq.EVENT_DISCONNECTED:
+                lost, self.up = lost or self.up, False
+            else:
+                self.failures += 1
+                self.failed = _failure_text(event, value)
+        return lost
+
+    def close(self) -> None:
+        """Ends the monitoring."""
+        self._socket.disable_monitor()
+        self.socket.close(0)  # else its context cannot end
+
+
+def _failure_text(event: int, value: int) -> str:
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        return f"the key was refused (status {value})"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+        return f"what came was not encrypted for this end (error {value:#x})"
+    return "the other end broke it off"

@@ -1,0 +1,113 @@
+"""Groups over several hosts, each an address of this machine: sums, generations, errors."""
+
+import time
+
+import numpy as np
+import pytest
+
+import bodies_comm
+import bodies_hosts as bodies
+from cluster import Cluster
+from gmi_drl.comm import GroupMismatch, PeerLeft, ReduceTimeout
+from gmi_drl.comm.hosts import read_endpoint
+from links import until
+from ranks import pipe
+
+LENGTHS = [0, 1, 997, 65_537]
+
+
+def check(outcomes, sizes, lengths):
+    size = sum(sizes)
+    assert not [outcome for outcome in outcomes if not isinstance(outcome, tuple)], outcomes
+    for index, numel in enumerate(lengths):
+        vectors = [bodies_comm.vector(rank, numel, index).astype("f8") for rank in range(size)]
+        total, bound = sum(vectors), sum(map(np.abs, vectors))
+        for (found, *_), *_ in outcomes:
+            for op, share in ((0, 1), (1, size)):
+                result = found[op * len(lengths) + index]
+                assert (np.abs(result - total / share) <= 1e-6 * bound / share).all()
+                first = outcomes[0][0][0][op * len(lengths) + index]
+                np.testing.assert_array_equal(result.view("u4"), first.view("u4"))  # bits
+    for (_, rows, sent), numbers, rank, generation in outcomes:
+        assert rows.tolist() == [[10.0 + rank] * 5 for rank in range(size)]
+        assert [set(values) for values in sent] == [{101.0 * src} for src in range(size)]
+        assert numbers == [rank + 2**63 for rank in range(size)]
+        assert generation == 0
+    assert [outcome[2] for outcome in outcomes] == list(range(size))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((2, 2), {}),
+        ((1, 2, 1), {}),
+        ((2, 3), {"strategy": "har", "devices": [(0, 1), (0, 1, 1)]}),
+        ((2, 2), {"strategy": "mrr", "devices": (0, 1)}),
+    ],
+)
+def test_hosts_reduce_as_one_and_all_gmis_read_the_same_bits(sizes, options):
+    with Cluster(bodies.everything, sizes, LENGTHS, **options) as cluster:
+        check(cluster.outcomes(), sizes, LENGTHS)
+
+
+def test_a_gmi_that_is_replaced_brings_all_hosts_to_a_new_epoch():
+    told, stop = pipe()
+    args = [(told,), (None,), (None,), (None,)]
+    with Cluster(bodies.reduce_through_deaths, (2, 2), args_of=args) as cluster:
+        for generation, (host, rank) in enumerate([(1, 1), (1, 0), (0, 0)]):
+            cluster.until_reduced(generation)
+            cluster.hosts[host].kill(rank)
+            cluster.hosts[host].restart(rank)
+        cluster.until_reduced(3)
+        stop.send("stop")
+        assert cluster.outcomes() == [(3, 10.0)] * 4
+
+
+def test_a_host_that_is_lost_is_waited_for_and_comes_back():
+    told, stop = pipe()
+    with Cluster(bodies.reduce_through_deaths, (1, 1), args_of=[(told,), (None,)]) as cluster:
+        cluster.until_reduced(0)
+        cluster.hosts[1].kill(0)
+        cluster.driver.away.add(1)
+        until((cluster.folders[0] / "told0").exists, "told of it")
+        cluster.hosts[1].restart(0)
+        until(lambda: read_endpoint(cluster.folders[1]).serial == 2, "host 1 is back")
+        cluster.driver.away.clear()
+        cluster.until_reduced(2)
+        stop.send("stop")
+        assert cluster.outcomes() == [(2, 3.0)] * 2
+
+
+def test_a_host_that_is_killed_is_named_within_the_deadline():
+    listen, ready = pipe()
+    args = [(None,), (None,), (ready,), (None,)]
+    with Cluster(bodies.reduce_until_it_fails, (2, 2), args_of=args, timeout_s=4.0) as cluster:
+        assert listen.poll(60)
+        began_s = time.monotonic()
+        for ranks in range(2):
+            cluster.hosts[1].kill(ranks)
+        outcomes = [cluster.hosts[0].outcome(rank) for rank in range(2)]
+        assert time.monotonic() - began_s < 20  # 2 s, and a busy machine
+    leader, other = outcomes
+    assert isinstance(leader, ReduceTimeout)
+    assert str(leader) == (
+        "reduce timed out after 2 s: rank 2 (gmi 2, of host 1 at 127.0.0.2) has not arrived"
+    )
+    assert isinstance(other, PeerLeft)
+    assert str(leader) in str(other)
+
+
+def test_a_host_that_gives_up_tells_the_others_why():
+    with Cluster(bodies.reduce_then_fail, (1, 2)) as cluster:
+        outcomes = cluster.outcomes()
+    assert [type(outcome) for outcome in outcomes] == [PeerLeft, PeerLeft, ValueError]
+    assert "of host 1 at 127.0.0.2" in str(outcomes[0])
+    assert "a reduction was given up: ValueError no more" in str(outcomes[0])
+
+
+def test_hosts_that_do_different_things_are_told_so():
+    with Cluster(bodies.differently, (1, 1)) as cluster:
+        outcomes = cluster.outcomes()
+    assert any(isinstance(outcome, GroupMismatch) for outcome in outcomes), outcomes
+    assert {type(outcome) for outcome in outcomes} <= {GroupMismatch, PeerLeft}
+    assert any("of another size" in str(outcome) for outcome in outcomes)

@@ -1,0 +1,80 @@
+"""Steps between hosts, played in one process: sums, the same bits, and how many there are."""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+
+from gmi_drl.comm.hosts import steps
+
+
+def play(vectors, steps_of):
+    """Does the steps of all hosts, each as far as what has been sent to it allows."""
+    count = len(vectors)
+    todo = [collections.deque(steps_of(rank)) for rank in range(count)]
+    sent = collections.defaultdict(collections.deque)
+    begun = [False] * count
+    while any(todo):
+        moved = False
+        for rank, vector in enumerate(vectors):
+            if not todo[rank]:
+                continue
+            step = todo[rank][0]
+            if not begun[rank]:
+                for part in step.sends:
+                    sent[rank, part.peer].append(vector[part.start : part.stop].copy())
+                begun[rank] = moved = True
+            if all(sent[part.peer, rank] for part in step.receives):
+                take(rank, vector, step, sent)
+                todo[rank].popleft()
+                begun[rank], moved = False, True
+        assert moved, f"everybody waits: {todo}"
+    assert not any(sent.values())  # nothing is sent that nobody takes
+
+
+def take(rank, vector, step, sent):
+    if not step.adds:
+        for part in step.receives:
+            vector[part.start : part.stop] = sent[part.peer, rank].popleft()
+    elif step.receives:
+        assert len({part[1:] for part in step.receives}) == 1
+        place = slice(*step.receives[0][1:])
+        rows = {part.peer: sent[part.peer, rank].popleft() for part in step.receives}
+        rows[rank] = vector[place].copy()
+        vector[place] = np.add.reduce([rows[peer] for peer in sorted(rows)])
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+@pytest.mark.parametrize("numel", [0, 1, 5, 1021, 40_000])
+def test_all_hosts_have_the_sum_in_the_same_bits(count, numel):
+    vectors = [
+        np.random.default_rng(rank).standard_normal(numel).astype("f4") for rank in range(count)
+    ]
+    total = np.sum(vectors, axis=0, dtype="f8")
+    bound = 1e-6 * np.sum(np.abs(vectors), axis=0)
+    play(vectors, lambda rank: steps.all_reduce(rank, count, numel, 4))
+    for vector in vectors:
+        assert (np.abs(vector - total) <= bound).all()
+        np.testing.assert_array_equal(vector.view("u4"), vectors[0].view("u4"))
+
+
+@pytest.mark.parametrize(
+    ("count", "numel", "most"),
+    [(2, 10**6, 1), (3, 100, 1), (3, 10**6, 2), (4, 10**6, 2), (5, 100, 6), (64, 10**6, 12)],
+)
+def test_how_many_steps_there_are(count, numel, most):
+    assert max(len(steps.all_reduce(rank, count, numel, 4)) for rank in range(count)) == most
+    assert most <= 2 or most <= 2 * math.ceil(math.log2(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_gathering_and_broadcasting(count):
+    bounds = np.cumsum([0, *range(1, count + 1)]).tolist()  # each has another size
+    vectors = [np.full(bounds[-1], float(rank)) for rank in range(count)]
+    play(vectors, lambda rank: steps.all_gather(rank, bounds))
+    for vector in vectors:
+        assert vector.tolist() == [float(rank) for rank in range(count) for _ in range(rank + 1)]
+    vectors = [np.full(3, float(rank)) for rank in range(count)]
+    play(vectors, lambda rank: steps.broadcast(rank, count, count - 1, 3))
+    assert {value for vector in vectors for value in vector.tolist()} == {count - 1.0}
