@@ -33,7 +33,7 @@ from .steps import Part, Step
 
 _LOOK_MS: Final = 20
 _LOOK_S: Final = _LOOK_MS / 1000
-_LINGER_MS: Final = 5000  # for the last words to get to those who still wait for them
+_LINGER_MS: Final = 2000  # for the last words to get to those who still wait for them
 _PIECE_BYTES: Final = 128 << 10  # so that one is encrypted while the one before it travels
 _HEAD: Final = struct.Struct("<IHHIQQ")  # magic, kind, step, epoch, tag, start
 _MAGIC: Final = 0x48504D47  # "GMPH"
@@ -359,9 +359,10 @@ class HostLinks:
     # The end ---------------------------------------------------------------------------------
 
     def leave(self, reason: str) -> None:
-        """Tells the other hosts that this one will not go on."""
+        """Tells the other hosts that this one will not go on, and ends the links."""
         for peer in self._outboxes:
             self._send(peer, _LEFT, payload=reason.encode())
+        self.close()
 
     def close(self) -> None:
         """Ends the links; waits some seconds for what others have still to be sent."""
