@@ -49,7 +49,8 @@ class Gang:
     """Makes the slices of `layout`, and starts an actor of class `body` for each GMI in its own.
 
     `arguments(spec)` gives the constructor's arguments (default: the spec), `logs` is the folder
-    for `gmi<id>.log`, `env` are variables for all. A runtime that is not running is started, with
+    for `gmi<id>.log`, `env` are variables for all; gangs that live at once have a `name` each,
+    instead of "gmi". A runtime that is not running is started, with
     `preload`, and ended in `stop`. Where GMIs are threads, those of a device share an actor.
 
     A GMI whose process dies is started again in its slice, with the call it was in, up to
@@ -63,9 +64,9 @@ class Gang:
         self, layout: Layout, body: type, arguments: Arguments | None = None, *,
         logs: Path | None = None, env: Mapping[str, str] | None = None,
         grace: timedelta = timedelta(seconds=5), preload: Sequence[str] = PRELOAD,
-        max_restarts: int = 0,
+        max_restarts: int = 0, name: str = "gmi",
     ) -> None:  # fmt: skip
-        self.layout, self.grace, self._logs = layout, grace, logs
+        self.layout, self.grace, self._logs, self._name = layout, grace, logs, name
         self._failure: GmiDied | None = None
         self._cause: BaseException | None = None
         self._stopped = ""
@@ -89,7 +90,7 @@ class Gang:
                 process = start_process(
                     specs, layout, self._slices, body,
                     arguments or (lambda spec: (spec,)),
-                    logs=logs, env=env, max_restarts=max_restarts,
+                    name=name, logs=logs, env=env, max_restarts=max_restarts,
                 )  # fmt: skip
                 self._processes.append(process)
                 self._process_of |= dict.fromkeys(process.gmi_ids, process)
@@ -115,13 +116,17 @@ class Gang:
         deadline_s = None if timeout is None else time.monotonic() + timeout.total_seconds()
         while True:
             self.check()
-            late = [ref for ref in self._pending.values() if not ref.slot.done]
-            if not late:
+            if all(ref.slot.done for ref in self._pending.values()):
                 return True
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return False
-            runtime.wait([*late, *self._ends_to_come()], 1, self._waves.look_s(left_s))
+            runtime.wait(self.to_come(), 1, self._waves.look_s(left_s))
+
+    def to_come(self) -> list[ObjectRef]:
+        """Returns what `wait` waits for: answers of GMIs, and ends of their processes."""
+        late = [ref for ref in self._pending.values() if not ref.slot.done]
+        return [*late, *self._ends_to_come()]
 
     def results(self) -> dict[int, Any]:
         """Returns each GMI's answer by gmi_id, in the layout's order, after `wait` was True."""
@@ -315,7 +320,7 @@ class Gang:
             signal=ended.signal if ended else None, log_tail=tail, error=told, others=tuple(others),
             stopped=healthy, deaths=tuple(death.how() for death in runtime.deaths(handle)),
             reason=ended.reason if ended else "",
-            log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
+            log="" if self._logs is None else str(self._logs / f"{self._name}{first}.log"),
         )  # fmt: skip
         raise self._failure from self._cause
 

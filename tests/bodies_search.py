@@ -1,9 +1,10 @@
 """Roles that trials of a search are given: one that can be held, one that fails."""
 
 import os
+import signal
 import time
 
-from gmi_drl.roles import Holistic
+from gmi_drl.roles import Holistic, Trainer
 from hooked import Hooked
 
 _WITHIN_S = 30.0
@@ -29,6 +30,16 @@ class FailsAboveATenth(Hooked, Holistic):
     def begin(self, iteration):
         if iteration == 1 and self.mgr.config.algorithm.learning_rate > 0.1:
             raise ValueError("a rate of no use")
+
+
+class DiesOnce(Hooked, Trainer):
+    """Is killed in the second iteration of one run of a search."""
+
+    def begin(self, iteration):
+        died = self.mgr.context.folder.parents[1] / "died"
+        if iteration == 1 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Pending:

@@ -23,7 +23,9 @@ Choices = Annotated[tuple[Any, ...], BeforeValidator(as_tuple)]
 
 _KINDS: Final = ("uniform", "log_uniform", "integer", "choice")
 # Keys that one algorithm alone has.
-_PBT: Final = ("population", "interval_steps", "truncation", "perturb", "resample")
+_PBT: Final = (
+    "population", "interval_steps", "truncation", "perturb", "resample", "synchronous",
+)  # fmt: skip
 USED_BY: Final[Mapping[str, SearchAlgorithm]] = {
     **dict.fromkeys(("eta", "min_steps", "brackets"), "hyperband"),
     **dict.fromkeys(_PBT, "pbt"),
@@ -94,8 +96,10 @@ class SearchConfig(Section):
     """Seed of the values that are drawn. Trial n trains with `run.seed` + n."""
     trials_at_once: Int | None = Field(default=None, ge=1)
     """Trials that train side by side; `null`: as many as the devices allow."""
+    devices: Int = Field(default=1, ge=1)
+    """Devices of a trial, which `layout` cuts into GMIs: GPUs, or groups of `cores` cores."""
     cores: Int = Field(default=1, ge=1)
-    """Cores of a trial. Where there are GPUs, each has one GPU."""
+    """Cores of each device of a trial, where there are no GPUs."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
     """Seconds without a new line of metrics after which a trial is ended and counts as failed."""
     folder: str = Field(default="searches", min_length=1)
@@ -119,6 +123,9 @@ class SearchConfig(Section):
     range (`uniform`, `integer`), to a neighbour (`choice`)."""
     resample: float = Field(default=0.25, ge=0, le=1)
     """How often a value is drawn anew instead."""
+    synchronous: bool = False
+    """`true`: all members are waited for at the end of each interval, so that the same seed makes
+    the same search; else who ends an interval is compared with those that have ended it so far."""
 
     @field_validator("ranges", mode="before")
     @classmethod

@@ -77,6 +77,17 @@ class Wires:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """The part of a training that ends at `steps`, or a little above, always with a checkpoint.
+
+    `learning_rate` is that to go on with, instead of the checkpoint's, if it is resumed.
+    """
+
+    steps: int
+    learning_rate: float | None
+
+
+@dataclass(frozen=True)
 class Job:
     """The facts that all GMIs of a run are told; of wires each is told its own."""
 
@@ -91,9 +102,9 @@ class Job:
     session: str  # names this launch among those of the folder
     tally: TallySpec  # what GMIs have done, kept over their deaths
     wires: Wires  # as given to a GMI: its own
-    device: str = "cuda"  # torch's name of a GMI's GPU: the one its process sees, or one of several
     traced: bool = False  # whether the GMI that is told so records a trace
     lock: Path | None = None  # a file whose lock all of them hold: who has it trains this run
+    pause: Pause | None = None  # where training ends before run.total_steps, to be gone on with
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""
@@ -142,7 +153,7 @@ class GmiHost:
         config = with_settings(job.config, job.role_folder, job.layout)
         timeout = timedelta(seconds=config.comm.timeout_s)
         on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
-        device = torch.device(job.device if on_gpu else "cpu")
+        device = torch.device("cuda" if on_gpu else "cpu")
         memory = DeviceMemory(job.layout, self._gmi_id, device, _warn)
         tally = job.tally.open()
         lives = tally[self._gmi_id, "lives"]
@@ -160,7 +171,7 @@ class GmiHost:
             self._gmi_id, job.layout, config, group, mailbox, job.folder, job.resume, device,
             job.session, job.wires, tally, lives if rank is None else 0, lives,
             trace=self._trace(on_gpu), memory=memory, private=job.sockets, closing=self._closing,
-            heartbeat=pulse,
+            heartbeat=pulse, pause=job.pause,
         )  # fmt: skip
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(config.run.deterministic)

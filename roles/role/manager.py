@@ -31,7 +31,7 @@ from gmi_drl.roles.seeds import seed_of
 
 from . import readiness
 from .closing import Closing
-from .host import Wires
+from .host import Pause, Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
@@ -63,6 +63,7 @@ class GmiContext:
     private: Path | None = None  # the folder of the run's sockets, the same for all GMIs
     closing: Closing = field(default_factory=Closing)
     heartbeat: Heartbeat | None = None  # of a launched run
+    pause: Pause | None = None  # where training ends before run.total_steps
 
     @property
     def spec(self) -> GmiSpec:

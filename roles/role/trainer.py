@@ -11,7 +11,7 @@ from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
 from gmi_drl.roles.evaluators.sample_sender import SampleSender
 from gmi_drl.roles.optimizers import make_optimizer, samples_in_turn
 from gmi_drl.roles.optimizers.optimizer import Optimizer
-from gmi_drl.roles.state.training import Pause, Training
+from gmi_drl.roles.state.training import Training
 
 from .acting import ActingRole
 
@@ -30,10 +30,10 @@ class Trainer(ActingRole):
         """The optimizer of the config, with what this role makes."""
         return make_optimizer(self)
 
-    def train(self, pause: Pause | None = None) -> dict[str, Any]:
-        """Train to the end, or as far as `pause` says."""
+    def train(self) -> dict[str, Any]:
+        """Train to the end, or as far as the pause of its context says."""
         optimizer, make_env = self.make_optimizer(), partial(self.make_env, seed=2)
-        return Training(self.mgr, optimizer, self.description, make_env, pause).run()
+        return Training(self.mgr, optimizer, self.description, make_env).run()
 
 
 class Holistic(Trainer):

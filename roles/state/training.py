@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter, time
@@ -33,17 +32,6 @@ _REMEDY: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Pause:
-    """The part of a training that ends at `steps`, or a little above, always with a checkpoint.
-
-    `learning_rate` is that to go on with, instead of the checkpoint's, if it is resumed.
-    """
-
-    steps: int
-    learning_rate: float | None
-
-
 class Training:
     """The training of one GMI, together with the others of its group.
 
@@ -57,10 +45,9 @@ class Training:
         optimizer: Optimizer,
         description: dict[str, Any],
         make_env: Callable[[int], VecEnv],
-        pause: Pause | None = None,
     ) -> None:
-        """`pause`: where training ends before `run.total_steps`, to be gone on with."""
-        self._pause, total_steps = pause, mgr.config.run.total_steps
+        self._pause = pause = mgr.context.pause
+        total_steps = mgr.config.run.total_steps
         self._end = total_steps if pause is None else min(total_steps, pause.steps)
         self._mgr, self._optimizer = mgr, optimizer
         self._description, self._make_env = description, make_env

@@ -3,6 +3,7 @@
 <search.folder>/<run.name>/<time>/
     record.jsonl    the journal
     trials/003/0/   config.yaml  checkpoints/  metrics.jsonl  tb/  error.txt
+    logs/           of the processes that trials run in
     best.yaml       search.png
 
     {"kind": "header", "format": 1, "config": {...}, "modules": {...}, "versions": {...}, ...}

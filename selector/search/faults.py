@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 
@@ -19,11 +20,12 @@ from gmi_drl.placement import (
     Config,
     Device,
     Fault,
+    LayoutError,
     RangeConfig,
     Topology,
     check,
     counted,
-    template_of,
+    layout_of,
 )
 from gmi_drl.placement.checks.config import learning_faults
 from gmi_drl.placement.config.schema import ConfigSchema, explain
@@ -33,16 +35,24 @@ from gmi_drl.roles.envs import check_env
 from .hyperband import brackets_of
 from .ranges import Ranges, applied
 
+Devices: TypeAlias = tuple[Device, ...]  # of one trial
+
 # These must fit each other (minibatches divide the samples of an update), so their values are
 # listed, and all combinations are looked at. Of any other key its own range is all that counts.
 _JOINT: Final = ("env.num_env", "algorithm.horizon", "algorithm.minibatches")
-_BACKENDS: Final = ("auto", "cpu", "direct")  # a trial has its GPU to itself
+_BACKENDS: Final = ("auto", "cpu", "direct")  # of a GMI that has its GPU to itself
 _MOST_COMBINATIONS: Final = 10_000
+_CORES: Final = 64  # of a device, where nothing but the number of GMIs is asked for
+_WHOLE_EPISODES: Final = ("population", "tree_search")  # optimizers whose updates are of these
 # What a checkpoint holds in its shape, or what counts at the beginning alone.
 _FOR_LIFE: Final = (
     "env.num_env", "algorithm.network", "algorithm.activation", "algorithm.init_log_std",
     "algorithm.normalize_observation", "algorithm.normalize_value", "algorithm.layer_norm",
-    "algorithm.share_layers", "algorithm.recurrent",
+    "algorithm.share_layers", "algorithm.recurrent", "algorithm.dueling", "algorithm.noisy",
+    "algorithm.distributional", "algorithm.atoms", "algorithm.value_range", "algorithm.quantiles",
+    "algorithm.critics", "algorithm.mixing", "algorithm.blocks", "algorithm.channels",
+    "algorithm.games", "algorithm.replay_capacity", "algorithm.sampler", "algorithm.n_step",
+    "algorithm.hindsight", "algorithm.burn_in",
 )  # fmt: skip
 
 
@@ -134,10 +144,11 @@ def _combinations(config: Config) -> Iterator[Fault]:
         return
     if not joint or (config.env.num_env == AUTO and "env.num_env" not in joint):
         return
+    counts = _counts(config)
     # As the schema has them: 8.0 is 8.
     valid = [[_one(config, key, value) for value in values] for key, values in joint.items()]
     for values in itertools.product(*valid):
-        for fault in learning_faults(_unchecked(config, joint, values), 1, 1):
+        for fault in learning_faults(_unchecked(config, joint, values), *counts):
             if fault.where == "algorithm.minibatches":
                 rule = f"algorithm.minibatches={fault.value} can be drawn; it {fault.rule}"
                 remedy = "List values of which all combinations fit."
@@ -160,24 +171,30 @@ def _unchecked(config: Config, keys: Iterable[str], values: Iterable[Any]) -> Co
     return config.model_copy(update=update)
 
 
+def _counts(config: Config) -> tuple[int, int]:
+    """Returns how many GMIs of a trial sample, and how many train; 1 where `check` says why not."""
+    assert config.search is not None
+    devices = config.search.devices
+    config = _unchecked(config, ["env.num_env"], [1])
+    if not config.is_resolved or config.layout.file is not None:
+        return 1, 1
+    topology = Topology.from_cores(range(_CORES * devices), devices)
+    with contextlib.suppress(LayoutError):
+        layout = layout_of(config, topology)
+        return len(layout.holding("agent")), len(layout.holding("trainer"))
+    return 1, 1
+
+
 def _surroundings(config: Config) -> Iterator[Fault]:
-    """A trial is one GMI that does all."""
-    if config.mode != "sync":
-        yield Fault("mode", config.mode, "a search trains in mode sync", "Use mode: sync.")
+    """A trial has a layout of its own on devices that it is dealt."""
+    if config.mode == "serving":
+        yield Fault("mode", config.mode, "a search trains", "Use mode: sync, or async.")
     elif config.layout.file is not None:
-        rule = "in a search each trial is a GMI of its own"
-        yield Fault("layout.file", config.layout.file, rule, "Leave it out.")
-    elif template_of(config).is_split:
-        rule = "in a search each trial is one GMI that simulates, acts and trains"
-        remedy = "Use tcg_ex, or leave it out."
-        yield Fault("layout.template", config.layout.template, rule, remedy)
-    elif config.layout.gmi_per_gpu != 1:
-        given = config.layout.gmi_per_gpu
-        yield Fault(
-            "layout.gmi_per_gpu", "auto" if given == AUTO else given, "in a search each trial is "
-            "one GMI: more of them would learn from larger batches than were tried",
-            "Use 1, and search.trials_at_once for trials side by side.",
-        )  # fmt: skip
+        rule = "it names devices, and trials are dealt theirs"
+        yield Fault("layout.file", config.layout.file, rule, "Use layout.template.")
+    elif config.layout.gmi_per_gpu == AUTO:
+        rule = "a search is about how a policy learns, and how many GMIs learn is part of it"
+        yield Fault("layout.gmi_per_gpu", "auto", rule, "Give a number.")
     ranges = config.search.ranges if config.search is not None else {}
     if config.env.num_env == AUTO and "env.num_env" not in ranges:
         rule = "a search is about how a policy learns, and the batch is part of it"
@@ -209,8 +226,10 @@ def _lengths(config: Config) -> Iterator[Fault]:
 
 
 def _least_update(config: Config) -> int:
-    """Returns the environment steps of the smallest update that can be drawn."""
+    """Returns the environment steps of the smallest update that can be drawn, at the least."""
     assert config.search is not None
+    if config.algorithm.resolved_optimizer in _WHOLE_EPISODES:
+        return 1
     least = 1
     for key in ("env.num_env", "algorithm.horizon"):
         section, _, name = key.partition(".")
@@ -220,22 +239,27 @@ def _least_update(config: Config) -> int:
     return least
 
 
-def trial_devices(config: Config) -> list[Device]:
-    """Returns the devices to deal out, for a config without `placement_faults`."""
+def trial_devices(config: Config) -> list[Devices]:
+    """Returns the devices of each trial at a time, for a config without `placement_faults`."""
     assert config.search is not None
     settings, topology = config.search, find_devices(config)
-    cores = _cores_of(topology)
+    cores, each = _cores_of(topology), settings.devices
     if cores is None:
-        return list(topology.devices[: settings.trials_at_once])
-    number = settings.trials_at_once or len(cores) // settings.cores
-    return list(Topology.from_cores(cores[: number * settings.cores], number).devices)
+        devices = topology.devices
+    else:
+        number = len(cores) // settings.cores
+        devices = Topology.from_cores(cores[: number * settings.cores], number).devices
+    groups = [devices[at : at + each] for at in range(0, len(devices) - each + 1, each)]
+    return groups[: settings.trials_at_once]
 
 
-def alone(device: Device, config: Config) -> tuple[Config, Topology]:
-    """Returns the config and the devices as they are for a trial on a device."""
-    on_gpu = {"backend": "direct"} if device.kind == "gpu" else {}
-    hardware = config.hardware.model_copy(update={"num_gpus": 1, **on_gpu})
-    return config.model_copy(update={"hardware": hardware}), Topology((replace(device, index=0),))
+def placed(devices: Devices, config: Config) -> tuple[Config, Topology]:
+    """Returns the config and the devices as they are for a trial on these."""
+    alone = devices[0].kind == "gpu" and config.layout.gmi_per_gpu == 1
+    its = {"num_gpus": len(devices), **({"backend": "direct"} if alone else {})}
+    hardware = config.hardware.model_copy(update=its)
+    topology = Topology(tuple(replace(device, index=i) for i, device in enumerate(devices)))
+    return config.model_copy(update={"hardware": hardware}), topology
 
 
 def placement_faults(config: Config) -> list[Fault | str]:
@@ -243,8 +267,8 @@ def placement_faults(config: Config) -> list[Fault | str]:
     faults: list[Fault | str] = [*search_faults(config)]
     faults += check_env(config.env.id, config.env.adapter, config.env.options)
     backend = config.hardware.backend
-    if backend not in _BACKENDS:
-        rule = "each trial of a search has a GPU to itself"
+    if backend not in _BACKENDS and config.layout.gmi_per_gpu == 1:
+        rule = "each GMI of this search has a GPU to itself"
         faults.append(Fault("hardware.backend", backend, rule, f"Use {', '.join(_BACKENDS)}."))
     try:
         topology = find_devices(config)
@@ -254,7 +278,7 @@ def placement_faults(config: Config) -> list[Fault | str]:
         faults += _room(config, topology)
     if not faults and config.search is not None:
         first = applied(config, Ranges(config.search.ranges, config.search.seed).draw(0))
-        faults += check(*alone(trial_devices(config)[0], first))
+        faults += check(*placed(trial_devices(config)[0], first))
     return faults
 
 
@@ -269,6 +293,12 @@ def _room(config: Config, topology: Topology) -> Iterator[Fault]:
         return
     else:
         there, what = len(cores) // settings.cores, f"groups of {settings.cores} cores"
+    if settings.devices > there:
+        rule = f"there are {there} {what}"
+        yield Fault("search.devices", settings.devices, rule, f"Use {there} or fewer.")
+        return
+    if settings.devices > 1:
+        there, what = there // settings.devices, f"groups of {settings.devices} {what}"
     if settings.trials_at_once is not None and settings.trials_at_once > there:
         rule = f"there are {there} {what}, and each trial has its own"
         remedy = f"Use {there} or fewer, or leave it out for all."

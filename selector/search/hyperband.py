@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .ranges import Ranges
-from .trial_run import Rounds, TrialAlgorithm, TrialRun, ranked
+from .trial_run import InRounds, Rounds, TrialAlgorithm, TrialRun, ranked
 
 _SHORTEST: Final = 3  # by default the shortest rung is eta to this power shorter than the longest
 
@@ -55,7 +55,7 @@ def hyperband(
     for number, rungs in enumerate(all_rungs):
         rounds.append(_bracket(ranges, number, rungs, first))
         first += rungs[0].trials
-    return TrialAlgorithm(rounds, sum(rung.trials for rungs in all_rungs for rung in rungs))
+    return InRounds(rounds, sum(rung.trials for rungs in all_rungs for rung in rungs))
 
 
 def _bracket(ranges: Ranges, number: int, rungs: tuple[Rung, ...], first: int) -> Rounds:

@@ -1,7 +1,8 @@
 """Searches by population based training (Jaderberg et al., 2017): the worse follow the better.
 
-After each interval the worst members take over a checkpoint and the values of one of the best
-(exploit, by truncation) and change the values a little (explore), which makes a schedule of them.
+At the end of an interval one of the worst members takes over a checkpoint and the values of one of
+the best (exploit, by truncation) and changes the values a little (explore), which makes a schedule
+of them.
 """
 
 from __future__ import annotations
@@ -9,56 +10,109 @@ from __future__ import annotations
 import numpy as np
 
 from .ranges import Ranges
-from .trial_run import Rounds, RunKey, TrialAlgorithm, TrialRun, Values, ranked
+from .trial_run import RunKey, TrialAlgorithm, TrialRun, Values, ranked
 
 _SOURCES = 2  # the stream of random numbers that decides whom to go on from; see `Ranges`
 
 
-def population_based(
-    ranges: Ranges,
-    total_steps: int,
-    *,
-    seed: int,
-    population: int = 8,
-    interval_steps: int | None = None,
-    truncation: float = 0.2,
-    perturb: float = 0.2,
-    resample: float = 0.25,
-) -> TrialAlgorithm:
-    """Returns the search.
+class PopulationBased(TrialAlgorithm):
+    """Has whoever is furthest behind train next, and compares it when it does.
 
-    The paper's members compare themselves whenever they are ready. Here all of a generation are
-    compared at once: their scores are of the same number of steps, and the same seed makes the same
-    search however many train side by side. A member that failed goes on from one of the best, in
-    addition to the `truncation` that are worst.
+    A member is compared with those that have ended the same interval so far, and waits for none:
+    their scores, and the checkpoints that it may go on from, are of as many steps as its own, which
+    those of the paper are not. `synchronous`: only when all have ended the interval; then the same
+    seed makes the same search however many train side by side. A member that failed goes on from
+    one of the best, in addition to the `truncation` that are worst.
     """
-    interval = interval_steps or max(1, -(-total_steps // 10))
-    cut = min(max(1, round(truncation * population)), population // 2)
-    members, generations = range(population), -(-total_steps // interval)
 
-    def rounds() -> Rounds:
-        values: list[Values] = [ranges.draw(member) for member in members]
-        starts: list[RunKey | None] = [None] * population
-        for now in range(generations):
-            steps = min((now + 1) * interval, total_steps)
-            scores = yield [
-                TrialRun(
-                    trial=member, number=now, values=values[member], steps=steps,
-                    start=starts[member], bracket=now,
-                )
-                for member in members
-            ]  # fmt: skip
-            alive = ranked(scores)
-            if not alive:  # nobody to go on from
-                return
-            best, before = alive[:cut], list(values)
-            starts = [(member, now) for member in members]
-            for member in members:
-                if scores[member] is None or member in set(alive[-cut:]) - set(best):
-                    random = np.random.default_rng((seed, _SOURCES, now, member))
-                    source = best[int(random.integers(len(best)))]
-                    place = (now, member)
-                    values[member] = ranges.explored(before[source], place, perturb, resample)
-                    starts[member] = (source, now)
+    def __init__(
+        self,
+        ranges: Ranges,
+        total_steps: int,
+        *,
+        seed: int,
+        population: int = 8,
+        interval_steps: int | None = None,
+        truncation: float = 0.2,
+        perturb: float = 0.2,
+        resample: float = 0.25,
+        synchronous: bool = False,
+    ) -> None:
+        self._interval = interval_steps or max(1, -(-total_steps // 10))
+        self._intervals = -(-total_steps // self._interval)
+        super().__init__(population * self._intervals)
+        self._ranges, self._total_steps, self._seed = ranges, total_steps, seed
+        self._population, self._truncation = population, truncation
+        self._perturb, self._resample, self._synchronous = perturb, resample, synchronous
+        self._next = [0] * population  # by member: the number of the run that it begins next
+        self._training: dict[int, TrialRun] = {}  # by member
+        self._values: dict[RunKey, Values] = {}
+        self._ended: list[dict[int, float | None]] = [{} for _ in range(self._intervals)]
 
-    return TrialAlgorithm([rounds()], population * generations)
+    @property
+    def done(self) -> bool:
+        return not self._training and all(self._begin_of(m) is None for m in self._in_turn())
+
+    def ask(self) -> TrialRun | None:
+        for member in self._in_turn():
+            if (begin := self._begin_of(member)) is not None:
+                (start, values), number = begin, self._next[member]
+                run = TrialRun(
+                    trial=member, number=number, values=values, start=start, bracket=number,
+                    steps=min((number + 1) * self._interval, self._total_steps),
+                )  # fmt: skip
+                self._next[member] += 1
+                self._training[member], self._values[run.key] = run, values
+                self._steps[run.key] = run.steps
+                return run
+        return None
+
+    def tell(self, run: TrialRun, score: float | None) -> None:
+        super().tell(run, score)
+        del self._training[run.trial]
+        self._ended[run.number][run.trial] = score
+
+    def kept(self) -> set[RunKey]:
+        keys = {run.start for run in self._training.values()} | {self.best()}
+        most = max(1, self._cut(self._population))
+        for now, scores in enumerate(self._ended[:-1]):
+            if any(number <= now + 1 for number in self._next):  # some are still to be compared
+                alive = ranked(scores)
+                own = [member for member in alive if self._next[member] == now + 1]
+                keys |= {(member, now) for member in [*alive[:most], *own]}
+        return {key for key in keys if key is not None and key in self._scores}
+
+    def _in_turn(self) -> list[int]:
+        """Returns the members that do not train and have an interval left, the hindmost first."""
+        left = [
+            member
+            for member, number in enumerate(self._next)
+            if member not in self._training and number < self._intervals
+        ]
+        return sorted(left, key=lambda member: (self._next[member], member))
+
+    def _begin_of(self, member: int) -> tuple[RunKey | None, Values] | None:
+        """Returns what a member's next interval begins with; None: it must wait for others.
+
+        The run that it goes on from, and its values.
+        """
+        now = self._next[member] - 1
+        if now < 0:
+            return None, self._ranges.draw(member)
+        scores = self._ended[now]
+        alive, cut = ranked(scores), self._cut(len(scores))
+        if not alive or (self._synchronous and len(scores) < self._population):
+            return None
+        best = alive[: max(1, cut)]
+        worst = set(alive[len(alive) - cut :]) - set(best)
+        if scores[member] is not None and member not in worst:
+            return (member, now), self._values[member, now]
+        random = np.random.default_rng((self._seed, _SOURCES, now, member))
+        source = best[int(random.integers(len(best)))]
+        values = self._values[source, now]
+        place = (now, member)
+        return (source, now), self._ranges.explored(values, place, self._perturb, self._resample)
+
+    def _cut(self, known: int) -> int:
+        """Returns how many of so many are the worst, and the best: of all of them at least one."""
+        return min(max(round(self._truncation * known), known == self._population), known // 2)

@@ -1,4 +1,4 @@
-"""Looks for hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side."""
+"""Looks for hyper-parameters by HyperBand or PBT; trials train in GMIs, side by side."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.gmi import lease
+from gmi_drl.gmi import GmiDied, lease
 from gmi_drl.launcher.colocated_runs import at_work
 from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
@@ -24,7 +24,6 @@ from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import (
     Config,
     ConfigError,
-    Device,
     counted,
     format_cores,
     layout_of,
@@ -44,29 +43,24 @@ from gmi_drl.selector.record.search_folder import (
     seconds_of,
 )
 
-from .faults import alone, placement_faults, trial_devices
+from .faults import Devices, placed, placement_faults, trial_devices
 from .hyperband import hyperband
-from .pbt import population_based
+from .pbt import PopulationBased
 from .ranges import Ranges, applied
 from .search_view import SearchProgress, SearchView
-from .trial import TrialError, TrialJob, train_task
+from .trial import TrialEnded, TrialError, TrialGmis, TrialJob
 from .trial_run import RunKey, TrialAlgorithm, TrialRun
 
-if TYPE_CHECKING:
-    from gmi_drl.runtime import ObjectRef
-
 _POLL_S: Final = 0.25  # between two looks at what trials have written
-_ENDING_S: Final = 5.0  # for workers that were told to end
 _HOPELESS: Final = 8  # runs that fail in a row, and none that does not ever, end a search
 _RATE: Final = "algorithm.learning_rate"
 
 
 @dataclass
 class _Running:
-    """A run that a task is training."""
+    """A run that is trained."""
 
     run: TrialRun
-    device: Device
     since_s: float  # when its metrics were last seen to grow
     steps: int = 0
     return_mean: float | None = None
@@ -86,7 +80,8 @@ class TrialRunner:
     ) -> None:
         self.config, self.folder, self.algorithm, self.lines = config, folder, algorithm, lines
         self._beside, self._earlier = beside, len(lines)
-        self._running: dict[ObjectRef, _Running] = {}
+        self._running: dict[TrialGmis, _Running] = {}
+        self._devices: dict[TrialGmis, Devices] = {}  # that each has
         self._pruned: set[RunKey] = set()
         self._noted = False  # that a return is not known
         self._before_s, self._began_s = seconds_of(lines), time.monotonic()
@@ -94,7 +89,9 @@ class TrialRunner:
     def run(self, pending: Mapping[RunKey, TrialRun], screen: SearchView, resumed: bool) -> None:
         """Trains until the algorithm is done. What is `pending` was asked for already."""
         assert self.config.search is not None
-        free, waiting = trial_devices(self.config), list(pending.values())
+        devices, logs = trial_devices(self.config), self.folder.path / "logs"
+        self._devices = {TrialGmis(f"place{i}", logs): its for i, its in enumerate(devices)}
+        free, waiting = list(self._devices), list(pending.values())
         screen.note(f"search {self.folder.path}: {counted(len(free), 'trial')} side by side")
         if resumed:
             screen.note(f"going on: {len(self.lines)} of {self.algorithm.total} runs are done")
@@ -102,16 +99,15 @@ class TrialRunner:
         try:
             while True:
                 while free and (run := waiting.pop(0) if waiting else self._ask()):
-                    self._submit(run, free.pop(0), sockets)
+                    self._begin(run, free.pop(0), sockets)
                 if not self._running:
                     break
-                ready, _ = runtime.wait(list(self._running), 1, _POLL_S)
-                for ref in ready:
-                    running = self._running.pop(ref)
-                    free.append(running.device)
-                    self._take(ref, running, screen)
-                    self._prune()
+                runtime.wait([ref for gmis in self._running for ref in gmis.to_come()], 1, _POLL_S)
                 self._look(self.config.search.timeout_s)
+                for gmis in list(self._running):
+                    if self._has_ended(gmis, screen):
+                        free.append(gmis)
+                        self._prune()
                 screen.show(self._progress())
                 here = self.lines[self._earlier :]  # what failed before may be mended now
                 if len(here) >= _HOPELESS and all(line["kind"] == "failed" for line in self.lines):
@@ -125,7 +121,7 @@ class TrialRunner:
             self.folder.append("asked", **asdict(run))
         return run
 
-    def _submit(self, run: TrialRun, device: Device, sockets: Path) -> None:
+    def _begin(self, run: TrialRun, gmis: TrialGmis, sockets: Path) -> None:
         # A trial's values and its seed, and nothing that ends it early.
         config = applied(
             self.config, run.values, seed=(self.config.run.seed + run.trial) % 2**32,
@@ -137,27 +133,32 @@ class TrialRunner:
         start = next((line for line in self.lines if key_of(line) == run.start), None)
         # A checkpoint brings the learning rate that its optimizer and its schedule had.
         is_new = start is not None and run.values.get(_RATE) != start["values"].get(_RATE)
+        layout = layout_of(*placed(self._devices[gmis], config))
         job = TrialJob(
-            name=f"trial {run.trial}", config=config, layout=layout_of(*alone(device, config)),
+            name=f"trial {run.trial}", config=config, layout=layout,
             steps=run.steps, folder=folder, sockets=sockets, role_folder=self._beside,
             resume=None if start is None else self.folder.path / str(start["checkpoint"]),
             learning_rate=run.values[_RATE] if is_new else None,
             session=f"{self.folder.path.name}/{run.trial}/{run.number}",
         )  # fmt: skip
-        task = train_task.options(name=f"trial {run.trial}, run {run.number}")
-        self._running[task.remote(job)] = _Running(run, device, time.monotonic())
+        self._running[gmis] = _Running(run, time.monotonic())
+        gmis.begin(job)
 
-    def _take(self, ref: ObjectRef, running: _Running, screen: SearchView) -> None:
-        """Writes down how a run ended, and tells the algorithm."""
+    def _has_ended(self, gmis: TrialGmis, screen: SearchView) -> bool:
+        """If a run has ended, writes down how, and tells the algorithm."""
+        running = self._running[gmis]
         facts = asdict(running.run)
         try:
-            trained = runtime.get(ref)
+            if running.ended:
+                raise TrialEnded(running.ended)
+            if (trained := gmis.look()) is None:
+                return False
         except (runtime.NotRunningError, runtime.ForkServerError):
             raise  # of the machine, not of the trial
         except (RoleLoadError, TrialError) as error:  # of every trial
             raise SearchError(f"no trial can be trained: {_short(error)}") from error
-        except runtime.ActorRuntimeError as error:
-            text = running.ended or _short(error)
+        except (runtime.ActorRuntimeError, GmiDied, TrialEnded) as error:
+            text = _short(error)
             with contextlib.suppress(OSError):  # the record has the line that counts
                 (self.folder.run_folder(running.run.key) / "error.txt").write_text(f"{error}\n")
             line = self.folder.append("failed", **facts, text=text, total_s=self._total_s)
@@ -168,6 +169,7 @@ class TrialRunner:
                 checkpoint=str(trained.checkpoint.relative_to(self.folder.path)),
                 points=trained.points, total_s=self._total_s,
             )  # fmt: skip
+        del self._running[gmis]
         self.lines.append(line)
         self.algorithm.tell(running.run, score_of(line))
         screen.ended(line, self._progress())
@@ -181,11 +183,12 @@ class TrialRunner:
                 "return is not known, and where that is so of all, who trains on is by chance. "
                 f"Raise search.{key}, or lower env.num_env."
             )
+        return True
 
     def _look(self, timeout_s: float) -> None:
         """Looks how far the running trials are; one that says nothing any more is ended."""
         now_s = time.monotonic()
-        for ref, running in self._running.items():
+        for gmis, running in self._running.items():
             line = last_metrics(self.folder.run_folder(running.run.key) / METRICS)
             steps = int(line.get("steps", 0))
             if steps not in (0, running.steps):
@@ -196,7 +199,7 @@ class TrialRunner:
                     f"trial {running.run.trial} has written no metrics for {timeout_s:g} s "
                     "(search.timeout_s); it was ended"
                 )
-                runtime.cancel(ref, force=True)
+                gmis.close(kill=True)
 
     def _prune(self) -> None:
         """Deletes checkpoints that nobody goes on from any more."""
@@ -207,11 +210,10 @@ class TrialRunner:
             self._pruned.add(key)
 
     def _end(self) -> None:
-        """Ends the trials that run; a later search goes on with them."""
-        for ref in self._running:
-            runtime.cancel(ref, force=True)
-        if self._running:
-            runtime.wait(list(self._running), len(self._running), _ENDING_S)
+        """Ends all processes, and trials that run; a later search goes on with these."""
+        with contextlib.ExitStack() as stack:
+            for gmis in self._devices:
+                stack.callback(gmis.close, kill=gmis in self._running)
         self._running.clear()
 
     @property
@@ -221,15 +223,20 @@ class TrialRunner:
     def _progress(self) -> SearchProgress:
         best, failed = self.algorithm.best(), sum(line["kind"] == "failed" for line in self.lines)
         line = next((line for line in self.lines if key_of(line) == best), None)
-        now = [(o.run, o.steps, o.return_mean, _shown(o.device)) for o in self._running.values()]
+        now = [
+            (one.run, one.steps, one.return_mean, _shown(self._devices[gmis]))
+            for gmis, one in self._running.items()
+        ]
         return SearchProgress(
             done=len(self.lines), failed=failed, total=self.algorithm.total, running=now, best=line,
             seconds=self._total_s,
         )  # fmt: skip
 
 
-def _shown(device: Device) -> str:
-    return f"cores {format_cores(device.cores)}" if device.kind == "cpu" else device.name
+def _shown(devices: Devices) -> str:
+    if devices[0].kind == "cpu":
+        return f"cores {format_cores([core for device in devices for core in device.cores])}"
+    return ", ".join(device.name for device in devices)
 
 
 def _short(error: BaseException) -> str:
@@ -327,8 +334,10 @@ def _algorithm_of(config: Config) -> TrialAlgorithm:
     ranges = Ranges(settings.ranges, settings.seed)
     if settings.algorithm == "hyperband":
         return hyperband(ranges, total, settings.min_steps, settings.eta, settings.brackets)
-    names = ("seed", "population", "interval_steps", "truncation", "perturb", "resample")
-    return population_based(ranges, total, **{name: getattr(settings, name) for name in names})
+    names = (
+        "seed", "population", "interval_steps", "truncation", "perturb", "resample", "synchronous",
+    )  # fmt: skip
+    return PopulationBased(ranges, total, **{name: getattr(settings, name) for name in names})
 
 
 def _result_of(
@@ -366,13 +375,13 @@ def _write_best(
     assert config.search is not None
     seed = (config.run.seed + line["trial"]) % 2**32
     best = applied(config, line["values"], seed=seed)
-    hardware = best.hardware.model_copy(update={"num_gpus": 1})
+    hardware = best.hardware.model_copy(update={"num_gpus": config.search.devices})
     data = best.model_copy(update={"hardware": hardware}).model_dump(mode="json")
     mean = line["return_mean"]
     head = (
         f"# Trial {line['trial']} of {folder.path}\n"
         f"# return {'-' if mean is None else format(mean, '.4g')} after {line['reached']:,} "
-        f"steps, by {config.search.algorithm}; a trial has one device, so num_gpus is 1\n"
+        f"steps, by {config.search.algorithm}; num_gpus is the devices of a trial\n"
         + _SCHEDULE * (config.search.algorithm == "pbt")
         + "".join(f"# {key}: {value}\n" for key, value in line["values"].items())
     )

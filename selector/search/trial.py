@@ -1,44 +1,45 @@
-"""Trains a run of a trial as a runtime task: one GMI, from a checkpoint, up to a step count.
+"""Trains runs of trials in GMIs that stay warm: from a checkpoint, up to a step count.
 
-Its worker is warm, and a job alone decides a run: one whose worker dies is run again, from the last
-checkpoint it has written itself or else from the one it had begun with, and ends the same.
+A trial has the GMIs of its layout, as a launch has. A job alone decides a run: one of whose GMIs a
+process dies goes on from the last checkpoint that it has written itself, or else from the one it
+had begun with, and ends the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
+import shutil
 import tempfile
 import time
-import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gmi_drl.comm import create_group
-from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.gmi.backends.cpu import take_cores
-from gmi_drl.gmi.backends.gpu import bare_uuid, uuid_of
+from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.callbacks.tensorboard_log import TensorBoardLog
-from gmi_drl.launcher.folder.run_folder import METRICS, metrics_in
-from gmi_drl.placement import Config, Device, GmiSpec, Layout
-from gmi_drl.placement.faults import device_name
-from gmi_drl.placement.resolve import template_of
-from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job, Wires
-from gmi_drl.runtime import remote
+from gmi_drl.launcher.folder.run_folder import METRICS, RunFolder, metrics_in
+from gmi_drl.launcher.plan.wiring import classes_of
+from gmi_drl.launcher.start.jobs import job_of
+from gmi_drl.launcher.watch.watchdog import is_recoverable
+from gmi_drl.placement import Config, Layout
+from gmi_drl.roles.role.host import GmiHost, Job, Pause
+from gmi_drl.runtime import TaskError
 
 if TYPE_CHECKING:
-    from gmi_drl.roles.role.trainer import Trainer
+    from gmi_drl.runtime import ObjectRef
 
 _POINTS: Final = 200  # of a learning curve that a result carries
-_RETRIES: Final = 2  # when the worker dies
+_RETRIES: Final = 2  # when a process dies
 
 
 class TrialError(GmiDrlError, RuntimeError):
     """A trial cannot be trained as it was asked for."""
+
+
+class TrialEnded(GmiDrlError, RuntimeError):
+    """A trial was ended from outside, as it said nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TrialJob:
 
     name: str  # as errors call it: "trial 3"
     config: Config  # with the trial's values; total_steps are those of the whole search
-    layout: Layout  # of one GMI
+    layout: Layout
     steps: int  # it ends at these, or a little above: the iteration is finished
     folder: Path  # of this run alone; made here
     resume: Path | None  # the checkpoint to begin from; None: a new policy
@@ -69,66 +70,128 @@ class TrialResult:
     points: tuple[tuple[int, float], ...]  # (steps, return_mean) of this run, 200 at most
 
 
-def train(job: TrialJob) -> TrialResult:
-    """Trains as `job` says, in this process; returns when the last checkpoint is written."""
-    began_s = time.monotonic()
-    spec = job.layout.gmi(0)
-    device = job.layout.topology.devices[spec.gpu_id]
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="t", dir=job.sockets, ignore_cleanup_errors=True
-        ) as sockets,
-        on_device(spec, device) as name,
-    ):
-        told = Job(
-            layout=job.layout, config=job.config, sockets=Path(sockets), folder=job.folder,
-            group=create_group([f"gmi 0, {device_name(device)}"]), resume=job.resume,
-            classes={spec.roles[-1]: _pausing(job)}, role_folder=job.role_folder,
-            session=job.session, tally=create_tally(1, COUNTERS), wires=Wires(), device=name,
+class TrialGmi:
+    """The body of a GMI that trains its part of one run after another."""
+
+    def __init__(self, gmi_id: int) -> None:
+        self._gmi_id = gmi_id
+
+    def train(self, job: Job, name: str) -> Any:
+        """Trains its part of a job; returns what its role does."""
+        from gmi_drl.roles.role.role import load_role
+        from gmi_drl.roles.role.trainer import Trainer
+
+        if "trainer" in job.layout.gmi(self._gmi_id).roles:
+            reference = job.class_of(self._gmi_id)
+            if not issubclass(load_role(reference, job.role_folder), Trainer):
+                raise TrialError(
+                    f"{name}: role {reference} does not train as gmi-drl's own do, so it cannot be "
+                    "paused and gone on with. Derive it from gmi_drl.Holistic."
+                )
+        host = GmiHost(self._gmi_id, job)
+        try:
+            return host.run()
+        finally:
+            host.close()
+            _give_back_memory()
+
+
+class TrialGmis:
+    """The GMIs of a group of devices, which train one run after another.
+
+    Their processes stay for the next run; they are others after one that failed or lost a process,
+    and where its layout is another.
+    """
+
+    def __init__(self, name: str = "trial", logs: Path | None = None) -> None:
+        """`logs` is the folder of their logs, which begin with `name`."""
+        self._name, self._logs = name, logs
+        self._gang: Gang | None = None
+        self._retries: int | None = None
+
+    def begin(self, job: TrialJob) -> None:
+        """Begins a run, and returns when its GMIs have been told."""
+        self._job, self._began_s = job, time.monotonic()
+        (job.folder / "report").mkdir(parents=True, exist_ok=True)  # of what channels carried
+        classes = classes_of(job.config, job.layout, None)
+        self._sockets = Path(tempfile.mkdtemp(prefix="t", dir=job.sockets))
+        made, _ = job_of(
+            job.layout, job.config, RunFolder(job.folder), classes, job.role_folder,
+            resume=job.resume, sockets=self._sockets,
         )  # fmt: skip
-        outcome = GmiHost(0, told).run()
-    if "tensorboard" in job.config.run.log:
-        with contextlib.suppress(OSError):  # a full disk: the trial is done
-            TensorBoardLog.write(job.folder, metrics_in((job.folder / METRICS).read_bytes()))
-    return TrialResult(
-        return_mean=outcome["return_mean"],
-        steps=outcome["steps"],
-        iteration=outcome["iteration"],
-        seconds=time.monotonic() - began_s,
-        checkpoint=Path(outcome["checkpoint"]),
-        points=_curve(job.folder),
-    )
+        # The search's folder has a lock of its own.
+        pause = Pause(job.steps, job.learning_rate)
+        made = replace(made, lock=None, session=job.session, pause=pause)
+        told = {
+            gmi.gmi_id: (replace(made, wires=made.wires.of(gmi.gmi_id)), job.name)
+            for gmi in job.layout.gmis
+        }
+        if self._gang is not None and self._gang.layout == job.layout:
+            with contextlib.suppress(GmiDied):  # idle, and so for no fault of this run's
+                self._gang.start_each("train", told)
+                return
+        self.close()
+        if self._retries is None:  # all trials have the same roles
+            comes_back = all(is_recoverable(role, job.role_folder) for role in classes.values())
+            self._retries = _RETRIES if comes_back else 0
+        self._gang = Gang(
+            job.layout, TrialGmi, lambda spec: (spec.gmi_id,), logs=self._logs,
+            max_restarts=self._retries, name=f"{self._name}.gmi",
+        )  # fmt: skip
+        self._gang.start_each("train", told)
 
+    def to_come(self) -> list[ObjectRef]:
+        """Returns what ends or changes a run: answers of its GMIs, and ends of their processes."""
+        return [] if self._gang is None else self._gang.to_come()
 
-# Its cores are dealt by who calls it, so the scheduler has nothing to count but the call itself.
-train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
+    def look(self) -> TrialResult | None:
+        """Returns how the run ended; None while it trains. Returns at once.
 
-
-def _pausing(job: TrialJob) -> type[Trainer]:
-    """Returns the class that trains, made to end at the job's steps and say what it reached."""
-    from gmi_drl.roles.role.role import load_role
-    from gmi_drl.roles.role.trainer import Trainer
-    from gmi_drl.roles.state.training import Pause
-
-    template = template_of(job.config)
-    name = template.class_roles[0]
-    given = job.config.roles.get(name)
-    reference = template.classes[name] if given is None else given.class_
-    role = load_role(reference, job.role_folder)
-    if not issubclass(role, Trainer):
-        raise TrialError(
-            f"{job.name}: role {reference} does not train as gmi-drl's own do, so it cannot be "
-            "paused and gone on with. Derive it from gmi_drl.Holistic."
+        Raises what a GMI has raised, as a TaskError, or GmiDied.
+        """
+        assert self._gang is not None, "begin comes first"
+        self._gang.records()  # nobody reads them: metrics.jsonl has what they say
+        try:
+            if not self._gang.wait(timedelta(0)):
+                return None
+        except GmiDied as error:
+            self.close()
+            raise (error.__cause__ if isinstance(error.__cause__, TaskError) else error) from None
+        outcomes = self._gang.results()
+        job, lost = self._job, self._gang.restarts()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+        if lost:  # the next run may lose as many
+            self.close()
+        if "tensorboard" in job.config.run.log:
+            with contextlib.suppress(OSError):  # a full disk: the trial is done
+                TensorBoardLog.write(job.folder, metrics_in((job.folder / METRICS).read_bytes()))
+        outcome = outcomes[job.layout.holding("trainer")[0].gmi_id]
+        return TrialResult(
+            return_mean=outcome["return_mean"],
+            steps=outcome["steps"],
+            iteration=outcome["iteration"],
+            seconds=time.monotonic() - self._began_s,
+            checkpoint=Path(outcome["checkpoint"]),
+            points=_curve(job.folder),
         )
 
-    class Pausing(role):  # type: ignore[valid-type, misc]
-        def GMI_run(self, **params: Any) -> Any:
-            self.check_no_params(params)
-            return self.train(Pause(job.steps, job.learning_rate))
+    def close(self, kill: bool = False) -> None:
+        """Ends the processes; `kill`: at once, whatever they do."""
+        if self._gang is not None:
+            gang, self._gang = self._gang, None
+            gang.kill() if kill else gang.stop()
+            shutil.rmtree(self._sockets, ignore_errors=True)
 
-    Pausing.__name__ = Pausing.__qualname__ = role.__name__
-    return Pausing
+
+def _give_back_memory() -> None:
+    """Leaves nothing of a run in the memory of a GPU, which the next one may need."""
+    import gc
+
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
@@ -140,59 +203,3 @@ def _curve(folder: Path) -> tuple[tuple[int, float], ...]:
                     points.append((int(line["steps"]), float(line["return_mean"])))
     every = -(-len(points) // _POINTS) or 1
     return tuple(points[::-1][::every][::-1])  # the last one is always there
-
-
-@contextlib.contextmanager
-def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
-    """In this block the process has the GMI's cores and GPU; yields torch's name of the device."""
-    import torch
-
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    take_cores(spec)
-    _move_threads(os.sched_getaffinity(0))
-    try:
-        if device.kind == "gpu":
-            index = _cuda_index(spec)
-            with torch.cuda.device(index), _given_back():
-                yield f"cuda:{index}"  # `cuda` alone is that of the thread that asks
-        else:
-            yield "cpu"
-    finally:
-        torch.set_num_threads(threads)
-        _move_threads(cores)
-
-
-@contextlib.contextmanager
-def _given_back() -> Iterator[None]:
-    """After this block, however it ends, the process holds none of the GPU's memory."""
-    import torch
-
-    try:
-        yield
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # their locals are the policy and its samples
-        raise
-    finally:
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def _move_threads(cores: set[int]) -> None:
-    """Lets all threads run on these cores alone: pools would stay where they were made."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread), cores)
-
-
-def _cuda_index(spec: GmiSpec) -> int:
-    """Finds torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
-    import torch
-
-    wanted, count = bare_uuid(uuid_of(spec)), torch.cuda.device_count()
-    seen = [bare_uuid(str(torch.cuda.get_device_properties(i).uuid)) for i in range(count)]
-    if wanted not in seen:
-        raise TrialError(
-            f"GPU {spec.device_uuid} is not among those that CUDA sees here ({', '.join(seen)}). "
-            "Check CUDA_VISIBLE_DEVICES, and hardware.num_gpus."
-        )
-    return seen.index(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -27,6 +28,41 @@ class TrialRun:
         return self.trial, self.number
 
 
+class TrialAlgorithm(ABC):
+    """A search among trials, which is asked what to train next and told what came of it.
+
+    Pure: one that was killed goes on from what it was asked and told, in that order.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total  # runs that it asks for at most
+        self._steps: dict[RunKey, int] = {}  # of all that were asked for
+        self._scores: dict[RunKey, float] = {}  # of those that ended well
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Tells whether it asks for nothing any more, whatever it is told."""
+
+    @abstractmethod
+    def ask(self) -> TrialRun | None:
+        """Returns the next run; None when it must be told of others first, and when it is done."""
+
+    def tell(self, run: TrialRun, score: float | None) -> None:
+        """Takes in how a run ended that was asked for; None: it failed."""
+        if score is not None:
+            self._scores[run.key] = score
+
+    @abstractmethod
+    def kept(self) -> set[RunKey]:
+        """Returns the runs that ended well and that another may go on from, and the best."""
+
+    def best(self) -> RunKey | None:
+        """Returns the highest score, then first trial, of those that trained longest."""
+        steps, scores = self._steps, self._scores
+        return max(scores, key=lambda key: (steps[key], scores[key], -key[0]), default=None)
+
+
 # Asks for runs of some trials, and is sent their scores when all are there; larger is better.
 Rounds: TypeAlias = Generator[list[TrialRun], Scores, None]
 
@@ -41,27 +77,22 @@ class _Track:
     scores: dict[int, float | None] = field(default_factory=dict)
 
 
-class TrialAlgorithm:
-    """A search among trials, which is asked what to train next and told what came of it.
+class InRounds(TrialAlgorithm):
+    """Waits for all runs of a round, so that what it asks for depends on the scores alone.
 
-    Pure: one that was killed goes on from the scores on record. Rounds wait for all of their runs,
-    so that what is asked for depends on the scores alone, not on the order in which they come.
-    Meanwhile runs of the next of `rounds` are asked for, so that nothing idles.
+    Not on the order in which they come. Meanwhile runs of the next of `rounds` are asked for, so
+    that nothing idles.
     """
 
     def __init__(self, rounds: Iterable[Rounds], total: int) -> None:
-        self.total = total  # runs that it asks for at most
+        super().__init__(total)
         self._tracks = [_Track(one, next(one)) for one in rounds]
-        self._steps: dict[RunKey, int] = {}  # of all that were asked for
-        self._scores: dict[RunKey, float] = {}  # of those that ended well
 
     @property
     def done(self) -> bool:
-        """Tells whether it asks for nothing any more, whatever it is told."""
         return not any(track.runs for track in self._tracks)
 
     def ask(self) -> TrialRun | None:
-        """Returns the next run; None when it must be told of others first, and when it is done."""
         for track in self._tracks:
             if track.asked < len(track.runs):
                 run = track.runs[track.asked]
@@ -71,11 +102,9 @@ class TrialAlgorithm:
         return None
 
     def tell(self, run: TrialRun, score: float | None) -> None:
-        """Takes in how a run ended that was asked for; None: it failed."""
+        super().tell(run, score)
         track = next(track for track in self._tracks if run in track.runs)
         track.scores[run.trial] = score
-        if score is not None:
-            self._scores[run.key] = score
         if len(track.scores) == len(track.runs):
             scores, track.scores, track.asked = track.scores, {}, 0
             try:
@@ -84,15 +113,9 @@ class TrialAlgorithm:
                 track.runs = []
 
     def kept(self) -> set[RunKey]:
-        """Returns the runs that ended well and that another may go on from, and the best."""
         open_runs = [(run, run.trial in t.scores) for t in self._tracks for run in t.runs]
         keys = {run.key if ended else run.start for run, ended in open_runs} | {self.best()}
         return {key for key in keys if key in self._scores and key is not None}
-
-    def best(self) -> RunKey | None:
-        """Returns the highest score, then first trial, of those that trained longest."""
-        steps, scores = self._steps, self._scores
-        return max(scores, key=lambda key: (steps[key], scores[key], -key[0]), default=None)
 
 
 def ranked(scores: Scores) -> list[int]:

@@ -206,6 +206,7 @@ def test_members_of_a_population_go_on_from_others_with_the_values_they_are_give
             "population": 4,
             "interval_steps": 512,
             "truncation": 0.5,
+            "synchronous": True,
             "ranges": {
                 RATE: {"log_uniform": [1e-4, 1e-1]},
                 "algorithm.horizon": {"choice": [32, 16]},
@@ -227,6 +228,44 @@ def test_members_of_a_population_go_on_from_others_with_the_values_they_are_give
     kept = {path.parent.parent for path in result.folder.glob("trials/*/*/checkpoints/*")}
     assert all(folder.name == "3" for folder in kept)  # what nobody goes on from has gone
     assert result.checkpoint.is_dir()
+
+
+def test_any_algorithm_is_searched_in_any_layout_and_a_gmi_of_a_trial_may_die(tmp_path):
+    """A replay in one GMI, and IMPALA in two: an agent, and a trainer that is killed."""
+    dqn = {"name": "dqn", "network": [16], "horizon": 16, "replay_capacity": 2048,
+           "replay_start": 64, "updates_per_row": 0.1, "batch_size": 16}  # fmt: skip
+    pbt = {"algorithm": "pbt", "population": 2, "folder": str(tmp_path)}
+    path = written(
+        tmp_path,
+        run={"name": "dqn", "total_steps": 1024, "seed": 3},
+        algorithm=dqn,
+        search={**pbt, "interval_steps": 512, "ranges": {
+            RATE: {"log_uniform": [1e-4, 1e-1]}, "algorithm.epsilon": {"uniform": [0.01, 0.3]},
+        }},
+    )  # fmt: skip
+    result = search(path, view="none")
+    assert (result.failed, result.steps, len(result.lines)) == (0, 1024, 4)
+    assert set(result.values) == {RATE, "algorithm.epsilon"}
+
+    path = written(
+        tmp_path,
+        run={"name": "impala", "total_steps": 1024, "seed": 3},
+        mode="async",
+        algorithm={"name": "impala", "network": [16], "horizon": 16, "schedule": "constant"},
+        layout={"template": "decoupled"},
+        roles={"trainer": "bodies_search:DiesOnce"},
+        search={**pbt, "devices": 2, "interval_steps": 512,
+                "ranges": {RATE: {"log_uniform": [1e-4, 1e-1]}}},
+    )  # fmt: skip
+    result = search(path, view="none")
+    assert (result.failed, result.steps >= 1024, len(result.lines)) == (0, True, 4)
+    assert (result.folder / "trials" / "died").exists()
+    lines = {(line["trial"], line["number"]): line for line in result.lines}
+    assert sum(its["start"][0] != its["trial"] for its in lines.values() if its["start"]) == 1
+    for key, line in lines.items():
+        folder = result.folder / "trials" / f"{key[0]:03d}" / str(key[1])
+        first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+        assert first["steps"] > (lines[tuple(line["start"])]["reached"] if line["start"] else 0)
 
 
 def test_a_trial_that_hangs_is_ended_and_when_all_fail_the_first_is_told(tmp_path):

@@ -1,11 +1,11 @@
-"""PBT: the toy problem of its paper, who goes on from whom, and that order does not count."""
+"""PBT: the toy problem of its paper, who goes on from whom, who waits, and what is kept."""
 
 import random
 
 import pytest
 
 from gmi_drl.placement import RangeConfig
-from gmi_drl.selector.search.pbt import population_based
+from gmi_drl.selector.search.pbt import PopulationBased
 from gmi_drl.selector.search.ranges import Ranges
 
 WHICH = "algorithm.which"
@@ -30,7 +30,7 @@ def test_a_population_solves_the_toy_problem_that_no_fixed_setting_solves(seed):
     # Jaderberg et al., section 4.1: from (0.9, 0.9), either surrogate leaves one variable as it is.
     steps, interval = 400, 10
     fixed = [score_toy(train_toy((0.9, 0.9), h, steps)) for h in TOY[WHICH].choice]
-    algorithm = population_based(Ranges(TOY, seed), steps, seed=seed, population=2,
+    algorithm = PopulationBased(Ranges(TOY, seed), steps, seed=seed, population=2,
                            interval_steps=interval)  # fmt: skip
     reached = {}
     while trial_run := algorithm.ask():
@@ -42,8 +42,9 @@ def test_a_population_solves_the_toy_problem_that_no_fixed_setting_solves(seed):
 
 
 def population(seed=5, **settings):
-    settings = {"population": 10, "interval_steps": 10, "truncation": 0.2, **settings}
-    return population_based(Ranges(NUMBER, seed), 50, seed=seed, **settings)
+    settings = {"population": 10, "interval_steps": 10, "truncation": 0.2,
+                "synchronous": True, **settings}  # fmt: skip
+    return PopulationBased(Ranges(NUMBER, seed), 50, seed=seed, **settings)
 
 
 def run(algorithm, score, at_once=1, seed=0):
@@ -113,6 +114,65 @@ def test_it_is_over_when_all_have_failed():
 
 def test_the_last_interval_is_what_is_left():
     found = run(
-        population_based(Ranges(NUMBER, 0), 45, seed=0, population=2, interval_steps=20), value
+        PopulationBased(Ranges(NUMBER, 0), 45, seed=0, population=2, interval_steps=20), value
     )
     assert sorted({trial_run.steps for trial_run in found.values()}) == [20, 40, 45]
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 10])
+def test_nobody_is_waited_for_and_the_worst_still_follow_the_best(at_once):
+    """Held together by `run`: what is gone on from is kept, whoever ends first."""
+    found = run(population(synchronous=False), value, at_once, seed=at_once)
+    assert len(found) == 50
+    followed = [s for s in found.values() if s.start is not None and s.start[0] != s.trial]
+    assert followed
+    for its in followed:  # from better ones, of as many steps
+        assert value(found[its.start]) > value(found[its.trial, its.number - 1])
+        assert found[its.start].steps == found[its.trial, its.number - 1].steps
+    first, last = ([value(s) for s in found.values() if s.number == n] for n in (0, 4))
+    assert min(last) > min(first)
+
+
+def test_one_that_does_not_end_holds_up_nobody_and_is_then_compared_with_all():
+    def rest(algorithm):
+        (slow, *others), at = [algorithm.ask() for _ in range(10)], 0
+        for trial_run in others:
+            algorithm.tell(trial_run, value(trial_run))
+        while trial_run := algorithm.ask():
+            at = trial_run.number
+            algorithm.tell(trial_run, value(trial_run))
+        return slow, at
+
+    held = population()
+    _, at = rest(held)
+    assert at == 0
+    algorithm = population(synchronous=False)
+    slow, at = rest(algorithm)
+    assert at == 4  # all others have come to the end
+    assert not algorithm.done
+    kept = algorithm.kept()
+    algorithm.tell(slow, -1.0)
+    after = algorithm.ask()
+    assert after.start in kept
+    assert after.start[0] != slow.trial
+    assert after.start[1] == 0
+
+
+def test_a_search_that_was_killed_asks_for_the_same_when_it_is_told_the_same():
+    """The journal has what was asked and told, in that order; see `replay`."""
+    chance, events, running = random.Random(3), [], []
+    algorithm = population(synchronous=False)
+    while not algorithm.done:
+        while len(running) < 4 and (trial_run := algorithm.ask()):
+            running.append(trial_run)
+            events.append((trial_run, None))
+        ended = running.pop(chance.randrange(len(running)))
+        events.append((ended, value(ended) if chance.random() < 0.8 else float("nan")))
+        algorithm.tell(ended, None if events[-1][1] != events[-1][1] else events[-1][1])
+    again = population(synchronous=False)
+    for trial_run, score in events:
+        if score is None:
+            assert again.ask() == trial_run
+        else:
+            again.tell(trial_run, None if score != score else score)
+    assert (again.best(), again.kept()) == (algorithm.best(), algorithm.kept())

@@ -1,11 +1,9 @@
-"""A trial as a task: in parts as in one go, again when its worker is killed, with new values."""
+"""A trial: in parts as in one go, again when its GMI is killed, with new values, by any layout."""
 
-import contextlib
 import os
 import signal
 import time
-import weakref
-from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,7 @@ from gmi_drl import runtime
 from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, layout_of, load_config
-from gmi_drl.selector.search import trial as trial_device
-from gmi_drl.selector.search.trial import TrialJob, train_task
+from gmi_drl.selector.search.trial import TrialGmis, TrialJob
 
 TESTS = Path(__file__).resolve().parents[1]
 UNTIMED = {"trained_s"}
@@ -24,10 +21,27 @@ UNTIMED = {"trained_s"}
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
-    """One fork server for all tasks of this module: importing torch takes seconds."""
+    """One fork server for all trials of this module: importing torch takes seconds."""
     runtime.init(PRELOAD)
     yield
     runtime.shutdown()
+
+
+@pytest.fixture
+def gmis(warm):
+    """The GMIs that one trial after another is trained in."""
+    its = TrialGmis()
+    yield its
+    its.close()
+
+
+def ended(gmis, within_s=60.0):
+    """How a run ends that was begun."""
+    deadline_s = time.monotonic() + within_s
+    while (result := gmis.look()) is None:
+        assert time.monotonic() < deadline_s, "the trial does not end"
+        runtime.wait(gmis.to_come(), 1, timedelta(seconds=0.25))
+    return result
 
 
 def job(folder, steps, *overrides, role=None, **changes):
@@ -47,8 +61,13 @@ def job(folder, steps, *overrides, role=None, **changes):
                     role_folder=TESTS, **given)  # fmt: skip
 
 
-def trained(*args, **kwargs):
-    return runtime.get(train_task.remote(job(*args, **kwargs)), timeout=40)
+@pytest.fixture
+def trained(gmis):
+    def train(*args, **kwargs):
+        gmis.begin(job(*args, **kwargs))
+        return ended(gmis)
+
+    return train
 
 
 def state(checkpoint):
@@ -75,7 +94,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("schedule", ["linear", "adaptive"])
-def test_a_trial_in_parts_is_the_one_in_one_go_to_the_last_bit(tmp_path, schedule):
+def test_a_trial_in_parts_is_the_one_in_one_go_to_the_last_bit(trained, tmp_path, schedule):
     # Linear: the rate falls by the steps of the whole search, not by those of a part.
     how = f"algorithm.schedule={schedule}"
     whole = trained(tmp_path / "whole", 2048, how)
@@ -90,17 +109,17 @@ def test_a_trial_in_parts_is_the_one_in_one_go_to_the_last_bit(tmp_path, schedul
 
 
 @pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_trial_whose_worker_is_killed_ends_as_if_it_had_not_been(tmp_path, every):
+def test_a_trial_whose_gmi_is_killed_ends_as_if_it_had_not_been(trained, gmis, tmp_path, every):
     """With checkpoints of its own it goes on from the last of them, without from its start."""
     how = (f"run.checkpoint_every={every}", "algorithm.schedule=adaptive")
     begun = trained(tmp_path / "begun", 512, *how)
     changed = {"resume": begun.checkpoint, "learning_rate": 5e-3}
     wanted = trained(tmp_path / "whole", 2048, *how, **changed)
     folder = tmp_path / "killed"
-    ref = train_task.remote(job(folder, 2048, *how, role="Held", **changed))
+    gmis.begin(job(folder, 2048, *how, role="Held", **changed))
     os.kill(int(written(folder / "pid")), signal.SIGKILL)
     (folder / "go").touch()
-    found = runtime.get(ref, timeout=40)
+    found = ended(gmis)
     assert_same(state(wanted.checkpoint), state(found.checkpoint))
     assert (found.return_mean, found.points) == (wanted.return_mean, wanted.points)
 
@@ -113,7 +132,7 @@ def written(path, within_s=30.0):
     return path.read_text()
 
 
-def test_a_checkpoint_does_not_undo_the_learning_rate_that_a_trial_is_given(tmp_path):
+def test_a_checkpoint_does_not_undo_the_learning_rate_that_a_trial_is_given(trained, tmp_path):
     def rate(found):
         return state(found.checkpoint)["shared.optimizer"]["param_groups"][0]["lr"]
 
@@ -125,7 +144,7 @@ def test_a_checkpoint_does_not_undo_the_learning_rate_that_a_trial_is_given(tmp_
     assert rate(kept) == 1e-3  # what a resume is: HyperBand's rungs change nothing
 
 
-def test_a_trial_that_has_nothing_left_to_do_leaves_a_checkpoint_of_its_own(tmp_path):
+def test_a_trial_that_has_nothing_left_to_do_leaves_a_checkpoint_of_its_own(trained, tmp_path):
     first = trained(tmp_path / "first", 1024)
     again = trained(tmp_path / "again", 1000, resume=first.checkpoint)
     assert again.checkpoint.parent == tmp_path / "again" / "checkpoints"
@@ -133,46 +152,31 @@ def test_a_trial_that_has_nothing_left_to_do_leaves_a_checkpoint_of_its_own(tmp_
     assert (again.steps, again.return_mean, again.points) == (1024, first.return_mean, ())
 
 
-def test_a_trial_that_raises_is_not_run_again_and_says_why(tmp_path):
+def test_a_trial_that_raises_is_not_run_again_and_says_why(trained, tmp_path):
     with pytest.raises(ValueError, match="a rate of no use"):
         trained(tmp_path / "x", 2048, "algorithm.learning_rate=0.5", role="FailsAboveATenth")
     with pytest.raises(runtime.TaskError, match=r"Derive it from gmi_drl\.Holistic"):
         trained(tmp_path / "y", 2048, "roles.trainer=bodies_front:Raises")
 
 
-def test_a_trial_that_raises_on_a_gpu_leaves_nothing_in_its_memory(monkeypatch, tmp_path):
-    """The GPU is made up; that what a trial had is gone when its memory is given back is not."""
-    its = job(tmp_path, 256).layout
-    (spec,), device = its.gmis, its.topology.devices[0]
-    entered, held = [], []
-    monkeypatch.setattr(trial_device, "_cuda_index", lambda spec: 1)
-    monkeypatch.setattr(
-        torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext()
-    )
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(policies[0]() is not None))
-    policies = []
-
-    def body():
-        policy = torch.zeros(8)
-        policies.append(weakref.ref(policy))
-        raise ValueError("diverged")
-
-    cores = os.sched_getaffinity(0)
-    with (
-        pytest.raises(ValueError, match="diverged"),
-        trial_device.on_device(spec, replace(device, kind="gpu")) as name,
-    ):
-        body()
-    assert (name, entered, held) == ("cuda:1", [1], [False])
-    assert os.sched_getaffinity(0) == cores
+def test_processes_stay_for_the_next_trial_unless_one_is_lost_or_raises(gmis, trained, tmp_path):
+    trained(tmp_path / "a", 256)
+    before = gmis._gang
+    trained(tmp_path / "b", 256, "algorithm.gamma=0.9")
+    assert gmis._gang is before
+    with pytest.raises(ValueError, match="of no use"):
+        trained(tmp_path / "c", 512, "algorithm.learning_rate=0.5", role="FailsAboveATenth")
+    assert gmis._gang is None
+    trained(tmp_path / "d", 256, "env.num_env=4")
+    assert gmis._gang is not None
 
 
 @pytest.mark.gpu
-def test_a_trial_trains_on_the_gpu_it_is_given(tmp_path):
+def test_a_trial_trains_on_the_gpu_it_is_given(gmis, tmp_path):
     from gmi_drl.gmi import discover
 
     topology = discover(1, "direct")
     its = job(tmp_path / "gpu", 1024, "hardware.backend=direct")
     layout = layout_of(its.config, topology)
-    found = runtime.get(train_task.remote(TrialJob(**{**vars(its), "layout": layout})), timeout=50)
-    assert found.steps == 1024
+    gmis.begin(TrialJob(**{**vars(its), "layout": layout}))
+    assert ended(gmis).steps == 1024

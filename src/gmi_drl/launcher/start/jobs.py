@@ -85,7 +85,7 @@ def new_job(
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
-    return _job(layout, resolved, folder, classes, import_path, notes=notes)
+    return job_of(layout, resolved, folder, classes, import_path, notes=notes)
 
 
 def _user_code_faults(
@@ -162,7 +162,7 @@ def resumed_job(
         raise ConfigError(broken, f"--resume {checkpoint}")
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
-    return _job(layout, resolved, folder, classes, import_path, resume=checkpoint.resolve())
+    return job_of(layout, resolved, folder, classes, import_path, resume=checkpoint.resolve())
 
 
 def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
@@ -174,17 +174,23 @@ def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
         yield key, wanted
 
 
-def _job(
+def job_of(
     layout: Layout,
     config: Config,
     folder: RunFolder,
     classes: Classes,
-    import_path: Path,
+    import_path: Path | None,
     resume: Path | None = None,
     notes: Sequence[str] = (),
+    sockets: Path | None = None,
 ) -> tuple[Job, list[str]]:
-    """Returns the job, and what is said before its first iteration; writes plan.json."""
-    names, sockets, trainers = names_of(layout), runtime.run_directory(), layout.holding("trainer")
+    """Returns the job, and what is said before its first iteration; writes plan.json.
+
+    `sockets` is a private folder with a short path, that no other job has at the same time; None:
+    that of the runtime.
+    """
+    names, trainers = names_of(layout), layout.holding("trainer")
+    sockets = sockets or runtime.run_directory()
     plan = group = None
     if trainers:
         plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
