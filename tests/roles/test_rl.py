@@ -11,7 +11,7 @@ from gmi_drl import rl, runtime
 from gmi_drl.placement import IMPALAConfig
 from gmi_drl.roles.algorithms.impala import IMPALA
 from gmi_drl.roles.envs import EnvSpecError
-from gmi_drl.roles.errors import EvaluatorLate, RoleError
+from gmi_drl.roles.errors import CheckpointError, EvaluatorLate, RoleError
 
 SETTINGS = {"network": [16, 8], "horizon": 8, "learning_rate": 3e-3, "schedule": "constant"}
 RAW = {"normalize_value": False, "reward_scale": 0.1}  # as a parameter server has it
@@ -132,6 +132,33 @@ def test_it_goes_on_from_a_file(make, tmp_path):
     assert second.updates == 4
 
 
+def test_what_one_optimizer_has_saved_another_one_goes_on_from(tmp_path):
+    first = rl.AsyncGradients(rl.A2C, evaluators(rl.A2C, 1))
+    for _ in range(3):
+        first.step()
+    first.save(tmp_path / "state.pt")
+    for make in (rl.AllReduce, rl.Local):
+        second = make(rl.A2C, evaluators(rl.A2C, 2))
+        second.load(tmp_path / "state.pt")
+        assert torch.equal(parameters(first)[0], parameters(second)[0])
+        assert second.step()["updates"] == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"normalize_observation": False}, "9 numbers of observations"),
+        ({"network": [8]}, "parameters"),
+        ({"network": [512]}, "numbers of parameters"),
+    ],
+)
+def test_a_file_of_another_policy_is_refused(tmp_path, keys, said):
+    rl.Local(rl.A2C, evaluators(rl.A2C, 1)).save(tmp_path / "state.pt")
+    other = rl.Local(rl.A2C, evaluators(rl.A2C, 1, **keys))
+    with pytest.raises(CheckpointError, match=said):
+        other.load(tmp_path / "state.pt")
+
+
 def test_what_a_function_changes_of_a_policy_is_what_evaluators_get():
     def halve(graph):
         with torch.no_grad():
@@ -165,6 +192,12 @@ def test_what_does_not_fit_is_refused():
         rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 1, **RAW), shards=99)
     with pytest.raises(RoleError, match=r"A2C keeps its values .* normalize_value=False"):
         rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 1))
+    with pytest.raises(RoleError, match=r"minibatches=3; must divide the 32 samples of an eval"):
+        rl.Local(rl.PPO, evaluators(rl.PPO, 1, minibatches=3))
+    with pytest.raises(RoleError, match=r"minibatches=3; must divide the 4 environments of an ev"):
+        rl.AllReduce(rl.PPO, evaluators(rl.PPO, 1, minibatches=3, recurrent={}))
+    with pytest.raises(RoleError, match=r"algorithm.horizon=1; must be 2 or more where"):
+        rl.AllReduce(rl.A2C, evaluators(rl.A2C, 1, horizon=1, recurrent={}))
     with pytest.raises(RoleError, match="no evaluators"):
         rl.Local(rl.A2C, [])
     with pytest.raises(RoleError, match=r"IMPALA is trained on .* Use one of ppo, a2c, pg"):

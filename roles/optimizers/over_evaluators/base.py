@@ -7,7 +7,7 @@ round; between rounds an optimizer can be asked for its policy, evaluated, saved
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import ReplayConfig
+from gmi_drl.placement import ActorCriticConfig, Fault, ReplayConfig
+from gmi_drl.placement.config.algorithms.common import short_horizon
 from gmi_drl.roles.algorithms.algorithm import Algorithm
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Begun
@@ -77,6 +78,7 @@ class EvaluatorOptimizer:
                 f"{type(self).__name__} trains on {'kept' if self.keeps else 'fresh'} experience, "
                 f"and {algorithm.__name__} does not. Use {others}."
             )
+        self._check_minibatches()
         updates = self._settings.gradient_steps(self._settings.horizon * self._num_env[0])
         updates *= getattr(self._settings, "epochs", 1)
         if self.single_step and updates != 1:
@@ -90,6 +92,23 @@ class EvaluatorOptimizer:
         self._episodes = RecentEpisodes()
         self._round = 0
         self._asked: dict[int, int] = {}  # by evaluator: in which round it was asked last
+
+    def _check_minibatches(self) -> None:
+        """RoleError unless the minibatches divide what an evaluator samples, as for a config."""
+        its, num_env = self._settings, self._num_env[0]
+        if not isinstance(its, ActorCriticConfig):
+            return
+        faults: list[Fault] = []
+        if its.recurrent is None:
+            product = f"num_env={num_env} x horizon={its.horizon}"
+            what, rows = "samples of an evaluator", num_env * its.horizon
+            faults += its.minibatch_faults(rows, what, product, "horizon")
+        else:
+            what = "environments of an evaluator, whose steps stay together"
+            faults += its.minibatch_faults(num_env, what, f"num_env={num_env}", "recurrent")
+            faults += [short_horizon(its.horizon)] if its.horizon < 2 else []
+        if faults:
+            raise RoleError(str(faults[0]))
 
     def step(self) -> dict[str, Any]:
         """Takes one round; returns how far it is and what it came to."""
@@ -153,7 +172,19 @@ class EvaluatorOptimizer:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave `state`, with new episodes."""
+        """Go on as the one that gave `state`, with new episodes.
+
+        CheckpointError if its policy or its normalisers are others.
+        """
+        mine, its = (
+            {name: np.shape(array) for name, array in weights.items() if name != "algorithm"}
+            for weights in (self.graph.acting(), state["weights"])
+        )
+        if its != mine:
+            raise CheckpointError(
+                f"a policy of {_sizes(its)}; the evaluators' has {_sizes(mine)}. Make them with "
+                "the environment and the settings of those that were saved."
+            )
         self.graph.set_weights(state["weights"])
         self.steps, self.updates = state["steps"], state["updates"]
         self.dropped = state["dropped"]
@@ -220,6 +251,10 @@ def checked_drop(drop_slowest: int, size: int) -> int:
             "Lower it, or make more."
         )
     return drop_slowest
+
+
+def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{shape[0]:,} numbers of {name}" for name, shape in shapes.items())
 
 
 def _tensors(state: Any) -> Any:
