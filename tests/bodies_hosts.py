@@ -1,5 +1,8 @@
 """What GMIs of several hosts do in tests."""
 
+import torch
+
+import bodies_comm
 import bodies_rings
 from gmi_drl.comm import GroupReformed
 
@@ -53,3 +56,45 @@ def reduce_then_fail(group):
 def differently(group):
     """The GMIs of the second host ask for another size."""
     group.bucket("gradient", 100 + (group.spec.rank == 1)).reduce()
+
+
+def reduce_and_count(group, ready, told):
+    """Reduces until a rank is told to stop, and checks each; what its leader has refused."""
+    bucket = group.bucket("gradient", 100_000)
+    expected = sum(range(1, group.size + 1))
+    wrong = times = 0
+    while True:
+        bucket.buffer.fill_(group.rank + 1)
+        wrong += not bool((bucket.reduce("sum") == expected).all())
+        times += 1
+        if times == 3 and ready is not None:
+            ready.send(times)
+        if any(group.exchange(int(told is not None and told.poll(0)))):
+            break
+    refused = {} if group.links is None else group.links.refused
+    group.finish("done")
+    return wrong, refused
+
+
+def train(group, iterations):
+    """The parameters [n] after some steps down the mean gradient of all ranks."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    parameters = list(net.parameters())
+    bucket = group.bucket("gradient", sum(p.numel() for p in parameters))
+    at = 0
+    for parameter in parameters:
+        parameter.grad = bucket.buffer[at : at + parameter.numel()].view_as(parameter)
+        at += parameter.numel()
+    for iteration in range(iterations):
+        data = torch.from_numpy(bodies_comm.vector(group.rank, 64 * 8, iteration)).view(64, 8)
+        bucket.buffer.zero_()
+        (net(data)[:, 0] - data.sin().sum(1)).square().mean().backward()
+        own = bucket.buffer.clone()
+        bucket.buffer.copy_(bucket.reduce("mean"))
+        with torch.no_grad():  # torch.optim imports for seconds
+            for parameter in parameters:
+                parameter -= 0.05 * parameter.grad
+        assert not torch.equal(own, bucket.buffer)
+    group.finish("done")
+    return torch.nn.utils.parameters_to_vector(parameters).detach().numpy().copy()

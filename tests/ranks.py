@@ -130,6 +130,10 @@ class Ranks:
             self.processes[rank].join()
             return Died(self.processes[rank].exitcode)
 
+    def ended(self, rank, within_s):
+        """Tells whether a rank has an outcome by then."""
+        return self._connections[rank].poll(within_s)
+
     def outcomes(self):
         """The outcome of each rank, by rank."""
         return [self.outcome(rank) for rank in range(len(self.processes))]

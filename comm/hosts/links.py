@@ -55,7 +55,7 @@ class HostLinks:
         self._spec, self._timeout_s, self._is_disturbed = spec, timeout_s, is_disturbed
         self._count = len(spec.members)
         self._peers = [peer for peer in range(self._count) if peer != spec.rank]
-        self.refused: collections.Counter[str] = collections.Counter()  # by what it was
+        self._refused: collections.Counter[str] = collections.Counter()
         self.epoch = 0  # of the roster that these links are connected by
         self._endpoints: tuple[Endpoint | None, ...] = ()
         self._roster: Roster | None = None  # the newest that was read
@@ -93,6 +93,11 @@ class HostLinks:
         before = read_endpoint(spec.folder)
         self._serial = 0 if before is None else before.serial
         self._crc = zlib.crc32(repr(spec.members).encode())
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Returns how many connections and messages were refused, by what they were."""
+        return {"connections": self._handshakes.refused, **self._refused}
 
     # Forming ---------------------------------------------------------------------------------
 
@@ -291,10 +296,7 @@ class HostLinks:
         """Sorts what has come in by host, and answers the authenticator's questions."""
         if self._authenticator.socket.poll(0):
             self._let_in()
-        failures = self._handshakes.failures
         self._handshakes.look()
-        if more := self._handshakes.failures - failures:
-            self.refused["handshakes"] += more
         while True:
             try:
                 _, *frames = self._inbox.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -315,14 +317,14 @@ class HostLinks:
         head = _HEAD.unpack(frames[0].buffer) if well_formed else (0,) * 6
         magic, kind, _, epoch, tag, _ = head
         if magic != _MAGIC:
-            self.refused["messages"] += 1
+            self._refused["messages"] += 1
             return
         if epoch > self.epoch:
             self._early.append((epoch, frames))
             return
         peer = self._ranks.get(str(frames[0].get("User-Id")).encode())
         if epoch < self.epoch or peer is None:
-            self.refused["messages of an epoch that is over"] += 1
+            self._refused["messages of an epoch that is over"] += 1
         elif kind == _DATA:
             self._arrived[peer].append(frames)
         elif kind == _HELLO:

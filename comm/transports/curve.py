@@ -61,7 +61,7 @@ class ConnectionMonitor:
         self.reached = False  # somebody was there
         self.up = False  # a handshake was completed, and no connection lost since
         self.failed = ""  # how the last handshake that failed did
-        self.failures = 0
+        self.refused = 0  # connections to a socket that listens, less completed handshakes
 
     def look(self) -> bool:
         """Takes in what has happened; whether a connection that had come about was lost."""
@@ -71,12 +71,13 @@ class ConnectionMonitor:
             event, value = message["event"], message["value"]
             if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
                 self.reached = True
+                self.refused += event == zmq.EVENT_ACCEPTED
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.up = True
+                self.refused -= 1
             elif event == zmq.EVENT_DISCONNECTED:
                 lost, self.up = lost or self.up, False
             else:
-                self.failures += 1
                 self.failed = _failure_text(event, value)
         return lost
 

@@ -39,10 +39,10 @@ def check(outcomes, sizes, lengths):
 @pytest.mark.parametrize(
     ("sizes", "options"),
     [
-        ((2, 2), {}),
+        pytest.param((2, 2), {}, marks=pytest.mark.slow),
         ((1, 2, 1), {}),
         ((2, 3), {"strategy": "har", "devices": [(0, 1), (0, 1, 1)]}),
-        ((2, 2), {"strategy": "mrr", "devices": (0, 1)}),
+        pytest.param((2, 2), {"strategy": "mrr", "devices": (0, 1)}, marks=pytest.mark.slow),
     ],
 )
 def test_hosts_reduce_as_one_and_all_gmis_read_the_same_bits(sizes, options):
@@ -63,6 +63,7 @@ def test_a_gmi_that_is_replaced_brings_all_hosts_to_a_new_epoch():
         assert cluster.outcomes() == [(3, 10.0)] * 4
 
 
+@pytest.mark.slow
 def test_a_host_that_is_lost_is_waited_for_and_comes_back():
     told, stop = pipe()
     with Cluster(bodies.reduce_through_deaths, (1, 1), args_of=[(told,), (None,)]) as cluster:
@@ -80,12 +81,11 @@ def test_a_host_that_is_lost_is_waited_for_and_comes_back():
 
 def test_a_host_that_is_killed_is_named_within_the_deadline():
     listen, ready = pipe()
-    args = [(None,), (None,), (ready,), (None,)]
-    with Cluster(bodies.reduce_until_it_fails, (2, 2), args_of=args, timeout_s=4.0) as cluster:
+    args = [(None,), (None,), (ready,)]
+    with Cluster(bodies.reduce_until_it_fails, (2, 1), args_of=args, timeout_s=4.0) as cluster:
         assert listen.poll(60)
         began_s = time.monotonic()
-        for ranks in range(2):
-            cluster.hosts[1].kill(ranks)
+        cluster.hosts[1].kill(0)
         outcomes = [cluster.hosts[0].outcome(rank) for rank in range(2)]
         assert time.monotonic() - began_s < 20  # 2 s, and a busy machine
     leader, other = outcomes
