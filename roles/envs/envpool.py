@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 import numpy as np
@@ -16,6 +16,8 @@ from .flatten import Flattener, unflattened_action
 from .gymnasium import torch_dtype
 from .protocol import Step, VecEnvSpec
 from .spaces import action_columns, space_faults
+
+_SEEDS: Final = 2**31  # EnvPool takes no larger ones
 
 
 class EnvPoolVecEnv:
@@ -55,7 +57,7 @@ class EnvPoolVecEnv:
     def _make(self, seed: int) -> None:
         try:
             self._pool: Any = import_module("envpool").make_gymnasium(
-                self.env_id, seed=seed, **self._keys
+                self.env_id, seed=seed % _SEEDS, **self._keys
             )
         except Exception as error:
             raise EnvRaised.of(self.env_id, "constructor", error) from error
