@@ -12,7 +12,9 @@ import faults
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.state import checkpoint
+from gmi_drl.trained import filming
 from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
 
@@ -125,3 +127,5 @@ def test_what_was_learned_plays_afterwards_by_the_best_network(undisturbed, tmp_
     assert policy.act(board) == 2
     with pytest.raises(PolicyNotLoaded, match="searches games, which is no function of tensors"):
         export_policy(policy, "pt2", tmp_path / "policy.pt2")
+    with pytest.raises(EnvSpecError, match="films are of Gymnasium's environments"):
+        filming._drawable(policy)

@@ -16,7 +16,10 @@ from gmi_drl.launcher.plan import user_code
 from gmi_drl.launcher.plan.planning import faults_of
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.state import checkpoint
+from gmi_drl.trained import filming
+from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
 
 ITERATIONS = 6
@@ -76,7 +79,7 @@ def test_a_killed_gmi_comes_back_and_all_hold_the_same_policies(trained):
     assert last["return_mean"] is not None
 
 
-def test_its_policies_act_afterwards_each_in_its_own_space(trained):
+def test_its_policies_act_afterwards_each_in_its_own_space(trained, tmp_path):
     told = gmi_drl.evaluate(trained.folder, episodes=4)
     assert told.mean == pytest.approx(trained.eval_return)
     meadow = bodies_agents.Meadow()
@@ -87,6 +90,10 @@ def test_its_policies_act_afterwards_each_in_its_own_space(trained):
         assert meadow.action_space(agent).contains(action)
         many = policy.act(np.stack([observations[agent]] * 3))
         assert len(many) == 3
+        with pytest.raises(EnvSpecError, match="films are of environments of one agent"):
+            filming._drawable(policy)
+        with pytest.raises(PolicyNotLoaded, match=r"several agents.*Act by gmi_drl.load_policy"):
+            export_policy(policy, "pt2", tmp_path / "policy.pt2")
     for wrong in (None, "cows"):
         with pytest.raises(PolicyNotLoaded, match=r"it has dogs, sheep\. Give one of these"):
             gmi_drl.load_policy(trained.folder, policy_id=wrong)

@@ -46,6 +46,20 @@ TASKS = {
         "env": {"id": "MinAtar/Breakout-v1", "wrappers": [{"frame_stack": {"count": 2}}]},
         "algorithm": {"network": "impala", "horizon": 16},
     },
+    "warp": {
+        "env": {
+            "id": "HalfCheetah-v5",
+            "adapter": "warp",
+            "options": {"frame_skip": 1},
+            "max_episode_steps": 20,
+        },
+        "algorithm": {"horizon": 16},
+    },
+    "envpool": {
+        "env": {"id": "CartPole-v1", "adapter": "envpool", "max_episode_steps": 50},
+        "algorithm": {"horizon": 16},
+    },
+    "isaacgym": {"env": {"id": "Ant", "adapter": "isaacgym"}, "algorithm": {"horizon": 16}},
     "torch": {"env": {"id": "BallBalance-v0"}, "algorithm": {"horizon": 16}},
     "structure": {"env": {"id": "bodies_spaces:ShowsShifted-v0"}, "algorithm": {"horizon": 16}},
     "mixed": {"env": {"id": "bodies_spaces:TakesMixed-v0"}, "algorithm": {"horizon": 16}},

@@ -144,6 +144,7 @@ def film_here(text: str) -> dict[str, str]:
 def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
     """Makes one environment that draws itself; EnvSpecError if it does not."""
     from gmi_drl.roles.envs import EnvSpecError, check_env, make_env
+    from gmi_drl.roles.envs.adapters import find_spec
 
     env = policy.origin.config.env
     if env.adapter == "pettingzoo":
@@ -151,6 +152,14 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
             [
                 f"env.adapter={env.adapter}: films are of environments of one agent. Make the "
                 "environment with render_mode in Python, and act by gmi_drl.load_policy."
+            ]
+        )
+    if find_spec(env.id) is None:
+        raise EnvSpecError(
+            [
+                f"env.id={env.id!r}: films are of Gymnasium's environments, which it is none of. "
+                "Draw it yourself and act by gmi_drl.load_policy, or name one of Gymnasium's with "
+                "the same observations and actions: --set env.id=..."
             ]
         )
     drawn: dict[str, Any] = {"render_mode": "rgb_array"}
