@@ -24,11 +24,11 @@ def load_class(reference: str, folder: Path | None = None, kind: str = "role") -
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        beside = "" if folder is None else f"beside the config file ({folder}) and "
+        beside = "" if folder is None else f" ({folder})"
         raise RoleLoadError(
             f"{kind} {reference!r}: importing {module_name} failed with "
-            f"{type(error).__name__}: {error}. The module is looked for {beside}among the "
-            "installed packages."
+            f"{type(error).__name__}: {error}. The module is looked for beside the config file"
+            f"{beside} and among the installed packages. Put it there, and install what it imports."
         ) from error
     found = getattr(module, class_name, None)
     if found is None:

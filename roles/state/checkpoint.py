@@ -249,11 +249,12 @@ def find(folder: Path) -> Checkpoint:
     its = folder / "checkpoints"
     checkpoints = its if its.is_dir() else folder
     found = _all(checkpoints)
-    if not found and not its.is_dir():
+    if not found and not its.is_dir() and not (folder / "config.yaml").is_file():
         return _read(folder)  # which says what it lacks
     if not found:
         raise CheckpointError(
-            f"{folder} holds no checkpoint: nothing of it was saved. Launch its config anew."
+            f"{folder} holds no checkpoint: nothing of it was saved. Let it train until it has one "
+            "(run.checkpoint_every), or launch its config anew."
         )
     try:
         return _read(found[-1])

@@ -194,7 +194,7 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
     assert gmi_drl.load_policy(folder).act(np.zeros((0, 4))).shape == (0,)
     bare = shutil.copytree(folder, tmp_path / "bare")
     shutil.rmtree(bare / "checkpoints")
-    with pytest.raises(CheckpointError, match="manifest"):
+    with pytest.raises(CheckpointError, match=r"bare holds no checkpoint.*run\.checkpoint_every"):
         gmi_drl.load_policy(bare)
 
     def changed(name, **sections):
@@ -205,12 +205,34 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
         (copy / "config.yaml").write_text(yaml.safe_dump(config))
         return copy
 
+    before = changed("before")
+    text = (before / "config.yaml").read_text()
+    (before / "config.yaml").write_text(text.replace("version: 1", "version: 0", 1))
+    with pytest.raises(ConfigError, match=r"version=0; must be 1\. Write `version: 1`"):
+        gmi_drl.load_policy(before)
+    (manifest,) = changed("earlier").glob("checkpoints/iteration_*/manifest.json")
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"version": 0}))
+    with pytest.raises(CheckpointError, match="version 0"):
+        gmi_drl.load_policy(tmp_path / "earlier")
+    del content["policy"]  # as an earlier gmi-drl wrote it
+    manifest.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="does not say what its policy is"):
+        assert gmi_drl.load_policy(tmp_path / "earlier").act(np.zeros(4)) in (0, 1)
+    for name, env, told in (
+        ("unknown", {"id": "NoSuch-v0"}, "'NoSuch-v0' is not a registered env.* Write module:Id"),
+        ("absent", {"id": "Ant", "adapter": "isaacgym"}, "isaacgym, which is not installed. Inst"),
+    ):
+        with pytest.raises(EnvSpecError, match=told):
+            gmi_drl.load_policy(changed(name, env=env))
     with pytest.raises(EnvSpecError, match="no_module_of_that_name"):
         gmi_drl.load_policy(changed("env", env={"id": "no_module_of_that_name:Some-v0"}))
     roles = {"trainer": {"class": "no_module_of_that_name:Mine", "params": {}}}
-    with pytest.raises(RoleLoadError, match="no_module_of_that_name"):
+    with pytest.raises(RoleLoadError, match=r"no_module_of_that_name.*Put it there"):
         gmi_drl.load_policy(changed("role", roles=roles))
-    with pytest.raises(GmiDrlError, match="no_module_of_that_name"):
+    with pytest.raises(
+        GmiDrlError, match=r"no_module_of_that_name:Net.*beside the config file.*Put it there"
+    ):
         gmi_drl.load_policy(changed("own", algorithm={"network": "no_module_of_that_name:Net"}))
     with pytest.raises(CheckpointError, match="another policy than this config makes"):
         gmi_drl.load_policy(changed("network", algorithm={"network": [8]}))
