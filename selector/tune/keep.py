@@ -68,13 +68,21 @@ def environments(config: Config, topology: Topology) -> int:
 def as_given(config: Config, topology: Topology) -> Config:
     """Returns the config; where it says `auto`, with the fewest GMIs and what a plain user has."""
     plain = simplest(config)
-    least = template_of(config).least_gmis
+    least = least_gmis(config, topology)
     if plain.layout.gmi_per_gpu < least:
         plain = resolved(plain, gmi_per_gpu=least)
     if config.env.num_env != AUTO:
         return plain
     on_gpu = any(device.kind == "gpu" for device in topology.devices)
     return resolved(plain, num_env=PLAIN_ON_GPU if on_gpu else PLAIN)
+
+
+def least_gmis(config: Config, topology: Topology) -> int:
+    """Returns the fewest GMIs of a device: of its template, and with one that is not dropped."""
+    template, dropped = template_of(config), config.algorithm.dropped_agents
+    if template.is_split:
+        return max(template.least_gmis, dropped + 2 if dropped else 0)
+    return max(template.least_gmis, -(-(dropped + 1) // max(len(topology.devices), 1)))
 
 
 def own_update(config: Config, topology: Topology) -> int:

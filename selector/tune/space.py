@@ -40,6 +40,7 @@ from .keep import (
     SAME,
     Update,
     kept_sentence,
+    least_gmis,
     least_horizon,
     may_grow,
     own_update,
@@ -87,7 +88,7 @@ def space_of(
             rows.append(tuple(candidates))
     if not rows:
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
-        fewest = resolved(config, gmi_per_gpu=template_of(config).least_gmis)  # if there is no row
+        fewest = resolved(config, gmi_per_gpu=least_gmis(config, topology))  # if there is no row
         raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
     held = list(_held(config, topology))
     most = most_samples(config, topology)
@@ -309,12 +310,12 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
     on_cores = any(device.kind == "cpu" for device in topology.devices)
     # Each GMI is a process that drives its GPU from a core: with fewer cores they take turns there.
     most = cores if on_cores else max(2, cores)
-    counts = {count for count in _COUNTS if template_of(config).least_gmis <= count <= most}
+    counts = {count for count in _COUNTS if least_gmis(config, topology) <= count <= most}
     if config.tune.algorithm == "paper":
         return sorted(count for count in counts if count & (count - 1) == 0)
-    if on_cores and cores >= template_of(config).least_gmis:
+    if on_cores and cores >= least_gmis(config, topology):
         counts.add(cores)  # a core for each
-    if template_of(config).least_gmis <= config.layout.gmi_per_gpu <= most:  # not auto
+    if least_gmis(config, topology) <= config.layout.gmi_per_gpu <= most:  # not auto
         counts.add(config.layout.gmi_per_gpu)  # what is to be beaten
     return sorted(counts)
 

@@ -260,3 +260,18 @@ def test_an_update_that_changes_is_said_with_both_numbers():
 def test_no_room_for_the_fewest_gmis_is_a_fault_that_says_so():
     with pytest.raises(ConfigError, match="each GMI needs one"):
         space_of(config_with(layout={"template": "tdg_ex"}), on_cores(1))
+
+
+@pytest.mark.parametrize(
+    ("template", "groups", "tried"),
+    [("tcg_ex", 1, [2, 3, 4]), ("tcg_ex", 2, [1, 2]), ("tdg_ex", 1, [3, 4])],
+)
+def test_fewer_gmis_than_an_update_is_made_of_are_not_tried(template, groups, tried):
+    """One GMI is left out of each update, or one agent of each trainer."""
+    layout = {"gmi_per_gpu": "auto", "template": template}
+    config = config_with(
+        env={"num_env": "auto"}, layout=layout, algorithm={"drop_slowest": 1},
+        tune={"keep": "gradient_steps"},
+    )  # fmt: skip
+    space, _ = space_of(config, on_cores(4, groups))
+    assert counts(space) == tried
