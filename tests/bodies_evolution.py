@@ -1,5 +1,10 @@
 """A linear-quadratic task and GMIs that evolve policies, for processes that import it by name."""
 
+import contextlib
+import os
+import signal
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import torch
@@ -41,6 +46,28 @@ class LQR(gymnasium.Env):
 
 
 gymnasium.register("GmiLQR-v0", entry_point=LQR, max_episode_steps=STEPS, disable_env_checker=True)
+
+
+class KillingLQR(LQR):
+    """Kills, in its fifth step, the process whose number is in a file, which it takes away."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self._file, self._steps = Path(folder) / "kill", 0
+
+    def step(self, action):
+        self._steps += 1
+        if self._steps % 5 == 0:
+            mine = self._file.with_name(f"kill-{os.getpid()}")
+            with contextlib.suppress(FileNotFoundError):  # one of all that play
+                self._file.rename(mine)
+                os.kill(int(mine.read_text()), signal.SIGKILL)
+        return super().step(action)
+
+
+gymnasium.register(
+    "KillingLQR-v0", entry_point=KillingLQR, max_episode_steps=STEPS, disable_env_checker=True
+)
 
 
 def expected_cost(gain):

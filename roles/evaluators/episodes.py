@@ -71,12 +71,12 @@ class PerturbedEpisodes:
         rows = torch.zeros(len(directions), 2, self.width, dtype=torch.float64)
         num_env = self._env.num_env
         first = _mixed(self._seed, _EPISODES, number) >> 2  # that of the last is below 2^31
-        noise = torch.empty(num_env, len(parameters))
+        noise = torch.zeros(num_env, len(parameters))
         for begin in range(0, len(directions), num_env):
             part = directions[begin : begin + num_env]
             for at, index in zip(noise, part, strict=False):
                 direction_of(self._seed, number, index, at)
-            # Environments that are left over try again what was drawn there before.
+            # Environments that are left over try again what was drawn there before, or nothing.
             for side, sign in enumerate((self._noise, -self._noise)):
                 self._policies.load(torch.add(parameters, noise, alpha=sign).to(self._env.device))
                 played = self._episode(first + part[0])

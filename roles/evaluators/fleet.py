@@ -22,7 +22,7 @@ class Fleet:
         """`evaluators`: `Evaluator` objects, or handles of actors of that class."""
         if not evaluators:
             raise RoleError("no evaluators; an optimizer needs one or more. Make some first.")
-        self._evaluators, self._timeout = list(evaluators), timeout
+        self._evaluators, self.timeout = list(evaluators), timeout
         self._refs: dict[runtime.ObjectRef, int] = {}
         self._answers: deque[tuple[int, Any]] = deque()  # of objects, which answer at once
 
@@ -51,11 +51,11 @@ class Fleet:
         """
         if self._answers:
             return self._answers.popleft()
-        ready, _ = runtime.wait(list(self._refs), timeout=self._timeout.total_seconds())
+        ready, _ = runtime.wait(list(self._refs), timeout=self.timeout.total_seconds())
         if not ready:
             late = ", ".join(map(str, sorted(self._refs.values())))
             raise EvaluatorLate(
-                f"timed out after {self._timeout.total_seconds():g} s: evaluator {late} has not "
+                f"timed out after {self.timeout.total_seconds():g} s: evaluator {late} has not "
                 "answered. If it only takes longer, raise `timeout`."
             )
         number = self._refs.pop(ready[0])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gmi_drl import runtime
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import ALGORITHMS, ReplayConfig
+from gmi_drl.placement import ALGORITHMS, EvolutionConfig, ReplayConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -33,6 +33,8 @@ from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.samples.minibatch import Minibatch, joined
 from gmi_drl.roles.seeds import ACTIONS, ENVIRONMENTS, LOSSES, seed_of
 
+from .aggregator import Tried
+from .episodes import PerturbedEpisodes
 from .evaluate import evaluate_together
 from .first_priorities import FirstPriorities
 from .gradients import GradientMaker
@@ -92,10 +94,11 @@ class Evaluator:
         self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
         its = algorithm.Settings(**(settings or {}))
         fresh = not algorithm.whole_segments and "value" in algorithm.bootstrap
-        if not (fresh or isinstance(its, ReplayConfig)):
+        if not (fresh or isinstance(its, ReplayConfig | EvolutionConfig)):
             raise RoleError(
                 f"{algorithm.__name__} is trained on sent experience, and an evaluator samples "
-                f"fresh one, or such as is kept. Use one of {', '.join(_trainable())}."
+                "fresh one, or such as is kept, or plays episodes. Use one of "
+                f"{', '.join(_trainable())}."
             )
         with_env = make_env(env, 1, **self._shaped)
         try:
@@ -134,6 +137,15 @@ class Evaluator:
         graph, num_env = self._graph, self._num_env
         seeds = partial(seed_of, self._seed, rank, lives=lives)
         self._env = make_env(self._id, num_env, **self._shaped, seed=seeds(ENVIRONMENTS))
+        if isinstance(graph.spec.settings, EvolutionConfig):
+            settings = graph.spec.settings
+            self._episodes = PerturbedEpisodes(
+                self._env,
+                graph.policy.network,  # type: ignore[arg-type]
+                graph.normalizers.observations,
+                seed=self._seed, longest=settings.horizon, noise=settings.noise,
+            )  # fmt: skip
+            return
         self._batch, generator = graph.batch(num_env), torch.Generator().manual_seed(seeds(ACTIONS))
         graph.algorithm.explore_as(range(rank * num_env, (rank + 1) * num_env), total * num_env)
         self._collector = Collector(self._env, graph.algorithm, self._batch, generator)
@@ -200,6 +212,13 @@ class Evaluator:
         parts = np.split(self._maker.gradient.numpy().copy(), ends)
         self._pulled = [_ask(s, "push", part, rate) for s, part in zip(shards, parts, strict=True)]
         return replace(made, vector=made.vector[:0])
+
+    def score(self, weights: Weights, number: int, first: int, end: int) -> Tried:
+        """Tries directions `first` to `end` of round `number` around parameters, both ways each."""
+        graph = self._graph
+        graph.set_weights(weights)
+        parameters = graph.parameters.packed(graph.parameters.data.detach())
+        return Tried.of(self._episodes.play(parameters, number, range(first, end)), first)
 
     def measure(self, weights: Weights, steps: int) -> np.ndarray[Any, Any]:
         """Collects a horizon; returns its moments, the algorithm's and those of observations."""
@@ -280,5 +299,5 @@ def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
 
 
 def _trainable() -> Sequence[str]:
-    under = {"all_reduce", "replay"}
+    under = {"all_reduce", "replay", "population"}
     return [name for name, its in ALGORITHMS.items() if under & {*its.optimizers}]

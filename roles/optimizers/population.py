@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import Group, solo_group
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.algorithms.evolution import Evolution
 from gmi_drl.roles.errors import RoleError
-from gmi_drl.roles.evaluators.episodes import RETURN, STEPS, PerturbedEpisodes, direction_of
+from gmi_drl.roles.evaluators.aggregator import Tried
+from gmi_drl.roles.evaluators.episodes import RETURN, STEPS, PerturbedEpisodes
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.experience import ExperienceCodec, Use
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
-from .descent import one_thread
+from .evolution_step import EvolutionStep
 from .gradient_step import check_finite
 from .learner import Learner
 from .optimizer import NoMore, Round, WholeRounds
@@ -57,13 +57,14 @@ class Population(WholeRounds):
 
     def __init__(self, role: ActingRole, algorithm: Evolution, episodes: PerturbedEpisodes) -> None:
         mgr, settings = role.mgr, algorithm.settings
-        self._algorithm, self._episodes, self._group = algorithm, episodes, mgr.context.group
+        self._episodes, self._group = episodes, mgr.context.group
         # It draws nothing: what it is given is the gradient of the whole population.
         self.learner = Learner(algorithm, torch.Generator(mgr.context.device))
+        self._step = EvolutionStep(algorithm, self.learner, mgr.config.run.seed)
         self._codec = ExperienceCodec(1, is_recorded=mgr.config.run.lineage > 0)
         self.progress = Progress(mgr.layout, extra=self._codec.numel)
         self._gmi_id, self._process = mgr.GMI_id, mgr.context.process
-        self._seed, self._total_steps = mgr.config.run.seed, mgr.config.run.total_steps
+        self._total_steps = mgr.config.run.total_steps
         self._directions = settings.directions
         self._stop_requested = mgr.stop_requested
 
@@ -84,8 +85,7 @@ class Population(WholeRounds):
         learner.anneal(steps / self._total_steps)
         clock.clear()  # of a round that was given up
         learner.clock.clear()
-        data = learner.parameters.data.detach()
-        parameters = learner.parameters.packed(data).cpu()
+        parameters = self._step.parameters()
         mine = self._share(self._group.rank)
         with phase("infer"):
             rows = self._episodes.play(parameters, iteration, mine)
@@ -93,8 +93,8 @@ class Population(WholeRounds):
         with phase("reduce"):
             everyone = self._gather(rows)
         learner.clock.begin("train")
-        with phase("train"), one_thread():
-            lost = self._update(everyone, parameters, iteration)
+        with phase("train"):
+            pairs, lost = self._step.take(Tried.of(everyone, 0), parameters, iteration)
         learner.clock.stop()
         stats, took = learner.stats(), {**clock.read(), **learner.clock.read()}
         check_finite(stats)
@@ -106,7 +106,7 @@ class Population(WholeRounds):
         use = Use(self._gmi_id, self._process, iteration, len(mine), steps)
         extra = self._codec.pack([use])
         agreed = self.progress.agree(seen, phases, self._stop_requested(), extra=extra)
-        paid = int(everyone[..., STEPS].sum())
+        paid = int(pairs[..., STEPS].sum())
         speed = {"steps_per_s": paid / sum(phases), "nan_returns": lost}
         metrics = speed | agreed.metrics | stats | {"updates": learner.updates}
         experience = self._codec.unpack(agreed.extra)
@@ -123,53 +123,6 @@ class Population(WholeRounds):
                 for rank, part in enumerate(parts)
             ]
         )
-
-    @torch.no_grad()
-    def _update(self, rows: Tensor, parameters: Tensor, number: int) -> int:
-        """Takes the step of a round; returns how many returns were not finite.
-
-        A direction is left out where one of its two ways has such a return.
-        """
-        beat("update")
-        algorithm = self._algorithm
-        finite = rows.isfinite().all(-1)
-        lost = int((~finite).sum())
-        kept = finite.all(1).nonzero().squeeze(-1)
-        if not len(kept):
-            raise RoleError(
-                f"round {number + 1}: {lost} of {2 * len(rows)} episodes paid or showed what is "
-                "not finite, and no direction has two that did not. Lower algorithm.noise, "
-                f"{algorithm.settings.noise:g}, or learning_rate; or look for NaN in the "
-                "environment."
-            )
-        rows = rows[kept]
-        scores = rows[..., RETURN] - algorithm.survival_bonus * rows[..., STEPS]
-        gradient, direction = algorithm.weight_decay * parameters, torch.empty_like(parameters)
-        for index, weight in zip(kept.tolist(), algorithm.weights(scores).tolist(), strict=True):
-            if weight:
-                direction_of(self._seed, number, index, direction)
-                gradient.sub_(direction, alpha=weight)
-        norm = torch.linalg.vector_norm(gradient.double())
-        stats = torch.stack([scores.mean(), scores.std(correction=0), scores.max(), norm]).float()
-        learner = self.learner
-        flat = torch.zeros_like(learner.parameters.data)
-        learner.parameters.unpack(gradient, flat)
-        learner.apply_with(flat, stats, self._moments(rows))
-        return lost
-
-    def _moments(self, rows: Tensor) -> Tensor:
-        """Returns count, means and sums of squared deviations of what was seen, as normalisers do.
-
-        Empty where there is none.
-        """
-        normalizer = self._algorithm.normalizers.observations
-        if normalizer is None:
-            return rows.new_zeros(0)
-        count = rows[..., STEPS].sum()
-        total, squares = rows[..., 2:].flatten(0, 1).sum(0).view(2, -1)
-        mean = total / count
-        deviations = (squares - total * mean).clamp_(min=0.0)
-        return torch.cat([count[None], normalizer.mean.double().cpu() + mean, deviations])
 
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict() | {"episodes": self.progress.state_dict()}

@@ -1,6 +1,8 @@
 """The examples and the pages of the runtime: they run as they are, and print what they claim."""
 
+import os
 import re
+import runpy
 import sqlite3
 import subprocess
 import sys
@@ -16,10 +18,11 @@ def output_of(name):
     return run(FOLDER / f"{name}.py")
 
 
-def run(*arguments, timeout_s=50):
+def run(*arguments, timeout_s=50, **environment):
     ended = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout_s
-    )
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=timeout_s,
+        env=os.environ | environment,
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
     return ended.stdout
@@ -118,6 +121,34 @@ def test_a3c_learns_from_gradients_that_two_processes_send():
     lines = run(ROOT / "examples" / "rl" / "a3c.py", timeout_s=280).splitlines()
     assert len(lines) > 10
     assert numbers(lines[-1])[0] >= 450
+
+
+@pytest.mark.parametrize("name", ["ppo_es", "a3c_es"])
+def test_an_optimizer_is_evaluated_by_what_it_makes_of_a_policy(name):
+    """A member of the population: the same noise gives the same, and its return counts alone."""
+    example = runpy.run_path(str(ROOT / "examples" / "rl" / f"{name}.py"))
+    member, again, other = (example["Member"](3) for _ in range(3))
+    for one in (member, again, other):
+        one.trained.__globals__.update(ITERATIONS=1, GRADIENTS=6)
+    begin = member.parameters()
+    score, after, steps = member.trained(begin, seed=7)
+    assert 8 <= score <= 500
+    assert steps == (512 if name == "ppo_es" else 6 * 32)
+    assert 0 < abs(after - begin).max() < 1
+    same, unlike = again.trained(begin, seed=7), other.trained(begin, seed=8)
+    assert (same[0], same[1].tobytes(), same[2]) == (score, after.tobytes(), steps)
+    assert unlike[1].tobytes() != after.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ppo_in_evolution_learns():
+    code = "import ppo_es; ppo_es.main(steps=60_000)"
+    environment = {"PYTHONPATH": str(ROOT / "examples" / "rl")}
+    lines = run("-c", code, timeout_s=280, **environment).splitlines()
+    returns = [numbers(line)[-1] for line in lines]
+    assert len(returns) == 8
+    assert returns[-1] > 2 * returns[0]
 
 
 def test_the_page_of_the_runtime_does_what_it_says(tmp_path, monkeypatch):

@@ -279,7 +279,7 @@ def test_evaluators_that_answer_nothing_are_named(actors):
     its = actors(2)
     optimizer = rl.Local(rl.A2C, its, timeout=timedelta(seconds=20))
     pids = [runtime.process_id(one) for one in its]
-    optimizer.fleet._timeout = timedelta(seconds=1)
+    optimizer.fleet.timeout = timedelta(seconds=1)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

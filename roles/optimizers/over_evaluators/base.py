@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import ActorCriticConfig, Fault, ReplayConfig
+from gmi_drl.placement import ActorCriticConfig, EvolutionConfig, Fault, ReplayConfig
 from gmi_drl.placement.config.algorithms.common import short_horizon
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import CheckpointError, RoleError
@@ -28,6 +28,12 @@ from gmi_drl.roles.optimizers.gradient_step import check_finite
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 
+_OPTIMIZERS: Final = {
+    "fresh experience": "AllReduce or Local",
+    "kept experience": "Replay or Apex",
+    "returns": "Population",
+}
+
 
 class EvaluatorOptimizer:
     """Holds what the optimizers share: the policy graph of the driver, its evaluators, the counts.
@@ -37,7 +43,7 @@ class EvaluatorOptimizer:
     """
 
     name: ClassVar[str] = ""
-    keeps: ClassVar[bool] = False  # experience, for algorithms that are trained on such
+    trains_on: ClassVar[str] = "fresh experience"
     single_step: ClassVar[bool] = False  # needs an algorithm that takes one step for each batch
 
     def __init__(
@@ -70,22 +76,23 @@ class EvaluatorOptimizer:
                     f"evaluator {number} has other settings or num_env than evaluator 0, and "
                     "samples are weighed alike. Make all alike."
                 )
-        self._spec = specs[0]
+        self._spec, self._seeds = specs[0], [spec.seed for spec in specs]
         self._settings: Any = specs[0].settings
-        if isinstance(self._settings, ReplayConfig) != self.keeps:
-            others = "AllReduce or Local" if self.keeps else "Replay or Apex"
+        if (trained_on := _trained_on(self._settings)) != self.trains_on:
             raise RoleError(
-                f"{type(self).__name__} trains on {'kept' if self.keeps else 'fresh'} experience, "
-                f"and {algorithm.__name__} does not. Use {others}."
+                f"{type(self).__name__} trains on {self.trains_on}, and {algorithm.__name__} "
+                f"on {trained_on}. Use {_OPTIMIZERS[trained_on]}."
             )
         self._check_minibatches()
-        updates = self._settings.gradient_steps(self._settings.horizon * self._num_env[0])
-        updates *= getattr(self._settings, "epochs", 1)
-        if self.single_step and updates != 1:
-            raise RoleError(
-                f"{type(self).__name__} takes one step for each gradient, and {algorithm.__name__} "
-                f"takes {updates} for each batch. Use AllReduce or Local, or A2C or PG."
-            )
+        if self.single_step:
+            updates = self._settings.gradient_steps(self._settings.horizon * self._num_env[0])
+            updates *= getattr(self._settings, "epochs", 1)
+            if updates != 1:
+                raise RoleError(
+                    f"{type(self).__name__} takes one step for each gradient, and "
+                    f"{algorithm.__name__} takes {updates} for each batch. Use AllReduce or Local, "
+                    "or A2C or PG."
+                )
         self.graph = PolicyGraph(self._spec)
         self._total_steps = total_steps
         self.steps = self.updates = self.dropped = 0
@@ -205,10 +212,15 @@ class EvaluatorOptimizer:
         """End the evaluators that are actors; those of this process let their environments go."""
         self.fleet.close()
 
-    def _result(self, seen: Seen, samples: int, stats: dict[str, float | None]) -> dict[str, Any]:
-        """Counts `samples` evaluators' horizons, and returns what a round came to."""
+    @property
+    def _horizon_steps(self) -> int:
+        """Returns the steps that one sample of an evaluator has."""
+        return int(self._settings.horizon * self._num_env[0])
+
+    def _result(self, seen: Seen, steps: int, stats: dict[str, float | None]) -> dict[str, Any]:
+        """Counts `steps` of environments, and returns what a round came to."""
         check_finite(stats)
-        self.steps += samples * self._settings.horizon * self._num_env[0]
+        self.steps += steps
         self._episodes.add(seen)
         return_mean, length_mean = self._episodes.means()
         counts = {"steps": self.steps, "updates": self.updates, "dropped": self.dropped}
@@ -229,10 +241,10 @@ class Learning(EvaluatorOptimizer):
         if self._total_steps:
             self._learner.anneal(self.steps / self._total_steps)
 
-    def _learned(self, seen: Seen, samples: int) -> dict[str, Any]:
+    def _learned(self, seen: Seen, steps: int) -> dict[str, Any]:
         """Returns `_result` of what the learner has done since the last time."""
         self.updates = self._learner.updates
-        return self._result(seen, samples, self._learner.stats())
+        return self._result(seen, steps, self._learner.stats())
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"descent": self._learner.descent.state_dict()}
@@ -241,6 +253,13 @@ class Learning(EvaluatorOptimizer):
         super().load_state_dict(state)
         self._learner.descent.load_state_dict(state["descent"])
         self._learner.updates = self.updates
+
+
+def _trained_on(settings: Any) -> str:
+    """Says what algorithms of these settings are trained on."""
+    if isinstance(settings, EvolutionConfig):
+        return "returns"
+    return "kept experience" if isinstance(settings, ReplayConfig) else "fresh experience"
 
 
 def checked_drop(drop_slowest: int, size: int) -> int:

@@ -71,7 +71,7 @@ class AllReduce(Learning):
         seen = Seen(0.0, 0.0, 0.0)
         for one in gradients:
             seen = seen.plus(one.episodes)
-        return self._learned(seen, len(there))
+        return self._learned(seen, len(there) * self._horizon_steps)
 
 
 class AsyncGradients(Learning):
@@ -94,7 +94,7 @@ class AsyncGradients(Learning):
         self._anneal()
         vector, stats, moments = map(tensor_of, (gradient.vector, gradient.stats, gradient.moments))
         self._learner.apply_with(vector, stats, moments)
-        return self._learned(gradient.episodes, 1) | {"lag": lag}
+        return self._learned(gradient.episodes, self._horizon_steps) | {"lag": lag}
 
     def _ask_for_gradient(self, number: int) -> None:
         self._ask(number, "gradient", self.graph.weights(), self.steps)

@@ -70,7 +70,7 @@ class Local(Learning):
         complete(self._batch, self.graph.policy, self.graph.normalizers.observations)
         self._anneal()
         self._learner.update(self._batch)
-        return self._learned(seen, self._width)
+        return self._learned(seen, self._width * self._horizon_steps)
 
     def _take(self, sample: Sample, first: int) -> None:
         self._codec.unpack(tensor_of(sample.memory), self._batch, first)

@@ -107,7 +107,7 @@ class ParameterServer(EvaluatorOptimizer):
             observations.update(moments[own:])
         self.updates += 1
         stats = dict(zip(algorithm.stats, gradient.stats.tolist(), strict=True))
-        return self._result(gradient.episodes, 1, stats) | {"lag": lag}
+        return self._result(gradient.episodes, self._horizon_steps, stats) | {"lag": lag}
 
     def _ask_to_push(self, number: int) -> None:
         statistics = self.graph.statistics()

@@ -29,7 +29,7 @@ class Replay(Learning):
     """All evaluators sample, and the updates that are due for what they bring are taken."""
 
     name = "replay"
-    keeps = True
+    trains_on = "kept experience"
 
     def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:
         super().__init__(algorithm, evaluators, **rest)
@@ -66,7 +66,7 @@ class Replay(Learning):
         if self._total_steps:
             self._replay.anneal(self.steps / self._total_steps)
         self._replay.update(self._batch)
-        return self._learned(seen, len(samples)) | self._replay.metrics()
+        return self._learned(seen, len(samples) * self._horizon_steps) | self._replay.metrics()
 
     def _make_goals_env(self) -> VecEnv:
         self._goals_env = self._make_env(seed=seed_of(self._spec.seed, 0, GOALS))

@@ -1,0 +1,118 @@
+"""What came of directions, and a tree of aggregators that add it up on the way to the driver.
+
+Sums of floats depend on their order, so they are taken over aligned blocks of directions, 2^level
+of them, each the sum of its two halves: whoever adds them up, in whatever order they come, the sum
+is the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gmi_drl import runtime
+from gmi_drl.roles.errors import EvaluatorLate
+
+from .episodes import RETURN, STEPS
+from .graph import Weights
+
+Block = tuple[int, int]  # (level, index): directions from index x 2^level on, 2^level of them
+
+
+@dataclass
+class Tried:
+    """What came of some directions.
+
+    `pairs` has by direction the returns and steps of both its ways [2, 2]; a return is NaN where it
+    or an observation was not finite. `sums` of what was seen in the others, by block.
+    """
+
+    pairs: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    sums: dict[Block, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: Tensor, first: int) -> Tried:
+        """Returns that of rows [K, 2, W] of directions from `first`; see PerturbedEpisodes.play."""
+        tried = cls()
+        for index, (row, finite) in enumerate(
+            zip(rows.numpy(), rows.isfinite().all(-1).numpy(), strict=True), first
+        ):
+            pair = row[:, [RETURN, STEPS]]
+            pair[~finite, RETURN] = np.nan
+            tried.pairs[index] = pair
+            seen = row[0, 2:] + row[1, 2:]
+            tried._add((0, index), seen if finite.all() else np.zeros_like(seen))
+        return tried
+
+    def add(self, other: Tried) -> None:
+        """Takes in what came of other directions."""
+        self.pairs |= other.pairs
+        for block, seen in other.sums.items():
+            self._add(block, seen)
+
+    def whole(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Returns the pairs [K, 2, 2] of directions 0 to K, and the sum over all of them."""
+        pairs = np.stack([self.pairs[index] for index in range(len(self.pairs))])
+        rest = dict(self.sums)
+        while len(rest) > 1:  # the last one of a level has no other half
+            block = min(rest)
+            above, seen = (block[0] + 1, block[1] // 2), rest.pop(block)
+            rest[above] = rest[above] + seen if above in rest else seen
+        (total,) = rest.values()
+        return pairs, total
+
+    def _add(self, block: Block, seen: np.ndarray[Any, Any]) -> None:
+        while True:
+            level, index = block
+            if (other := self.sums.pop((level, index ^ 1), None)) is None:
+                self.sums[block] = seen
+                return
+            block, seen = (level + 1, index // 2), other + seen if index & 1 else seen + other
+
+
+class Aggregator:
+    """Has directions tried by those below it, evaluators or aggregators, and adds up what comes.
+
+    Who has answered is asked again, so that the slowest is waited for no longer than one share.
+    """
+
+    def __init__(self, below: Sequence[Any], share: int | None, timeout_s: float) -> None:
+        """`share`: the directions in a question; None: what there is, once for each below."""
+        self._below, self._share, self._timeout_s = list(below), share, timeout_s
+
+    @classmethod
+    def remote(cls, *arguments: Any) -> runtime.ActorHandle:
+        """Starts one as an actor, which is asked again what it was asked when it is killed."""
+        actor = runtime.remote(max_restarts=-1, num_threads=1)(cls)
+        handle: runtime.ActorHandle = actor.remote(*arguments)
+        return handle
+
+    def score(self, weights: Weights, number: int, first: int, end: int) -> Tried:
+        """Returns what comes of directions `first` to `end` of round `number`."""
+        share = self._share or -(-(end - first) // len(self._below))
+        parts = [(at, min(at + share, end)) for at in range(first, end, share)][::-1]
+        tried, idle = Tried(), list(self._below)
+        under_way: dict[runtime.ObjectRef, Any] = {}
+        while parts or under_way:
+            while parts and idle:
+                one, part = idle.pop(0), parts.pop()
+                if isinstance(one, runtime.ActorHandle):
+                    under_way[one.score.remote(weights, number, *part)] = one
+                else:
+                    tried.add(one.score(weights, number, *part))
+                    idle.append(one)
+            if under_way:
+                ready, _ = runtime.wait(list(under_way), timeout=self._timeout_s)
+                if not ready:
+                    raise EvaluatorLate(
+                        f"timed out after {self._timeout_s:g} s: {len(under_way)} of "
+                        f"{len(self._below)} that were asked to try directions have not answered. "
+                        "If it only takes longer, raise `timeout`."
+                    )
+                idle.append(under_way.pop(ready[0]))
+                tried.add(runtime.get(ready[0]))
+        return tried

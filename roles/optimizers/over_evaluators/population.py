@@ -1,0 +1,90 @@
+"""Evolution over evaluators: they try perturbed policies, a tree adds up what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gmi_drl import runtime
+from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.algorithms.evolution import Evolution
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.evaluators.aggregator import Aggregator
+from gmi_drl.roles.evaluators.episodes import RETURN, STEPS
+from gmi_drl.roles.optimizers.evolution_step import EvolutionStep
+from gmi_drl.roles.optimizers.learner import Learner
+from gmi_drl.roles.samples.episodes import Seen
+
+from .base import Learning
+
+
+class Population(Learning):
+    """All directions of a round are tried by whoever is idle; then one step is taken here.
+
+    Directions and their episodes are drawn by seeds, and sums do not depend on who adds them up:
+    the parameters are the same bits for any number of evaluators, any tree, and whoever answers
+    first or dies.
+    """
+
+    name = "population"
+    trains_on = "returns"
+
+    def __init__(
+        self,
+        algorithm: type[Algorithm],
+        evaluators: Sequence[Any],
+        *,
+        fan_out: int | None = None,
+        **rest: Any,
+    ) -> None:
+        """`fan_out`: the most that answer one aggregator, or this driver; None: all answer here.
+
+        With more evaluators there are levels of aggregators between, which are actors where
+        evaluators are.
+        """
+        super().__init__(algorithm, evaluators, **rest)
+        if fan_out is not None and fan_out < 2:
+            raise RoleError(f"fan_out={fan_out}; a tree has 2 or more below each. Raise it.")
+        self._learn_by(Learner(self.graph.algorithm, torch.Generator()))
+        assert isinstance(self.graph.algorithm, Evolution)
+        self._step = EvolutionStep(self.graph.algorithm, self._learner, self._spec.seed)
+        self._aggregators: list[runtime.ActorHandle] = []
+        if len(set(self._seeds)) > 1:
+            raise RoleError(
+                f"evaluators have the seeds {self._seeds}, and all must draw the same directions. "
+                "Give all the same seed."
+            )
+        timeout_s = self.fleet.timeout.total_seconds()
+        nodes: list[Any] = list(evaluators)
+        share: int | None = self._num_env[0]
+        while fan_out is not None and len(nodes) > fan_out:
+            nodes = [
+                self._aggregator(nodes[at : at + fan_out], share, timeout_s)
+                for at in range(0, len(nodes), fan_out)
+            ]
+            share = None  # what is below has its own
+        self._root = Aggregator(nodes, share, timeout_s)
+
+    def _aggregator(self, *arguments: Any) -> Any:
+        if not any(isinstance(one, runtime.ActorHandle) for one in arguments[0]):
+            return Aggregator(*arguments)
+        self._aggregators.append(Aggregator.remote(*arguments))
+        return self._aggregators[-1]
+
+    def step(self) -> dict[str, Any]:
+        self._anneal()
+        parameters, count = self._step.parameters(), self._settings.directions
+        weights = self.fleet.put(self.graph.acting())
+        tried = self._root.score(weights, self.updates, 0, count)
+        pairs, lost = self._step.take(tried, parameters, self.updates)
+        there = pairs[pairs[..., RETURN].isfinite()]
+        steps = int(there[:, STEPS].sum())
+        seen = Seen(len(there), float(there[:, RETURN].sum()), float(steps))
+        return self._learned(seen, steps) | {"nan_returns": lost}
+
+    def close(self) -> None:
+        if self._aggregators and runtime.is_initialized():
+            runtime.kill(self._aggregators)
+        super().close()
