@@ -48,6 +48,8 @@ class GmiState:
 class Gang:
     """Makes the slices of `layout`, and starts an actor of class `body` for each GMI in its own.
 
+    Of a layout of several hosts: of those GMIs that are on `host`, which is this machine.
+
     `arguments(spec)` gives the constructor's arguments (default: the spec), `logs` is the folder
     for `gmi<id>.log`, `env` are variables for all; gangs that live at once have a `name` each,
     instead of "gmi". A runtime that is not running is started, with
@@ -64,7 +66,7 @@ class Gang:
         self, layout: Layout, body: type, arguments: Arguments | None = None, *,
         logs: Path | None = None, env: Mapping[str, str] | None = None,
         grace: timedelta = timedelta(seconds=5), preload: Sequence[str] = PRELOAD,
-        max_restarts: int = 0, name: str = "gmi",
+        max_restarts: int = 0, name: str = "gmi", host: int = 0,
     ) -> None:  # fmt: skip
         self.layout, self.grace, self._logs, self._name = layout, grace, logs, name
         self._failure: GmiDied | None = None
@@ -76,8 +78,9 @@ class Gang:
         self._process_of: dict[int, GmiProcess] = {}
         self._handles: dict[int, ActorHandle] = {}  # by gmi_id; GMIs that are threads share one
         self._told: dict[int, int] = {}  # how many of its restarts `restarts` has given
-        self._waves = FaultWaves(layout.gmis, self._handles, self._is_dead, self._fence)
-        self._specs = {spec.gmi_id: spec for spec in layout.gmis}
+        specs = layout.on_host(host)
+        self._waves = FaultWaves(specs, self._handles, self._is_dead, self._fence)
+        self._specs = {spec.gmi_id: spec for spec in specs}
         self._slices: LayoutSlices | None = None
         self._owns_runtime = not runtime.is_initialized()
         if logs is not None:
@@ -85,7 +88,7 @@ class Gang:
         try:
             if self._owns_runtime:
                 runtime.init(preload)
-            self._slices = LayoutSlices(layout)
+            self._slices = LayoutSlices(layout, specs)
             for specs in grouped(layout, self._specs):
                 process = start_process(
                     specs, layout, self._slices, body,
@@ -223,7 +226,9 @@ class Gang:
             at_last.callback(self._release)  # not before all are gone
             at_last.callback(runtime.kill, self._actors())
             at_last.callback(self._fence)
-            if not asked and any(backend_of(g.backend).kill_can_wedge for g in self.layout.gmis):
+            if not asked and any(
+                backend_of(g.backend).kill_can_wedge for g in self._specs.values()
+            ):
                 runtime.stop(self._actors(), _FINISH, self._stopped, self._fence)
 
     def __enter__(self) -> Self:

@@ -24,19 +24,22 @@ Arguments = Callable[["GmiSpec"], Sequence[Any]]
 
 
 class LayoutSlices:
-    """Makes the slices of `layout`, and releases them when it is closed, whatever happens.
+    """Makes the slices of a layout, and releases them when it is closed, whatever happens.
+
+    `gmis`: those of its GMIs that are on this machine; None: all.
 
     Undoes before what killed launchers of this user left, and warns of what could not be.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, gmis: Sequence[GmiSpec] | None = None) -> None:
+        gmis = layout.gmis if gmis is None else gmis
         self._by_backend: dict[str, Slices] = {}
         for swept in lease.sweep():
             if swept.error:
                 warnings.warn(f"{swept.lease.directory}: {swept.error}", stacklevel=2)
         try:
-            for name in dict.fromkeys(gmi.backend for gmi in layout.gmis):
-                specs = [gmi for gmi in layout.gmis if gmi.backend == name]
+            for name in dict.fromkeys(gmi.backend for gmi in gmis):
+                specs = [gmi for gmi in gmis if gmi.backend == name]
                 self._by_backend[name] = backend_of(name).prepare(specs, layout.topology)
         except BaseException:
             self.release()

@@ -40,6 +40,7 @@ from gmi_drl.placement.config.algorithms import (
 )
 from gmi_drl.placement.config.config import (
     CONFIG_VERSION,
+    ClusterConfig,
     CommConfig,
     Config,
     EnvConfig,
@@ -83,7 +84,7 @@ from .update_size import UpdateSize
 __all__ = [
     "ABSENT", "ALGORITHMS", "AUTO", "CONFIG_VERSION", "CONVOLUTIONAL", "NETWORKS", "STRATEGIES",
     "TEMPLATES", "A2CConfig", "A3CConfig", "APPOConfig", "ARSConfig", "ActorCriticConfig",
-    "AlgorithmConfig", "AlphaZeroConfig", "CommConfig", "Config", "ConfigError",
+    "AlgorithmConfig", "AlphaZeroConfig", "ClusterConfig", "CommConfig", "Config", "ConfigError",
     "CustomAlgorithmConfig", "DDPGConfig",
     "DQNConfig", "Device", "ESConfig", "EnvConfig", "EvolutionConfig", "ExperienceConfig", "Fault",
     "GmiSpec", "GpuProcess", "HardwareConfig", "IMPALAConfig", "Layout", "LayoutConfig",

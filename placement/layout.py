@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -79,6 +80,47 @@ class Layout:
             [gmi.gmi_id for gmi in self.gmis if gmi.gpu_id == device.index]
             for device in self.topology.devices
         ]
+
+    @property
+    def hosts(self) -> int:
+        """Returns the number of hosts that the GMIs are on."""
+        return self.topology.hosts
+
+    def host_of(self, gmi_id: int) -> int:
+        """Returns the rank of the host that a GMI is on."""
+        return self.topology.devices[self.gmi(gmi_id).gpu_id].host
+
+    def on_host(self, host: int) -> tuple[GmiSpec, ...]:
+        """Returns the GMIs of a host, in the order of their ids."""
+        return tuple(gmi for gmi in self.gmis if self.host_of(gmi.gmi_id) == host)
+
+    @classmethod
+    def joined(cls, hosts: Sequence[Layout]) -> Layout:
+        """Returns the layouts of several hosts as one; GMIs and devices are counted on."""
+        gmis: list[GmiSpec] = []
+        devices = 0
+        for part in hosts:
+            before = len(gmis)
+            gmis += [
+                replace(gmi, gmi_id=before + gmi.gmi_id, gpu_id=devices + gmi.gpu_id)
+                for gmi in part.gmis
+            ]
+            devices += len(part.topology.devices)
+        topology = Topology.joined([part.topology for part in hosts])
+        return cls(hosts[0].template, topology, tuple(gmis))
+
+    def of_host(self, host: int) -> Layout:
+        """Returns the layout of one host, its GMIs and devices numbered from 0."""
+        gmis = self.on_host(host)
+        devices = [device.index for device in self.topology.devices if device.host == host]
+        return Layout(
+            self.template,
+            self.topology.of_host(host),
+            tuple(
+                replace(gmi, gmi_id=index, gpu_id=devices.index(gmi.gpu_id))
+                for index, gmi in enumerate(gmis)
+            ),
+        )
 
     def holding(self, role: str) -> tuple[GmiSpec, ...]:
         """Returns the GMIs that hold a role, in the order of their ids."""

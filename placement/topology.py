@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeVar
+
+NETWORK: Final = "network"  # how a device reaches one of another host
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Device:
     mig_mode: bool | None = None  # None: of a kind without MIG
     mig: tuple[MigInstance, ...] = ()  # those that exist, by their start
     processes: tuple[GpuProcess, ...] = field(default=(), compare=False)  # when it was looked at
+    host: int = 0  # the rank of its host, of several that train together
 
     @property
     def held_bytes(self) -> int:
@@ -56,7 +60,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Topology:
-    """The devices of one machine that a run may use, in the order of their indices.
+    """The devices that a run may use, of one machine or host by host, by their indices.
 
     `links[i][j]` says how device i reaches device j ("NVLink x12", "PCIe switch", "host bridge",
     "NUMA node", "system"; "" for itself), `peers[i][j]` whether i reads the memory of j without the
@@ -70,6 +74,41 @@ class Topology:
     unusable: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # (backend, why)
     left_out: tuple[str, ...] = field(default=(), compare=False)
     cuda: tuple[int, int] | None = field(default=None, compare=False)  # that the driver has
+
+    @property
+    def hosts(self) -> int:
+        """Returns the number of hosts that the devices are of."""
+        return 1 + max((device.host for device in self.devices), default=0)
+
+    @classmethod
+    def joined(cls, hosts: Sequence[Topology]) -> Topology:
+        """Returns the devices of several hosts as one topology, numbered host by host."""
+        devices: list[Device] = []
+        for host, part in enumerate(hosts):
+            for device in part.devices:
+                devices.append(replace(device, index=len(devices), host=host))
+        first = hosts[0]
+        return cls(
+            tuple(devices),
+            _blocks([part.links for part in hosts], NETWORK),
+            _blocks([part.peers for part in hosts], False),
+            unusable=first.unusable,
+            left_out=tuple(line for part in hosts for line in part.left_out),
+            cuda=first.cuda,
+        )
+
+    def of_host(self, host: int) -> Topology:
+        """Returns the devices of one host, numbered from 0: what `joined` was given."""
+        places = [device.index for device in self.devices if device.host == host]
+        return replace(
+            self,
+            devices=tuple(
+                replace(self.devices[place], index=index, host=0)
+                for index, place in enumerate(places)
+            ),
+            links=tuple(tuple(self.links[i][j] for j in places) for i in places if self.links),
+            peers=tuple(tuple(self.peers[i][j] for j in places) for i in places if self.peers),
+        )
 
     @classmethod
     def from_cores(cls, cores: Sequence[int], num_gpus: int = 1) -> Topology:
@@ -85,6 +124,16 @@ class Topology:
                 for index, group in enumerate(groups)
             )
         )
+
+
+def _blocks(parts: Sequence[tuple[tuple[_T, ...], ...]], other: _T) -> tuple[tuple[_T, ...], ...]:
+    """Returns square matrices along a diagonal, with `other` beside them."""
+    size, rows, begin = sum(map(len, parts)), [], 0
+    for part in parts:
+        for row in part:
+            rows.append((other,) * begin + row + (other,) * (size - begin - len(part)))
+        begin += len(part)
+    return tuple(rows)
 
 
 def share(cores: Sequence[int], parts: int, index: int) -> tuple[int, ...]:

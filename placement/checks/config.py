@@ -7,6 +7,7 @@ from typing import Final
 
 from gmi_drl.placement.config.algorithms import ALGORITHMS, mode_faults
 from gmi_drl.placement.config.config import Config
+from gmi_drl.placement.config.section import AUTO
 from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counted, listed
 from gmi_drl.placement.layout import Layout, LayoutError
 from gmi_drl.placement.reduction import shape_fault
@@ -31,11 +32,11 @@ OF_AGENTS: Final = (
 def check(config: Config, topology: Topology) -> list[Fault]:
     """Returns all faults of the placement; empty when the config can run.
 
-    `topology` is what `discover` found for the config's hardware section. Where the config says
-    `auto`, the simplest that it can become is looked at.
+    `topology` is what `discover` found for the config's hardware section, of one host if there are
+    several. Where the config says `auto`, the simplest that it can become is looked at.
     """
+    faults, layout = [*_unresolved_on_hosts(config), *_devices(config, topology)], None
     config = simplest(config)
-    faults, layout = [*_devices(config, topology)], None
     of_mode: list[Fault] = []
     if config.layout.file is None:
         of_mode += _mode_of(template_of(config), config)
@@ -60,6 +61,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         *_policy(config),
         *_optimizer(config, layout, trainers),
         *_agents(config, layout),
+        *_hosts(config, layout),
         *faults,
         *learning_faults(config, sum(agents), sum(trainers)),
         *_reduction(config, [range(count) for count in trainers if count]),
@@ -166,6 +168,46 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
         yield Fault(
             "algorithm.recurrent", "lstm or gru",
             f"{several}, who come and go, and their policies keep no state", "Leave it out.",
+        )  # fmt: skip
+
+
+def _unresolved_on_hosts(config: Config) -> Iterator[Fault]:
+    """Yields a fault for each `auto` that tuning finds: it measures one machine."""
+    if config.cluster is None:
+        return
+    keys = {"env.num_env": config.env.num_env, "layout.gmi_per_gpu": config.layout.gmi_per_gpu}
+    for key, value in keys.items():
+        if value == AUTO:
+            yield Fault(
+                key, "auto", "it is tuned on one machine, and cluster has several",
+                "Run gmi-drl tune on one of the hosts without cluster, and write the number.",
+            )  # fmt: skip
+
+
+def one_machine_faults(config: Config, command: str) -> list[Fault]:
+    """Tells that a command does not run on hosts of a cluster, if the config names one."""
+    if config.cluster is None:
+        return []
+    rule, remedy = f"{command} is for one machine", "Leave out cluster."
+    return [Fault("cluster.address", config.cluster.address, rule, remedy)]
+
+
+def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
+    """Yields what hosts cannot do together: gradients travel between them, and nothing else."""
+    if config.cluster is None:
+        return
+    name = template_of(config).name if layout is None else layout.template
+    if name in TEMPLATES and name != "tcg_ex":
+        yield Fault(
+            "layout.template", name,
+            "between the hosts of a cluster gradients travel, and no experience",
+            "Use tcg_ex, in mode sync; or leave out cluster.",
+        )  # fmt: skip
+    elif config.algorithm.resolved_optimizer != "all_reduce":
+        yield Fault(
+            "algorithm.optimizer", config.algorithm.resolved_optimizer,
+            "the hosts of a cluster train together by all_reduce alone",
+            "Use an algorithm that runs under it, such as ppo; or leave out cluster.",
         )  # fmt: skip
 
 

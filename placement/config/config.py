@@ -364,6 +364,29 @@ class TuneConfig(Section):
         return value
 
 
+class ClusterConfig(Section):
+    """Hosts of a Ray cluster that train together: see [several hosts](hosts.md)."""
+
+    address: str
+    """The cluster, as `host:port`: what `ray start --head` has printed."""
+    hosts: Int = Field(ge=1, le=4096)
+    """Hosts that train, each with the devices and GMIs that this config says."""
+    trusted: bool = False
+    """Join a cluster without token authentication, on which whoever reaches its port can run any
+    code. For networks where only you are."""
+    wait_s: Seconds = Field(default=300.0, gt=0, le=604_800)
+    """Seconds that the cluster may take to have so many hosts free; or a time as `5m`."""
+
+    @field_validator("address")
+    @classmethod
+    def _said_in_full(cls, value: str) -> str:
+        if not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", value):
+            raise broken(
+                "must be host:port", "Write what `ray start --head` prints: 10.0.0.1:6379."
+            )
+        return value
+
+
 class RoleConfig(Section):
     """A class of yours that takes a role."""
 
@@ -413,6 +436,8 @@ class Config(Section):
     """The devices to use."""
     layout: LayoutConfig = LayoutConfig()
     """The placement."""
+    cluster: ClusterConfig | None = None
+    """Hosts of a Ray cluster that train together; `null`: this machine alone."""
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
     """Classes of yours by role, for example `trainer: "my_module:MyTrainer"`, or `class` and
     `params` apart."""

@@ -111,8 +111,13 @@ class Job:
         return self.classes[self.layout.gmi(gmi_id).roles[-1]]
 
     def rank_of(self, gmi_id: int) -> int | None:
-        """The rank of a GMI in the group; None if it is not in it."""
-        trainers = [gmi.gmi_id for gmi in self.layout.holding("trainer")]
+        """The rank of a GMI in the group of its host; None if it is not in it."""
+        host = self.layout.host_of(gmi_id)
+        trainers = [
+            gmi.gmi_id
+            for gmi in self.layout.holding("trainer")
+            if self.layout.host_of(gmi.gmi_id) == host
+        ]
         return trainers.index(gmi_id) if self.group is not None and gmi_id in trainers else None
 
 

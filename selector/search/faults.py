@@ -27,7 +27,7 @@ from gmi_drl.placement import (
     counted,
     layout_of,
 )
-from gmi_drl.placement.checks.config import learning_faults
+from gmi_drl.placement.checks.config import learning_faults, one_machine_faults
 from gmi_drl.placement.config.schema import ConfigSchema, explain
 from gmi_drl.placement.faults import closest
 from gmi_drl.roles.envs import check_env
@@ -73,7 +73,8 @@ def search_faults(config: Config) -> list[Fault]:
         example = "search: {ranges: {algorithm.learning_rate: {log_uniform: [1e-4, 1e-2]}}}"
         rule = "missing; it says which hyper-parameters to look for"
         return [Fault("search", ABSENT, rule, f"Add for example {example}.")]
-    return [*section_faults(config), *_surroundings(config)]
+    alone = one_machine_faults(config, "gmi-drl search")
+    return [*alone, *section_faults(config), *_surroundings(config)]
 
 
 def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:

@@ -15,6 +15,7 @@ from gmi_drl.launcher.plan.planning import faults_anywhere, importable
 from gmi_drl.launcher.plan.user_code import class_faults
 from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.placement import Config, ConfigError, load_config
+from gmi_drl.placement.checks.config import one_machine_faults
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.plots import tune_picture
 from gmi_drl.selector.record.record import TuneRecord
@@ -139,7 +140,8 @@ def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, lis
 def _refuse(config: Config, beside: Path, source: str | None) -> None:
     """Raises ConfigError for what no candidate could mend, before anything is started."""
     with importable(beside):
-        faults = [*faults_anywhere(config), *class_faults(config, beside)]
+        faults = [*one_machine_faults(config, "gmi-drl tune"), *faults_anywhere(config)]
+        faults += class_faults(config, beside)
     if faults:
         raise ConfigError(faults, source)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import ray
@@ -51,7 +54,21 @@ def join(
             f"address={address!r}: nothing answers there within {_CONNECT_S:g} s ({error}). Start "
             "the cluster, or give the address that `ray start --head` has printed."
         ) from None
-    ray.init(address=address, **quiet)
+    with _own_handlers():
+        ray.init(address=address, **quiet)
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keeps this program's handler of SIGTERM, in whose place Ray puts one that just exits."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _start(
@@ -63,11 +80,12 @@ def _start(
         _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     _folder = tempfile.mkdtemp(prefix="gmi-drl-ray-", dir="/tmp")  # its sockets' paths are long
     try:
-        ray.init(
-            address="local", num_cpus=num_cpus, num_gpus=num_gpus,
-            resources=dict(resources) or None, object_store_memory=object_store_bytes,
-            include_dashboard=False, _temp_dir=_folder, **quiet,
-        )  # fmt: skip
+        with _own_handlers():
+            ray.init(
+                address="local", num_cpus=num_cpus, num_gpus=num_gpus,
+                resources=dict(resources) or None, object_store_memory=object_store_bytes,
+                include_dashboard=False, _temp_dir=_folder, **quiet,
+            )  # fmt: skip
     except BaseException:
         leave()
         raise

@@ -211,6 +211,9 @@ def plan(
     resolved, notes = _resolved(load_config(config, overrides or []), folder)
     with importable(folder):
         gmis = planned(resolved, str(config), auto_faults)
+    host = gmis if resolved.cluster is None else gmis.of_host(0)  # they do as each other
+    if resolved.cluster is not None:
+        notes.append("the hosts are taken to be as this machine; launch asks them")
     console, reason = console_for(), backend_reason(resolved, gmis)
     if not as_json:
         plan_tables.print_plan(console, resolved, gmis)
@@ -219,10 +222,10 @@ def plan(
     with importable(folder):
         classes, trainers = classes_of(resolved, gmis, None), gmis.holding("trainer")
         asked = {"trainer": classes[trainers[0].roles[-1]]} if trainers else {}
-        reduction = reduction_of(resolved, gmis, _links(measure), ask_size=True, **asked)
+        reduction = reduction_of(resolved, host, _links(measure), ask_size=True, **asked)
     rows = plan_tables.compare_templates(resolved, gmis)
     if layout is not None:
-        write_file("--layout", layout, to_yaml(gmis))
+        write_file("--layout", layout, to_yaml(host))
     if svg is not None:
         write_file("--svg", svg, draw_layout(gmis, reduction))
     if as_json:
@@ -236,7 +239,7 @@ def plan(
         print(json.dumps(answer, indent=1))
         return 0
     plan_tables.print_templates(console, resolved.mode, rows)
-    plan_tables.print_reduction(console, reduction, gmis)
+    plan_tables.print_reduction(console, reduction, host)
     plan_tables.print_layout(console, gmis, reduction, reason)
     for what, written in (("layout", layout), ("picture", svg)):
         if written is not None:

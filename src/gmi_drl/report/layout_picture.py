@@ -15,6 +15,7 @@ from gmi_drl.placement.faults import device_name
 from gmi_drl.placement.mig import instance_at, profiles_of
 from gmi_drl.placement.slicing import groups_of, num_groups
 from gmi_drl.placement.templates import TEMPLATES
+from gmi_drl.placement.topology import NETWORK
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
@@ -97,7 +98,26 @@ def device_text(device: Device) -> str:
 
 
 def reduction_steps(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
-    """Lists who reduces gradients with whom, in the order it is done; [] when nobody has to."""
+    """Lists who reduces gradients with whom, in the order it is done; [] when nobody has to.
+
+    Each host does as planned by itself, and then the first GMI of each with the others'.
+    """
+    if layout.hosts == 1:
+        return _steps_within(layout, plan)
+    steps: list[Exchange] = []
+    hosts = [[gmi.gmi_id for gmi in layout.on_host(host)] for host in range(layout.hosts)]
+    for host, ids in enumerate(hosts):
+        for step in _steps_within(layout.of_host(host), plan):
+            steps.append(Exchange(step.name, tuple(ids[i] for i in step.sources)))
+    leaders = tuple(
+        next(i for i in ids if "trainer" in layout.gmi(i).roles)
+        for ids in hosts
+        if any("trainer" in layout.gmi(i).roles for i in ids)
+    )
+    return [*steps, Exchange(NETWORK, leaders)] if len(leaders) > 1 else steps
+
+
+def _steps_within(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
     mpl = reducing(layout)
     if sum(map(len, mpl)) < 2:
         return []
@@ -170,7 +190,7 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
     widths = [max(len(row[i]) for row in cells.values()) for i in range(4)]
     bar = max(_LEAST, min(_BAR, width - 3 - sum(each + 2 for each in widths if each)))
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
-        name = f"{device_name(device)}  {device.name}"
+        name = f"{_named(layout, device)}  {device.name}"
         what = device_text(device)
         lines.append(name + (f": {what}" if what else ""))
         if not ids:
@@ -189,6 +209,11 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
     for title, texts in (("gradients", reduces), ("channels", sends)):
         lines += [f"{title if not n else '':<10} {text}" for n, text in enumerate(texts)]
     return lines
+
+
+def _named(layout: Layout, device: Device) -> str:
+    """Names a device, and of several hosts its own."""
+    return f"host {device.host}, " * (layout.hosts > 1) + device_name(device)
 
 
 def _bar(span: Span, whole: int) -> str:
@@ -231,7 +256,8 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
     spans = spans_of(layout)
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         x = _LEFT + device.index * (_CARD + _GAP)
-        parts += _card(device, [layout.gmi(i) for i in ids], spans, x, cards_end - _TOP)
+        name = _named(layout, device)
+        parts += _card(name, device, [layout.gmi(i) for i in ids], spans, x, cards_end - _TOP)
     radius = 11 if most <= _FEW else 4.0
     for row, lane in enumerate(lanes):
         y = cards_end + 34 + row * _LANE
@@ -249,9 +275,10 @@ def _title(layout: Layout) -> str:
     kind = "GPU" if layout.topology.devices[0].kind == "gpu" else "group of cores"
     many = "GPUs" if kind == "GPU" else "groups of cores"
     backends = ", ".join(dict.fromkeys(gmi.backend for gmi in layout.gmis))
+    hosts = f" of {layout.hosts} hosts" * (layout.hosts > 1)
     return (
         f"{layout.template}: {gmis} GMI{'s' * (gmis > 1)} on {devices} "
-        f"{kind if devices == 1 else many}, backend {backends}"
+        f"{kind if devices == 1 else many}{hosts}, backend {backends}"
     )
 
 
@@ -271,13 +298,13 @@ def _legend(width: int) -> list[str]:
 
 
 def _card(
-    device: Device, gmis: list[GmiSpec], spans: dict[int, Span], x: int, height: int
+    name: str, device: Device, gmis: list[GmiSpec], spans: dict[int, Span], x: int, height: int
 ) -> list[str]:
     parts = [
         f'<rect x="{x}" y="{_TOP}" width="{_CARD}" height="{height}" rx="10" fill="{_GROUND}" '
         f'stroke="{_LINE}"/>',
         f'<text x="{x + _PAD}" y="{_TOP + 26}" font-size="15" font-weight="600" fill="{_INK}">'
-        f'{device_name(device)}<tspan dx="9" font-size="12.5" font-weight="400" fill="{_PALE}">'
+        f'{name}<tspan dx="9" font-size="12.5" font-weight="400" fill="{_PALE}">'
         f"{escape(_cut(device.name, 26))}</tspan></text>",
         _text(x + _PAD, _TOP + 45, _cut(device_text(device), 48), 11, _PALE),
     ]

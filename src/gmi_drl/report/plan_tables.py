@@ -87,26 +87,43 @@ def _why(template: Template) -> str:
 def _why_not(config: Config, layout: Layout, name: str) -> str:
     most = max(map(len, layout.mpl))
     trying = LayoutConfig.model_validate({"template": name, "gmi_per_gpu": most})
-    faults = check(config.model_copy(update={"layout": trying}), layout.topology)
+    trying_config = config.model_copy(update={"layout": trying})
+    faults = check(trying_config, layout.topology.of_host(0))
     return faults[0].rule if faults else ""
 
 
 def print_plan(console: Console, config: Config, layout: Layout) -> None:
     """Prints devices, GMIs, and the size of an update."""
     on_gpu = any(device.kind == "gpu" for device in layout.topology.devices)
-    rows = []
+    rows, several = [], layout.hosts > 1
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         has = [str(device.sm_count or "-"), _memory(device)] if on_gpu else []
-        row = [str(device.index), device.name, format_cores(device.cores), *has]
+        row = [
+            *([str(device.host)] if several else []),
+            str(device.index),
+            device.name,
+            format_cores(device.cores),
+            *has,
+        ]
         rows.append([*row, ", ".join(map(str, ids))])
     columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
+    columns = [*(["host"] if several else []), *columns]
     print_table(console, "Devices", columns, rows)
     rows = []
     for gmi in layout.gmis:
         sms = [_sms(gmi)] if on_gpu else []
-        row = [str(gmi.gmi_id), str(gmi.gpu_id), ", ".join(gmi.roles), gmi.backend]
+        where = [str(layout.host_of(gmi.gmi_id))] if several else []
+        row = [str(gmi.gmi_id), *where, str(gmi.gpu_id), ", ".join(gmi.roles), gmi.backend]
         rows.append([*row, format_cores(gmi.cores), *sms, str(gmi.num_env or "-")])
-    columns = ["GMI", "device", "roles", "backend", "cores", *(["SMs"] if on_gpu else [])]
+    columns = [
+        "GMI",
+        *(["host"] if several else []),
+        "device",
+        "roles",
+        "backend",
+        "cores",
+        *(["SMs"] if on_gpu else []),
+    ]
     print_table(console, f"GMIs (template {layout.template})", [*columns, "num_env"], rows)
     title = "Serving" if config.mode == "serving" else "Training"
     print_table(console, title, ["what", "value"], _training(config, layout))

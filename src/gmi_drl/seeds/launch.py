@@ -28,7 +28,8 @@ from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.planning import importable, planned
 from gmi_drl.launcher.view.tables import printable, printable_lines
 from gmi_drl.launcher.view.view import Screen, ViewName
-from gmi_drl.placement import Config, counted, load_config
+from gmi_drl.placement import Config, ConfigError, counted, load_config
+from gmi_drl.placement.checks.config import one_machine_faults
 from gmi_drl.runtime.cache_files import replace_file
 
 from .child import SeedJob, SeedOutcome
@@ -95,6 +96,8 @@ def launch_seeds(
     source = str(config) if isinstance(config, (str, Path)) else None
     settings = config.model_dump(mode="json") if isinstance(config, Config) else config
     resolved = load_config(settings, paper_config.apply_to(overrides))
+    if faults := one_machine_faults(resolved, "training several seeds"):
+        raise ConfigError(faults, source)
     first = resolved.run.seed
     if first + count > 2**32:
         raise SeedsError(f"run.seed={first} and {count} seeds: the last is beyond 2**32 - 1.")

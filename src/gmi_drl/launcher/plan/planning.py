@@ -89,14 +89,21 @@ def faults_of(
     return _plan(config, tried, check_config)[0]
 
 
-def planned(config: Config, source: str | None = None, check_config: Check = check) -> Layout:
+def planned(
+    config: Config,
+    source: str | None = None,
+    check_config: Check = check,
+    topologies: Sequence[Topology] = (),
+) -> Layout:
     """Returns the Layout of `config` on this machine; ConfigError with every reason against it.
 
-    A config that says `auto` is checked and refused: tuning resolves it first.
+    Or on the hosts whose devices are given; without them they are taken to be as this machine. A
+    config that says `auto` is checked and refused: tuning resolves it first.
     """
-    faults, layout = _plan(config, None, check_config)
+    faults, layout = _plan(config, None, check_config, topologies)
     if layout is None:
-        raise ConfigError([*faults, *unresolved_faults(config)], source)
+        unresolved = unresolved_faults(config) if config.cluster is None else []
+        raise ConfigError([*faults, *unresolved], source)
     return layout
 
 
@@ -119,7 +126,10 @@ def policy_faults(config: Config) -> list[Fault]:
 
 
 def _plan(
-    config: Config, tried: UserCodeReport | None, check_config: Check
+    config: Config,
+    tried: UserCodeReport | None,
+    check_config: Check,
+    topologies: Sequence[Topology] = (),
 ) -> tuple[list[Fault | str], Layout | None]:
     """Returns all faults, and the layout where there are none.
 
@@ -131,20 +141,45 @@ def _plan(
         others = [*tried.faults, *policy_faults(config), *logger_faults(config)]
         sizes = tried.sizes
     try:
-        topology = find_devices(config)
-        faults, layout = check_config(config, topology), None
-        if not faults and (config.is_resolved or not check(config, topology)):
-            layout = layout_of(simplest(config), topology)
-            if fault := reduction_fault(config, layout) or wires_fault(layout):
-                faults = [fault]
-            elif sizes is not None:
-                has = host_memory()
-                faults = memory_faults(simplest(config), layout, sizes, has.of_bytes, has.whose)
+        found = topologies or [find_devices(config)]
+        planned_each = [_plan_host(config, topology, sizes, check_config) for topology in found]
     except DiscoveryError as error:
         faults = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *faults, *others], None
-    runs = config.is_resolved and not faults and not others
-    return [*faults, *others], layout if runs else None
+    merged = _merged([faults for faults, _ in planned_each])
+    layouts = [layout for _, layout in planned_each if layout is not None]
+    if merged or others or not config.is_resolved or not layouts:
+        return [*merged, *others], None
+    if config.cluster is None:
+        return [], layouts[0]
+    return [], Layout.joined(layouts if topologies else layouts * config.cluster.hosts)
+
+
+def _plan_host(
+    config: Config, topology: Topology, sizes: Sizes | None, check_config: Check
+) -> tuple[list[Fault | str], Layout | None]:
+    """Returns the faults of a config on the devices of one host, and its layout if it has one."""
+    faults: list[Fault | str] = [*check_config(config, topology)]
+    if faults or (not config.is_resolved and check(config, topology)):
+        return faults, None
+    layout = layout_of(simplest(config), topology)
+    if fault := reduction_fault(config, layout) or wires_fault(layout):
+        faults = [fault]
+    elif sizes is not None:
+        has = host_memory()
+        faults = [*memory_faults(simplest(config), layout, sizes, has.of_bytes, has.whose)]
+    return faults, layout
+
+
+def _merged(hosts: Sequence[Sequence[Fault | str]]) -> list[Fault | str]:
+    """Returns the faults of all hosts; one that not all of them have names its host."""
+    common = [fault for fault in hosts[0] if all(fault in faults for faults in hosts)]
+    return common + [
+        f"host {host}: {fault}"
+        for host, faults in enumerate(hosts)
+        for fault in faults
+        if fault not in common
+    ]
 
 
 def unresolved_faults(config: Config) -> list[Fault]:

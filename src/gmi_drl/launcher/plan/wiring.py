@@ -52,8 +52,11 @@ def classes_of(
 
 
 def names_of(layout: Layout) -> list[str]:
-    """Names the GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
-    devices = [device_name(device) for device in layout.topology.devices]
+    """Names the GMIs as errors call them, by gmi_id: "gmi 5, GPU 1", or with its host."""
+    devices = [
+        device_name(device) + f", host {device.host}" * (layout.hosts > 1)
+        for device in layout.topology.devices
+    ]
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 

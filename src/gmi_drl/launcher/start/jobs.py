@@ -31,6 +31,7 @@ from gmi_drl.placement import (
     ConfigError,
     Fault,
     Layout,
+    counted,
     layout_faults_of,
     load_config,
 )
@@ -39,6 +40,7 @@ from gmi_drl.roles.role.host import COUNTERS, Job
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
+    from gmi_drl.launcher.hosts.cluster import Host
     from gmi_drl.roles import DRL_role
 
 # Keys of `algorithm` that say nothing of what is learned, but which steps are kept, and drawn.
@@ -59,10 +61,11 @@ def new_job(
     locks: ExitStack,
     *,
     resolve: Resolve | None,
-) -> tuple[Job, list[str]]:
-    """Returns the job of a new run, and what to say of it and of what `auto` has become.
+) -> tuple[Job, list[str], list[Host]]:
+    """Returns the job of a new run, what to say of it and of what `auto` has become, and its hosts.
 
-    `resolve` may measure first. `locks` keeps the lock of the run's folder.
+    Of these there are none unless the config names a cluster. `resolve` may measure first. `locks`
+    keeps the lock of the run's folder, and the hosts.
     """
     settings = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
@@ -72,20 +75,31 @@ def new_job(
     resolved = load_config(settings, overrides)
     notes: list[str] = []
     import_path = (import_path or (Path(source).parent if source else Path.cwd())).resolve()
-    if not resolved.is_resolved and resolve is not None:
+    if not resolved.is_resolved and resolve is not None and resolved.cluster is None:
         if roles:
             remedy = "Name them in the config, or give a number."
             rule = "auto is tuned with the roles that the config names, and launch was given others"
             raise ConfigError([Fault("roles", sorted(roles), rule, remedy)], source)
         resolved, notes = resolve(resolved, import_path)
+    hosts = _hosts_of(resolved, locks)
     with importable(import_path):  # the environment's module may be there
-        layout = planned(resolved, source)
+        layout = planned(resolved, source, topologies=[host.topology for host in hosts])
     if faults := _user_code_faults(resolved, layout, import_path, roles):
         raise ConfigError(with_places(faults, source, overrides), source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
-    return job_of(layout, resolved, folder, classes, import_path, notes=notes)
+    job, told = job_of(layout, resolved, folder, classes, import_path, notes=notes)
+    return job, told, hosts
+
+
+def _hosts_of(config: Config, locks: ExitStack) -> list[Host]:
+    """Returns the hosts of the cluster that a config names, until `locks` is closed."""
+    if config.cluster is None:
+        return []
+    from gmi_drl.launcher.hosts.cluster import joined
+
+    return locks.enter_context(joined(config))
 
 
 def _user_code_faults(
@@ -129,8 +143,8 @@ def resumed_job(
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
     locks: ExitStack,
-) -> tuple[Job, list[str]]:
-    """Returns the job of a run that goes on, longer perhaps, and what to say of it."""
+) -> tuple[Job, list[str], list[Host]]:
+    """Returns the job of a run that goes on, longer perhaps, what to say of it, and its hosts."""
     folder = RunFolder.existing(checkpoint)
     locks.enter_context(folder.held())
     path = folder.path / "config.yaml"
@@ -143,7 +157,7 @@ def resumed_job(
     faults = [
         Fault(key, value, rule, "Begin a new run for other settings.")
         for section in Config.model_fields
-        if section not in ("run", "comm")
+        if section not in ("run", "comm", "cluster")
         for key, value in _changed(section, settings[section], wanted[section])
         if key.removeprefix("algorithm.") not in _OF_REPLAYS
     ]
@@ -160,9 +174,31 @@ def resumed_job(
     import_path = folder.import_path()
     if broken := _user_code_faults(resolved, layout, import_path, roles):
         raise ConfigError(broken, f"--resume {checkpoint}")
+    many = 1 if resolved.cluster is None else resolved.cluster.hosts
+    if many != layout.hosts:
+        rule = f"the run has begun on {counted(layout.hosts, 'host')}"
+        fault = Fault("cluster.hosts", many, rule, "Give as many, or begin a new run.")
+        raise ConfigError([fault], f"--resume {checkpoint}")
+    hosts = _hosts_of(resolved, locks)
+    if strange := _hosts_fault(layout, hosts):
+        raise ConfigError([strange], f"--resume {checkpoint}")
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
-    return job_of(layout, resolved, folder, classes, import_path, resume=checkpoint.resolve())
+    resume = checkpoint.resolve()
+    job, told = job_of(layout, resolved, folder, classes, import_path, resume=resume)
+    return job, told, hosts
+
+
+def _hosts_fault(layout: Layout, hosts: Sequence[Host]) -> Fault | None:
+    """Tells why a run cannot go on, on these hosts: their devices are others than they were."""
+    for rank, host in enumerate(hosts):
+        was, now = layout.of_host(rank).topology.devices, host.topology.devices
+        if [(one.uuid, one.cores) for one in was] != [(one.uuid, one.cores) for one in now]:
+            return Fault(
+                f"host {rank}", str(host), "its devices are others than the run has begun on",
+                "Give it hosts that are alike, or begin a new run.",
+            )  # fmt: skip
+    return None
 
 
 def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
@@ -192,7 +228,7 @@ def job_of(
     names, trainers = names_of(layout), layout.holding("trainer")
     sockets = sockets or runtime.run_directory()
     plan = group = None
-    if trainers:
+    if trainers and config.cluster is None:  # else each host makes its own
         plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
         folder.write_atomic("plan.json", json.dumps(plan.as_json(), indent=1))
         group = create_group(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied, lease
@@ -54,6 +54,7 @@ from .jobs import Resolve, new_job, resumed_job
 from .preload import preload_of
 
 if TYPE_CHECKING:
+    from gmi_drl.launcher.hosts.cluster import Host
     from gmi_drl.roles import DRL_role
 
 _POLL = timedelta(milliseconds=100)
@@ -113,21 +114,23 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job, notes = resumed_job(Path(str(resume)), overrides, roles, locks)
+                job, notes, hosts = resumed_job(Path(str(resume)), overrides, roles, locks)
             else:
                 overrides = paper_config.apply_to(overrides)
-                job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
+                job, notes, hosts = new_job(
+                    config, overrides, roles, import_path, locks, resolve=resolve
+                )
             keep = not started if keep_gcs is None else keep_gcs
             # A run that is gone on with may have begun on another machine.
-            if job.resume is not None or not is_comparable(job.config):
+            if job.resume is not None or hosts or not is_comparable(job.config):
                 promise_of = None
-            with at_work(job.layout.topology):
+            with at_work(None if hosts else job.layout.topology):
                 # What could not be undone has been warned of.
                 kinds = (one.lease.kind for one in swept if one.undone)
                 left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
                 return _run(
                     job, view, keep, notes=left + notes, objects=objects, watch=watch,
-                    promise_of=promise_of,
+                    promise_of=promise_of, hosts=hosts,
                 )  # fmt: skip
         finally:
             if not started:
@@ -143,11 +146,13 @@ def _run(
     objects: Sequence[object],  # callbacks beside those that the config names
     watch: Watch | None,
     promise_of: PromiseOf | None,
+    hosts: Sequence[Host],  # of a cluster; else this machine is the only one
 ) -> RunResult:
     """Starts the gang, shows what it reports, and writes down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
-    folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
+    started = time.time()
+    folder.update(state="running", pid=os.getpid(), started=started, error=None)
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
         keep_gcs_in(folder.path / "gcs.sqlite")
     policies = PolicyLog(
@@ -175,23 +180,14 @@ def _run(
         with (
             importable(job.role_folder),  # a role may return a class of its own
             new_traces(job.config, folder.path) as traces,
-            Gang(
-                job.layout,
-                GmiHost,
-                lambda spec: (
-                    spec.gmi_id,
-                    replace(job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in traced),
-                ),
-                logs=folder.path / "logs",
-                max_restarts=budget,
-            ) as gang,
+            _gang(job, hosts, traced, budget, started) as gang,
         ):
             restarts = Restarts(gang, folder, budget, policies)
             serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
             with opened(view, lambda on: RunView(on, job.config, job.layout)) as screen:
                 for line in notes:
                     screen.show({"kind": "note", "message": line})
-                for line in overlaps(job.layout.topology):
+                for line in [] if hosts else overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
                 callbacks.show_on(lambda text: screen.show({"kind": "warning", "message": text}))
                 watches: list[Watch] = [policies]  # the first: it takes out what is its own
@@ -234,6 +230,28 @@ def _run(
     result = _result(job, folder, state, gmis, last, restarts=restarts.count, traces=traces())
     callbacks.end(EndedRun(state, result=result))
     return result
+
+
+def _gang(
+    job: Job, hosts: Sequence[Host], traced: frozenset[int], budget: int, started: float
+) -> Gang:
+    """Starts the GMIs: here, or on the hosts of a cluster."""
+    assert job.folder is not None
+    if hosts:
+        from gmi_drl.launcher.hosts.gang import HostsGang, parts_of
+
+        parts = parts_of(job, hosts, max_restarts=budget, traced=traced, started=started)
+        return cast("Gang", HostsGang(hosts, parts, job.tally.open()))  # what is used of one here
+    return Gang(
+        job.layout,
+        GmiHost,
+        lambda spec: (
+            spec.gmi_id,
+            replace(job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in traced),
+        ),
+        logs=job.folder / "logs",
+        max_restarts=budget,
+    )
 
 
 def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:

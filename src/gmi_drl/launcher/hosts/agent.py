@@ -1,0 +1,141 @@
+"""The agent on each host of a cluster: an actor of Ray's that starts our launcher, and talks to it.
+
+The launcher is a process of its own, so that GMIs inherit nothing of Ray's (thread counts, devices,
+signal handlers), and whose end does not depend on Ray: it ends with its agent, and when the driver
+has been silent for ten seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import socket
+import subprocess
+import sys
+import threading
+import time
+from importlib import metadata
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.runtime.errors import exit_text
+
+from .messages import SILENCE_S, HostFacts, Orders, Report
+
+_PACKAGES: Final = ("gmi-drl", "torch")
+_GRACE_S: Final = 20.0  # for the launcher to end by itself
+_TAIL: Final = 4096  # bytes of its log that are told
+# What Ray sets in a process of its own. The devices that it names are those of this launch.
+_OF_RAY: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "CUDA_VISIBLE_DEVICES")
+
+
+class NodeAgent:
+    """Stands for one host. Methods return at once, but for `end`."""
+
+    def __init__(self, devices: bool) -> None:
+        """`devices`: Ray has set GPUs aside for this launch, and names them."""
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("RAY_") and name not in (_OF_RAY[:2] if devices else _OF_RAY)
+        }
+        orders, self._orders = _pipe()
+        self._reports, reports = _pipe()
+        self._log = os.memfd_create("gmi-drl-launcher-log", os.MFD_CLOEXEC)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gmi_drl.launcher.hosts.host_launcher", str(reports.fileno())],
+            stdin=orders.fileno(), stdout=self._log, stderr=self._log, env=environment,
+            pass_fds=[reports.fileno()], start_new_session=True,
+        )  # fmt: skip
+        orders.close()
+        reports.close()
+        self._lock, self._report = threading.Lock(), Report()
+        self._talked_s = time.monotonic()
+        self._is_over = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def facts(self) -> HostFacts:
+        """Says who this host is."""
+        import ray
+
+        return HostFacts(
+            address=ray.util.get_node_ip_address(),
+            name=socket.gethostname(),
+            node_id=ray.get_runtime_context().get_node_id(),
+            versions=own_versions(),
+            time_s=time.time(),
+        )
+
+    def tell(self, message: Any) -> None:
+        """Hands a message to the launcher: bytes of a pickle, as it may hold the user's classes."""
+        try:
+            self._orders.send_bytes(message)
+        except OSError:  # it has ended, which the next report says
+            return
+
+    def talk(self, orders: Orders) -> Report:
+        """Hands orders to the launcher; returns what it has said since the last call."""
+        self.tell(pickle.dumps(orders))
+        with self._lock:
+            self._talked_s = time.monotonic()
+            report, self._report = self._report, Report()
+        return report
+
+    def end(self) -> None:
+        """Returns when the launcher and all of its processes are gone."""
+        self._is_over.set()
+        self._orders.close()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its GMIs end with it
+
+    def _read(self) -> None:
+        """Takes in what the launcher says until it ends."""
+        while True:
+            try:
+                report: Report = pickle.loads(self._reports.recv_bytes())
+            except (EOFError, OSError):
+                break
+            with self._lock:
+                self._report.add(report)
+        status = self._process.wait()
+        how = exit_text(status, None) if status >= 0 else exit_text(None, -status)
+        size = os.lseek(self._log, 0, os.SEEK_END)
+        tail = os.pread(self._log, _TAIL, max(0, size - _TAIL)).decode(errors="replace").strip()
+        with self._lock:
+            self._report.add(Report(ended=f"its launcher {how}" + (f":\n{tail}" if tail else "")))
+        while not self._is_over.wait(1.0):
+            if time.monotonic() - self._talked_s > SILENCE_S:
+                os._exit(0)  # nobody asks any more, and Ray may not know for a long time
+
+
+def _pipe() -> tuple[Connection, Connection]:
+    reader, writer = os.pipe()
+    return Connection(reader, writable=False), Connection(writer, readable=False)
+
+
+def own_versions() -> dict[str, str]:
+    """Returns the versions that all hosts have to agree in, as they are here."""
+    return {"Python": platform.python_version()} | {
+        name: metadata.version(name) for name in _PACKAGES
+    }
+
+
+def same_folder(folder: Path, started: float, within_s: float) -> bool:
+    """Tells whether a host sees the run's folder that the driver has made."""
+    import json
+
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            if json.loads((folder / "run.json").read_text(encoding="utf-8"))["started"] == started:
+                return True
+        except (OSError, ValueError, KeyError):
+            pass
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.2)  # file systems of networks show what is new after a moment

@@ -1,0 +1,261 @@
+"""The gang of all GMIs on several hosts, as the driver of their launch has it.
+
+A thread talks with the agent of each host four times a second: by that hosts know that the driver
+lives, and it that they do. It carries records, results and counters to the driver, orders to the
+hosts, and the endpoints of their leaders from each to all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from gmi_drl.comm.hosts import Endpoint, Roster, next_roster
+from gmi_drl.comm.shm.tally import Tally
+from gmi_drl.gmi import GmiDied
+from gmi_drl.roles.role.host import COUNTERS, Job
+
+from .cluster import Host
+from .messages import BEAT_S, SILENCE_S, HostLost, HostPart, HostsError, Orders, Report
+
+_LOOK_S: Final = 0.05
+_END_S: Final = 20.0  # for all hosts to end what they run
+
+
+def parts_of(
+    job: Job,
+    hosts: Sequence[Host],
+    *,
+    max_restarts: int,
+    traced: frozenset[int],
+    started: float,
+) -> list[HostPart]:
+    """Returns what each host is told of a launch."""
+    assert job.folder is not None
+    return [
+        HostPart(
+            host=rank,
+            addresses=tuple(host.facts.address for host in hosts),
+            layout=job.layout,
+            config=job.config,
+            folder=job.folder,
+            started=started,
+            resume=job.resume,
+            classes=job.classes,
+            role_folder=job.role_folder,
+            session=job.session,
+            max_restarts=max_restarts,
+            traced=traced,
+        )
+        for rank in range(len(hosts))
+    ]
+
+
+class HostsGang:
+    """Has the methods of `gmi.Gang` that a launch needs."""
+
+    def __init__(self, hosts: Sequence[Host], parts: Sequence[HostPart], tally: Tally) -> None:
+        """`tally`: the driver's, which is kept as all hosts say."""
+        import cloudpickle  # type: ignore[import-untyped]
+        import ray
+
+        self._hosts, self._tally = list(hosts), tally
+        self._own = [{gmi.gmi_id for gmi in part.layout.on_host(part.host)} for part in parts]
+        self._lock = threading.Lock()
+        self._records: list[tuple[int, Any]] = []
+        self._restarts: list[tuple[int, Any]] = []
+        self._results: list[list[dict[int, Any]]] = [[] for _ in hosts]
+        self._calls = [0] * len(hosts)  # that each host was told
+        self._methods: list[str] = []
+        self._endpoints: list[Endpoint | None] = [None] * len(hosts)
+        self._roster: Roster | None = None
+        self._told: list[Roster | None] = [None] * len(hosts)
+        self._rows: dict[int, tuple[int, ...]] = {}
+        self._failure: BaseException | None = None
+        self._ended = [False] * len(hosts)
+        self._end = False
+        self.asked_to_stop = self._stopped = False
+        for host, part in zip(hosts, parts, strict=True):
+            ray.get(host.agent.tell.remote(cloudpickle.dumps(part)), timeout=SILENCE_S)
+        self._thread = threading.Thread(target=self._talk, name="hosts", daemon=True)
+        self._thread.start()
+
+    def start(self, method: str) -> None:
+        """Calls `method` on every GMI and returns at once; then `wait`."""
+        self.check()
+        self._methods.append(method)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until every GMI has answered; False when `timeout` passes before that."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        while True:
+            self.check()
+            if all(len(results) >= len(self._methods) for results in self._results):
+                return True
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_LOOK_S)
+
+    def results(self) -> dict[int, Any]:
+        """Returns each GMI's answer by gmi_id, in the layout's order, after `wait` was True."""
+        last = len(self._methods) - 1
+        merged: dict[int, Any] = {}
+        for results in self._results:
+            merged |= results[last]
+        return dict(sorted(merged.items()))
+
+    def check(self) -> None:
+        """Raises what ended a host's part of the run; returns at once."""
+        if self._failure is not None:
+            self._stopped = True
+            raise self._failure
+        if self._stopped:
+            raise RuntimeError("the gang is stopped. Make a new one.")
+
+    def records(self) -> list[tuple[int, Any]]:
+        """Returns the (gmi_id, record) that GMIs have emitted since the last call."""
+        with self._lock:
+            records, self._records = self._records, []
+        return records
+
+    def restarts(self) -> list[tuple[int, Any]]:
+        """Returns the deaths since the last call after which a GMI was started again."""
+        with self._lock:
+            restarts, self._restarts = self._restarts, []
+        return restarts
+
+    def at_work(self) -> dict[int, int | None]:
+        """Returns none: the launcher of each host watches over its GMIs."""
+        return {}
+
+    def end(self, gmi_id: int, why: str) -> None:
+        """Is for the launcher of a host."""
+        raise RuntimeError(f"GMI {gmi_id} is on another host.")
+
+    def write_stacks(self, gmi_id: int) -> bool:
+        """Is for the launcher of a host."""
+        return False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Tells whether no more can be asked of it."""
+        return self._stopped
+
+    def request_stop(self) -> None:
+        """Asks every GMI to come to an end."""
+        self.asked_to_stop = True
+
+    def kill(self) -> None:
+        """Ends all hosts' parts; returns when they have ended, or are out of reach."""
+        self._stopped = self._end = True
+        self._thread.join(_END_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    # The thread.
+
+    def _talk(self) -> None:
+        """Talks with all agents until each has ended."""
+        import ray
+
+        hosts = range(len(self._hosts))
+        asked: dict[Any, int] = {}
+        asked_s, answered_s = [0.0] * len(hosts), [time.monotonic()] * len(hosts)
+        end_s: float | None = None
+        while not all(self._ended):
+            now_s = time.monotonic()
+            if self._end:
+                end_s = end_s or now_s + _END_S
+                if now_s > end_s:
+                    return
+            for host in hosts:
+                waits = host in asked.values()
+                if not waits and not self._ended[host] and now_s - asked_s[host] >= BEAT_S:
+                    asked_s[host] = now_s
+                    asked[self._hosts[host].agent.talk.remote(self._orders(host))] = host
+                elif waits and now_s - answered_s[host] > SILENCE_S:
+                    self._lose(host, f"it has not answered for {SILENCE_S:g} s")
+                    asked = {ref: one for ref, one in asked.items() if one != host}
+            if not asked:
+                time.sleep(_LOOK_S)
+                continue
+            ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S)
+            for ref in ready:
+                host = asked.pop(ref)
+                answered_s[host] = time.monotonic()
+                try:
+                    self._take(host, ray.get(ref))
+                except ray.exceptions.RayError as error:
+                    first = str(error).strip().splitlines()[0]
+                    self._lose(host, f"its agent is gone ({first})")
+
+    def _orders(self, host: int) -> Orders:
+        """Returns what a host has to be told now."""
+        calls = tuple(self._methods[self._calls[host] :])
+        self._calls[host] += len(calls)
+        roster = self._roster if self._roster is not self._told[host] else None
+        self._told[host] = self._roster
+        own = self._own[host]
+        return Orders(
+            calls=calls,
+            stop=self.asked_to_stop,
+            end=self._end,
+            roster=roster,
+            rows={gmi_id: row for gmi_id, row in self._rows.items() if gmi_id not in own},
+        )
+
+    def _take(self, host: int, report: Report) -> None:
+        """Takes in what a host reports."""
+        with self._lock:
+            self._records += report.records
+            self._restarts += report.restarts
+        self._results[host] += report.results
+        if report.rows:
+            self._rows.update(report.rows)
+            for gmi_id, row in report.rows.items():
+                for name, value in zip(COUNTERS, row, strict=True):
+                    self._tally[gmi_id, name] = value
+        if report.endpoint is not None:
+            self._endpoints[host] = report.endpoint
+            if None not in self._endpoints:
+                self._roster = next_roster(self._roster, self._endpoints) or self._roster
+        if report.error is not None:
+            self._fail(self._told_of(host, report.error))
+        if report.ended:
+            self._ended[host] = True
+            if not self._end:
+                self._fail(HostLost(f"{self._name(host)}: {report.ended}"))
+
+    def _told_of(self, host: int, error: BaseException) -> BaseException:
+        """Returns what ended a host's part, with its name."""
+        if isinstance(error, GmiDied):
+            error.add_note(f"on {self._name(host)}")
+            return error
+        told = HostsError(f"{self._name(host)}: {error}")
+        told.__cause__ = error
+        return told
+
+    def _lose(self, host: int, why: str) -> None:
+        self._ended[host] = True
+        if not self._end:
+            self._fail(
+                HostLost(
+                    f"{self._name(host)}: {why}. What it ran ends within {SILENCE_S:g} s. Go on "
+                    "from the last checkpoint when the cluster has enough hosts again."
+                )
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        """Keeps the first failure, and has all hosts end."""
+        self._failure = self._failure or error
+        self._end = True
+
+    def _name(self, host: int) -> str:
+        return f"host {host}, {self._hosts[host]}"

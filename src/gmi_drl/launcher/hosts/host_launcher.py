@@ -1,0 +1,239 @@
+"""The launcher on a host: starts and watches the GMIs of that host, as the driver orders.
+
+It ends, and with it its GMIs, when its agent is gone or the driver is silent for ten seconds, so
+that a host that was cut off does not go on as a second writer.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from gmi_drl import runtime
+from gmi_drl.comm import create_group
+from gmi_drl.comm.hosts import HostSpec, read_endpoint, write_roster
+from gmi_drl.comm.shm.tally import create_tally
+from gmi_drl.gmi import Gang, lease
+from gmi_drl.launcher.colocated_runs import at_work, overlaps
+from gmi_drl.launcher.folder.run_folder import lock_of
+from gmi_drl.launcher.interrupts import terminate_as_interrupt
+from gmi_drl.launcher.plan.planning import find_devices, importable, reduction_of
+from gmi_drl.launcher.plan.wiring import names_of
+from gmi_drl.launcher.start.preload import preload_of
+from gmi_drl.launcher.watch.watchdog import Watchdog
+from gmi_drl.placement import Config
+from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job, Wires
+
+from .agent import same_folder
+from .messages import SILENCE_S, HostPart, HostsError, Orders, Report
+
+_POLL: Final = timedelta(milliseconds=50)
+_REPORT_S: Final = 0.2
+_LEAVE_S: Final = 15.0  # to end in, when nobody is there any more
+_SHARED_S: Final = 10.0  # for the run's folder to appear
+
+
+class _Driver:
+    """The other end: what it orders, and when it was last heard of."""
+
+    def __init__(self, orders: Connection, reports: Connection) -> None:
+        self._in, self._out = orders, reports
+        self.messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._heard_s = time.monotonic()
+        self._is_over = False
+        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                data = self._in.recv_bytes()
+                self._heard_s = time.monotonic()
+                self.messages.put(data)
+        except (EOFError, OSError):
+            self._heard_s = float("-inf")
+
+    def _watch(self) -> None:
+        """Ends this process when nobody speaks to it."""
+        while time.monotonic() - self._heard_s < SILENCE_S:
+            time.sleep(0.1)
+        if self._is_over:
+            return
+        os.kill(os.getpid(), signal.SIGTERM)  # KeyboardInterrupt in the main thread: all is undone
+        time.sleep(_LEAVE_S)
+        os._exit(1)  # GMIs end with it
+
+    def next(self) -> Any:
+        """Waits for the next message, and returns it."""
+        return pickle.loads(self.messages.get())
+
+    def orders(self) -> list[Orders]:
+        """Returns what has come since the last call; never waits."""
+        orders = []
+        while not self.messages.empty():
+            orders.append(pickle.loads(self.messages.get()))
+        return orders
+
+    def report(self, report: Report) -> None:
+        try:
+            data = pickle.dumps(report)
+        except Exception as error:  # a result, or an exception, of the user's
+            data = pickle.dumps(Report(error=HostsError(f"a host's report: {error}")))
+        self._out.send_bytes(data)
+
+    def over(self) -> None:
+        """Lets this process end by itself."""
+        self._is_over = True
+
+
+def main() -> None:
+    """Does what the driver orders, and reports how it ended."""
+    driver = _Driver(
+        Connection(os.dup(0), writable=False), Connection(int(sys.argv[1]), readable=False)
+    )
+    os.set_inheritable(int(sys.argv[1]), False)
+    with terminate_as_interrupt():
+        try:
+            config: Config = driver.next()
+            lease.sweep()  # before devices are looked at: it may take MIG instances away
+            driver.report(Report(topology=find_devices(config)))
+            part: Any = driver.next()
+            while isinstance(part, Orders):
+                if part.end:
+                    return
+                part = driver.next()
+            _run(part, driver)
+        except KeyboardInterrupt:
+            return
+        except Exception as error:
+            driver.report(Report(error=error))
+        finally:
+            driver.over()
+            if runtime.is_initialized():
+                runtime.shutdown()
+
+
+def _run(part: HostPart, driver: _Driver) -> None:
+    """Runs the GMIs of this host until the driver has all it wants."""
+    if not same_folder(part.folder, part.started, _SHARED_S):
+        raise HostsError(
+            value=f"run.folder={part.folder}",
+            rule=f"host {part.host} ({part.addresses[part.host]}) does not see what the driver has "
+            "written there",
+            remedy="Put it on a file system that all hosts share, at the same path.",
+        )
+    if not runtime.is_initialized():
+        runtime.init(preload_of(part.config))
+    mine = part.layout.of_host(part.host)
+    with ExitStack() as stack:
+        stack.enter_context(importable(part.role_folder))
+        stack.enter_context(at_work(mine.topology))
+        job = _job(part)
+        gang = stack.enter_context(
+            Gang(
+                part.layout,
+                GmiHost,
+                lambda spec: (spec.gmi_id, replace(job, traced=spec.gmi_id in part.traced)),
+                logs=part.folder / "logs",
+                max_restarts=part.max_restarts,
+                host=part.host,
+            )
+        )
+        notes = [(0, {"kind": "warning", "message": line}) for line in overlaps(mine.topology)]
+        driver.report(Report(records=notes))
+        _serve(part, job, gang, driver)
+
+
+def _job(part: HostPart) -> Job:
+    """Makes what GMIs of this host share."""
+    layout, config, sockets = part.layout, part.config, runtime.run_directory()
+    names, trainers = names_of(layout), layout.holding("trainer")
+    of_host = [
+        [gmi for gmi in trainers if layout.host_of(gmi.gmi_id) == host]
+        for host in range(layout.hosts)
+    ]
+    own = of_host[part.host]
+    plan = reduction_of(config, layout.of_host(part.host), trainer=part.classes[own[0].roles[-1]])
+    meeting = sockets / "hosts"
+    meeting.mkdir(mode=0o700)
+    group = create_group(
+        [names[gmi.gmi_id] for gmi in own],
+        [gmi.gpu_id for gmi in own],
+        strategy=plan.strategy,
+        wire=config.comm.wire,
+        directory=sockets,
+        hosts=HostSpec(
+            rank=part.host,
+            members=tuple(tuple(names[gmi.gmi_id] for gmi in gmis) for gmis in of_host),
+            address=part.addresses[part.host],
+            folder=meeting,
+        ),
+    )
+    return Job(
+        layout=layout,
+        config=config,
+        group=group,
+        sockets=sockets,
+        folder=part.folder,
+        resume=part.resume,
+        classes=part.classes,
+        role_folder=part.role_folder,
+        session=part.session,
+        tally=create_tally(len(layout.gmis), COUNTERS),
+        wires=Wires(),
+        lock=lock_of(part.folder),
+    )
+
+
+def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
+    """Calls methods of the GMIs as ordered, and reports, until it is ordered to end."""
+    tally, meeting = job.tally.open(), job.sockets / "hosts"
+    watchdog = Watchdog(gang, tally, part.config.run.hang_timeout_s)
+    own = [gmi.gmi_id for gmi in part.layout.on_host(part.host)]
+    calls: list[str] = []
+    is_busy, told_s = False, float("-inf")
+    while True:
+        report = Report()
+        for orders in driver.orders():
+            if orders.end:
+                return
+            calls += orders.calls
+            if orders.stop and not gang.asked_to_stop:
+                gang.request_stop()
+            if orders.roster is not None:
+                write_roster(meeting, orders.roster)
+            for gmi_id, row in orders.rows.items():
+                for name, value in zip(COUNTERS, row, strict=True):
+                    tally[gmi_id, name] = value
+        if calls and not is_busy:
+            gang.start(calls.pop(0))
+            is_busy = True
+        if is_busy and gang.wait(_POLL):
+            report.results.append(gang.results())
+            is_busy = False
+        elif not is_busy:
+            time.sleep(_POLL.total_seconds())
+        watchdog.look()
+        report.records, report.restarts = gang.records(), gang.restarts()
+        news = report.records or report.restarts or report.results
+        if news or time.monotonic() - told_s > _REPORT_S:
+            told_s = time.monotonic()
+            report.rows = {
+                gmi_id: tuple(tally[gmi_id, name] for name in COUNTERS) for gmi_id in own
+            }
+            report.endpoint = read_endpoint(meeting)
+            driver.report(report)
+
+
+if __name__ == "__main__":
+    main()

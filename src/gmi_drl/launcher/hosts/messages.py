@@ -1,0 +1,91 @@
+"""Defines what the driver of a launch and the launchers on its hosts tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl.errors import GmiDrlError
+
+if TYPE_CHECKING:
+    from gmi_drl.comm.hosts import Endpoint, Roster
+    from gmi_drl.placement import Config, Layout, Topology
+    from gmi_drl.roles import DRL_role
+
+BEAT_S: Final = 0.25  # between two talks of the driver with a host
+SILENCE_S: Final = 10.0  # without a word of the driver a host ends its GMIs; and the other way
+
+
+class HostsError(GmiDrlError, RuntimeError):
+    """Says why hosts cannot train together, or no longer do."""
+
+
+class HostLost(HostsError):
+    """A host of a run that trains is gone, or does not answer."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a host says of itself before it is told what to run."""
+
+    address: str
+    name: str
+    node_id: str
+    versions: Mapping[str, str]
+    time_s: float
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """What the launcher on a host needs to run its GMIs."""
+
+    host: int
+    addresses: tuple[str, ...]  # of all hosts, by their rank
+    layout: Layout  # of all hosts
+    config: Config
+    folder: Path  # the run's; all hosts see the same one
+    started: float  # of run.json there, by which a host knows that it is the same one
+    resume: Path | None
+    classes: dict[str, type[DRL_role] | str]
+    role_folder: Path | None
+    session: str
+    max_restarts: int
+    traced: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the driver tells a host; that it comes is a sign of life."""
+
+    calls: tuple[str, ...] = ()  # methods of GMIs to call, one after the other
+    stop: bool = False  # GMIs shall come to an end
+    end: bool = False  # the gang shall be stopped, and the launcher end
+    roster: Roster | None = None
+    rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of other hosts' GMIs
+
+
+@dataclass
+class Report:
+    """What a host tells the driver since the last time."""
+
+    topology: Topology | None = None  # its devices, once they have been looked at
+    records: list[tuple[int, Any]] = field(default_factory=list)
+    restarts: list[tuple[int, Any]] = field(default_factory=list)
+    rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    results: list[dict[int, Any]] = field(default_factory=list)  # of calls, in their order
+    endpoint: Endpoint | None = None
+    error: BaseException | None = None  # that ended the launcher there
+    ended: str = ""  # how its process ended
+
+    def add(self, later: Report) -> None:
+        """Takes in a report that came after this one."""
+        self.topology = later.topology or self.topology
+        self.records += later.records
+        self.restarts += later.restarts
+        self.rows = later.rows or self.rows
+        self.results += later.results
+        self.endpoint = later.endpoint or self.endpoint
+        self.error = self.error or later.error
+        self.ended = self.ended or later.ended

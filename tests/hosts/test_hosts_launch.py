@@ -1,0 +1,136 @@
+"""A launch on two hosts of a Ray cluster, which are two raylets of this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import bodies_clusters
+from bodies_tasks import until
+
+BODIES = Path(bodies_clusters.__file__)
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@contextmanager
+def cluster(hosts):
+    """Yields the address of one, which has a token."""
+    program = subprocess.Popen(
+        [sys.executable, str(BODIES), str(hosts)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        address = next(line for line in program.stdout if ":" in line and " " not in line)
+        yield address.strip()
+    finally:
+        program.communicate("", timeout=60)
+
+
+def started(**config):
+    """Starts a launch in a process of its own, as Ray reads its token when it is imported."""
+    words = [sys.executable, str(BODIES), "launch", json.dumps(config)]
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
+    )
+
+
+def trained(folder, **config):
+    """Trains for ten iterations; returns their metrics, and what was learned."""
+    run = {"folder": str(folder), "total_steps": 10 * 2 * 8 * 16, "log": [], "eval_episodes": 0}
+    program = started(run=run, **config)
+    output, _ = program.communicate(timeout=120)
+    assert program.returncode == 0, output
+    (checkpoint,) = folder.glob("*/*/checkpoints/iteration_*10")
+    lines = (checkpoint.parents[1] / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines], torch.load(checkpoint / "shared.pt")
+
+
+def launchers():
+    """Pids of the launchers of hosts, and of all that they have started."""
+    pids, parents = [], {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
+            except OSError:
+                continue
+            if b"host_launcher" in words:
+                pids.append(int(entry.name))
+    for pid in pids:
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids
+
+
+def agents():
+    """Pids of the agents: the parents of the launchers."""
+    found = set()
+    for pid in launchers():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"host_launcher" in words:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            found.add(int(stat.rpartition(")")[2].split()[1]))
+    return sorted(found)
+
+
+@contextmanager
+def waiting(address, folder):
+    """Yields a launcher whose GMIs are there on both hosts, and end with it."""
+    program = started(
+        run={"folder": str(folder), "log": [], "eval_episodes": 0},
+        roles={"trainer": "bodies_clusters:Waiter"},
+        cluster={"address": address, "hosts": 2},
+    )
+    there = {f"gmi {gmi_id} of host is there\n" for gmi_id in (0, 1)}
+    for line in program.stdout:
+        there.discard(line)
+        if not there:
+            break
+    assert len(launchers()) >= 2 * 3  # a fork server and a GMI each
+    yield program
+    program.communicate(timeout=60)
+    until(lambda: not launchers(), 30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_hosts(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with cluster(2) as address:
+        two = {"address": address, "hosts": 2, "wait_s": 3}
+        missing, _ = started(cluster={**two, "hosts": 3}).communicate(timeout=60)
+        assert "each wants 1 CPU, and after 3 s the cluster at " in missing
+        hardware = {"backend": "cpu", "cores": CORES[:1]}
+        by_hosts, learned_by_hosts = trained(tmp_path / "hosts", cluster=two, hardware=hardware)
+        by_one, learned_by_one = trained(tmp_path / "one", layout={"gmi_per_gpu": 2})
+        assert len(by_hosts) == len(by_one) == 10
+        for one, other in zip(by_hosts, by_one, strict=True):
+            assert one["steps"] == other["steps"]
+            assert one["return_mean"] == pytest.approx(other["return_mean"], rel=1e-6)
+        assert_close(learned_by_hosts, learned_by_one)
+        with waiting(address, tmp_path / "killed") as driver:
+            driver.kill()
+        with waiting(address, tmp_path / "lost") as driver:
+            os.kill(agents()[0], 9)
+        assert driver.returncode == 1
+        (state,) = (tmp_path / "lost").glob("*/*/run.json")
+        assert "its agent is gone" in json.loads(state.read_text())["error"]
+
+
+def assert_close(one, other):
+    """Compares all tensors of two policies."""
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        if isinstance(value, dict):
+            assert_close(value, other[key])
+        elif isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, other[key], rtol=0, atol=1e-6)

@@ -1,0 +1,99 @@
+"""What is said of several hosts before one is there: the config's section, checks and plans."""
+
+import pytest
+
+from gmi_drl.cli.main import main
+from gmi_drl.placement import (
+    ConfigError,
+    Device,
+    Layout,
+    Topology,
+    check,
+    load_config,
+    tcg_ex,
+)
+
+CLUSTER = {"address": "10.0.0.1:6379", "hosts": 2}
+TWO_CORES = Topology.from_cores([0, 1])
+
+
+def config(*overrides, **cluster):
+    given = {"version": 1, "env": {"id": "CartPole-v1"}, "cluster": {**CLUSTER, **cluster}}
+    return load_config(given, overrides)
+
+
+def gpus(count):
+    devices = tuple(Device(i, "gpu", "A100", (i,), f"GPU-{i}") for i in range(count))
+    links = tuple(tuple("" if i == j else "NVLink" for j in range(count)) for i in range(count))
+    peers = tuple(tuple(i != j for j in range(count)) for i in range(count))
+    return Topology(devices, links, peers)
+
+
+def test_layouts_of_hosts_are_joined_and_taken_apart_again():
+    parts = [tcg_ex(gpus(2), 2, 8, "mps"), tcg_ex(gpus(3), 1, 8, "direct")]
+    joined = Layout.joined(parts)
+    assert [gmi.gmi_id for gmi in joined.gmis] == list(range(7))
+    assert [joined.host_of(gmi.gmi_id) for gmi in joined.gmis] == [0, 0, 0, 0, 1, 1, 1]
+    assert [gmi.gpu_id for gmi in joined.on_host(1)] == [2, 3, 4]
+    assert joined.topology.links[0][1:3] == ("NVLink", "network")
+    assert joined.topology.peers[2][1:] == (False, False, True, True)
+    assert [joined.of_host(host) for host in (0, 1)] == parts
+    assert Layout.from_json(joined.to_json()) == joined
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        ({"address": "here"}, "must be host:port. Write what `ray start --head` prints"),
+        ({"hosts": 0}, "cluster.hosts=0; must be 1 or more"),
+        ({"network": "x"}, "cluster.network"),
+    ],
+)
+def test_what_is_wrong_with_the_section_is_told(cluster, told):
+    with pytest.raises(ConfigError) as raised:
+        config(**cluster)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("mode=serving", "between the hosts of a cluster gradients travel, and no experience"),
+        ("layout.template=tdg_ex", "gradients travel, and no experience. Use tcg_ex"),
+        ("algorithm={name: dqn}", "train together by all_reduce alone"),
+        ("env.num_env=auto", "it is tuned on one machine, and cluster has several"),
+    ],
+)
+def test_what_hosts_cannot_do_is_a_fault(override, told):
+    faults = [str(fault) for fault in check(config(override), TWO_CORES)]
+    assert any(told in fault for fault in faults), faults
+    assert check(config(), TWO_CORES) == []
+
+
+def test_plan_draws_host_by_host(tmp_path, capsys):
+    file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
+    file.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: 4}\nhardware: {backend: cpu, cores: [0]}\n"
+        "cluster: {address: '10.0.0.1:6379', hosts: 3}\n"
+    )
+    assert main(["plan", str(file), "--no-measure", "--svg", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "CartPole-v1, 12 in all" in shown
+    assert "the hosts are taken to be as this machine; launch asks them" in shown
+    drawn = [line.split("  ")[1] for line in shown.splitlines() if line.startswith("  host ")]
+    assert drawn[-3:] == ["host 0, device 0", "host 1, device 1", "host 2, device 2"]
+    assert "gradients  network of GMIs 0-2" in shown
+    assert "3 groups of cores of 3 hosts" in picture.read_text()
+
+
+@pytest.mark.parametrize("command", [["tune"], ["search"], ["launch", "--seeds", "2"]])
+def test_what_is_for_one_machine_refuses_a_cluster(tmp_path, command, capsys):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: 4}\n"
+        "cluster: {address: '10.0.0.1:6379', hosts: 2}\n"
+        "search: {ranges: {algorithm.learning_rate: {log_uniform: [1e-4, 1e-2]}}}\n"
+    )
+    name, *options = command
+    assert main([name, str(file), *options]) != 0
+    assert "for one machine. Leave out cluster." in capsys.readouterr().err
