@@ -4,10 +4,16 @@ A host is a namespace of the network with an address of its own, joined to the o
 where this process may make any; else all have an address of the loopback device.
 """
 
+import collections
 import contextlib
 import ctypes
+import fcntl
+import multiprocessing
 import os
+import select
 import shutil
+import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -20,6 +26,11 @@ from gmi_drl.comm.hosts import HostSpec, next_roster, read_endpoint, write_roste
 from ranks import Ranks
 
 _NEWNET = 0x40000000
+_ALL_FRAMES = 3  # ETH_P_ALL
+_RCVBUFFORCE = 33
+_SIOCETHTOOL = 0x8946
+_OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)  # of sent checksums, TSO, GSO, GRO
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def _ip(*args):
@@ -27,9 +38,14 @@ def _ip(*args):
 
 
 class Network:
-    """Namespaces `names` by host, and their `addresses`. Use it as a context manager."""
+    """Namespaces `names` by host, and their `addresses`. Use it as a context manager.
 
-    def __init__(self, hosts):
+    `delay_s`: what each frame takes from one host to another, by netem, or where the kernel has
+    none by a process that relays frames instead of the bridge.
+    """
+
+    def __init__(self, hosts, delay_s=0.0):
+        self.delay_s, self._relay = delay_s, None
         stem = f"gmi{os.getpid()}"
         self.switch = f"{stem}s"
         self.names = [f"{stem}h{host}" for host in range(hosts)]
@@ -48,6 +64,8 @@ class Network:
                     _ip("-n", name, "link", "set", device, "up")
                 self._join_port(f"v{host}")
                 _ip("-n", self.switch, "link", "set", f"v{host}", "up")
+            if self.delay_s and not self._by_netem():
+                self._by_relay()
         except BaseException:
             self.__exit__()
             raise
@@ -60,7 +78,37 @@ class Network:
     def _join_port(self, port):
         _ip("-n", self.switch, "link", "set", port, "master", "br0")
 
+    def _by_netem(self):
+        try:
+            for host in range(len(self.names)):
+                subprocess.run(
+                    ["tc", "-n", self.switch, "qdisc", "add", "dev", f"v{host}", "root", "netem",
+                     "delay", f"{self.delay_s * 1e6:.0f}us"],
+                    check=True, capture_output=True, timeout=20,
+                )  # fmt: skip
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        return True
+
+    def _by_relay(self):
+        """Takes the ports from the bridge, and joins them by a process."""
+        ports = [f"v{host}" for host in range(len(self.names))]
+        for port in ports:
+            _ip("-n", self.switch, "link", "set", port, "nomaster")
+        for name, device in [
+            *((name, "eth0") for name in self.names), *((self.switch, port) for port in ports)
+        ]:  # fmt: skip
+            _ip("-n", name, "link", "set", device, "mtu", 60000)
+            thread = threading.Thread(target=_without_offloads, args=(name, device))
+            thread.start()
+            thread.join()
+        self._relay = _CONTEXT.Process(target=relay, args=(self.switch, ports, self.delay_s))
+        self._relay.start()
+
     def __exit__(self, *_):
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.join()
         for name in (*self.names, self.switch):
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip("netns", "del", name)
@@ -90,6 +138,46 @@ def enter(namespace):
     with open(f"/run/netns/{namespace}") as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEWNET):
             raise OSError(ctypes.get_errno(), f"setns {namespace}")
+
+
+def _without_offloads(namespace, device):
+    """Has frames sent as they are on a cable: whole, with checksums (what `ethtool -K` does)."""
+    enter(namespace)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for command in _OFFLOADS:
+            value = ctypes.create_string_buffer(struct.pack("II", command, 0))
+            request = struct.pack("16sQ16x", device.encode(), ctypes.addressof(value))
+            with contextlib.suppress(OSError):  # one that the driver cannot switch
+                fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def relay(namespace, ports, delay_s):
+    """Passes each frame on after `delay_s`: to the port that its address is known to be at."""
+    enter(namespace)
+    sockets = []
+    for port in ports:
+        one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_FRAMES))
+        one.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, 64 << 20)
+        one.bind((port, 0))
+        one.setblocking(False)
+        sockets.append(one)
+    ports_of, due = {}, collections.deque()
+    while True:
+        wait_s = max(0.0, due[0][0] - time.monotonic()) if due else None
+        for one in select.select(sockets, [], [], wait_s)[0]:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    frame, (_, _, kind, *_) = one.recvfrom(65536)
+                    if kind == socket.PACKET_OUTGOING:
+                        continue
+                    ports_of[frame[6:12]] = one
+                    due.append((time.monotonic() + delay_s, frame, one))
+        while due and due[0][0] <= time.monotonic():
+            _, frame, source = due.popleft()
+            known = ports_of.get(frame[:6])
+            for one in [known] if known else [other for other in sockets if other is not source]:
+                with contextlib.suppress(OSError):  # a cable that was pulled, or no room
+                    one.send(frame)
 
 
 def _inside(group, namespace, body, *args):
@@ -168,9 +256,13 @@ class Cluster:
             ranks.__exit__()
         shutil.rmtree(self.base)
 
-    def outcomes(self):
+    def outcomes(self, within_s=100.0):
         """The outcome of each GMI, by rank in the group."""
-        return [outcome for ranks in self.hosts for outcome in ranks.outcomes()]
+        return [
+            ranks.outcome(rank, within_s)
+            for ranks, size in zip(self.hosts, self.sizes, strict=True)
+            for rank in range(size)
+        ]
 
     def until_reduced(self, generation, within_s=60.0):
         """Returns when all GMIs have reduced in `generation`, as files in their folders say."""

@@ -17,6 +17,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ _LOOK_MS: Final = 20
 _LOOK_S: Final = _LOOK_MS / 1000
 _LINGER_MS: Final = 2000  # for the last words to get to those who still wait for them
 _PIECE_BYTES: Final = 128 << 10  # so that one is encrypted while the one before it travels
+_WINDOW: Final = 6  # pieces on their way at a time: more would only fall out of the caches
 _HEAD: Final = struct.Struct("<IHHIQQ")  # magic, kind, step, epoch, tag, start
 _MAGIC: Final = 0x48504D47  # "GMPH"
 _HELLO: Final = 1  # here I am, in this epoch; the payload describes who is in the group
@@ -203,55 +205,52 @@ class HostLinks:
         ReduceTimeout names the hosts that are late, PeerLeft one that has given up, GroupMismatch
         one that does something else.
         """
-        per_piece = _PIECE_BYTES // vector.itemsize
         self._begun_s, self._told = time.monotonic(), False
         for number, step in enumerate(steps):
-            self._send_parts(vector, step.sends, number, tag, per_piece)
-            if step.adds:
-                self._add(vector, step.receives, number, tag, per_piece)
-            else:
-                for part in step.receives:
-                    for start, stop in _pieces(part, per_piece):
-                        (mine,) = self._receive([part.peer], vector, number, tag, (start, stop))
-                        vector[start:stop] = mine
+            sends, receives = (
+                _rounds(parts, _PIECE_BYTES // vector.itemsize)
+                for parts in (step.sends, step.receives)
+            )
+            sent = 0
+            for taken in range(max(len(sends), len(receives))):
+                for parts in sends[sent : taken + _WINDOW]:
+                    for peer, start, stop in parts:
+                        self._send(peer, _DATA, tag, number, start, vector[start:stop].data)
+                sent = taken + _WINDOW
+                for parts in receives[taken : taken + 1]:
+                    self._take(vector, parts, number, tag, step.adds)
 
-    def _send_parts(
-        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int, most: int
+    def _take(
+        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int, adds: bool
     ) -> None:
-        cut = [(a - p.start, p.peer, a, b) for p in parts for a, b in _pieces(p, most)]
-        for _, peer, start, stop in sorted(cut):  # to all of them at the same time
-            self._send(peer, _DATA, tag, step, start, vector[start:stop].data)
-
-    def _add(
-        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int, most: int
-    ) -> None:
-        """Adds what all of `parts` bring to one's own, in ascending order of hosts."""
-        peers = [part.peer for part in parts]
-        own = sum(peer < self._spec.rank for peer in peers)  # its place among them
-        for start, stop in _pieces(parts[0], most) if parts else ():
-            rows = self._receive(peers, vector, step, tag, (start, stop))
-            rows.insert(own, vector[start:stop])
-            total, *rest = rows
-            for row in rest[:-1]:
-                total = total + row
-            np.add(total, rest[-1], vector[start:stop])
+        """Receives pieces of one round, and adds them in ascending order of hosts."""
+        rows = self._receive(vector, parts, step, tag)
+        if not adds:
+            for (_, start, stop), row in zip(parts, rows, strict=True):
+                vector[start:stop] = row
+            return
+        own = vector[parts[0].start : parts[0].stop]
+        rows.insert(sum(part.peer < self._spec.rank for part in parts), own)
+        total, *rest = rows
+        for row in rest[:-1]:
+            total = total + row
+        np.add(total, rest[-1], own)
 
     def _receive(
-        self, peers: Sequence[int], vector: np.ndarray[Any, Any], step: int, tag: int,
-        piece: tuple[int, int],
-    ) -> list[np.ndarray[Any, Any]]:  # fmt: skip
-        """Waits until all of `peers` have sent this piece."""
+        self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int
+    ) -> list[np.ndarray[Any, Any]]:
+        """Waits until all hosts of `parts` have sent theirs."""
         arrived = self._arrived
-        if late := [peer for peer in peers if not arrived[peer]]:
+        if late := [part.peer for part in parts if not arrived[part.peer]]:
             self._take_in()
             if late := [peer for peer in late if not arrived[peer]]:
                 self._await(late, tag)
         rows = []
-        for peer in peers:
+        for peer, start, stop in parts:
             head, payload = arrived[peer].popleft()
-            _, _, sent_step, _, sent_tag, start = _HEAD.unpack(head.buffer)
-            nbytes = (piece[1] - piece[0]) * vector.itemsize
-            if (sent_tag, sent_step, start, len(payload)) != (tag, step, piece[0], nbytes):
+            _, _, sent_step, _, sent_tag, sent_start = _HEAD.unpack(head.buffer)
+            nbytes = (stop - start) * vector.itemsize
+            if (sent_tag, sent_step, sent_start, len(payload)) != (tag, step, start, nbytes):
                 raise self._mismatch(peer, tag, sent_tag)
             rows.append(np.frombuffer(payload.buffer, vector.dtype))
         return rows
@@ -383,6 +382,10 @@ class HostLinks:
             one.close(linger_ms)
 
 
-def _pieces(part: Part, most: int) -> list[tuple[int, int]]:
-    """Cuts a part into what is sent at a time."""
-    return [(a, min(a + most, part.stop)) for a in range(part.start, part.stop, most)]
+def _rounds(parts: Sequence[Part], most: int) -> list[list[Part]]:
+    """Cuts parts into pieces; round i has piece i of every part."""
+    pieces = [
+        [Part(peer, at, min(at + most, stop)) for at in range(start, stop, most)]
+        for peer, start, stop in parts
+    ]
+    return [[piece for piece in at_once if piece is not None] for at_once in zip_longest(*pieces)]

@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Measures reduction across hosts, beside gloo over all ranks, and what training keeps of it.
+
+Claim: at the size of a policy, to reduce inside each host and then among leaders over
+authenticated connections takes less time than gloo, which is not authenticated, over all ranks.
+
+A host is a namespace of the network of this machine, joined to the others by a bridge; needs root
+on Linux. Both contestants take turns in the same processes, round after round, timed from when
+the last rank begins until the last one has the result. What is reduced is checked in each round.
+
+Two cores hide a network behind computing that 4 processes do there. So that the other rows tell
+of the network, an iteration of training is --reductions sleeps of equal length, each with a
+reduction behind it, one GMI a host; the delay of each frame is netem's, or that of a relay. By
+default sleeps and reductions are those of examples/paper/ant.yaml on an H100: 8 (2 minibatches, 4
+epochs) in 254 ms, and four times as many.
+
+Rows:
+    2x2/276000B/gloo             us, 2 hosts with 2 GMIs; the ratio is gloo's time over ours
+    3x1/276000B/100us/8x31.75ms  efficiency: time of the sleeps and one host's reductions over that
+                                 of 3 hosts; `reduction_us` is what one reduction took
+
+    bench/comm/hosts.py --bytes 100000,276000,1000000,4000000 --delays-us 100,1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from reduction import latency, medians
+from report import emit, emit_pairs
+
+from cluster import Cluster, Network, why_no_network
+
+ANT_BYTES = 276_000
+CONDITIONS = "hosts are namespaces of the network on one machine, which others used at the time"
+
+
+def gloo_of(group: Any, folder: str) -> Any:
+    """gloo over all ranks of all hosts, each at the address of its host."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=group.spec.address)]
+    store = dist.FileStore(f"{folder}/gloo", -1)
+    return dist.ProcessGroupGloo(store, group.rank, group.size, options)
+
+
+def compare(
+    group: Any, sizes: list[int], rounds: int, repeats: int, folder: str
+) -> dict[int, dict[str, list[list[tuple[float, float]]]]]:
+    """Spans of both contestants by size, round by round, after a round that does not count."""
+    import numpy as np
+    import torch
+
+    gloo = gloo_of(group, folder)
+    answers = {}
+    for nbytes in sizes:
+        numel = nbytes // 4
+        generator = np.random.default_rng(group.rank)
+        fresh = torch.from_numpy(generator.standard_normal(numel, dtype=np.float32))
+        bucket, own = group.bucket(f"gradient {nbytes}", numel), torch.zeros(numel)
+        contestants = {
+            "ours": (bucket.buffer, lambda bucket=bucket: bucket.reduce("sum")),
+            "gloo": (own, lambda own=own: gloo.allreduce([own]).wait()),
+        }
+        found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in contestants}
+        for _ in range(rounds + 1):
+            for name, (place, reduce) in contestants.items():
+                spans = []
+                for _ in range(repeats):
+                    place.copy_(fresh)
+                    group.barrier()
+                    begin = time.monotonic()
+                    reduce()
+                    spans.append((begin, time.monotonic()))
+                found[name].append(spans)
+            torch.testing.assert_close(bucket.result, own, atol=1e-5, rtol=1e-5)
+        answers[nbytes] = {name: spans[1:] for name, spans in found.items()}
+    group.barrier()
+    group.finish("done")
+    return answers
+
+
+def iterate(
+    group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int
+) -> list[tuple[float, float]]:
+    """What each iteration took, and what one reduction of it took on average, seconds."""
+    bucket = group.bucket("gradient", nbytes // 4)
+    taken = []
+    for _ in range(iterations + 3):
+        begin = time.monotonic()
+        reducing_s = 0.0
+        for _ in range(reductions):
+            time.sleep(sleep_s)
+            begun = time.monotonic()
+            bucket.reduce("mean")
+            reducing_s += time.monotonic() - begun
+        taken.append((time.monotonic() - begin, reducing_s / reductions))
+    group.finish("done")
+    return taken[3:]
+
+
+def main() -> None:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",") if part]
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--bytes", type=numbers, default=[100_000, 276_000, 1_000_000, 4_000_000])
+    parser.add_argument("--delays-us", type=numbers, default=[100, 1000])
+    parser.add_argument("--reductions", type=numbers, default=[8, 32], help="an iteration")
+    parser.add_argument("--iteration-ms", type=float, default=254.0, help="all sleeps of one")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=20, help="in each round")
+    parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--conditions", default=CONDITIONS, help="kept beside the rows")
+    options = parser.parse_args()
+    if why := why_no_network():
+        sys.exit(f"{why}. Run it as root, on Linux.")
+    given: dict[str, Any] = {"conditions": options.conditions}
+    if options.bytes:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Network(2) as network,
+            Cluster(
+                compare, (2, 2), options.bytes, options.rounds, options.repeats, folder,
+                network=network,
+            ) as cluster,
+        ):  # fmt: skip
+            answers = cluster.outcomes(within_s=600)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        for nbytes in options.bytes:
+            spans = [answer[nbytes] for answer in answers]
+            ours, gloo = (medians(spans, name, latency) for name in ("ours", "gloo"))
+            emit_pairs(
+                "hosts", f"2x2/{nbytes}B/gloo", "us", ours, gloo, smaller_is_better=True,
+                repeats=options.rounds * options.repeats, rounds=options.rounds, **given,
+            )  # fmt: skip
+    for delay_us in options.delays_us:
+        for reductions in options.reductions:
+            sleep_s = options.iteration_ms / 1e3 / reductions
+            arguments = (ANT_BYTES, reductions, sleep_s, options.iterations)
+            taken = {}
+            for hosts in (1, 3):
+                with (
+                    Network(hosts, delay_us / 1e6) as network,
+                    Cluster(iterate, (1,) * hosts, *arguments, network=network) as cluster,
+                ):
+                    taken[hosts] = cluster.outcomes()[0]
+            alone, together = ([one[0] for one in taken[hosts]] for hosts in (1, 3))
+            efficiencies = [statistics.median(alone) / one for one in together]
+            emit(
+                "hosts", f"3x1/{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms",
+                value=round(statistics.median(efficiencies), 3), unit="of one host's throughput",
+                peer=None, ratio=None, repeats=options.iterations,
+                spread=[round(min(efficiencies), 3), round(max(efficiencies), 3)],
+                reduction_us=round(statistics.median(one[1] for one in taken[3]) * 1e6), **given,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
