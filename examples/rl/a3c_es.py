@@ -33,6 +33,13 @@ class Member:
     def parameters(self) -> np.ndarray:
         return self.optimizer.graph.acting()["parameters"]
 
+    def evaluated(self, parameters: np.ndarray) -> float:
+        """Plays 20 episodes greedily."""
+        state = self.optimizer.state_dict()
+        state["weights"]["parameters"] = parameters
+        self.optimizer.load_state_dict(state)
+        return self.optimizer.evaluate()["eval_return"]
+
     def trained(self, parameters: np.ndarray, seed: int) -> tuple[float, np.ndarray, int]:
         """Trains the parameters and noise: the mean return meanwhile, what came of them, steps."""
         noise = NOISE * np.random.default_rng(seed).standard_normal(len(parameters))
@@ -49,7 +56,7 @@ def main(steps: int = STEPS, seed: int = 0) -> float:
     runtime.init(["gmi_drl.rl"])
     make = runtime.remote(num_threads=1)(Member).remote
     members = [make(seed * MEMBERS + number) for number in range(MEMBERS)]
-    parameters, taken, generation, score = runtime.get(members[0].parameters.remote()), 0, 0, 0.0
+    parameters, taken, generation = runtime.get(members[0].parameters.remote()), 0, 0
     while taken < steps:
         seeds = np.random.SeedSequence((seed, generation)).generate_state(MEMBERS).tolist()
         asked = [m.trained.remote(parameters, s) for m, s in zip(members, seeds, strict=True)]
@@ -57,8 +64,10 @@ def main(steps: int = STEPS, seed: int = 0) -> float:
         better = results[: MEMBERS // 2]
         parameters = np.mean([after for _, after, _ in better], axis=0)
         taken += sum(steps for *_, steps in results)
-        generation, score = generation + 1, float(np.mean([score for score, *_ in better]))
+        generation, score = generation + 1, np.mean([score for score, *_ in better])
         print(f"generation {generation}, {taken:>7,} steps: return {score:.1f} of the better half")
+    score = runtime.get(members[0].evaluated.remote(parameters))
+    print(f"evaluation: {score:.1f} of 500")
     runtime.shutdown()
     return score
 
