@@ -71,7 +71,15 @@ def check(config: Config, topology: Topology) -> list[Fault]:
 
 def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
     """Lists the faults of a layout file, which may have been edited or damaged meanwhile."""
-    return [*layout_faults(layout, config.hardware), *gmi_faults(layout, config.env.num_env)]
+    hosts = [layout.of_host(host) for host in range(layout.hosts)] if layout.hosts > 1 else [layout]
+    return [
+        fault
+        for one in hosts
+        for fault in (
+            *layout_faults(one, config.hardware),
+            *gmi_faults(one, config.env.num_env),
+        )
+    ]
 
 
 def _policy(config: Config) -> Iterator[Fault]:

@@ -1,5 +1,7 @@
 """What is said of several hosts before one is there: the config's section, checks and plans."""
 
+from dataclasses import replace
+
 import pytest
 
 from gmi_drl.cli.main import main
@@ -9,6 +11,7 @@ from gmi_drl.placement import (
     Layout,
     Topology,
     check,
+    layout_faults_of,
     load_config,
     tcg_ex,
 )
@@ -39,6 +42,13 @@ def test_layouts_of_hosts_are_joined_and_taken_apart_again():
     assert joined.topology.peers[2][1:] == (False, False, True, True)
     assert [joined.of_host(host) for host in (0, 1)] == parts
     assert Layout.from_json(joined.to_json()) == joined
+
+
+def test_hosts_may_have_the_same_cores():
+    part = tcg_ex(TWO_CORES, 2, 64)
+    assert layout_faults_of(config(), Layout.joined([part, part])) == []
+    crowded = replace(part, gmis=tuple(replace(gmi, cores=(0,)) for gmi in part.gmis))
+    assert len(layout_faults_of(config(), Layout.joined([part, crowded]))) == 1
 
 
 @pytest.mark.parametrize(
