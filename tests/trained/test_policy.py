@@ -124,10 +124,16 @@ def test_stable_baselines3_evaluates_it(train):
 def test_a_program_of_its_own_loads_it_and_starts_nothing(train):
     code = """
 import os, sys, threading
+started = []
+parts = "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.bind", "socket.connect"
+sys.addaudithook(lambda event, given: started.append(event) if event in parts else None)
 import numpy as np
 import gmi_drl
+from gmi_drl import runtime
 policy = gmi_drl.load_policy(sys.argv[1])
 print(policy.act(np.zeros(4, np.float32)))
+assert not started, started
+assert not runtime.is_initialized()
 children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
 assert not children, children
 assert threading.active_count() == 1, threading.enumerate()
