@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Compares PPO-ES with PPO at equal steps of CartPole: examples/rl/ppo_es.py, seed by seed.
+
+Claim to be tried (RLlib's paper, section 5.3, on Walker2d): evolution over what PPO makes of its
+policies comes to higher returns than PPO alone, where both have taken as many steps; here those of
+all members together. Both have the settings of the example, and are judged by their greedy policy
+in 20 episodes.
+
+    bench/ppo_es.py --seeds 5
+    bench/ppo_es.py --seeds 1 --steps 4000     # a smoke test
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from report import emit
+
+from gmi_drl import rl
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "rl"))
+
+import ppo_es
+
+
+def alone(steps: int, seed: int) -> float:
+    """What PPO comes to, with one evaluator like that of a member."""
+    torch.set_num_threads(1)
+    keys = ppo_es.SETTINGS
+    evaluator = rl.Evaluator("CartPole-v1", rl.PPO, num_env=8, seed=seed, settings=keys)
+    optimizer = rl.Local(rl.PPO, [evaluator])
+    while optimizer.steps < steps:
+        optimizer.step()
+    score = optimizer.evaluate()["eval_return"]
+    optimizer.close()
+    return score
+
+
+def main() -> None:
+    """Measures all seeds, and emits one row."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40_000)
+    options = parser.parse_args()
+    ours, peers = [], []
+    for seed in range(options.seeds):
+        ours.append(ppo_es.main(options.steps, seed))
+        peers.append(alone(options.steps, seed))
+        print(f"seed {seed}: PPO-ES {ours[-1]:.1f}, PPO {peers[-1]:.1f}", file=sys.stderr)
+    value, peer = statistics.median(ours), statistics.median(peers)
+    spread = [round(min(ours), 1), round(max(ours), 1)]
+    emit(
+        "ppo_es", "CartPole-v1", value=round(value, 1), unit="greedy return", peer=round(peer, 1),
+        ratio=value / peer, repeats=options.seeds, spread=spread, steps=options.steps,
+        peer_name="PPO", peer_spread=[round(min(peers), 1), round(max(peers), 1)],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
