@@ -99,6 +99,24 @@ def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
     )  # fmt: skip
 
 
+def _model_pendulum(algorithm: dict[str, Any], steps: int, **changes: Any) -> Task:
+    """Pendulum by a learned model: examples/mbpo_pendulum.yaml, cem_pendulum.yaml."""
+    own: dict[str, Any] = {
+        "learning_rate": 1e-3, "net": "64:64", "normalize_observation": False, **changes,
+    }  # fmt: skip
+    return Task(
+        env="Pendulum-v1",
+        steps=steps,
+        ours=_ours("Pendulum-v1", **own),
+        algorithm={
+            "max_grad_norm": None, "batch_size": 128, "replay_capacity": 10_000,
+            "replay_start": 500, "random_steps": 500, **algorithm,
+        },
+        sb3=None,
+        reference="-157 ± 89 (SB3 zoo, SAC, 20 k, one run)",
+    )  # fmt: skip
+
+
 # Two GMIs sample, and one trains; or two hold an agent, and one a piece of the parameters.
 _TDG_EX = {"layout": {"template": "tdg_ex", "gmi_per_gpu": 3}}
 _PARAMETER_SERVER = {"layout": {"template": "parameter_server", "gmi_per_gpu": 3}}
@@ -339,6 +357,21 @@ TASKS = {
             normalize_reward=False, evaluate=20,
         ),
         reference="-172 ± 104 (SB3 zoo, 100 k)",
+    ),
+    "Pendulum-v1-mbpo": _model_pendulum(
+        {
+            "name": "mbpo", "updates_per_row": 4.0, "ensemble": 5, "elites": 3,
+            "model_network": [128, 128], "model_batch_size": 64, "model_epochs": 40,
+            "rollouts": 5_000, "rollout_length": 2,
+        },
+        steps=5_000, n_envs=1, horizon=25, activation="relu",
+    ),
+    "Pendulum-v1-cem": _model_pendulum(
+        {
+            "name": "cem", "updates_per_row": 2.0, "ensemble": 3, "candidates": 100,
+            "plan_elites": 10,
+        },
+        steps=3_000, n_envs=5, horizon=10, activation="elu", normalize_observation=True,
     ),
     "Pendulum-v1-sac": _off_policy_pendulum(
         {"name": "sac"}, "-157 ± 89 (SB3 zoo, 20 k, one run)",

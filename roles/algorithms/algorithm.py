@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from gmi_drl.roles.policies.networks import actor_critic_of, policy_of
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.samples.batch import Batch
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.replay import ReplayBuffer
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,10 @@ class Algorithm(ABC):
 
     def learn_moments(self, moments: Tensor) -> None:
         """Takes in everyone's `moments` [k, num_update_moments] when an update is over."""
+
+    def source(self, replay: ReplayBuffer, generator: torch.Generator) -> ReplayBuffer:
+        """Returns where minibatches are drawn from, by this GMI's `generator`: what is kept."""
+        return replay
 
     def draw_noise(self, batch: Batch, generator: torch.Generator) -> None:
         """Add columns of random numbers to a minibatch from a replay, where its loss takes some.

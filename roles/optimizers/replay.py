@@ -75,7 +75,7 @@ def on_replay(
     replay = ReplayBuffer.of(
         settings, batch, algorithm.replayed, learner.generator, stacking, in_turn=in_turn
     )
-    return OnReplay(learner, replay, hindsight)
+    return OnReplay(learner, algorithm.source(replay, learner.generator), hindsight)
 
 
 class OnReplay:
@@ -136,7 +136,7 @@ class OnReplay:
         self._replay.check()
 
     def metrics(self) -> dict[str, Any]:
-        return {"updates": self.learner.updates, "replay_rows": len(self._replay)}
+        return {"updates": self.learner.updates} | self._replay.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         return {"limiter": self._replay.limiter.state_dict()}

@@ -154,8 +154,9 @@ class ExploringPolicy(ABC):
     def __init__(self, network: Any, action_columns: int, noise_columns: int) -> None:
         self.network = network
         self.action_columns, self.noise_columns = action_columns, noise_columns
-        # A tensor, as acting may be captured.
-        self.at_random = torch.ones((), device=next(network.parameters()).device)
+        # A tensor, as acting may be captured. A known model has no parameters.
+        device = next(network.parameters(), torch.empty(0)).device
+        self.at_random = torch.ones((), device=device)
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
         batch["noise"].normal_(generator=generator)

@@ -190,7 +190,8 @@ def test_an_algorithm_trains_in_its_own_mode():
     (fault,) = told(cores(2), "algorithm.name=impala", "algorithm.minibatches=2")
     assert fault == (
         "algorithm.name='impala'; it trains in mode async, and the mode is sync. Use ppo, a2c, "
-        "pg, a3c, dqn, sac, td3, ddpg, es, ars, mappo, vdn, qmix or alphazero, or set mode: async."
+        "pg, a3c, dqn, sac, td3, ddpg, es, ars, mappo, vdn, qmix, alphazero, mbpo or cem, or set "
+        "mode: async."
     )
     asynchronous = "mode=async", "hardware.num_gpus=2"
     assert told(cores(2, 2), *asynchronous) == []

@@ -525,21 +525,21 @@ def test_a_layout_file_fixes_what_auto_would_find():
         (
             "trpo",
             "gmi-drl does not have this algorithm: mode sync has ppo, a2c, pg, a3c, dqn, sac, td3, "
-            "ddpg, es, ars, mappo, vdn, qmix and alphazero, mode async has impala, appo, dqn, sac, "
-            "td3 and ddpg.",
+            "ddpg, es, ars, mappo, vdn, qmix, alphazero, mbpo and cem, mode async has impala, "
+            "appo, dqn, sac, td3 and ddpg.",
         ),
         ("QRDQN", "gmi-drl does not have this algorithm"),
         (
             "PPO",
             "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars, "
-            "mappo, vdn, qmix, alphazero. Did you mean ppo?",
+            "mappo, vdn, qmix, alphazero, mbpo, cem. Did you mean ppo?",
         ),
         ("impalla", "Did you mean impala?"),
         ("dnq", "Did you mean dqn?"),
         (
             "abc",
             "must be one of ppo, a2c, pg, a3c, impala, appo, dqn, sac, td3, ddpg, es, ars, "
-            "mappo, vdn, qmix, alphazero. Correct it, or leave it",
+            "mappo, vdn, qmix, alphazero, mbpo, cem. Correct it, or leave it",
         ),
     ],
 )

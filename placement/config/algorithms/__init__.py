@@ -21,6 +21,7 @@ from .dqn import DQNConfig
 from .evolution import ARSConfig, ESConfig, EvolutionConfig
 from .impala import APPOConfig, IMPALAConfig
 from .mappo import MAPPOConfig
+from .models import CEMConfig, MBPOConfig
 from .off_policy import DDPGConfig, OffPolicyConfig, SACConfig, TD3Config
 from .ppo import PPOConfig
 from .team import QMIXConfig, VDNConfig
@@ -28,11 +29,11 @@ from .team import QMIXConfig, VDNConfig
 __all__ = [
     "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig",
     "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig", "AlphaZeroConfig",
-    "CustomAlgorithmConfig",
+    "CEMConfig", "CustomAlgorithmConfig",
     "DDPGConfig", "DQNConfig", "ESConfig", "EvolutionConfig", "IMPALAConfig", "MAPPOConfig",
-    "OffPolicyConfig", "PGConfig", "PPOConfig", "QMIXConfig", "RecurrentConfig", "ReplayConfig",
-    "SACConfig", "TD3Config", "VDNConfig", "algorithm_config", "algorithms_of", "mode_faults",
-    "section_class", "settings_of",
+    "MBPOConfig", "OffPolicyConfig", "PGConfig", "PPOConfig", "QMIXConfig", "RecurrentConfig",
+    "ReplayConfig", "SACConfig", "TD3Config", "VDNConfig", "algorithm_config", "algorithms_of",
+    "mode_faults", "section_class", "settings_of",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -53,6 +54,8 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "vdn": VDNConfig,
     "qmix": QMIXConfig,
     "alphazero": AlphaZeroConfig,
+    "mbpo": MBPOConfig,
+    "cem": CEMConfig,
 }
 
 # What people ask for by name, and is not here.

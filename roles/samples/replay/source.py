@@ -89,6 +89,15 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._storage)
 
+    @property
+    def observation_width(self) -> int:
+        """The numbers of an observation that is kept."""
+        return self._storage.observation_width
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns what is to be written down of it."""
+        return {"replay_rows": len(self)}
+
     def anneal(self, progress: float) -> None:
         """Take note of `progress`, the share of all steps that is done: 0 to 1."""
         self._sampler.anneal(progress)

@@ -151,6 +151,11 @@ class Storage:
         return range(self._begin * self.num_env, self._end * self.num_env)
 
     @property
+    def observation_width(self) -> int:
+        """The numbers of an observation, where transitions are made."""
+        return self._seen.frames.shape[1] * self._seen.count
+
+    @property
     def places(self) -> int:
         """The places of rows that may be drawn."""
         return self._ring.places

@@ -30,7 +30,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from gmi_drl.launcher.plan.planning import importable
-from gmi_drl.placement import AlphaZeroConfig
+from gmi_drl.placement import AlphaZeroConfig, CEMConfig
 
 from .policy import PolicyModule, PolicyNotLoaded, TrainedPolicy
 
@@ -101,6 +101,12 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
         raise PolicyNotLoaded(
             f"{policy.origin.folder.path}: its policy searches games, which is no function of "
             "tensors. Act by gmi_drl.load_policy(run); the network is its module.network."
+        )
+    if isinstance(policy.origin.config.algorithm, CEMConfig):
+        raise PolicyNotLoaded(
+            f"{policy.origin.folder.path}: its policy tries many plans for each action, which is "
+            "not written as one function. Act by gmi_drl.load_policy(run); the model is its "
+            "module.network."
         )
     kind, named = _KINDS[form], file.suffix.lstrip(".")
     if named in FORMATS and named != form:

@@ -1,0 +1,79 @@
+"""Planning by a model of the environment, that is learned from what was seen, or known.
+
+With a learned model this is PETS (Chua et al., 2018), whose networks differ by how they begin.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from gmi_drl.placement import AlgorithmConfig, CEMConfig, hidden_sizes
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import PolicyError
+from gmi_drl.roles.models.ensemble import EnsembleModel
+from gmi_drl.roles.models.known import KnownModel
+from gmi_drl.roles.policies.actor_critic import observation_width
+from gmi_drl.roles.policies.off_policy import bounded_width
+from gmi_drl.roles.policies.planning import PlanningPolicy
+from gmi_drl.roles.policies.trunk import ACTIVATIONS
+from gmi_drl.roles.samples.batch import Batch
+
+from .algorithm import Algorithm, Losses
+from .mbpo import check_model_spaces
+
+
+class CEM(Algorithm):
+    """Trains the ensemble that its policy plans by, on steps that are kept."""
+
+    Settings: ClassVar[type[AlgorithmConfig]] = CEMConfig
+    stats = ("model_loss", "model_error")
+    bootstrap = ()
+    recorded = ("next_observation", "terminated")
+    segment_fields = ("action", "reward", "done", "terminated", "next_observation")
+    replayed = ("raw_observation", "action", "reward", "next_observation")
+    settings: CEMConfig
+    policy: PlanningPolicy
+
+    @classmethod
+    def make_network(
+        cls, settings: Any, env: VecEnv, generator: torch.Generator | None
+    ) -> nn.Module:
+        check_model_spaces("cem", env)
+        width, action = observation_width(env.observation_space), bounded_width(env.action_space)
+        assert action is not None
+        if settings.model != "learned":
+            return KnownModel(settings.model, env)
+        return EnsembleModel(
+            width, action, settings.ensemble, hidden_sizes(settings.network), generator,
+            ACTIVATIONS[settings.activation](),
+        )  # fmt: skip
+
+    @classmethod
+    def make_policy(cls, network: Any, settings: Any) -> PlanningPolicy:
+        columns = len(network.low) if isinstance(network, KnownModel) else network.action
+        return PlanningPolicy(network, columns, settings)
+
+    @classmethod
+    def check_network(
+        cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
+    ) -> None:
+        if not isinstance(network, EnsembleModel):
+            base = "gmi_drl.roles.models.ensemble.EnsembleModel"
+            raise PolicyError(maker, type(network).__name__, ["it is no ensemble"], base)
+
+    def before_sampling(self, steps: int) -> None:
+        self.policy.at_random.fill_(float(steps < self.settings.random_steps))
+
+    def losses(self, batch: Batch) -> Losses:
+        model = self.policy.network
+        seen, following = batch["observation"], batch["next_observation"]
+        inputs = torch.cat([seen, batch["action"]], -1)
+        targets = model.targets_of(seen, following, batch["reward"])
+        # What an episode ended with may be NaN, and is then learned as nothing that changes.
+        targets = targets.nan_to_num()
+        loss = model.loss(inputs.unsqueeze(0), targets, self.settings.model_beta)
+        error = model.errors(inputs, targets).mean()
+        return Losses(loss, {"model_loss": loss.detach(), "model_error": error})

@@ -1,0 +1,1 @@
+"""Models of environments: those that are learned, and those that are known."""

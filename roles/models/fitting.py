@@ -1,0 +1,88 @@
+"""Trains an ensemble on kept steps, until steps that are held out are predicted no better."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.placement import MBPOConfig
+
+from .ensemble import EnsembleModel
+
+_BETTER: Final = 0.01  # the least share of its error that a network must lose to count as better
+
+
+class ModelFit:
+    """The model of one GMI: an ensemble, its optimizer, and the networks that are best."""
+
+    def __init__(
+        self, model: EnsembleModel, settings: MBPOConfig, generator: torch.Generator
+    ) -> None:
+        """`generator` draws what is held out and in which order the rest is trained on."""
+        self.model, self._settings, self._generator = model, settings, generator
+        self._optimizer = torch.optim.Adam(
+            model.parameters(),
+            lr=settings.model_learning_rate,
+            weight_decay=settings.model_weight_decay,
+        )
+        self.elites = torch.arange(settings.elites, device=generator.device)
+        self.error: float | None = None  # of the elites on held out steps; None: it is not trained
+
+    def fit(self, inputs: Tensor, targets: Tensor) -> None:
+        """Trains on rows [B, O + A] and [B, K], B >= 2, and keeps each network as it was best."""
+        model, settings, generator = self.model, self._settings, self._generator
+        model.scale_by(inputs, targets)
+        order = torch.randperm(len(inputs), generator=generator, device=generator.device)
+        held_count = min(max(int(settings.holdout * len(inputs)), 1), len(inputs) - 1)
+        held, kept = order[:held_count], order[held_count:]
+        tried = inputs[held], targets[held]
+        best = model.errors(*tried)
+        per_network = [*model.weights, *model.biases]
+        saved = [parameter.detach().clone() for parameter in per_network]
+        waited = 0
+        for _ in range(settings.model_epochs):
+            beat("update")
+            self._pass_over(inputs, targets, kept)
+            errors = model.errors(*tried)
+            better = errors < (1.0 - _BETTER) * best
+            best = torch.where(better, errors, best)
+            for mine, parameter in zip(saved, per_network, strict=True):
+                mine[better] = parameter.detach()[better]
+            waited = 0 if bool(better.any()) else waited + 1
+            if waited >= settings.model_patience:
+                break
+        with torch.no_grad():
+            for mine, parameter in zip(saved, per_network, strict=True):
+                parameter.copy_(mine)
+        self.elites = best.argsort()[: settings.elites]
+        self.error = float(best[self.elites].mean())
+
+    def _pass_over(self, inputs: Tensor, targets: Tensor, kept: Tensor) -> None:
+        """Trains every network once on rows `kept`, each in an order of its own."""
+        model, settings = self.model, self._settings
+        draws = torch.rand(model.members, len(kept), generator=self._generator, device=kept.device)
+        for rows in torch.split(kept[draws.argsort(1)], settings.model_batch_size, 1):
+            self._optimizer.zero_grad(set_to_none=True)
+            loss = model.loss(inputs[rows], targets[rows], settings.model_beta)
+            torch.autograd.backward(loss)
+            self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what goes on in a checkpoint, partly the tensors themselves."""
+        scales = {name: its for name, its in self.model.named_buffers()}
+        return {
+            "network": dict(self.model.state_dict()), "scales": scales, "elites": self.elites,
+            "optimizer": self._optimizer.state_dict(), "error": self.error,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on as the one that gave it."""
+        self.model.load_state_dict(state["network"])
+        for name, its in self.model.named_buffers():
+            its.copy_(state["scales"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.elites = state["elites"].to(self._generator.device)
+        self.error = state["error"]

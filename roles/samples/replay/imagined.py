@@ -1,0 +1,153 @@
+"""A replay of real steps, and beside it one of roll-outs that a learned model has made from them.
+
+B = rows, O = numbers of an observation, A = of an action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.placement import MBPOConfig
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.models.fitting import ModelFit
+from gmi_drl.roles.models.terminations import Termination, never
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.off_policy import ExploringPolicy
+from gmi_drl.roles.samples.batch import Batch
+
+from .source import ReplayBuffer
+
+
+class ModelReplay(ReplayBuffer):
+    """Draws a fixed share of each minibatch from real steps, and the rest from the model's.
+
+    The model is this GMI's own, as its replay is. It is trained on all real steps, and roll-outs
+    are made by the policy as it is then, before the first update and after every `model_every`
+    steps.
+    """
+
+    def __init__(
+        self,
+        real: ReplayBuffer,
+        settings: MBPOConfig,
+        model: ModelFit,
+        policy: ExploringPolicy,
+        normalizer: RunningNormalizer | None,
+        termination: Termination,
+    ) -> None:
+        super().__init__(
+            real._storage, real._sampler, real.limiter, real.batch_size, real._generator
+        )
+        self._settings, self._model, self._policy = settings, model, policy
+        self._normalizer, self._over = normalizer, termination
+        self._since = settings.model_every  # real rows since the model was trained
+        self._made: list[dict[str, Tensor]] = []  # the columns of the newest roll-outs, by time
+        self._imagined: dict[str, Tensor] = {}  # the same, one behind the other
+        self._from_real = round(settings.real_share * real.batch_size)
+
+    def put(self, batch: Batch) -> None:
+        if self._over is never and bool(batch["terminated"].any()):
+            raise RoleError(
+                "an episode was over before its time limit, and algorithm.termination=never has "
+                "the model's episodes never end. Give termination the name of the environment's "
+                "rule, or module:function."
+            )
+        super().put(batch)
+        self._since += batch["reward"].numel()
+
+    def next(self) -> tuple[Batch, Tensor]:
+        if self._from_real == self.batch_size:
+            return super().next()
+        if self._since >= self._settings.model_every:
+            self._since = 0
+            self._model.fit(*self._real_rows())
+            self._roll_out()
+        real, places = self._drawn(self._from_real)
+        count = self.batch_size - self._from_real
+        total, generator = len(self._imagined["reward"]), self._generator
+        rows = torch.randint(total, (count,), generator=generator, device=generator.device)
+        self.limiter.drawn += 1
+        return Batch(
+            {
+                name: torch.cat([column, self._imagined[name].index_select(0, rows)])
+                for name, column in real.columns.items()
+            }
+        ), places
+
+    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
+        """Learns nothing: all rows are drawn alike."""
+
+    def _drawn(self, count: int) -> tuple[Batch, Tensor]:
+        places, _ = self._sampler.draw(count, self._storage.rows, self._generator)
+        return self._storage.gather(places, self._generator.device), places
+
+    def _real_rows(self) -> tuple[Tensor, Tensor]:
+        """Returns the inputs [B, O + A] and targets [B, O + 1] of all real steps."""
+        storage = self._storage
+        numbers = torch.arange(storage.rows.start, storage.rows.stop, device=storage.device)
+        real = storage.gather(numbers % storage.places, self._generator.device)
+        seen, following = real["raw_observation"], real["next_observation"]
+        inputs = torch.cat([seen, real["action"]], -1)
+        targets = self._model.model.targets_of(seen, following, real["reward"])
+        there = targets.isfinite().all(1)  # what an episode ended with may be NaN
+        return inputs[there], targets[there]
+
+    @torch.no_grad()
+    def _roll_out(self) -> None:
+        """Makes roll-outs from real steps, by the policy as it acts now and the best networks."""
+        settings, generator, fit = self._settings, self._generator, self._model
+        start, _ = self._drawn(settings.rollouts)
+        seen, parts = start["raw_observation"], []
+        for _ in range(settings.rollout_length):
+            count, device = len(seen), generator.device
+
+            def normal(width: int, rows: int = count) -> Tensor:
+                return torch.randn(rows, width, generator=generator, device=generator.device)
+
+            shown = seen if self._normalizer is None else self._normalizer.normalize(seen)
+            action = self._policy.explore(
+                self._policy.network.actor(shown), normal(self._policy.noise_columns)
+            )
+            picked = torch.randint(len(fit.elites), (count,), generator=generator, device=device)
+            following, reward = fit.model.sample(
+                seen, action, fit.elites[picked], normal(fit.model.targets)
+            )
+            over = self._over(seen, action, following)
+            parts.append(
+                {
+                    "raw_observation": seen, "action": action, "reward": reward,
+                    "next_observation": following,
+                    "discount": torch.where(over, 0.0, settings.gamma),
+                }
+            )  # fmt: skip
+            seen = following[~over]
+            if not len(seen):
+                break
+        made = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self._keep([*self._made, made][-settings.rollouts_kept :])
+
+    def _keep(self, made: list[dict[str, Tensor]]) -> None:
+        self._made = made
+        names = made[0] if made else {}
+        self._imagined = {name: torch.cat([each[name] for each in made]) for name in names}
+
+    def metrics(self) -> dict[str, Any]:
+        there = {"model_rows": len(self._imagined.get("reward", ()))}
+        error = self._model.error
+        return super().metrics() | there | ({} if error is None else {"model_error": error})
+
+    def state_dict(self) -> dict[str, Any]:
+        imagined = {"model": self._model.state_dict(), "made": self._made, "since": self._since}
+        return super().state_dict() | {"imagined": imagined}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        its: Mapping[str, Any] = state["imagined"]
+        self._model.load_state_dict(its["model"])
+        device = self._generator.device
+        self._keep([{n: c.to(device) for n, c in made.items()} for made in its["made"]])
+        self._since = its["since"]

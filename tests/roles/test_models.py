@@ -1,0 +1,284 @@
+"""Models: their loss by NumPy, LQR's matrices, roll-outs beside real steps, planning, refusals."""
+
+from collections import deque
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import bodies_models
+import gmi_drl
+from gmi_drl import rl
+from gmi_drl.placement import CEMConfig, ConfigError, MBPOConfig, Topology, check, load_config
+from gmi_drl.roles.algorithms.cem import CEM
+from gmi_drl.roles.algorithms.mbpo import MBPO
+from gmi_drl.roles.envs import EnvSpecError
+from gmi_drl.roles.errors import RoleError, RoleLoadError
+from gmi_drl.roles.models.ensemble import EnsembleModel
+from gmi_drl.roles.models.fitting import ModelFit
+from gmi_drl.roles.models.known import pendulum
+from gmi_drl.roles.models.terminations import TERMINATIONS, termination_of
+from gmi_drl.roles.optimizers.descent import one_thread
+from gmi_drl.roles.policies.planning import PlanningPolicy
+from gmi_drl.trained.exporting import export_policy
+from gmi_drl.trained.policy import PolicyNotLoaded
+
+SMALL = {
+    "network": [16], "horizon": 8, "batch_size": 40, "replay_start": 40, "random_steps": 40,
+    "replay_capacity": 500, "updates_per_row": 0.5,
+}  # fmt: skip
+MBPO_KEYS = {
+    **SMALL, "ensemble": 3, "elites": 2, "model_network": [8], "model_epochs": 2, "rollouts": 30,
+    "rollout_length": 3, "rollouts_kept": 2, "model_every": 50, "real_share": 0.25,
+}  # fmt: skip
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# The model ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_the_loss_is_the_weighted_likelihood_of_the_paper(beta):
+    """With 0 it is mbrl-lib's GaussianMLP._nll_loss; written out in NumPy, row by row."""
+    model = EnsembleModel(2, 1, 3, [5], generator())
+    inputs, targets = (
+        torch.randn(4, 3, generator=generator(1)),
+        torch.randn(4, 3, generator=generator(2)),
+    )
+    model.scale_by(inputs, targets)
+    found = float(model.loss(inputs.unsqueeze(0), targets, beta).detach())
+
+    def softplus(x):
+        return np.log1p(np.exp(x))
+
+    x, y = inputs.double().numpy(), targets.double().numpy()
+    x, y = (x - x.mean(0)) / x.std(0), (y - y.mean(0)) / y.std(0)
+    weights = [its.detach().double().numpy() for its in model.weights]
+    biases = [its.detach().double().numpy() for its in model.biases]
+    low, high = np.full(3, -10.0), np.full(3, 0.5)
+    total = 0.0
+    for m in range(3):
+        loss = 0.0
+        for row in range(4):
+            seen = x[row] @ weights[0][m] + biases[0][m, 0]
+            out = (seen / (1 + np.exp(-seen))) @ weights[1][m] + biases[1][m, 0]
+            log_variance = high - softplus(high - out[3:])
+            log_variance = low + softplus(log_variance - low)
+            variance = np.exp(log_variance)
+            loss += ((((out[:3] - y[row]) ** 2) / variance + log_variance) * variance**beta).mean()
+        total += loss / 4
+    assert found == pytest.approx(total + 0.01 * (high - low).sum(), rel=1e-5)
+
+
+def test_a_linear_model_finds_the_matrices_of_lqr():
+    rng = np.random.default_rng(0)
+    a = np.eye(3) + 0.1 * rng.standard_normal((3, 3))
+    b = rng.standard_normal((3, 2))
+    x, u = rng.standard_normal((600, 3)), rng.uniform(-1, 1, (600, 2))
+    following, reward = x @ a.T + u @ b.T, x @ np.ones(3)
+    inputs = torch.tensor(np.hstack([x, u])).float()
+    targets = torch.tensor(np.hstack([following - x, reward[:, None]])).float()
+    settings = MBPOConfig(
+        ensemble=3, elites=2, model_network=[], model_batch_size=32, model_epochs=60,
+        model_learning_rate=1e-2, model_weight_decay=0.0,
+    )  # fmt: skip
+    draws = generator()
+    fit = ModelFit(EnsembleModel(3, 2, 3, [], draws), settings, draws)
+    with one_thread():
+        fit.fit(inputs, targets)
+    model, zero = fit.model, torch.zeros(3, 1, 3)
+    for best in fit.elites.tolist():
+        origin = model.predict(zero, torch.zeros(1, 2))[0][best, 0]
+        states = model.predict(torch.eye(3).expand(3, -1, -1), torch.zeros(3, 2))[0][best]
+        actions = model.predict(torch.zeros(3, 2, 3), torch.eye(2))[0][best]
+        np.testing.assert_allclose((states - origin).T.detach(), a, atol=0.02)
+        np.testing.assert_allclose((actions - origin).T.detach(), b, atol=0.02)
+    assert fit.error < 1e-3
+
+
+def test_the_known_pendulum_is_gymnasiums():
+    env = gymnasium.make("Pendulum-v1")
+    seen, _ = env.reset(seed=1)
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        action = rng.uniform(-2.5, 2.5, 1).astype(np.float32)
+        following, reward, *_ = env.step(action)
+        rows = torch.tensor(seen)[None], torch.tensor(action)[None]
+        expected, worth = pendulum(*rows)
+        np.testing.assert_allclose(expected[0], following, atol=2e-5)
+        assert float(worth[0]) == pytest.approx(reward, abs=1e-4)
+        seen = following
+
+
+@pytest.mark.parametrize(
+    ("name", "env_id"), [("hopper", "Hopper-v5"), ("inverted_pendulum", "InvertedPendulum-v5")]
+)
+def test_terminations_are_gymnasiums(name, env_id):
+    pytest.importorskip("mujoco")
+    env = gymnasium.make(env_id)
+    env.action_space.seed(0)
+    seen, _ = env.reset(seed=0)
+    ended = 0
+    for _ in range(300):
+        action = env.action_space.sample()
+        following, _, over, cut, _ = env.step(action)
+        rows = (torch.tensor(its)[None].double() for its in (seen, action, following))
+        assert bool(TERMINATIONS[name](*rows)) == over
+        ended += over
+        seen = env.reset()[0] if over or cut else following
+    assert ended
+
+
+# Roll-outs beside real steps ----------------------------------------------------------------------
+
+
+def learner_of(env="Pendulum-v1", algorithm=MBPO, keys=MBPO_KEYS, **more):
+    its = rl.Evaluator(env=env, algorithm=algorithm, num_env=2, settings={**keys, **more})
+    return rl.Replay(algorithm, [its])
+
+
+def test_minibatches_have_their_share_of_real_steps_and_rollouts_end_with_episodes():
+    optimizer = learner_of("bodies_models:GmiWalk-v0", termination="bodies_models:beyond")
+    for _ in range(20):
+        told = optimizer.step()
+    source = optimizer._replay._replay
+    drawn, keys = source.next()
+    real = source._storage.gather(keys)
+    assert (len(keys), len(drawn["reward"])) == (10, 40)
+    for name, column in real.columns.items():
+        torch.testing.assert_close(drawn[name][:10], column)
+    made = source._imagined
+    over = bodies_models.beyond(None, None, made["next_observation"])
+    assert 0 < int(over.sum()) < len(over)
+    torch.testing.assert_close(made["discount"], torch.where(over, 0.0, 0.99))
+    last = source._made[-1]["raw_observation"]
+    assert len(last) < 90  # of 30 roll-outs of 3 steps
+    assert told["model_rows"] == len(made["reward"])
+    assert np.isfinite(told["model_error"])
+    optimizer.close()
+
+
+def test_an_episode_that_ends_where_none_should_is_told():
+    optimizer = learner_of("bodies_models:GmiWalk-v0")
+    with pytest.raises(RoleError, match=r"algorithm\.termination=never.*module:function"):
+        deque(iter(optimizer.step, None), maxlen=0)  # until one does
+    optimizer.close()
+
+
+def launch(folder, total, algorithm):
+    config = {
+        "version": 1, "env": {"id": "Pendulum-v1", "num_env": 2},
+        "run": {"folder": str(folder), "total_steps": total, "eval_episodes": 2},
+        "algorithm": algorithm,
+        "hardware": {"num_gpus": 1}, "layout": {"template": "tcg_ex", "gmi_per_gpu": 1},
+    }  # fmt: skip
+    return gmi_drl.launch(config, view="none")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_learns_bit_for_bit_what_one_does_that_was_not_stopped(tmp_path):
+    settings = {**MBPO_KEYS, "name": "mbpo"}
+    whole, part = launch(tmp_path, 160, settings), launch(tmp_path, 80, settings)
+    more = ["run.total_steps=160"]
+    resumed = gmi_drl.launch(resume=part.folder, overrides=more, view="none")
+    learned = []
+    for result in (whole, resumed):
+        newest = max((result.folder / "checkpoints").iterdir())
+        learned.append(torch.load(newest / "shared.pt", weights_only=True)["parameters"])
+    assert torch.equal(*learned)
+
+
+def test_a_policy_that_plans_is_loaded_and_not_exported(tmp_path):
+    settings = {
+        **SMALL, "name": "cem", "ensemble": 2, "candidates": 8, "plan_elites": 2,
+        "plan_length": 3, "plan_iterations": 2,
+    }  # fmt: skip
+    result = launch(tmp_path, 80, settings)
+    assert result.state == "finished"
+    policy = gmi_drl.load_policy(result.folder)
+    assert policy.act(policy.observation_space.sample()).shape == (1,)
+    with pytest.raises(PolicyNotLoaded, match="tries many plans for each action"):
+        export_policy(policy, "pt2", tmp_path / "policy.pt2")
+
+
+# Planning -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planner", ["cem", "mppi"])
+def test_plans_on_the_known_pendulum_bring_it_up(planner):
+    settings = CEMConfig(
+        model="pendulum",
+        candidates=100,
+        plan_elites=10,
+        plan_iterations=3,
+        plan_length=15,
+        planner=planner,
+    )
+    env = gymnasium.make("Pendulum-v1")
+    network = CEM.make_network(settings, env, None)
+    policy = CEM.make_policy(network, settings)
+    assert isinstance(policy, PlanningPolicy)
+    seen = torch.tensor([[-1.0, 0.0, 0.0], [-0.8, 0.6, 1.0]])  # hanging
+    rewards = []
+    with one_thread():
+        for _ in range(80):
+            seen, reward = pendulum(seen, 2.0 * policy.mode(seen))
+            rewards.append(reward)
+    assert float(torch.stack(rewards[-10:]).mean(0).min()) > -0.2
+    torch.testing.assert_close(policy.mode(seen), policy.mode(seen))
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def told(name, *overrides):
+    config = load_config(
+        {"version": 1, "env": {"id": "Pendulum-v1", "num_env": 2}, "run": {"total_steps": 100},
+         "algorithm": {"name": name}},
+        [f"algorithm.{each}" for each in overrides],
+    )  # fmt: skip
+    return [str(fault) for fault in check(config, Topology.from_cores(range(2), 1))]
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "words"),
+    [
+        ("mbpo", "elites=9", "algorithm.elites=9; must be at most ensemble=7"),
+        ("mbpo", "n_step=3", "algorithm.n_step=3; the model is of single steps"),
+        ("mbpo", "replay_start=1", "one that is held out"),
+        ("mbpo", "model_network=[0]", "sizes must be 1 or more"),
+        ("cem", "model=pendulum", "Set mode: serving, which acts by it, or model: learned."),
+        ("cem", "plan_elites=300", "must be at most candidates=200"),
+        ("cem", "network=nature", "Use [200, 200]"),
+    ],
+)
+def test_bad_settings_are_told(name, override, words):
+    assert any(words in fault for fault in told(name, override))
+
+
+@pytest.mark.parametrize("override", ["rollout_length=0", "real_share=1.5", "holdout=0"])
+def test_numbers_out_of_range_are_told(override):
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        told("mbpo", override)
+
+
+@pytest.mark.parametrize("algorithm", [MBPO, CEM])
+@pytest.mark.parametrize("env", ["CartPole-v1", "bodies_models:GmiBytes-v0"])
+def test_images_and_choices_are_told(algorithm, env):
+    with pytest.raises(EnvSpecError, match=r"env\.id: (action|observation) space .* Use algorithm"):
+        learner_of(env, algorithm, SMALL)
+
+
+def test_functions_that_are_not_there_are_told():
+    with pytest.raises(RoleLoadError, match="Did you mean hopper"):
+        termination_of("hoper")
+    settings = CEMConfig(model="pendulm")
+    with pytest.raises(RoleLoadError, match="Did you mean pendulum"):
+        CEM.make_network(settings, gymnasium.make("Pendulum-v1"), None)
+    env = gymnasium.make("MountainCarContinuous-v0")
+    with pytest.raises(RoleError, match="Give the equations of this environment"):
+        CEM.make_network(CEMConfig(model="pendulum"), env, None)
