@@ -179,10 +179,10 @@ class RolloutLoop:
         """Go on in the environments of the checkpoint that the run is resumed from."""
         if (path := self._mgr.context.resume) is None:
             return
-        found = saving.read(path, self._mgr.layout)
-        if found.policy_only:
+        found, gmi_id = checkpoint.find(path), self._mgr.GMI_id
+        if found.policy_only or gmi_id in saving.begun_anew(found, self._mgr.layout):
             return  # its trainer says so
-        restore(self._collector, found.load(f"gmi{self._mgr.GMI_id}"), self._mgr)
+        restore(self._collector, found.load(f"gmi{gmi_id}"), self._mgr)
 
     def _follow(self) -> None:
         mgr, gmi_id = self._mgr, self._mgr.GMI_id

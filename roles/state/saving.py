@@ -9,7 +9,6 @@ from typing import Any
 
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout
-from gmi_drl.roles.errors import CheckpointError
 
 from . import checkpoint
 
@@ -164,12 +163,18 @@ def gmis_of(layout: Layout) -> list[list[int]]:
     return [[gmi.gmi_id, gmi.num_env] for gmi in layout.gmis]
 
 
-def read(folder: Path, layout: Layout) -> checkpoint.Checkpoint:
-    """The checkpoint to resume from, if GMIs with the same id and num_env wrote it."""
-    found, gmis = checkpoint.find(folder), gmis_of(layout)
-    if (wrote := found.manifest.get("gmis")) != gmis:
-        raise CheckpointError(
-            f"{found.folder} was written by GMIs with (id, num_env) {wrote}; "
-            f"this layout has {gmis}. Resume with the layout of the run's own config.yaml."
-        )
-    return found
+def begun_anew(found: checkpoint.Checkpoint, layout: Layout) -> list[int]:
+    """Returns the GMIs of a layout that have no part in a checkpoint, as another layout wrote it.
+
+    A part is of as many environments, in the roles of that template; that of a GMI without any is
+    of what the others sample.
+    """
+    wrote, template = found.manifest.get("gmis", []), found.manifest.get("template")
+    gmis = gmis_of(layout)
+    if template not in (None, layout.template):  # None: an earlier release
+        wrote = []
+    return [
+        gmi_id
+        for gmi_id, num_env in gmis
+        if [gmi_id, num_env] not in wrote or (num_env == 0 and wrote != gmis)
+    ]

@@ -278,11 +278,14 @@ class Training:
         path = newest or self._mgr.context.resume
         if path is None:
             return
-        saved = saving.read(path, self._mgr.layout)
+        saved, gmi_id = checkpoint.find(path), self._mgr.GMI_id
         self._restored = str(saved.folder)
         warning = compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
         self._optimizer.load_state_dict(shared)
+        descent, rate = self._optimizer.learner.descent, self._mgr.config.algorithm.learning_rate
+        if (wrote := saved.manifest.get("learning_rate", rate)) != rate:  # a resize has changed it
+            descent.learning_rate *= rate / wrote
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved = self._iteration
         self._trained_s, self._began = shared["trained_s"], perf_counter()
@@ -293,7 +296,12 @@ class Training:
                 "optimizer's moments, random numbers and episodes begin anew."
             )
         else:
-            self._optimizer.load_own_state(saved.load(f"gmi{self._mgr.GMI_id}"))
+            anew = saving.begun_anew(saved, self._mgr.layout)
+            if gmi_id not in anew:
+                self._optimizer.load_own_state(saved.load(f"gmi{gmi_id}"))
+            if anew := [one for one in anew if self._mgr.layout.gmi(one).num_env]:
+                which = f"GMI{'s' if len(anew) > 1 else ''} {', '.join(map(str, anew))}"
+                warning += f" {saved.folder} is of another layout: {which} begin new episodes."
         if warning and self._group.rank == 0:
             self._mgr.warn(warning.strip())
         if self._pause is not None and newest is None:
@@ -318,6 +326,8 @@ class Training:
         manifest = {
             "steps": self._steps,
             "gmis": saving.gmis_of(self._mgr.layout),
+            "template": self._mgr.layout.template,
+            "learning_rate": config.algorithm.learning_rate,
             "environment": config.env.id,
             "algorithm": config.algorithm.name,
             "policy": self._description,

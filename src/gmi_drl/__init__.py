@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .launcher.paper_config import config
     from .launcher.start.launcher import RunResult
     from .launching import launch
+    from .resizing import resize
     from .roles import DRL_role, GMI_manager, Holistic
     from .selector.search.searching import SearchResult, search
     from .selector.tune.tuning import Tuned, tune
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Callback", "DRL_role", "Evaluation", "GMI_manager", "GmiDrlError", "Holistic", "RunResult",
     "SearchResult", "TrainedPolicy", "Tuned", "__version__", "config", "evaluate", "launch",
-    "load_policy", "search", "tune",
+    "load_policy", "resize", "search", "tune",
 ]  # fmt: skip
 
 _HOME = {
@@ -43,6 +44,7 @@ _HOME = {
     "evaluate": "gmi_drl.trained.evaluation",
     "launch": "gmi_drl.launching",
     "load_policy": "gmi_drl.trained.policy",
+    "resize": "gmi_drl.resizing",
     "search": "gmi_drl.selector.search.searching",
     "tune": "gmi_drl.selector.tune.tuning",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -31,6 +32,15 @@ from .app import (
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import Measure
     from gmi_drl.placement import Config
+
+
+class Keep(StrEnum):
+    """Names the rules of tune.keep."""
+
+    update = "update"
+    gradient_steps = "gradient_steps"
+    none = "none"
+
 
 _Run: TypeAlias = Annotated[
     Path | None,
@@ -105,6 +115,30 @@ def launch(
 
         print_result(console_for(plain), result)
     return 0 if result.state == "finished" else INTERRUPTED
+
+
+@command
+def resize(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that trains.")],
+    overrides: Overrides = None,
+    keep: Annotated[
+        Keep, typer.Option(help="What an update keeps, as tune.keep has it.")
+    ] = Keep.update,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds to wait for it.")
+    ] = 300.0,
+    quiet: Quiet = False,
+) -> int:
+    """Give a run that trains other GMIs, environments or devices, without ending it."""
+    from gmi_drl.resizing import resize as resized
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    answer = resized(run, overrides or [], keep=keep.value, timeout_s=timeout_s, say=say)
+    say(f"done: {answer.text}, after a pause of {answer.pause_s:.2f} s")
+    return 0
 
 
 def _launch_seeds(

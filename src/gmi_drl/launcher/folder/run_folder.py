@@ -31,6 +31,7 @@ from gmi_drl.runtime.gcs.database import set_aside
 METRICS: Final = "metrics.jsonl"
 EVALUATION: Final = "report/eval.json"  # by `gmi-drl evaluate`
 _LAYOUT: Final = "layout.yaml"
+_CHANGE: Final = "change.json"  # another config and layout, while they are written
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _TAIL_BYTES: Final = 64 * 1024
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
@@ -87,7 +88,7 @@ class RunFolder:
         raise RunFolderError(value=path, rule=rule, remedy="`gmi-drl runs` lists them.")
 
     def layout(self) -> Layout:
-        """Reads the layout that the run has had from its start."""
+        """Reads the layout of the run."""
         path = self.path / "layout.json"
         try:
             return Layout.from_json(path.read_text(encoding="utf-8"))
@@ -167,6 +168,31 @@ class RunFolder:
         if config.layout.file is not None and (self.path / _LAYOUT).exists():
             data["layout"]["file"] = _LAYOUT
         self.write_atomic("config.yaml", write_yaml(data))
+
+    def become(self, config: Config, layout: Layout) -> None:
+        """Writes another config and layout, both or neither: `finish_change` mends a cut."""
+        if config.layout.file is not None:
+            raise ValueError("a run whose layout is a file keeps it")
+        both = {"config": config.model_dump(mode="json"), "layout": layout.to_json()}
+        self.write_atomic(_CHANGE, json.dumps(both))
+        self.finish_change()
+
+    def finish_change(self) -> None:
+        """Ends what `become` began, if its process was killed. Only for who trains the run."""
+        path = self.path / _CHANGE
+        try:
+            both = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        self.write_atomic("config.yaml", write_yaml(both["config"]))
+        with open(self.path / "layout.json", "r+", encoding="utf-8") as file:
+            file.write(both["layout"])  # in place: GMIs hold the lock of this very file
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
 
     def write_atomic(self, name: str, text: str) -> None:
         """Writes a file whole or not at all."""

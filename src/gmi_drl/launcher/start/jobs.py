@@ -49,6 +49,16 @@ _OF_REPLAYS: Final = (
     "priority_beta", "priority_eps", "priority_weights",
 )  # fmt: skip
 
+# Keys that may change while a run trains: how many GMIs with how many environments, on which
+# devices, and what an update follows them by.
+RESIZABLE: Final = (
+    "layout.gmi_per_gpu", "layout.trainer_gpus", "env.num_env", "hardware.num_gpus",
+    "hardware.cores", "hardware.sm_overcommit", "algorithm.horizon", "algorithm.minibatches",
+    "algorithm.learning_rate", "algorithm.batch_size", "algorithm.replay_capacity",
+    "algorithm.replay_start", "algorithm.updates_per_row",
+)  # fmt: skip
+_IN_PIECES: Final = ("parameter_server",)
+
 # A config without `auto`, and lines that say where it came from. The folder is that of modules.
 Resolve: TypeAlias = Callable[[Config, Path], tuple[Config, list[str]]]
 
@@ -147,19 +157,18 @@ def resumed_job(
     """Returns the job of a run that goes on, longer perhaps, what to say of it, and its hosts."""
     folder = RunFolder.existing(checkpoint)
     locks.enter_context(folder.held())
+    folder.finish_change()
     path = folder.path / "config.yaml"
     before, resolved = load_config(path), load_config(path, overrides)
-    settings, wanted = before.model_dump(mode="json"), resolved.model_dump(mode="json")
     rule = (
         "cannot change in a run that is resumed; only run.* and comm.* can, and how a replay is "
         f"kept and drawn from ({', '.join(_OF_REPLAYS)})"
     )
     faults = [
-        Fault(key, value, rule, "Begin a new run for other settings.")
-        for section in Config.model_fields
-        if section not in ("run", "comm", "cluster")
-        for key, value in _changed(section, settings[section], wanted[section])
-        if key.removeprefix("algorithm.") not in _OF_REPLAYS
+        Fault(key, value, rule, "Begin a new run for other settings, or gmi-drl resize it.")
+        for key, value in changes(before, resolved)
+        if not key.startswith(("run.", "comm.", "cluster."))
+        and key.removeprefix("algorithm.") not in _OF_REPLAYS
     ]
     faults += logger_faults(resolved)
     if resolved.mode == "serving":
@@ -199,6 +208,70 @@ def _hosts_fault(layout: Layout, hosts: Sequence[Host]) -> Fault | None:
                 "Give it hosts that are alike, or begin a new run.",
             )  # fmt: skip
     return None
+
+
+def resized_job(
+    job: Job, overrides: Sequence[str], roles: Mapping[str, type[DRL_role]] | None
+) -> tuple[Job, list[str]]:
+    """Returns the job that goes on with a run in another layout; its folder is as it was.
+
+    ConfigError with each reason against it.
+    """
+    assert job.folder is not None
+    folder = RunFolder(job.folder)
+    resolved = load_config(folder.path / "config.yaml", list(overrides))
+    if faults := resize_faults(job.config, resolved):
+        raise ConfigError(faults, "resize")
+    with importable(job.role_folder):
+        layout = planned(resolved, "resize")
+    if layout == job.layout and resolved.algorithm == job.config.algorithm:
+        raise ConfigError([_same(resolved)], "resize")
+    classes = classes_of(resolved, layout, roles)
+    return job_of(layout, resolved, folder, classes, job.role_folder, resume=folder.path)
+
+
+def renewed_job(job: Job) -> tuple[Job, list[str]]:
+    """Returns the job that goes on with a run as it was: links and counts are of one gang alone."""
+    assert job.folder is not None
+    folder = RunFolder(job.folder)
+    return job_of(job.layout, job.config, folder, job.classes, job.role_folder, resume=folder.path)
+
+
+def resize_faults(before: Config, wanted: Config) -> list[Fault]:
+    """Lists what of a change cannot be done while a run trains."""
+    if before.mode == "serving":
+        remedy = "End it, and serve anew with other numbers."
+        return [Fault("mode", "serving", "has no training to be resized", remedy)]
+    if before.cluster is not None:
+        rule, remedy = "are what the run has begun on", "Begin a new run for another layout."
+        return [Fault("cluster.hosts", before.cluster.hosts, rule, remedy)]
+    if before.layout.file is not None:
+        remedy = "Go on with it, or begin a run from a template."
+        return [Fault("layout.file", before.layout.file, "says what GMIs there are", remedy)]
+    if before.algorithm.resolved_optimizer in _IN_PIECES:
+        rule = "cuts parameters and moments into as many pieces as there are GMIs that hold them"
+        name = before.algorithm.resolved_optimizer
+        return [Fault("algorithm.optimizer", name, rule, "Begin a new run for another layout.")]
+    changed = list(changes(before, wanted))
+    rule = f"cannot change while a run trains; {', '.join(RESIZABLE)} can"
+    faults = [
+        Fault(key, value, rule, "Leave it as it is, or begin a new run.")
+        for key, value in changed
+        if key not in RESIZABLE
+    ]
+    return faults if changed else [_same(wanted)]
+
+
+def _same(config: Config) -> Fault:
+    rule, remedy = "is what the run has", "Give other numbers, or leave it be."
+    return Fault("layout.gmi_per_gpu", config.layout.gmi_per_gpu, rule, remedy)
+
+
+def changes(before: Config, wanted: Config) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted keys in which two configs differ, with the value that is wanted."""
+    settings, others = before.model_dump(mode="json"), wanted.model_dump(mode="json")
+    for section in Config.model_fields:
+        yield from _changed(section, settings[section], others[section])
 
 
 def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:

@@ -10,13 +10,14 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from gmi_drl import runtime
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi import Gang, GmiDied, lease
 from gmi_drl.launcher.callbacks.callback import EndedRun, StartedRun
 from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
@@ -52,6 +53,7 @@ from gmi_drl.runtime.errors import exit_text, truncate
 
 from .jobs import Resolve, new_job, resumed_job
 from .preload import preload_of
+from .resizer import Resizer
 
 if TYPE_CHECKING:
     from gmi_drl.launcher.hosts.cluster import Host
@@ -124,14 +126,13 @@ def launch(
             # A run that is gone on with may have begun on another machine.
             if job.resume is not None or hosts or not is_comparable(job.config):
                 promise_of = None
-            with at_work(None if hosts else job.layout.topology):
-                # What could not be undone has been warned of.
-                kinds = (one.lease.kind for one in swept if one.undone)
-                left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
-                return _run(
-                    job, view, keep, notes=left + notes, objects=objects, watch=watch,
-                    promise_of=promise_of, hosts=hosts,
-                )  # fmt: skip
+            # What could not be undone has been warned of.
+            kinds = (one.lease.kind for one in swept if one.undone)
+            left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
+            return _run(
+                job, view, keep, notes=left + notes, objects=objects, watch=watch,
+                promise_of=promise_of, roles=roles, hosts=hosts,
+            )  # fmt: skip
         finally:
             if not started:
                 runtime.shutdown()
@@ -146,28 +147,24 @@ def _run(
     objects: Sequence[object],  # callbacks beside those that the config names
     watch: Watch | None,
     promise_of: PromiseOf | None,
+    roles: Mapping[str, type[DRL_role]] | None,
     hosts: Sequence[Host],  # of a cluster; else this machine is the only one
 ) -> RunResult:
-    """Starts the gang, shows what it reports, and writes down how it ended."""
+    """Trains by one layout after another, shows what GMIs report, and writes down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
     started = time.time()
     folder.update(state="running", pid=os.getpid(), started=started, error=None)
+    store = None
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
-        keep_gcs_in(folder.path / "gcs.sqlite")
-    policies = PolicyLog(
-        folder.path / "gcs.sqlite" if keep_gcs else None, job.session, job.config, job.layout
-    )
-    last: dict[str, Any] = {}
-    traced = traced_gmis(job.config, job.layout)
-    budget = job.config.run.max_restarts
-    if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
-        budget = 0
+        keep_gcs_in(store := folder.path / "gcs.sqlite")
     callbacks = Callbacks([], folder.path, job.config)
+    resizer = Resizer(folder, job, roles)
+    run = _Run(folder, view, store, callbacks, resizer, watch, promise_of, hosts, started)
     try:
         with importable(job.role_folder):
             made = [*made_callbacks(job.config, job.role_folder), *objects]
-            callbacks = Callbacks(made, folder.path, job.config)
+            run.callbacks = callbacks = Callbacks(made, folder.path, job.config)
             callbacks.start(
                 StartedRun(
                     folder=folder.path,
@@ -177,58 +174,27 @@ def _run(
                     request_stop=callbacks.request_stop,
                 )
             )
-        with (
-            importable(job.role_folder),  # a role may return a class of its own
-            new_traces(job.config, folder.path) as traces,
-            _gang(job, hosts, traced, budget, started) as gang,
-        ):
-            restarts = Restarts(gang, folder, budget, policies)
-            serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
-            with opened(view, lambda on: RunView(on, job.config, job.layout)) as screen:
-                for line in notes:
-                    screen.show({"kind": "note", "message": line})
-                for line in [] if hosts else overlaps(job.layout.topology):
-                    screen.show({"kind": "warning", "message": line})
-                callbacks.show_on(lambda text: screen.show({"kind": "warning", "message": text}))
-                watches: list[Watch] = [policies]  # the first: it takes out what is its own
-                watches.append(NoiseWatch(screen, folder, job.config, job.layout))
-                watches.append(callbacks)
-                if watch is not None:
-                    watches.append(watch)
-                elif promise_of is not None:
-                    devices, modules = job.layout.topology, job.role_folder
-                    look_up = partial(promise_of, job.config, devices, modules)
-                    watches.append(PromiseWatch(screen, look_up))
-                records = _Records(gang, screen, serving, watches, last)
-                stopped = _watch(job, records, restarts)
-                gmis = list(gang.results().values())
-                close_all(gang, screen)
-                records.show()
-                resumed = job.resume is not None and not last and not stopped
-                if resumed and (message := _nothing_left(job, folder)):
-                    screen.show({"kind": "note", "message": message})
+        while (ended := run.train(notes)) is None:
+            notes = run.notes
     except BaseException as error:
-        if isinstance(error, GmiDied):
-            how = exit_text(error.exit_code, error.signal)
-            policies.died(error.gmi_id, len(error.deaths), "raised" if error.error else how)
-        policies.flush()
         state, why = "failed", truncate(str(error))
         if isinstance(error, KeyboardInterrupt):
             state, why = "stopped", "ended before it could finish"
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
-            ended = {"state": state, "finished": time.time(), "error": why}
-            folder.update(**ended, **_summary(last), **memory_held(job))
+            failed = {"state": state, "finished": time.time(), "error": why}
+            folder.update(**failed, **_summary(run.last), **memory_held(run.job))
         with suppress(CallbackError):
             callbacks.end(EndedRun(state, why))
         # The same resume again would be refused again.
-        refused = job.resume is not None and not last and state == "failed"
+        refused = job.resume is not None and not run.last and state == "failed"
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    policies.flush()
-    state = "stopped" if stopped else "finished"
-    result = _result(job, folder, state, gmis, last, restarts=restarts.count, traces=traces())
-    callbacks.end(EndedRun(state, result=result))
+    result = _result(
+        run.job, folder, ended.state, ended.gmis, run.last, restarts=run.restarts,
+        traces=ended.traces,
+    )  # fmt: skip
+    callbacks.end(EndedRun(ended.state, result=result))
     return result
 
 
@@ -254,8 +220,118 @@ def _gang(
     )
 
 
-def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
+@dataclass(frozen=True)
+class _Ended:
+    """Says how training ended, and what GMIs have returned."""
+
+    state: str
+    gmis: list[Any]
+    traces: tuple[Path, ...]
+
+
+@dataclass
+class _Run:
+    """Trains a run, by the GMIs of one layout and after a resize by those of another."""
+
+    folder: RunFolder
+    view: ViewName
+    store: Path | None  # the control store, where it is the run's own
+    callbacks: Callbacks
+    resizer: Resizer
+    watch: Watch | None
+    promise_of: PromiseOf | None
+    hosts: Sequence[Host]
+    started: float
+    last: dict[str, Any] = field(default_factory=dict)  # the last iteration
+    restarts: int = 0
+    notes: Sequence[str] = ()  # to be shown when GMIs are started again
+
+    @property
+    def job(self) -> Job:
+        return self.resizer.job
+
+    def train(self, notes: Sequence[str]) -> _Ended | None:
+        """Starts the GMIs of the layout, and trains to the end; None if another layout is next."""
+        job, folder, resizer = self.job, self.folder, self.resizer
+        budget = job.config.run.max_restarts
+        if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
+            budget = 0
+        policies = PolicyLog(self.store, job.session, job.config, job.layout)
+        traced = traced_gmis(job.config, job.layout)
+        try:
+            with (
+                at_work(None if self.hosts else job.layout.topology),
+                importable(job.role_folder),  # a role may return a class of its own
+                new_traces(job.config, folder.path) as traces,
+                _gang(job, self.hosts, traced, budget, self.started) as gang,
+            ):
+                restarts = Restarts(gang, folder, budget, policies)
+                serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
+                with opened(self.view, lambda on: RunView(on, job.config, job.layout)) as screen:
+                    for line in notes:
+                        screen.show({"kind": "note", "message": line})
+                    for line in [] if self.hosts else overlaps(job.layout.topology):
+                        screen.show({"kind": "warning", "message": line})
+                    warn = partial(_warn, screen)
+                    self.callbacks.show_on(warn)
+                    # The first one takes out of a record what is its own.
+                    watches: list[Watch] = [policies, resizer]
+                    watches.append(NoiseWatch(screen, folder, job.config, job.layout))
+                    watches += [self.callbacks, *self._own_watch(screen)]
+                    records = _Records(gang, screen, serving, watches, self.last)
+                    stopped = _watch(job, records, restarts, resizer)
+                    self.restarts += restarts.count
+                    gmis = list(gang.results().values())
+                    close_all(gang, screen)
+                    records.show()
+                    if resizer.is_wanted and _is_to_go_on(gmis):
+                        policies.flush()
+                        self.notes = (resizer.change(), *resizer.notes)
+                        return None
+                    resizer.give_up("the run came to its end first")
+                    resizer.settle()
+                    resumed = job.resume is not None and not self.last and not stopped
+                    if resumed and (message := _nothing_left(job, folder)):
+                        screen.show({"kind": "note", "message": message})
+        except GmiDrlError as error:
+            if isinstance(error, GmiDied):
+                how = exit_text(error.exit_code, error.signal)
+                number = len(error.deaths)
+                policies.died(error.gmi_id, number, "raised" if error.error else how)
+            policies.flush()
+            self.notes = (resizer.undo(error),)
+            return None
+        except BaseException:
+            policies.flush()
+            raise
+        policies.flush()
+        return _Ended("stopped" if stopped else "finished", gmis, traces())
+
+    def _own_watch(self, screen: RunView) -> list[Watch]:
+        """Returns the watch that `launch` was given, or the one that holds a promise."""
+        if self.watch is not None:
+            return [self.watch]
+        promise_of, self.promise_of = self.promise_of, None  # it was of this layout alone
+        if promise_of is None:
+            return []
+        job = self.job
+        look_up = partial(promise_of, job.config, job.layout.topology, job.role_folder)
+        return [PromiseWatch(screen, look_up)]
+
+
+def _warn(screen: RunView, text: str) -> None:
+    screen.show({"kind": "warning", "message": text})
+
+
+def _is_to_go_on(gmis: Sequence[Any]) -> bool:
+    """Tells whether GMIs have stopped as they were asked to, and not at the end of the run."""
+    return any(isinstance(told, dict) and told.get("stopped") is True for told in gmis)
+
+
+def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) -> bool:
     """Shows records until every GMI is done; True if it was asked to stop before that.
+
+    A resize lets the iteration in flight end, too, however long that takes.
 
     Before all GMIs are set up there is nothing to save, and Ctrl-C (or SIGTERM, or a closed
     terminal) ends everything. After that the first lets the iteration in flight end and a
@@ -277,6 +353,8 @@ def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
                     watch.tick(gang)
                 for message in restarts.news():
                     screen.show({"kind": "warning", "message": message})
+                if start.look() and not done and asked_s is None and resizer.look():
+                    gang.request_stop()
                 if done:
                     return asked_s is not None
                 if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
@@ -288,6 +366,7 @@ def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
                     gang.request_stop()  # or leaving the gang would wait for them
                     raise
                 asked_s = time.monotonic()
+                resizer.give_up("the run was stopped")
                 gang.request_stop()
                 message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
                 screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})

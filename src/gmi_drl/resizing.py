@@ -1,0 +1,125 @@
+"""Takes a run that trains to another layout: other numbers of GMIs and environments, other devices.
+
+The run's own launcher does it (`launcher.start.resizer`); here it is asked to, and waited for.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from .errors import GmiDrlError
+from .launcher.folder.resize_request import (
+    ANSWER,
+    ResizeAnswer,
+    ResizeRequest,
+    answer_in,
+    make_request,
+    withdraw_request,
+)
+from .launcher.folder.run_folder import RunFolder, is_trained
+from .launcher.plan.planning import find_devices
+from .launcher.start.jobs import resize_faults
+from .placement import Config, ConfigError, Fault, load_config
+from .selector.tune.keep import own_update, update_of
+
+Keep: TypeAlias = Literal["update", "gradient_steps", "none"]
+_POLL_S: Final = 0.05
+
+
+class ResizeError(GmiDrlError, RuntimeError):
+    """Says why a run has not become another layout. It goes on as it was, if it did train."""
+
+    command_exit_code = 2
+
+
+def resize(
+    run: Path | str,
+    overrides: Iterable[str],
+    *,
+    keep: Keep = "update",
+    timeout_s: float = 300.0,
+    say: Callable[[str], object] = lambda text: None,
+) -> ResizeAnswer:
+    """Takes the run in a folder to another layout at the border of an iteration, and waits for it.
+
+    `overrides` are `section.key=value` strings of `launcher.start.jobs.RESIZABLE`. `keep` names the
+    rule by which horizon, minibatches and learning rate follow, where `overrides` do not say them:
+    as `tune.keep` has it, with the samples of an update as exactly as they can be. ConfigError
+    lists what is wrong with the change, ResizeError says that it was refused or undone, that the
+    run has ended, that another resize is under way, or that nothing came of it in `timeout_s`.
+    `say` is told how far it is.
+    """
+    folder = RunFolder.existing(Path(run))
+    if not is_trained(folder.path):
+        rule, remedy = "it does not train", "Go on with it: gmi-drl launch --resume."
+        raise ResizeError(value=folder.path, rule=rule, remedy=remedy)
+    words = list(overrides)
+    words += _followed(folder, words, keep)
+    request = ResizeRequest(uuid.uuid4().hex, tuple(words))
+    try:
+        make_request(folder.path, request)
+    except FileExistsError:
+        rule, remedy = "another resize is under way", f"Wait for it: {ANSWER} tells how it ends."
+        raise ResizeError(value=folder.path, rule=rule, remedy=remedy) from None
+    except OSError as error:
+        rule = f"nothing can be asked of it ({error.strerror})"
+        remedy = "Only who may write to its folder can resize a run."
+        raise ResizeError(value=folder.path, rule=rule, remedy=remedy) from error
+    return _awaited(folder.path, request, timeout_s, say)
+
+
+def _followed(folder: RunFolder, words: list[str], keep: Keep) -> list[str]:
+    """Returns what follows the numbers of a change, as overrides; ConfigError if it cannot be."""
+    path = folder.path / "config.yaml"
+    before, wanted = load_config(path), load_config(path, words)
+    if faults := resize_faults(before, wanted):
+        raise ConfigError(faults, "resize")
+    batch = own_update(before, find_devices(before)) if keep == "update" else None
+    tune = before.tune.model_copy(update={"keep": keep, "batch": batch})
+    config: Config = before.model_copy(update={"hardware": wanted.hardware, "tune": tune})
+    gmis, num_env = wanted.layout.gmi_per_gpu, wanted.env.num_env
+    assert isinstance(gmis, int)
+    assert isinstance(num_env, int)
+    update = update_of(config, find_devices(wanted), gmis, num_env)
+    if isinstance(update, Fault):
+        remedy = "Use fewer, or another rule: --keep gradient_steps, or none."
+        raise ConfigError([Fault("env.num_env", num_env, update.rule, remedy)], "resize")
+    follows = {"horizon": update.horizon, **dict(update.changes)}
+    said = {word.partition("=")[0] for word in words}
+    return [
+        f"algorithm.{key}={value}"
+        for key, value in follows.items()
+        if f"algorithm.{key}" not in said and value != getattr(before.algorithm, key)
+    ]
+
+
+def _awaited(
+    run: Path, request: ResizeRequest, timeout_s: float, say: Callable[[str], object]
+) -> ResizeAnswer:
+    deadline_s, told = time.monotonic() + timeout_s, ""
+    while True:
+        trains = is_trained(run)  # before the answer is looked for, which may be the last
+        answer = answer_in(run)
+        if answer is not None and answer.id == request.id:
+            if answer.state == "done":
+                return answer
+            if answer.state != "changing":
+                raise ResizeError(f"{run}: the resize was {answer.state}: {answer.text}")
+            if answer.text != told:
+                say(told := answer.text)
+        if not trains and not is_trained(run):
+            withdraw_request(run)
+            raise ResizeError(f"{run}: it came to its end before it could be resized.")
+        if time.monotonic() > deadline_s:
+            if told == "":
+                withdraw_request(run)
+            what = "is still at it" if told else "has not looked at the request, which is withdrawn"
+            raise ResizeError(
+                f"{run}: its launcher {what} after {timeout_s:g} s. An iteration that takes long "
+                "is waited for: give a longer --timeout."
+            )
+        time.sleep(_POLL_S)

@@ -1,0 +1,254 @@
+"""Runs that become another layout while they train: what goes on, what is refused, what fails."""
+
+import itertools
+import json
+import os
+import threading
+
+import pytest
+import yaml
+
+import bodies_resize as bodies
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.folder.resize_request import ResizeRequest, make_request
+from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.report.policy_lineage import PolicyReader
+from gmi_drl.report.run_state import opened
+from gmi_drl.resizing import ResizeError
+
+HORIZON, NUM_ENV = 16, 8
+TWO = "layout.gmi_per_gpu=2"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def config(tmp_path, **changes):
+    base = {
+        "version": 1,
+        "run": {
+            "name": "t", "folder": str(tmp_path / "runs"), "log": [], "total_steps": 10**8,
+            "eval_episodes": 0, "checkpoint_every": 20,
+        },
+        "env": {"id": "CartPole-v1", "num_env": NUM_ENV, "max_episode_steps": 50},
+        "algorithm": {"network": [8], "horizon": HORIZON, "gamma": 0.9, "lam": 0.9},
+    }  # fmt: skip
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            base.setdefault(section, {})[name] = value
+        else:
+            base[section] = value
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return path
+
+
+class Resizing(gmi_drl.Callback):
+    """Asks for one layout after another, each some iterations after the last; ends the run then."""
+
+    def __init__(self, *layouts, **options):
+        self.layouts, self.options = list(layouts), options
+        self.answers, self.started = [], []
+        self.busy = None
+        self.since = 0
+
+    def on_start(self, run):
+        self.started.append(run)
+
+    def on_iteration(self, iteration, metrics):
+        if self.busy is not None:
+            if self.busy.is_alive():
+                return
+            self.busy, self.since = None, iteration
+        if iteration < self.since + 3:
+            return
+        if not self.layouts:
+            self.started[0].request_stop("all layouts were tried")
+            return
+        words = self.layouts.pop(0)
+        self.busy = threading.Thread(target=self._ask, args=(words,))
+        self.busy.start()
+
+    def _ask(self, words):
+        try:
+            folder = self.started[0].folder
+            self.answers.append(gmi_drl.resize(folder, words.split(), **self.options))
+        except Exception as error:
+            self.answers.append(error)
+
+
+def resized(path, *layouts, roles=None, **options):
+    """Trains, by one layout after another; returns the folder, its metrics, and the answers."""
+    asks = Resizing(*layouts, **options)
+    try:
+        done = gmi_drl.launch(path, view="none", callbacks=[asks], roles=roles, keep_gcs=True)
+    finally:
+        if asks.busy is not None:
+            asks.busy.join()
+    assert done.state == "stopped"
+    assert len(asks.started) == 1  # for callbacks it is one run
+    metrics = metrics_of(done.folder)
+    assert [line["iteration"] for line in metrics] == list(range(1, len(metrics) + 1))
+    return done.folder, metrics, asks.answers
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps_of(metrics):
+    """Returns the different numbers of steps of iterations, in order."""
+    steps = [0, *(line["steps"] for line in metrics)]
+    each = [after - before for before, after in itertools.pairwise(steps)]
+    return [number for i, number in enumerate(each) if not i or number != each[i - 1]]
+
+
+def test_one_run_by_four_layouts(tmp_path):
+    """Samples of an update stay; lineage, checkpoints and a resume know the layout of the time."""
+    layouts = (
+        TWO,
+        "env.num_env=4",
+        f"layout.gmi_per_gpu=1 env.num_env={NUM_ENV}",
+    )
+    folder, metrics, answers = resized(config(tmp_path), *layouts)
+    assert [answer.text for answer in answers] == [
+        "2 GMIs with 8 environments", "2 GMIs with 4 environments", "1 GMI with 8 environments",
+    ]  # fmt: skip
+    assert steps_of(metrics) == [HORIZON * NUM_ENV]
+    gmis = [len(line["gmi_seconds"]) for line in metrics]
+    assert [n for i, n in enumerate(gmis) if not i or n != gmis[i - 1]] == [1, 2, 1]
+    assert [entry["layout"] for entry in RunFolder(folder).state()["resizes"]] == [
+        answer.text for answer in answers
+    ]
+    with opened(folder / "gcs.sqlite") as store:
+        assert sum(1 for _ in PolicyReader(store).chain()) == len(metrics)
+    assert not (folder / "resize_requested.json").exists()
+    more = f"run.total_steps={metrics[-1]['steps'] + 3 * HORIZON * NUM_ENV}"
+    done = gmi_drl.launch(resume=folder, overrides=[more], view="none")
+    assert (done.state, done.iteration) == ("finished", len(metrics) + 3)
+
+
+def test_what_cannot_be_is_refused_and_the_run_goes_on(tmp_path):
+    path = config(tmp_path)
+    layouts = (
+        "layout.gmi_per_gpu=1", "algorithm.gamma=0.5", "env.num_env=4000", "hardware.cores=[99]",
+    )  # fmt: skip
+    folder, metrics, answers = resized(path, *layouts)
+    texts = [str(answer) for answer in answers]
+    for text, part in zip(
+        texts,
+        ("gmi_per_gpu=1; is what the run has", "gamma=0.5; cannot change while a run trains",
+         "env.num_env=4000; 4000 environments", "99"),
+        strict=True,
+    ):  # fmt: skip
+        assert part in text
+    assert all(isinstance(answer, gmi_drl.GmiDrlError) for answer in answers)
+    assert steps_of(metrics) == [HORIZON * NUM_ENV]
+    assert "resizes" not in RunFolder(folder).state()
+    with pytest.raises(ResizeError, match=r"does not train.*launch --resume"):
+        gmi_drl.resize(folder, [TWO])
+
+
+@pytest.mark.slow
+def test_a_layout_that_does_not_come_up_is_undone(tmp_path):
+    path = config(tmp_path)
+    folder, metrics, (answer,) = resized(path, TWO, roles={"trainer": bodies.Alone})
+    assert isinstance(answer, ResizeError)
+    assert "undone" in str(answer)
+    assert "only alone" in str(answer)
+    assert {len(line["gmi_seconds"]) for line in metrics} == {1}
+    assert len(RunFolder(folder).layout().gmis) == 1
+
+
+@pytest.mark.slow
+def test_gmis_that_are_killed_as_they_start_come_back(tmp_path):
+    roles = {"trainer": bodies.KilledAtTheStartOfTwo}
+    folder, metrics, (answer,) = resized(config(tmp_path), TWO, roles=roles)
+    assert answer.state == "done"
+    assert len(RunFolder(folder).state()["restarts"]) == 2
+    assert len(metrics[-1]["gmi_seconds"]) == 2
+
+
+def test_one_at_a_time_and_nobody_waits_for_ever(tmp_path):
+    done = gmi_drl.launch(config(tmp_path, run__total_steps=HORIZON * NUM_ENV), view="none")
+    folder = RunFolder(done.folder)
+    with folder.held():
+        make_request(folder.path, ResizeRequest("another", (TWO,)))
+        with pytest.raises(ResizeError, match="another resize is under way"):
+            gmi_drl.resize(folder.path, [TWO])
+        (folder.path / "resize_requested.json").unlink()
+        with pytest.raises(ResizeError, match="has not looked at the request, which is withdrawn"):
+            gmi_drl.resize(folder.path, [TWO], timeout_s=0.2)
+    assert not (folder.path / "resize_requested.json").exists()
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_leaves_one_of_the_two(tmp_path):
+    """Config and layout change together, whenever it is killed."""
+    done = gmi_drl.launch(config(tmp_path, run__total_steps=HORIZON * NUM_ENV), view="none")
+    folder = RunFolder(done.folder)
+    before = load_config(folder.path / "config.yaml")
+    other = load_config(folder.path / "config.yaml", ["env.num_env=4"])
+    layout = gmi_drl.launch(config(tmp_path, run__total_steps=64, env__num_env=4), view="none")
+    layout = RunFolder(layout.folder).layout()
+    for dies_at in ("change.json", "config.yaml", "never"):
+        if (child := os.fork()) == 0:
+            bodies.DyingFolder(folder.path, dies_at).become(other, layout)
+            os._exit(0)
+        os.waitpid(child, 0)
+        folder.finish_change()
+        assert folder.layout() == layout
+        assert load_config(folder.path / "config.yaml").env.num_env == 4
+        folder.become(before, RunFolder(done.folder).layout())
+    assert not (folder.path / "change.json").exists()
+
+
+DQN = {
+    "name": "dqn", "network": [8], "horizon": 8, "batch_size": 16, "replay_capacity": 4000,
+    "replay_start": 64, "updates_per_row": 0.1,
+}  # fmt: skip
+IMPALA = {"name": "impala", "network": [8], "horizon": 8}
+ON_TWO = {"hardware": {"num_gpus": 2}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layout": {"template": "tdg_ex", "gmi_per_gpu": 2}}, "env.num_env=4"),
+        ({"algorithm": DQN}, TWO),
+        ({"algorithm": DQN | {"replay_save": True}}, TWO),
+        ({"mode": "async", "algorithm": IMPALA, **ON_TWO}, "env.num_env=4"),
+        ({"mode": "async", "algorithm": DQN, **ON_TWO}, "env.num_env=4"),
+        ({"algorithm": {"name": "es", "network": [8], "population": 32}}, TWO),
+        ({"algorithm": {"network": [8], "recurrent": {"cell": "gru", "size": 8}}}, TWO),
+    ],
+    ids=["tdg_ex", "replay", "saved replay", "async", "apex", "es", "recurrent"],
+)
+def test_every_mode(tmp_path, changes, words):
+    folder, metrics, (answer,) = resized(config(tmp_path, **changes), words, keep="none")
+    assert not isinstance(answer, Exception), answer
+    assert answer.state == "done"
+    gmis = RunFolder(folder).layout().gmis
+    assert len(metrics[-1]["gmi_seconds"]) == len(gmis)
+    assert answer.text.startswith(f"{len(gmis)} GMIs with {gmis[0].num_env or gmis[1].num_env} ")
+
+
+@pytest.mark.slow
+def test_serving_and_pieces_are_refused(tmp_path):
+    path = config(tmp_path, algorithm={"name": "a2c", "optimizer": "parameter_server",
+                                       "normalize_value": False, "reward_scale": 0.1},
+                  layout={"template": "parameter_server", "gmi_per_gpu": 2},
+                  run__total_steps=4 * HORIZON * NUM_ENV)  # fmt: skip
+    done = gmi_drl.launch(path, view="none")
+    with RunFolder(done.folder).held(), pytest.raises(ConfigError, match="pieces"):
+        gmi_drl.resize(done.folder, ["layout.gmi_per_gpu=3"])
