@@ -142,7 +142,7 @@ def test_each_environment_of_all_agents_explores_in_its_own_way(tmp_path, monkey
         mine = sorted(os.sched_getaffinity(0))
         devices = tuple(Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(3))
         layout = decoupled(Topology(devices), 1, 8, "cpu", 1)
-        monkeypatch.setattr(jobs, "planned", lambda *_: layout)
+        monkeypatch.setattr(jobs, "planned", lambda *_, **more: layout)
     algorithm["optimizer"] = "apex" if mode == "async" else "replay"
     result = launch(tmp_path, f"mode={mode}", algorithm=algorithm)
     assert result.state == "finished"
@@ -252,7 +252,7 @@ def test_a_killed_trainer_begins_with_an_empty_replay_and_steps_as_its_peer(
     mine = sorted(os.sched_getaffinity(0))
     devices = tuple(Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(4))
     layout = decoupled(Topology(devices), 1, 8, "cpu", 2)
-    monkeypatch.setattr(jobs, "planned", lambda *_: layout)
+    monkeypatch.setattr(jobs, "planned", lambda *_, **more: layout)
     path = tmp_path / "faults"
     faults.script(monkeypatch, path, moment)
     more = (f"run.total_steps={2 * ITERATIONS * SAMPLES}", "comm.reduction=mpr",

@@ -237,7 +237,7 @@ def crowd(monkeypatch):
             Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(agents + trainers)
         )
         layout = decoupled(Topology(devices), 1, 8, "cpu", trainers)
-        monkeypatch.setattr(jobs, "planned", lambda *_: layout)
+        monkeypatch.setattr(jobs, "planned", lambda *_, **more: layout)
 
     return planned
 

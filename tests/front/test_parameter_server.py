@@ -69,7 +69,7 @@ def several(monkeypatch, agents, shards):
         for one in layout.gmis
     ]
     layout = replace(layout, topology=Topology((there,)), gmis=tuple(gmis))
-    monkeypatch.setattr(jobs, "planned", lambda config, source=None: layout)
+    monkeypatch.setattr(jobs, "planned", lambda *_, **more: layout)
     monkeypatch.setattr(jobs, "layout_faults_of", lambda config, layout: [])
 
 

@@ -73,7 +73,7 @@ def several(monkeypatch, agents=1, devices=1, num_env=8):
     layout = tdg_ex(Topology(tuple(narrow)), agents + 1, num_env)
     gmis = tuple(replace(gmi, cores=cores) for gmi in layout.gmis)
     layout = replace(layout, topology=Topology(tuple(there)), gmis=gmis)
-    monkeypatch.setattr(jobs, "planned", lambda config, source=None: layout)
+    monkeypatch.setattr(jobs, "planned", lambda *_, **more: layout)
     return layout
 
 
