@@ -256,7 +256,8 @@ class Training:
             "metrics": self._metrics,
             "lineage": self._lineage,
             "trained_s": self._trained_s,
-            "began": self._began,  # all GMIs have the same clock
+            # By the clock that other hosts have too.
+            "began": time() - (perf_counter() - self._began),
         }
 
     def _take_over(self, state: dict[str, Any]) -> None:
@@ -266,7 +267,8 @@ class Training:
         self._requested = state["requested"]
         self._metrics, self._lineage = state["metrics"], state["lineage"]
         self._restored = "peers"
-        self._trained_s, self._began = state["trained_s"], state["began"]
+        self._trained_s = state["trained_s"]
+        self._began = perf_counter() - (time() - state["began"])
         self._saved = -1
         # At once: should the one that gave it die just now, this GMI is one that holds it.
         self._snapshots.keep(self._iteration, self._state())

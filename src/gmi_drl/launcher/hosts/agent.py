@@ -66,7 +66,6 @@ class NodeAgent:
             name=socket.gethostname(),
             node_id=ray.get_runtime_context().get_node_id(),
             versions=own_versions(),
-            time_s=time.time(),
         )
 
     def tell(self, message: Any) -> None:

@@ -18,7 +18,6 @@ from .messages import BEAT_S, HostFacts, HostsError, Orders, Report
 
 _ANSWER_S: Final = 60.0  # for an agent to start, and for its launcher to look at the devices
 _END_S: Final = 30.0
-_CLOCK_S: Final = 5.0  # by which clocks may differ without a word
 
 
 @dataclass(frozen=True)
@@ -231,13 +230,3 @@ def _answers(references: Sequence[Any], what: str) -> list[Any]:
             rule=f"an agent could not {what} ({last})",
             remedy="Install gmi-drl on each host, in the same version.",
         ) from error
-
-
-def clock_notes(hosts: Sequence[Host], now_s: float) -> list[str]:
-    """Tells whose clock is off: nothing depends on it but the times in logs."""
-    return [
-        f"host {host}: its clock is {abs(host.facts.time_s - now_s):.0f} s "
-        f"{'ahead of' if host.facts.time_s > now_s else 'behind'} this one's"
-        for host in hosts
-        if abs(host.facts.time_s - now_s) > _CLOCK_S
-    ]

@@ -34,7 +34,6 @@ class HostFacts:
     name: str
     node_id: str
     versions: Mapping[str, str]
-    time_s: float
 
 
 @dataclass(frozen=True)
