@@ -13,7 +13,7 @@ import numpy as np
 
 from gmi_drl import rl, runtime
 
-MEMBERS, ITERATIONS, NOISE, STEPS = 4, 4, 0.02, 200_000
+MEMBERS, NOISE, STEPS = 4, 0.02, 200_000
 SETTINGS = {
     "network": [64, 64], "activation": "tanh", "horizon": 64, "learning_rate": 1e-3, "epochs": 10,
     "minibatches": 2, "schedule": "constant", "normalize_observation": False,
@@ -23,6 +23,8 @@ SETTINGS = {
 
 class Member:
     """An optimizer, and what it makes of the parameters that it is given."""
+
+    iterations = 4  # of a generation
 
     def __init__(self, seed: int) -> None:
         evaluator = rl.Evaluator("CartPole-v1", rl.PPO, num_env=8, seed=seed, settings=SETTINGS)
@@ -45,14 +47,14 @@ class Member:
         state["weights"]["parameters"] = (parameters + noise).astype(np.float32)
         self.optimizer.load_state_dict({**state, "episodes": []})  # those of this generation count
         before = self.optimizer.steps
-        for _ in range(ITERATIONS):
+        for _ in range(self.iterations):
             told: dict[str, Any] = self.optimizer.step()
         return told["return_mean"] or 0.0, self.parameters(), self.optimizer.steps - before
 
 
-def main(steps: int = STEPS, seed: int = 0) -> float:
+def main(steps: int = STEPS, seed: int = 0, member: type[Member] = Member) -> float:
     runtime.init(["gmi_drl.rl"])
-    make = runtime.remote(num_threads=1)(Member).remote
+    make = runtime.remote(num_threads=1)(member).remote
     members = [make(seed * MEMBERS + number) for number in range(MEMBERS)]
     parameters, taken, generation = runtime.get(members[0].parameters.remote()), 0, 0
     while taken < steps:

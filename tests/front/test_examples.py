@@ -1,8 +1,8 @@
 """The examples and the pages of the runtime: they run as they are, and print what they claim."""
 
+import importlib
 import os
 import re
-import runpy
 import sqlite3
 import subprocess
 import sys
@@ -124,12 +124,12 @@ def test_a3c_learns_from_gradients_that_two_processes_send():
 
 
 @pytest.mark.parametrize("name", ["ppo_es", "a3c_es"])
-def test_an_optimizer_is_evaluated_by_what_it_makes_of_a_policy(name):
+def test_an_optimizer_is_evaluated_by_what_it_makes_of_a_policy(name, monkeypatch):
     """A member of the population: the same noise gives the same, and its return counts alone."""
-    example = runpy.run_path(str(ROOT / "examples" / "rl" / f"{name}.py"))
-    member, again, other = (example["Member"](3) for _ in range(3))
-    for one in (member, again, other):
-        one.trained.__globals__.update(ITERATIONS=1, GRADIENTS=6)
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "rl"))
+    example = importlib.import_module(name)
+    monkeypatch.setattr(example.Member, "iterations", 1 if name == "ppo_es" else 6)
+    member, again, other = (example.Member(3) for _ in range(3))
     begin = member.parameters()
     score, after, steps = member.trained(begin, seed=7)
     assert 8 <= score <= 500
