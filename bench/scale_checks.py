@@ -20,7 +20,14 @@ from gmi_drl.placement import Config, costs, layout_of, load_config
 from gmi_drl.placement.templates import TEMPLATES
 from gmi_drl.selector.forecast.chance import simulate_async, sync_iteration_s
 from gmi_drl.selector.forecast.hardware import Figure, Hardware, machine_of
-from gmi_drl.selector.forecast.model import Line, Phases, Work, all_reduce_s, phases_of, work_of
+from gmi_drl.selector.forecast.model import (
+    LinearCost,
+    Phases,
+    Work,
+    all_reduce_s,
+    phases_of,
+    work_of,
+)
 
 Row = dict[str, Any]
 _H100: Final = GPU_RESULTS / "nvidia-h100-80gb-hbm3"
@@ -167,14 +174,14 @@ class Cores:
     def _line(
         self, points: Mapping[int, Mapping[str, Any]], phase: str, at: Sequence[int], times: int,
         each: float,
-    ) -> Line:  # fmt: skip
+    ) -> LinearCost:  # fmt: skip
         seconds = []
         for num_env in at:
             point = points[num_env]
             iteration_s = self.gmis * num_env * _HORIZON / point["steps_per_s"]
             seconds.append((round(num_env * each), [point["phases"][phase] * iteration_s / times]))
         link = fit(seconds)
-        return Line(link.alpha_s, link.beta_s_per_byte)
+        return LinearCost(link.alpha_s, link.beta_s_per_byte)
 
     def rate(
         self, num_env: int, horizon: int = _HORIZON, steps: int = _STEPS,
@@ -284,10 +291,10 @@ def _times_of_reduction() -> dict[tuple[str, int], float]:
     return times
 
 
-def _mpr(ranks: int) -> Line:
+def _mpr(ranks: int) -> LinearCost:
     times = _times_of_reduction()
     link = fit([(size, [1e-6 * times[f"k{ranks}", size]]) for size in (4_000, 3_000_000)])
-    return Line(link.alpha_s, link.beta_s_per_byte)
+    return LinearCost(link.alpha_s, link.beta_s_per_byte)
 
 
 def reduction_rows() -> list[Row]:
