@@ -244,6 +244,7 @@ class _Run:
     started: float
     last: dict[str, Any] = field(default_factory=dict)  # the last iteration
     restarts: int = 0
+    policies: PolicyLog | None = None  # of the present layout
     notes: Sequence[str] = ()  # to be shown when GMIs are started again
 
     @property
@@ -256,7 +257,8 @@ class _Run:
         budget = job.config.run.max_restarts
         if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
             budget = 0
-        policies = PolicyLog(self.store, job.session, job.config, job.layout)
+        policies = PolicyLog(self.store, job.session, job.config, job.layout, self.policies)
+        self.policies = policies
         traced = traced_gmis(job.config, job.layout)
         try:
             with (

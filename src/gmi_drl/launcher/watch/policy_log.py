@@ -43,8 +43,18 @@ class PolicyLog:
     its rows replace none of those before it.
     """
 
-    def __init__(self, store: Path | None, session: str, config: Config, layout: Layout) -> None:
-        """`store`: that of the run; None where it is not the run's own, so that nothing is kept."""
+    def __init__(
+        self,
+        store: Path | None,
+        session: str,
+        config: Config,
+        layout: Layout,
+        earlier: PolicyLog | None = None,
+    ) -> None:
+        """`store`: that of the run; None where it is not the run's own, so that nothing is kept.
+
+        `earlier`: of the layout before, whose rows may still be on their way into the store.
+        """
         self._session, self._is_on = session, store is not None and config.run.lineage > 0
         self._layout = json.dumps(
             {
@@ -61,7 +71,7 @@ class PolicyLog:
         self._next = 0
         if self._is_on:
             assert store is not None
-            self._next = _next_branch(store)
+            self._next = _next_branch(store) if earlier is None else earlier._next
             runtime.bound_rows(PolicyRow, config.run.lineage)
 
     def show(self, record: dict[str, Any]) -> None:
