@@ -144,6 +144,7 @@ ELSEWHERE = {  # what takes too long here, by its beginning: why, which test run
     "tune config.yaml": ("five minutes", "front/test_tune_runs.py", "tuned_by("),
     "launch examples/auto.yaml": ("tunes first", "front/test_tune_runs.py", "launch(found.output"),
     "envs": ("makes each of some hundred", "roles/envs/test_families.py", 'main(["envs"'),
+    "resize": ("takes a run that trains", "front/test_resize.py", '"gmi_drl", "resize"'),
     "page": ("serves until it is ended", "page/test_server.py", "pages.served("),
 }
 GIVEN = {  # what stands in a page for something of the reader's

@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -81,6 +83,10 @@ class Resizing(gmi_drl.Callback):
     def _ask(self, words):
         try:
             folder = self.started[0].folder
+            if words.startswith("--set"):  # by the command
+                command = [sys.executable, "-m", "gmi_drl", "resize", str(folder), *words.split()]
+                self.answers.append(subprocess.run(command, capture_output=True, text=True))
+                return
             self.answers.append(gmi_drl.resize(folder, words.split(), **self.options))
         except Exception as error:
             self.answers.append(error)
@@ -117,18 +123,21 @@ def test_one_run_by_four_layouts(tmp_path):
     layouts = (
         TWO,
         "env.num_env=4",
-        f"layout.gmi_per_gpu=1 env.num_env={NUM_ENV}",
+        f"--set layout.gmi_per_gpu=1 --set env.num_env={NUM_ENV}",
     )
     folder, metrics, answers = resized(config(tmp_path), *layouts)
-    assert [answer.text for answer in answers] == [
-        "2 GMIs with 8 environments", "2 GMIs with 4 environments", "1 GMI with 8 environments",
-    ]  # fmt: skip
+    became = [
+        "2 GMIs with 8 environments",
+        "2 GMIs with 4 environments",
+        "1 GMI with 8 environments",
+    ]
+    assert [answer.text for answer in answers[:2]] == became[:2]
+    assert (answers[2].returncode, answers[2].stderr) == (0, "")
+    assert f"done: {became[2]}, after a pause of " in answers[2].stdout
     assert steps_of(metrics) == [HORIZON * NUM_ENV]
     gmis = [len(line["gmi_seconds"]) for line in metrics]
     assert [n for i, n in enumerate(gmis) if not i or n != gmis[i - 1]] == [1, 2, 1]
-    assert [entry["layout"] for entry in RunFolder(folder).state()["resizes"]] == [
-        answer.text for answer in answers
-    ]
+    assert [entry["layout"] for entry in RunFolder(folder).state()["resizes"]] == became
     with opened(folder / "gcs.sqlite") as store:
         assert sum(1 for _ in PolicyReader(store).chain()) == len(metrics)
     assert not (folder / "resize_requested.json").exists()
