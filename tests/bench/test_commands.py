@@ -127,12 +127,18 @@ def test_commands_are_found_in_every_way_that_pages_have_them(tmp_path):
 
 SMALL = ("env.num_env=4", "env.max_episode_steps=50", "run.eval_episodes=1")
 UPDATE_SMALL = ("algorithm.horizon=16", "algorithm.minibatches=1", "algorithm.epochs=1")
+MODEL_SMALL = (
+    "run.total_steps=100", "env.max_episode_steps=20", "run.eval_episodes=1",
+    "algorithm.replay_start=50", "algorithm.random_steps=50", "algorithm.batch_size=16",
+)  # fmt: skip
 SHRUNK = [  # what is added to the first that a command begins like, to be done in a second or two
     ("launch --resume", ["run.total_steps=1024"]),
     ("launch runs/ant/<time> --set mode=serving", ["run.total_steps=256"]),
     ("launch examples/a3c", ["run.total_steps=512", *SMALL]),
     ("launch examples/async", ["run.total_steps=512", *SMALL]),
     ("launch examples/own_algorithm", ["run.total_steps=512", *SMALL]),
+    ("launch examples/mbpo", [*MODEL_SMALL, "algorithm.rollouts=50", "algorithm.model_epochs=1"]),
+    ("launch examples/cem", [*MODEL_SMALL, "algorithm.candidates=10", "algorithm.plan_elites=2"]),
     ("launch", ["run.total_steps=512", *SMALL, *UPDATE_SMALL, "algorithm.network=[8]"]),
     ("search examples/pbt", ["run.total_steps=1024", "search.population=2",
                              "search.interval_steps=512", *SMALL, *UPDATE_SMALL]),
