@@ -286,7 +286,8 @@ class Training:
         shared = saved.load("shared")
         self._optimizer.load_state_dict(shared)
         descent, rate = self._optimizer.learner.descent, self._mgr.config.algorithm.learning_rate
-        if (wrote := saved.manifest.get("learning_rate", rate)) != rate:  # a resize has changed it
+        wrote = saved.manifest.get("learning_rate", rate)
+        if wrote != rate and self._pause is None:  # a resize has changed it
             descent.learning_rate *= rate / wrote
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved = self._iteration

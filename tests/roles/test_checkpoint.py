@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from gmi_drl.placement import Topology, tcg_ex
+from gmi_drl.placement import Topology, tcg_ex, tdg_ex
 from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.state import checkpoint, saving
 
@@ -210,11 +210,29 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, text):
         checkpoint.find(tmp_path)
 
 
-def test_a_checkpoint_without_the_layout_it_is_of_is_refused(tmp_path):
-    folder = save(tmp_path, 1)
-    changed(folder, gmis=...)
-    with pytest.raises(CheckpointError, match=r"with \(id, num_env\) None; this layout has"):
-        saving.read(tmp_path, tcg_ex(Topology.from_cores(range(2)), 1, 8))
+@pytest.mark.parametrize(
+    ("wrote", "anew"),
+    [
+        ({"gmis": [[0, 8], [1, 8]]}, []),
+        ({"gmis": [[0, 8]]}, [1]),
+        ({"gmis": [[0, 8], [1, 4], [2, 8]], "template": "tcg_ex"}, [1]),
+        ({"gmis": [[0, 8], [1, 8]], "template": "tdg_ex"}, [0, 1]),
+        ({}, [0, 1]),
+    ],
+)
+def test_gmis_that_were_not_the_same_have_no_part_in_a_checkpoint(tmp_path, wrote, anew):
+    changed(save(tmp_path, 1), **wrote)
+    layout = tcg_ex(Topology.from_cores(range(2)), 2, 8)
+    assert saving.begun_anew(checkpoint.find(tmp_path), layout) == anew
+
+
+def test_a_trainer_apart_goes_on_with_what_the_same_agents_sample(tmp_path):
+    layout = tdg_ex(Topology.from_cores(range(2)), 2, 8)
+    gmis = saving.gmis_of(layout)
+    changed(save(tmp_path, 1), gmis=gmis)
+    assert saving.begun_anew(checkpoint.find(tmp_path), layout) == []
+    changed(tmp_path / "checkpoints" / "iteration_000001", gmis=[[i, n // 2] for i, n in gmis])
+    assert saving.begun_anew(checkpoint.find(tmp_path), layout) == [i for i, _ in gmis]
 
 
 def test_one_of_another_iteration_than_its_name_is_refused(tmp_path):

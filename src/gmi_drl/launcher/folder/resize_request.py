@@ -50,8 +50,11 @@ def make_request(run: Path, request: ResizeRequest) -> None:
 
 def request_in(run: Path) -> ResizeRequest | None:
     """Reads the request that waits, if there is one; what is none counts as an empty one."""
+    path = run / REQUEST
     try:
-        loaded = json.loads((run / REQUEST).read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # a pipe would never end
+            return ResizeRequest("", ())
+        loaded = json.loads(path.read_text(encoding="utf-8"))
         return ResizeRequest(str(loaded["id"]), tuple(map(str, loaded["overrides"])))
     except FileNotFoundError:
         return None

@@ -301,6 +301,8 @@ class _Run:
                 number = len(error.deaths)
                 policies.died(error.gmi_id, number, "raised" if error.error else how)
             policies.flush()
+            if isinstance(error, CallbackError):  # says nothing of the layout
+                raise
             self.notes = (resizer.undo(error),)
             return None
         except BaseException:

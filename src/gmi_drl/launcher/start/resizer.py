@@ -102,13 +102,18 @@ class Resizer:
         """Makes the new layout the run's own."""
         if self._before is None:
             return
-        self._before, job = None, self.job
-        self._folder.become(job.config, job.layout)
+        self._before, job, text = None, self.job, _told(self.job)
+        try:
+            self._folder.become(job.config, job.layout)
+        except OSError as error:  # a full disk: training is worth more
+            text += (
+                f" (not written to the run's folder, {error}: a resume may begin with the old one)"
+            )
         with suppress(OSError):  # a full disk: training is worth more than its log
-            entry = {"layout": _told(job), "pause_s": round(pause_s, 3), "time": time.time()}
+            entry = {"layout": text, "pause_s": round(pause_s, 3), "time": time.time()}
             earlier = self._folder.state().get("resizes", [])
             self._folder.update(resizes=[*earlier, entry])
-        self._answer("done", _told(job), pause_s)
+        self._answer("done", text, pause_s)
 
     def tick(self, gang: Gang) -> None:
         """Does nothing: `look` is asked."""
