@@ -36,5 +36,10 @@ def beyond(observation, action, following):
     return following[:, 0].abs() > 1.0
 
 
+def halfway(observation, action, following):
+    """Ends more of a model's roll-outs, whatever it has learned by then."""
+    return following[:, 0].abs() > 0.5
+
+
 gymnasium.register("GmiWalk-v0", entry_point=Walk, max_episode_steps=20, disable_env_checker=True)
 gymnasium.register("GmiBytes-v0", entry_point=Bytes, max_episode_steps=20, disable_env_checker=True)

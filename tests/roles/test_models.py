@@ -142,7 +142,7 @@ def learner_of(env="Pendulum-v1", algorithm=MBPO, keys=MBPO_KEYS, **more):
 
 
 def test_minibatches_have_their_share_of_real_steps_and_rollouts_end_with_episodes():
-    optimizer = learner_of("bodies_models:GmiWalk-v0", termination="bodies_models:beyond")
+    optimizer = learner_of("bodies_models:GmiWalk-v0", termination="bodies_models:halfway")
     for _ in range(20):
         told = optimizer.step()
     source = optimizer._replay._replay
@@ -152,7 +152,7 @@ def test_minibatches_have_their_share_of_real_steps_and_rollouts_end_with_episod
     for name, column in real.columns.items():
         torch.testing.assert_close(drawn[name][:10], column)
     made = source._imagined
-    over = bodies_models.beyond(None, None, made["next_observation"])
+    over = bodies_models.halfway(None, None, made["next_observation"])
     assert 0 < int(over.sum()) < len(over)
     torch.testing.assert_close(made["discount"], torch.where(over, 0.0, 0.99))
     last = source._made[-1]["raw_observation"]
