@@ -28,7 +28,7 @@ import ppo_es
 
 
 def alone(steps: int, seed: int) -> float:
-    """What PPO comes to, with one evaluator like that of a member."""
+    """Trains PPO, with one evaluator like that of a member."""
     torch.set_num_threads(1)
     keys = ppo_es.SETTINGS
     evaluator = rl.Evaluator("CartPole-v1", rl.PPO, num_env=8, seed=seed, settings=keys)

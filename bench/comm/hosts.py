@@ -94,7 +94,7 @@ def compare(
 def iterate(
     group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int
 ) -> list[tuple[float, float]]:
-    """What each iteration took, and what one reduction of it took on average, seconds."""
+    """Measures the seconds of iterations, and of a reduction in them on average."""
     bucket = group.bucket("gradient", nbytes // 4)
     taken = []
     for _ in range(iterations + 3):

@@ -1,4 +1,4 @@
-"""What came of directions, and a tree of aggregators that add it up on the way to the driver.
+"""Holds what came of directions, and a tree of aggregators that add it up on the way to the driver.
 
 Sums of floats depend on their order, so they are taken over aligned blocks of directions, 2^level
 of them, each the sum of its two halves: whoever adds them up, in whatever order they come, the sum
@@ -25,7 +25,7 @@ Block = tuple[int, int]  # (level, index): directions from index x 2^level on, 2
 
 @dataclass
 class Tried:
-    """What came of some directions.
+    """Holds what came of some directions.
 
     `pairs` has by direction the returns and steps of both its ways [2, 2]; a return is NaN where it
     or an observation was not finite. `sums` of what was seen in the others, by block.

@@ -1,4 +1,4 @@
-"""What policies share that act by their mode in training as well."""
+"""Shares the base of policies that act by their mode in training as well."""
 
 from __future__ import annotations
 

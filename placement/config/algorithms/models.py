@@ -101,7 +101,7 @@ class CEMConfig(ReplayConfig):
 
     name: Literal["cem"] = "cem"
     model: str = "learned"
-    """What plans are tried in: `learned`, an ensemble that is trained; `pendulum`, or
+    """The model that plans are tried in: `learned`, an ensemble that is trained; `pendulum`, or
     module:function of yours: equations that are [known](models.md#known-models)."""
     ensemble: Int = Field(default=5, ge=1, le=100)
     """Networks of a learned model, all of which try each plan."""

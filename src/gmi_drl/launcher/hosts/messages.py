@@ -28,7 +28,7 @@ class HostLost(HostsError):
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host says of itself before it is told what to run."""
+    """Holds what a host says of itself before it is told what to run."""
 
     address: str
     name: str
@@ -38,7 +38,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class HostPart:
-    """What the launcher on a host needs to run its GMIs."""
+    """Holds what the launcher on a host needs to run its GMIs."""
 
     host: int
     addresses: tuple[str, ...]  # of all hosts, by their rank
