@@ -13,7 +13,7 @@ import yaml
 import bodies_resize as bodies
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.launcher.folder.resize_request import ResizeRequest, make_request
+from gmi_drl.launcher.folder.resize_request import ResizeRequest, answer_in, make_request
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
@@ -185,6 +185,29 @@ def test_gmis_that_are_killed_as_they_start_come_back(tmp_path):
     assert answer.state == "done"
     assert len(RunFolder(folder).state()["restarts"]) == 2
     assert len(metrics[-1]["gmi_seconds"]) == 2
+
+
+class StopsMeanwhile(gmi_drl.Callback):
+    """Asks for another layout, and for the end of the run while the last iteration ends."""
+
+    def on_start(self, run):
+        self.run = run
+
+    def on_iteration(self, iteration, metrics):
+        answer = answer_in(self.run.folder)
+        if iteration == 3:
+            make_request(self.run.folder, ResizeRequest("mine", (TWO,)))
+        elif answer is not None and answer.state == "changing":
+            self.run.request_stop("enough")
+
+
+@pytest.mark.slow
+def test_a_callback_that_ends_the_run_meanwhile_has_its_way(tmp_path):
+    done = gmi_drl.launch(config(tmp_path), view="none", callbacks=[StopsMeanwhile()])
+    assert done.state == "stopped"
+    assert answer_in(done.folder).state == "refused"
+    assert len(RunFolder(done.folder).layout().gmis) == 1
+    assert done.iteration == len(metrics_of(done.folder))
 
 
 def test_one_at_a_time_and_nobody_waits_for_ever(tmp_path):

@@ -61,6 +61,11 @@ class Callbacks:
         """Has the run end as Ctrl-C does, at the next look."""
         self._stop = why or "no reason was given"
 
+    @property
+    def asks_to_stop(self) -> bool:
+        """Tells whether one has asked for the end of the run."""
+        return bool(self._stop)
+
     def show(self, record: dict[str, Any]) -> None:
         """Tells of an iteration or a checkpoint; other records are not for callbacks."""
         if record.get("kind") == "checkpoint":

@@ -56,7 +56,7 @@ class HostPart:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the driver tells a host; that it comes is a sign of life."""
+    """Holds what the driver tells a host; that it comes is a sign of life."""
 
     calls: tuple[str, ...] = ()  # methods of GMIs to call, one after the other
     stop: bool = False  # GMIs shall come to an end
@@ -67,7 +67,7 @@ class Orders:
 
 @dataclass
 class Report:
-    """What a host tells the driver since the last time."""
+    """Holds what has come up on a host since it told the driver last."""
 
     topology: Topology | None = None  # its devices, once they have been looked at
     records: list[tuple[int, Any]] = field(default_factory=list)

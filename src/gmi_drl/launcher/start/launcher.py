@@ -286,6 +286,9 @@ class _Run:
                     gmis = list(gang.results().values())
                     close_all(gang, screen)
                     records.show()
+                    if resizer.is_wanted and self.callbacks.asks_to_stop:
+                        resizer.give_up("a callback asked for the run's end")
+                        stopped = True
                     if resizer.is_wanted and _is_to_go_on(gmis):
                         policies.flush()
                         self.notes = (resizer.change(), *resizer.notes)
