@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 import warp_cache
+from gmi_drl import runtime
 from gmi_drl.gmi import lease
+from gmi_drl.launcher.start.preload import PRELOAD
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LINGER_S = 20.0  # for what is on its way out when the test ends
@@ -71,6 +73,14 @@ def _hears_interrupts():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """One fork server for all launches of a module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
 
 
 @pytest.fixture(autouse=True)

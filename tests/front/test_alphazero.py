@@ -10,8 +10,6 @@ import yaml
 import bodies_games
 import faults
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.trained import filming
@@ -22,12 +20,7 @@ ROUNDS = 4
 GAMES = 6
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, steps=1_000_000):

@@ -12,10 +12,8 @@ import yaml
 import bodies_async
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start import jobs
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, check, decoupled, load_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -24,12 +22,7 @@ START, RATIO = 150, 0.25
 MORTAL = {"agent": bodies_async.MortalAsyncAgent, "trainer": bodies_async.MortalAsyncTrainer}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def section(tmp_path, env="CartPole-v1", **algorithm):

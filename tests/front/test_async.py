@@ -14,21 +14,14 @@ import bodies_async
 import faults
 import gmi_drl
 import killers
-from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start import jobs
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, decoupled
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 ITERATIONS, SAMPLES = 20, 8 * 8  # of a segment

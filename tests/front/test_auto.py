@@ -6,21 +6,13 @@ import pytest
 import yaml
 
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.cli import main
 from gmi_drl.launcher.colocated_runs import records_folder
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.launcher.watch import watch as promises
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.selector.record.record import read
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture

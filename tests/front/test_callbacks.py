@@ -12,22 +12,12 @@ from pathlib import Path
 import pytest
 
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.cli import main
 from gmi_drl.launcher.callbacks import loading
 from gmi_drl.launcher.callbacks.callback import EndedRun
 from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
-
-
-@pytest.fixture(scope="module")
-def warm():
-    """One fork server for the launches of this module."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 import pytest
 
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.roles.state import checkpoint, request
 
 SYNC = ["layout.gmi_per_gpu=2", "hardware.num_gpus=1"]
@@ -14,15 +12,7 @@ ASYNC = [
 ]  # fmt: skip
 EVOLUTION = ["algorithm.name=es", "algorithm.horizon=8", "hardware.num_gpus=1"]
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for the launches of this module."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(300)]
 
 
 class Asks(gmi_drl.Callback):

@@ -10,21 +10,13 @@ import yaml
 
 import bodies_front
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolder
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError
 from gmi_drl.report.run_state import read_state
 from gmi_drl.roles.state import checkpoint
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 class Heard:

@@ -8,8 +8,6 @@ import yaml
 import bodies_evolution
 import faults
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.roles.state import checkpoint
 
 ROUNDS = 6
@@ -17,12 +15,7 @@ LENGTH = 20  # steps of an episode of Pendulum, none of which ends before
 POPULATION = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, gmis=1, rounds=ROUNDS):

@@ -10,23 +10,12 @@ import yaml
 import bodies_hang as bodies
 import bodies_spaces
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.comm.shm.heartbeat import Heartbeat, pulse, waiting
 from gmi_drl.comm.shm.heartbeat import bind as bind_heartbeat
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import GmiDied
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.launcher.watch import watchdog
 from gmi_drl.launcher.watch.watchdog import Watchdog
-
-
-@pytest.fixture(scope="module")
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
-
 
 HANG_S = 6.0  # far longer than a step takes on a busy machine
 

@@ -17,22 +17,14 @@ import yaml
 import bodies_front
 import gmi_drl
 from ends import until
-from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolderError, lock_of
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.report.run_state import read_state
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.runtime import shared_lock
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

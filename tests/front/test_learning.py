@@ -5,18 +5,11 @@ from pathlib import Path
 import pytest
 
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def trained(example, tmp_path, *overrides):

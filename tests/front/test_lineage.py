@@ -12,9 +12,7 @@ import yaml
 import bodies_lineage as bodies
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.cli import main
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.report.policy_lineage import PolicyReader, Version
 from gmi_drl.report.run_state import opened
 from gmi_drl.runtime.gcs.database import GcsError
@@ -22,12 +20,7 @@ from gmi_drl.runtime.gcs.database import GcsError
 HORIZON, NUM_ENV = 8, 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, iterations, gmis=1, **changes):

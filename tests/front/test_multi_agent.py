@@ -11,10 +11,8 @@ import bodies_agents
 import bodies_recovery
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.launcher.plan import user_code
 from gmi_drl.launcher.plan.planning import faults_of
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.state import checkpoint
@@ -25,12 +23,7 @@ from gmi_drl.trained.policy import PolicyNotLoaded
 ITERATIONS = 6
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(folder, gmis=1, iterations=ITERATIONS, **sections):

@@ -10,8 +10,6 @@ import torch
 import yaml
 
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "own_algorithm"
@@ -23,12 +21,7 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def written(tmp_path, layout="one", **algorithm):

@@ -7,18 +7,10 @@ from pathlib import Path
 import pytest
 
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-a-role.md"

@@ -11,21 +11,14 @@ import yaml
 import bodies_tdg_ex as bodies
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.launcher.start import jobs
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, check, load_config, parameter_server
 from gmi_drl.roles.state import checkpoint
 
 ITERATIONS, SAMPLES = 6, 8 * 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, agents=1, template="parameter_server", **changes):

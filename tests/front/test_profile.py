@@ -18,10 +18,8 @@ import bodies_profile
 import bodies_recovery
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start import launcher
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.roles.state import checkpoint
 
 DRAW = Path(__file__).parents[2] / "scripts" / "draw_phases.py"
@@ -29,12 +27,7 @@ T, EPOCHS, MINIBATCHES = 16, 2, 2
 REDUCTIONS = 1 + EPOCHS * MINIBATCHES  # of an iteration: moments, and each minibatch's gradient
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 class Heard:

@@ -15,19 +15,12 @@ import pytest
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
 from gmi_drl.launcher.start import launcher
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
 from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
 from gmi_drl.selector.tune.profile.candidate_run import CandidateTimeout
 from gmi_drl.selector.tune.profile.profiler import Profiler
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all profiles of this module, as a tuner keeps it."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture(autouse=True)

@@ -8,20 +8,13 @@ import bodies_memory
 import bodies_tdg_ex
 import faults
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, check, load_config
 from gmi_drl.roles.state import checkpoint
 
 BEST = bodies_memory.STEPS - bodies_memory.BEFORE
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, steps=60_000, template="tcg_ex", **algorithm):

@@ -12,10 +12,8 @@ import yaml
 
 import bodies_resize as bodies
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.launcher.folder.resize_request import ResizeRequest, answer_in, make_request
 from gmi_drl.launcher.folder.run_folder import RunFolder
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened
@@ -25,12 +23,7 @@ HORIZON, NUM_ENV = 16, 8
 TWO = "layout.gmi_per_gpu=2"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, **changes):

@@ -17,9 +17,7 @@ import pytest
 from rich.console import Console
 
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import faults_of, planned
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.launcher.view.view import opened
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
@@ -39,12 +37,7 @@ NAME = "1e5"  # text, though it looks like a number
 FROM_RUN_TO_RUN = {"seconds", "total_s", "checkpoint"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all searches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def written(folder, **sections):

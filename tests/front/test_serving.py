@@ -8,18 +8,10 @@ import yaml
 import bodies_async
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 STEPS = 3200

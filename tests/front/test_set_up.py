@@ -12,9 +12,7 @@ import yaml
 import bodies_set_up as bodies
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
-from gmi_drl.launcher.start.preload import PRELOAD
 
 KINDS = {
     "sync": ({}, {"trainer": bodies.LateHolistic}),
@@ -31,12 +29,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture

@@ -9,19 +9,12 @@ import yaml
 import bodies_stragglers as bodies
 import faults
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.roles.state import checkpoint
 
 ROUNDS, STEPS = 5, 16 * 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def launch(tmp_path, gmis=2, **algorithm):

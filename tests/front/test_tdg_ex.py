@@ -15,11 +15,9 @@ import yaml
 import bodies_tdg_ex as bodies
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start import jobs, launcher
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, check, load_config, tdg_ex
 from gmi_drl.placement.templates import rollout_workers_of
 from gmi_drl.roles.state import checkpoint
@@ -28,12 +26,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tdg_ex.yaml"
 ITERATIONS = 6
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def config(tmp_path, template="tdg_ex", agents=1, **changes):

@@ -9,16 +9,9 @@ import yaml
 import bodies_recovery
 import faults
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.gmi.backends.cpu import CpuBackend
-from gmi_drl.launcher.start.preload import PRELOAD
 
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def launch(tmp_path, name, **options):

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gmi_drl import runtime
 from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.launcher.plan.planning import find_devices, planned
 from gmi_drl.launcher.start.launcher import launch
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, load_config
 from gmi_drl.selector.record.record import promise_of, read
 from gmi_drl.selector.tune import tuning
@@ -22,14 +20,6 @@ from gmi_drl.selector.tune.space import space_of
 from tune_machine import CONFIG, tuned_by, written
 
 BODY = Path(__file__).parents[1] / "bodies_tune.py"
-
-
-@pytest.fixture(scope="module")
-def warm():
-    """A runtime that has torch, for what is measured and what is launched."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
 
 
 @pytest.mark.slow

@@ -13,12 +13,11 @@ import torch
 
 import bodies_spaces
 from ends import until
-from gmi_drl import launch, runtime
+from gmi_drl import launch
 from gmi_drl.cli import main
 from gmi_drl.launcher.plan import user_code
 from gmi_drl.launcher.plan.child_process import ChildFailed, ask
 from gmi_drl.launcher.plan.user_code import try_user_code
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, PPOConfig, load_config
 from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs import make_env
@@ -198,13 +197,6 @@ def test_the_policy_of_this_config_is_no_fault_and_a_torn_one_is(tmp_path):
     assert try_user_code(serving(folder), OWN.parent).faults == [
         f"{folder} is torn: shared.pt is missing."
     ]
-
-
-@pytest.fixture(scope="module")
-def warm():
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import yaml
 
 import bodies_captured
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 
 MACHINE = {
     "time_s",
@@ -22,12 +20,7 @@ MACHINE = {
 MACHINE |= {"gmi_seconds", "gmi_mem_peak_bytes"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all launches: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def metrics(folder, gmis, role, **algorithm):

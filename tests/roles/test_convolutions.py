@@ -6,8 +6,6 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import gmi_drl
-from gmi_drl import runtime
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.policies.convolutions import ConvolutionalTrunk
@@ -60,13 +58,6 @@ def test_what_is_no_image_is_refused():
     with pytest.raises(EnvSpecError, match=r"images of 12 x 16 are smaller than its kernels"):
         ConvolutionalTrunk("nature", image(12, 16, 1))
     assert ConvolutionalTrunk("impala", image(12, 16)).features == 256
-
-
-@pytest.fixture(scope="module")
-def warm():
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
 
 
 @pytest.mark.timeout(400)  # 20 s where nothing else runs

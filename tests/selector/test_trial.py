@@ -11,7 +11,6 @@ import torch
 
 from gmi_drl import runtime
 from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
-from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, layout_of, load_config
 from gmi_drl.selector.search.trial import TrialGmis, TrialJob
 
@@ -19,12 +18,7 @@ TESTS = Path(__file__).resolve().parents[1]
 UNTIMED = {"trained_s"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    """One fork server for all trials of this module: importing torch takes seconds."""
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 @pytest.fixture

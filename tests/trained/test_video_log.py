@@ -9,22 +9,13 @@ import pytest
 import yaml
 
 import gmi_drl
-from gmi_drl import runtime
 from gmi_drl.launcher.callbacks import video_log
 from gmi_drl.launcher.callbacks.callback import EndedRun, StartedRun
 from gmi_drl.launcher.callbacks.video_log import VideoError, VideoLog
-from gmi_drl.launcher.start.preload import PRELOAD
 
 pytest.importorskip("imageio_ffmpeg")
 
-pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    runtime.init(PRELOAD)
-    yield
-    runtime.shutdown()
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(600)]
 
 
 def config_in(folder, **run):
