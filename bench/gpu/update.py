@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""Measures one PPO update on the device: launched from Python, in CUDA graphs, or compiled.
+"""Measures one update of an algorithm on the device: launched, in CUDA graphs, or compiled.
 
     bench/gpu/update.py [--rows 65536] [--minibatches 4] [--network ant] [--rounds 9]
+    bench/gpu/update.py --algorithms sac dqn --ways eager captured --precisions fp32 tf32
     bench/gpu/update.py --dry                 on the CPU, small: shows that it works
+
+An update of `ppo` is that of a batch: all epochs of all minibatches. One of `sac`, `td3` or `dqn`
+is of one minibatch, drawn from a replay on the device: networks and minibatches of the tasks in
+bench/offpolicy.py. Steps are put in every 64 updates, which counts as well.
 
 Claim to be tried: a captured update is the fastest way that needs no compiler, at each precision.
 Ways: `eager`; `captured` (what `run.capture` does); `compiled` (torch.compile of the loss, default
 mode), `overhead` (the same with mode reduce-overhead, torch's own CUDA graphs) and `both`
-(compiled, and captured by us). At precisions fp32, tf32 and bf16. Without a GPU there is nothing
-to capture (captured, overhead, both) and no tf32.
+(compiled, and captured by us); the last three for ppo alone. At precisions fp32, tf32 and bf16.
+Without a GPU there is nothing to capture (captured, overhead, both) and no tf32.
 
 All ways train the same policy on the same rows; they take turns, in another order each round, and
 begin each turn with the same state. A turn is the seconds of an update until its losses are read.
@@ -17,8 +22,8 @@ begin each turn with the same state. A turn is the seconds of an update until it
 
 Results: bench/results/gpu/<machine>/update.json (--dry: in runs/bench/gpu/dry-cpu, which git
 ignores, and which says nothing of a GPU), written after each round, and at the end one JSON line
-each. A way that fails is a row that says why; exit code 1 then. Exit code 2 if the results cannot
-be written.
+each; rows of algorithms that are not measured stay. A way that fails is a row that says why; exit
+code 1 then. Exit code 2 if the results cannot be written.
 """
 
 from __future__ import annotations
@@ -31,20 +36,33 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import report
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import NETWORKS, PPOConfig, hidden_sizes
-from gmi_drl.roles.algorithms import Losses
+from gmi_drl.placement import (
+    NETWORKS,
+    DQNConfig,
+    PPOConfig,
+    ReplayConfig,
+    SACConfig,
+    TD3Config,
+    hidden_sizes,
+)
+from gmi_drl.roles.algorithms import Losses, algorithm_class
 from gmi_drl.roles.algorithms.ppo import PPO, ppo_loss
+from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.optimizers.learner import Learner
+from gmi_drl.roles.optimizers.replay import on_replay
 from gmi_drl.roles.policies.actor_critic import ActorCritic, ActorCriticPolicy
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers
@@ -53,7 +71,20 @@ from gmi_drl.roles.samples.batch import Batch
 from gpu.suite.store import DRY_NOTE, slug
 
 WAYS: Final = ("eager", "captured", "compiled", "overhead", "both")
+OF_PPO: Final = ("compiled", "overhead", "both")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
+CHEETAH: Final = (17, spaces.Box(-1.0, 1.0, (6,)))
+# Kept experience, by algorithm: settings, and the observations' width and the actions of its task.
+REPLAYED: Final[dict[str, tuple[type[ReplayConfig], dict[str, Any], int, spaces.Space[Any]]]] = {
+    "sac": (SACConfig, {"network": [256, 256], "batch_size": 256}, *CHEETAH),
+    "td3": (TD3Config, {"network": [256, 256], "batch_size": 256}, *CHEETAH),
+    "dqn": (
+        DQNConfig,
+        {"network": [128, 128], "batch_size": 64, "activation": "relu"},
+        4, spaces.Discrete(2),
+    ),
+}  # fmt: skip
+NUM_ENV, STEPS, UPDATES = 16, 64, 64  # of what is put in, and updates for each such batch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,22 +108,37 @@ def _compare(options: argparse.Namespace) -> int:
     path = results / folder / "update.json"
     contenders: list[Contender] = []
     rows: list[dict[str, Any]] = []
-    report.keep(path, "[]\n")  # where that cannot be, nothing is measured
-    for precision in options.precisions:
-        for way in options.ways:
-            if missing := _missing(way, precision, device):
-                print(f"{precision} {way}: not run, {missing}", file=sys.stderr)
-            else:
-                contenders.append(Contender(way, precision, options, device))
+    others = _rows_of_others(path, options.algorithms)
+    report.keep(path, json.dumps(others, indent=1) + "\n")  # where not, nothing is measured
+    for algorithm in options.algorithms:
+        for precision in options.precisions:
+            for way in options.ways:
+                name = _name(algorithm, precision, way).removeprefix("update/").replace("/", " ")
+                if missing := _missing(algorithm, way, precision, device):
+                    print(f"{name}: not run, {missing}", file=sys.stderr)
+                else:
+                    contenders.append(Contender(algorithm, way, precision, options, device))
     for number in range(options.rounds):
         for i in range(len(contenders)):
             contenders[(i + number) % len(contenders)].turn()
         rows = _rows(contenders, options, device)
-        report.keep(path, json.dumps(rows, indent=1) + "\n")
+        report.keep(path, json.dumps(others + rows, indent=1) + "\n")
     for row in rows:
         print(json.dumps(row), flush=True)
         _say(row)
     return int(any(contender.failure for contender in contenders))
+
+
+def _name(algorithm: str, precision: str, way: str) -> str:
+    """Returns the name of a row; those of PPO do not say it."""
+    parts = [precision, way] if algorithm == "ppo" else [algorithm, precision, way]
+    return "/".join(["update", *parts])
+
+
+def _rows_of_others(path: Path, algorithms: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the rows of a file of results that are of other algorithms."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return [row for row in rows if row.get("algorithm", "ppo") not in algorithms]
 
 
 class RowsPPO(PPO):
@@ -108,24 +154,25 @@ class Contender:
     """One way at one precision, and what its turns took."""
 
     def __init__(
-        self, way: str, precision: str, options: argparse.Namespace, device: torch.device
+        self,
+        algorithm: str,
+        way: str,
+        precision: str,
+        options: argparse.Namespace,
+        device: torch.device,
     ) -> None:
-        self.way, self.precision, self._device = way, precision, device
+        self.algorithm, self.way, self.precision, self._device = algorithm, way, precision, device
         self.seconds: list[float] = []
         self.host: list[float] = []
         self.failure = ""
         self._repeats = options.repeats
         self.loss = float("nan")  # the value loss of an update from the same state
-        network, self._batch, settings = _job(precision, options, device)
-        algorithm = RowsPPO(
-            settings, ActorCriticPolicy(network), Normalizers(None, None), _loss(way)
-        )
-        self.learner = Learner(
-            algorithm,
-            torch.Generator(device).manual_seed(0),
-            self._batch,
-            pool=Pool(device) if way in ("captured", "both") else None,
-        )
+        pool = Pool(device) if way in ("captured", "both") else None
+        if algorithm == "ppo":
+            self.job: PPOJob | ReplayJob = PPOJob(way, precision, options, device, pool)
+        else:
+            self.job = ReplayJob(algorithm, precision, device, pool)
+        self.learner = self.job.learner
         self.learner.connect(solo_group())
         self._state = _copied(self.learner.state_dict())
         began = perf_counter()
@@ -150,10 +197,14 @@ class Contender:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         start = perf_counter()
-        self.learner.update(self._batch)
+        self.job.update()
         queued = perf_counter()
-        self.loss = self.learner.stats()["value_loss"]  # waits for the device
-        return perf_counter() - start, queued - start
+        stats = self.learner.stats()  # waits for the device
+        done = perf_counter()
+        loss = stats[self.job.loss]
+        assert loss is not None
+        self.loss = loss
+        return (done - start) / self.job.updates, (queued - start) / self.job.updates
 
     def _guarded(self, step: Callable[[], object]) -> None:
         if self.failure:
@@ -166,7 +217,94 @@ class Contender:
             self.failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _job(
+class PPOJob:
+    """An update of PPO on rows of its own."""
+
+    updates, loss = 1, "value_loss"
+
+    def __init__(
+        self,
+        way: str,
+        precision: str,
+        options: argparse.Namespace,
+        device: torch.device,
+        pool: Pool | None,
+    ) -> None:
+        network, self._batch, settings = _ppo_rows(precision, options, device)
+        policy = ActorCriticPolicy(network)
+        algorithm = RowsPPO(settings, policy, Normalizers(None, None), _loss(way))
+        generator = torch.Generator(device).manual_seed(0)
+        self.learner = Learner(algorithm, generator, self._batch, pool=pool)
+        self.about = {
+            "rows": options.rows, "minibatches": options.minibatches, "epochs": options.epochs,
+            "network": options.network, "obs": options.obs, "actions": options.actions,
+        }  # fmt: skip
+
+    def update(self) -> None:
+        """Takes all steps of a batch."""
+        self.learner.update(self._batch)
+
+
+class ReplayJob:
+    """Updates from a replay, between which steps are put in."""
+
+    updates = UPDATES
+
+    def __init__(
+        self, algorithm: str, precision: str, device: torch.device, pool: Pool | None
+    ) -> None:
+        config, its, width, actions = REPLAYED[algorithm]
+        settings = config(
+            **its, precision=precision, replay_start=0, replay_capacity=2**16,
+            updates_per_row=UPDATES / (NUM_ENV * STEPS),
+        )  # fmt: skip
+        env: Any = SimpleNamespace(
+            observation_space=spaces.Box(-np.inf, np.inf, (width,)), action_space=actions,
+            structure=None,
+        )  # fmt: skip
+        cls = algorithm_class(settings)
+        network = cls.make_network(settings, env, torch.Generator().manual_seed(0)).to(device)
+        made = cls(settings, cls.make_policy(network, settings), Normalizers(None, None))
+        generator = torch.Generator(device).manual_seed(0)
+        self.learner = Learner(made, generator, pool=pool)
+        self._batch = _steps(width, actions, device)
+        self._trains = on_replay(self.learner, self._batch, None, _no_goals)
+        self.loss = made.stats[0]
+        self.about = {
+            "algorithm": algorithm, "batch": settings.batch_size, "sampler": settings.sampler,
+            "network": list(settings.network), "obs": width, "actions": str(actions),
+        }  # fmt: skip
+
+    def update(self) -> None:
+        """Puts steps in, and takes the updates that are due."""
+        before = self.learner.updates
+        self._trains.update(self._batch)
+        assert self.learner.updates - before == self.updates
+
+
+def _no_goals() -> VecEnv:
+    raise AssertionError("no environment says what goals are worth")
+
+
+def _steps(width: int, actions: spaces.Space[Any], device: torch.device) -> Batch:
+    """Returns steps of environments whose episodes have a thousand; they go on from themselves."""
+    g = torch.Generator().manual_seed(0)
+    seen = torch.randn(STEPS + 1, NUM_ENV, width, generator=g)
+    seen[-1] = seen[0]
+    done = torch.rand(STEPS, NUM_ENV, generator=g) < 0.001
+    if isinstance(actions, spaces.Discrete):
+        action = torch.randint(int(actions.n), (STEPS, NUM_ENV, 1), generator=g).float()
+    else:
+        action = 2.0 * torch.rand(STEPS, NUM_ENV, *(actions.shape or ()), generator=g) - 1.0
+    columns = {
+        "raw_observation": seen[:-1], "next_observation": seen[1:], "action": action,
+        "reward": torch.rand(STEPS, NUM_ENV, generator=g), "done": done.float(),
+        "terminated": done,
+    }  # fmt: skip
+    return Batch({name: column.to(device) for name, column in columns.items()})
+
+
+def _ppo_rows(
     precision: str, options: argparse.Namespace, device: torch.device
 ) -> tuple[ActorCritic, Batch, PPOConfig]:
     """The network to train and what it has sampled: the same for all ways."""
@@ -218,8 +356,10 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
-def _missing(way: str, precision: str, device: torch.device) -> str:
-    """Says what this machine lacks for it; empty: nothing."""
+def _missing(algorithm: str, way: str, precision: str, device: torch.device) -> str:
+    """Says why it is not measured here; empty: it is."""
+    if algorithm != "ppo" and way in OF_PPO:
+        return "the loss of ppo alone is compiled"
     if device.type == "cpu":
         if way in ("captured", "overhead", "both"):
             return "no GPU to capture for"
@@ -233,21 +373,22 @@ def _missing(way: str, precision: str, device: torch.device) -> str:
 def _rows(
     contenders: Sequence[Contender], options: argparse.Namespace, device: torch.device
 ) -> list[dict[str, Any]]:
-    eager = {c.precision: c for c in contenders if c.way == "eager" and c.seconds}
+    eager = {
+        (c.algorithm, c.precision): c for c in contenders if c.way == "eager" and c.seconds
+    }  # fmt: skip
     gpu = {} if options.dry else {"gpu": torch.cuda.get_device_name(device)}
     note = {"note": DRY_NOTE} if options.dry else {}
-    about = {
-        "rows": options.rows, "minibatches": options.minibatches, "epochs": options.epochs,
-        "network": options.network, "obs": options.obs, "actions": options.actions,
+    here = {
         "torch": torch.__version__, "machine": report.machine(), "commit": report.commit(),
     }  # fmt: skip
     found = []
     for one in contenders:
-        row: dict[str, Any] = {"name": f"update/{one.precision}/{one.way}", "unit": "s/update"}
+        name, about = _name(one.algorithm, one.precision, one.way), one.job.about | here
+        row: dict[str, Any] = {"name": name, "unit": "s/update"}
         if one.failure or not one.seconds:
             found.append(row | {"value": None, "failure": one.failure} | about | gpu | note)
             continue
-        peer = eager.get(one.precision)
+        peer = eager.get((one.algorithm, one.precision))
         ratio = None
         if peer is not None:
             pairs = zip(peer.seconds, one.seconds, strict=False)
@@ -262,7 +403,7 @@ def _rows(
                 "spread": [min(one.seconds), max(one.seconds)],
                 "host_s": statistics.median(one.host),
                 "first_s": one.first_s,
-                "value_loss": one.loss,
+                one.job.loss: one.loss,
             }
             | about
             | gpu
@@ -289,6 +430,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--dry", action="store_true", help="on the CPU, small")
+    add("--algorithms", nargs="+", choices=("ppo", *REPLAYED), default=["ppo"])
     add("--rows", type=int, help="of experience; default 65536, with --dry 2048")
     add("--minibatches", type=int, default=4)
     add("--epochs", type=int, default=4)

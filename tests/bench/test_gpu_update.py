@@ -53,3 +53,24 @@ def test_what_is_compiled_trains_the_same(tmp_path):
     losses = [row["value_loss"] for row in rows.values()]
     assert len(losses) == 2
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_updates_from_a_replay_are_measured_beside_those_of_batches(tmp_path):
+    kept = [{"name": "update/fp32/eager", "value": 1.0}, {"name": "old", "algorithm": "dqn"}]
+    path = tmp_path / "dry-cpu" / "update.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(kept))
+    done = subprocess.run(
+        [
+            sys.executable, str(UPDATE), "--dry", "--rounds", "1", "--results", str(tmp_path),
+            "--algorithms", "sac", "dqn", "--ways", "eager", "--precisions", "fp32",
+        ],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())
+    names = ["update/fp32/eager", "update/sac/fp32/eager", "update/dqn/fp32/eager"]
+    assert [row["name"] for row in rows] == names
+    assert rows[1]["critic_loss"] > 0 < rows[2]["q_loss"]
+    assert rows[1]["value"] > rows[2]["value"] > 0  # of an update

@@ -56,6 +56,7 @@ def launch(tmp_path, backend, gmis, env, adapter, **options):
         "layout": {"gmi_per_gpu": gmis} | ({"template": template} if template else {}),
         "comm": {"checksum_every": 1 if mode == "sync" else 50, "timeout_s": 60},
     }  # fmt: skip
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     return gmi_drl.launch(path, view="none", **options)
@@ -98,7 +99,12 @@ def test_roles_apart_hand_over_what_is_on_the_gpu(tmp_path, backend, mode, templ
 @pytest.mark.parametrize("name", ["sac", "td3", "dqn"])
 def test_updates_from_a_replay_that_are_captured_learn_the_same(tmp_path, name):
     env = "CartPole-v1" if name == "dqn" else "Pendulum-v1"
-    algorithm = {"name": name, "network": [64, 64], "batch_size": 64, "replay_start": 256}
+    # Both ways draw the same numbers and launch the same work. A hundred updates or so: what little
+    # a product may be rounded otherwise in a graph is then far below what a step more would do.
+    algorithm = {
+        "name": name, "network": [64, 64], "batch_size": 64, "replay_start": 256,
+        "updates_per_row": 2.0**-5,
+    }  # fmt: skip
     parameters = []
     for capture in (True, False):
         result = launch(
@@ -107,7 +113,7 @@ def test_updates_from_a_replay_that_are_captured_learn_the_same(tmp_path, name):
         assert result.state == "finished"
         network = gmi_drl.load_policy(result.folder).module.network
         parameters.append(torch.nn.utils.parameters_to_vector(network.parameters()).detach())
-    torch.testing.assert_close(*parameters, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(*parameters, rtol=1e-3, atol=1e-4)
 
 
 def test_a_gmi_that_wants_more_than_its_share_is_told_so(tmp_path, backend):
