@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,21 +37,21 @@ class Machine:
 
 def discover(
     num_gpus: int | None = None, backend: str = "auto", cores: Sequence[int] | None = None,
-    allow_create: bool = False,
+    allow_create: bool = False, without: Collection[str] = (),
 ) -> Topology:  # fmt: skip
     """Finds the devices to use. `num_gpus` None: all GPUs, or one group of cores.
 
     `backend` auto takes GPUs if there are any, cpu never does, any other must have them.
     `cores`: those to use (None: all this process may run on). `allow_create`: a run may make MIG
-    instances. Takes milliseconds, and starts neither CUDA nor a daemon. DiscoveryError says what
-    is missing.
+    instances. `without`: UUIDs of GPUs to leave out. Takes milliseconds, and starts neither CUDA
+    nor a daemon. DiscoveryError says what is missing.
     """
     allowed = _cores(cores)
     if num_gpus is not None and num_gpus < 1:
         raise DiscoveryError(f"hardware.num_gpus={num_gpus}; it must be 1 or more.")
     if backend in CORE_BACKENDS:
         return Topology.from_cores(allowed, num_gpus or 1)
-    machine = look()
+    machine = look(without)
     why_not = "; ".join(machine.left_out)
     count = len(machine.devices)
     if count:
@@ -87,12 +87,15 @@ def _topology_of(
     )  # fmt: skip
 
 
-def look() -> Machine:
-    """Asks the driver for everything. Never raises for what is missing: the Machine says it."""
+def look(without: Collection[str] = ()) -> Machine:
+    """Asks the driver for everything. Never raises for what is missing: the Machine says it.
+
+    GPUs with the UUIDs of `without` count as lost.
+    """
     try:
         with driver.nvml_session() as nvml:
             try:
-                return _look(nvml)
+                return _look(nvml, without)
             except nvml.NVMLError as error:
                 raise DiscoveryError(f"NVML: {error}") from error
     except DiscoveryError as error:
@@ -112,7 +115,7 @@ class _Gpu:
     mig: dict[str, Any]  # handles of its MIG devices by uuid
 
 
-def _look(nvml: Any) -> Machine:
+def _look(nvml: Any, without: Collection[str]) -> Machine:
     lost: list[str] = []
 
     def answers(numbers: Iterable[int], ask: Callable[[int], _Answer]) -> dict[int, _Answer]:
@@ -127,6 +130,10 @@ def _look(nvml: Any) -> Machine:
 
     gpus = answers(range(nvml.nvmlDeviceGetCount()), lambda number: _open(nvml, number))
     chosen = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), list(gpus.values()))
+    visible = set(chosen)
+    for number in [number for number in chosen if gpus[number].uuid in without]:
+        del chosen[number]
+        lost.append(f"GPU {number}: this run has lost it")
     why = f"is not in CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
     read = answers(chosen, lambda number: _read(nvml, gpus[number], chosen[number]))
     links: driver.LinkTable = ()
@@ -150,7 +157,7 @@ def _look(nvml: Any) -> Machine:
         links=links,
         peers=peers,
         lost=tuple(lost),
-        hidden=tuple(f"GPU {number} {why}" for number in gpus if number not in chosen),
+        hidden=tuple(f"GPU {number} {why}" for number in gpus if number not in visible),
         driver=str(driver.query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
         cuda=(version // 1000, version % 1000 // 10) if version else None,
     )

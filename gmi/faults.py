@@ -1,8 +1,9 @@
 """Handles fatal faults of a GPU: a process that has lost CUDA ends, and so do its fellows.
 
-It ends with an exit code of its own, and a new one takes its place where the run allows it. Under
-MPS the fault reaches every client of the server, which lets nobody in until all have left (MPS
-guide, "Error Containment"): those that do not notice are made to leave.
+It ends with an exit code of its own, and a new one takes its place where the run allows it; where
+the device itself is lost, which CUDA or the driver says, the run may go on without it. Under MPS
+the fault reaches every client of the server, which lets nobody in until all have left (MPS guide,
+"Error Containment"): those that do not notice are made to leave.
 """
 
 from __future__ import annotations
@@ -14,27 +15,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
-from gmi_drl.runtime import ActorHandle
+from gmi_drl.runtime import ActorDiedError, ActorHandle
 
 from .backends.backend import backend_of
+from .discover import look
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
+    from gmi_drl.placement.topology import Topology
 
 
 DEVICE_FAULT: Final = 86  # exit code of a GMI whose process can use its GPU no more
+DEVICE_LOST: Final = 87  # and of one whose GPU no other process can use either
+# What CUDA says of faults of the device: cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable.
+_OF_DEVICE: Final = ("uncorrectable ECC error", "uncorrectable NVLink error")
 
 
-def device_is_lost() -> bool:
-    """Tells whether CUDA, if torch has started it here, is of no more use in this process."""
+def fatal_fault() -> str:
+    """Returns why CUDA, if torch has started it here, is of no more use in this process, or ""."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return False
+        return ""
     try:
         torch.cuda.current_stream().query()
-    except Exception:  # each call gives the error of the fault from now on
-        return True
-    return False
+    except Exception as error:  # each call gives the error of the fault from now on
+        return str(error) or type(error).__name__
+    return ""
 
 
 def leave_if_faulted(error: BaseException) -> None:
@@ -42,10 +48,47 @@ def leave_if_faulted(error: BaseException) -> None:
 
     At once, as a kill would: whatever waits for the GPU on the way out might wait for ever.
     """
-    if device_is_lost():
+    if fault := fatal_fault():
         traceback.print_exception(error)
         sys.stderr.flush()
-        os._exit(DEVICE_FAULT)
+        lost = any(words.lower() in fault.lower() for words in _OF_DEVICE)
+        os._exit(DEVICE_LOST if lost else DEVICE_FAULT)
+
+
+class LostDevices:
+    """Finds by the deaths of GMIs which devices are lost: other processes fail there as well.
+
+    `deaths_of` gives how the processes of a GMI have ended.
+    """
+
+    def __init__(
+        self, gmis: Iterable[GmiSpec], topology: Topology,
+        deaths_of: Callable[[int], Sequence[ActorDiedError]],
+    ) -> None:  # fmt: skip
+        self._specs, self._topology, self._deaths_of = list(gmis), topology, deaths_of
+        self._looked_at: dict[int, int] = {}
+        self._lost: dict[int, str] = {}
+
+    def look(self) -> Mapping[int, str]:
+        """Returns the devices that are lost by now, by index, each with how that was seen."""
+        for spec in self._specs:
+            if spec.gpu_id in self._lost:
+                continue
+            deaths = self._deaths_of(spec.gmi_id)
+            new = deaths[self._looked_at.get(spec.gmi_id, 0) :]
+            self._looked_at[spec.gmi_id] = len(deaths)
+            codes = [death.exit_code for death in new]
+            if DEVICE_LOST in codes:
+                self._lost[spec.gpu_id] = f"gmi {spec.gmi_id} met an uncorrectable error of it"
+            elif DEVICE_FAULT in codes and not self._is_listed(spec.gpu_id):
+                self._lost[spec.gpu_id] = "the driver does not list it any more"
+        return self._lost
+
+    def _is_listed(self, gpu_id: int) -> bool:
+        uuid = self._topology.devices[gpu_id].uuid
+        machine = look()
+        # Nothing is known where the driver cannot be asked.
+        return bool(machine.why_not) or any(one.uuid == uuid for one in machine.devices)
 
 
 _LOOK_S: Final = 0.1  # between two looks at who has died
@@ -76,7 +119,7 @@ class FaultWaves:
             new = deaths[self._looked_at.get(gmi_id, 0) :]
             self._looked_at[gmi_id] = len(deaths)
             if (
-                any(death.exit_code == DEVICE_FAULT for death in new)
+                any(death.exit_code in (DEVICE_FAULT, DEVICE_LOST) for death in new)
                 and backend_of(spec.backend).faults_spread
                 and spec.gpu_id not in self._waves
             ):

@@ -16,7 +16,7 @@ from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 
 from .backends.backend import backend_of
 from .errors import GmiDied, GmiTimeout
-from .faults import FaultWaves
+from .faults import FaultWaves, LostDevices
 from .process import Arguments, GmiProcess, LayoutSlices, grouped, start_process
 
 if TYPE_CHECKING:
@@ -57,16 +57,17 @@ class Gang:
 
     A GMI whose process dies is started again in its slice, with the call it was in, up to
     `max_restarts` times, and with it those that a fault of its GPU spreads to. As soon as one dies
-    for good, or raises, `wait`, `call` and `check` stop the others and raise GmiDied. As a context
-    manager it stops everything at the end; on Ctrl-C it asks all to stop and waits for `grace`, and
-    a second Ctrl-C kills at once.
+    for good, or raises, `wait`, `call` and `check` stop the others and raise GmiDied. With
+    `shrinks` the end of one whose device is lost is no failure: `lost_devices` tells of it, and the
+    caller is to `give_up` the GMIs there. As a context manager it stops everything at the end; on
+    Ctrl-C it asks all to stop and waits for `grace`, and a second Ctrl-C kills at once.
     """
 
     def __init__(
         self, layout: Layout, body: type, arguments: Arguments | None = None, *,
         logs: Path | None = None, env: Mapping[str, str] | None = None,
         grace: timedelta = timedelta(seconds=5), preload: Sequence[str] = PRELOAD,
-        max_restarts: int = 0, name: str = "gmi", host: int = 0,
+        max_restarts: int = 0, name: str = "gmi", host: int = 0, shrinks: bool = False,
     ) -> None:  # fmt: skip
         self.layout, self.grace, self._logs, self._name = layout, grace, logs, name
         self._failure: GmiDied | None = None
@@ -80,6 +81,8 @@ class Gang:
         self._told: dict[int, int] = {}  # how many of its restarts `restarts` has given
         specs = layout.on_host(host)
         self._waves = FaultWaves(specs, self._handles, self._is_dead, self._fence)
+        self._lost = LostDevices(specs if shrinks else (), layout.topology, self._deaths)
+        self._given_up: set[int] = set()
         self._specs = {spec.gmi_id: spec for spec in specs}
         self._slices: LayoutSlices | None = None
         self._owns_runtime = not runtime.is_initialized()
@@ -104,7 +107,8 @@ class Gang:
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Calls `method` on every GMI and returns at once; then `wait`."""
-        self.start_each(method, dict.fromkeys(self._specs, args), **kwargs)
+        there = [gmi_id for gmi_id in self._specs if gmi_id not in self._given_up]
+        self.start_each(method, dict.fromkeys(there, args), **kwargs)
 
     def start_each(self, method: str, args: Mapping[int, Sequence[Any]], **kwargs: Any) -> None:
         """Calls `method` on the GMIs that are keys of `args`, each with its own arguments."""
@@ -182,6 +186,19 @@ class Gang:
         """Kills the process of a GMI, for a reason; if it has restarts left it comes back."""
         self._fence(self._process_of[gmi_id].gmi_ids)
         runtime.kill(self._handles[gmi_id], why, no_restart=False)
+
+    def lost_devices(self) -> Mapping[int, str]:
+        """Returns the devices that `shrinks` is about, by index, each with how it was lost."""
+        return self._lost.look()
+
+    def give_up(self, gmi_ids: Iterable[int], why: str) -> None:
+        """Ends these GMIs for good, for a reason; nobody waits for them, and it is no failure."""
+        given_up = set(gmi_ids) - self._given_up
+        self._given_up |= given_up
+        self._fence(given_up)
+        runtime.kill([self._handles[gmi_id] for gmi_id in sorted(given_up)], why)
+        for gmi_id in given_up:
+            self._pending.pop(gmi_id, None)
 
     def write_stacks(self, gmi_id: int) -> bool:
         """Has a GMI's process write its Python stacks to its log; False if it does not soon."""
@@ -264,6 +281,13 @@ class Gang:
         process = self._process_of.get(gmi_id)
         return process is not None and process.death.slot.done
 
+    def _deaths(self, gmi_id: int) -> list[ActorDiedError]:
+        """Returns how the processes of a GMI have ended, the last one if it was not replaced."""
+        if gmi_id not in self._handles:
+            return []
+        last = [runtime.get(self._process_of[gmi_id].death)] if self._is_dead(gmi_id) else []
+        return [*runtime.deaths(self._handles[gmi_id]), *last]
+
     def _actors(self) -> list[ActorHandle]:
         return [process.handle for process in self._processes]
 
@@ -273,15 +297,18 @@ class Gang:
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
         """Returns by gmi_id when it failed, on the host's monotonic clock, and how."""
         failures: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
+        lost = self.lost_devices()
+        accounted = {spec.gmi_id for spec in self._specs.values() if spec.gpu_id in lost}
+        accounted |= self._given_up
         for gmi_id, process in self._process_of.items():
-            if process.death.slot.done:
+            if gmi_id not in accounted and process.death.slot.done:
                 death: ActorDiedError = runtime.get(process.death)
                 cause, when = death.cause, death.died_s - _COLLECTED_S
                 if isinstance(cause, TaskError):
                     when = cause.raised_s
                 failures[gmi_id] = (when, death)
         for gmi_id, ref in self._pending.items():
-            if ref.slot.done:
+            if gmi_id not in accounted and ref.slot.done:
                 error = ref.slot.error()
                 if isinstance(error, TaskError):
                     failures[gmi_id] = (error.raised_s, error)

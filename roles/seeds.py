@@ -13,11 +13,12 @@ GOALS: Final = 6  # of the environment that says what goals are worth; nothing i
 LOSSES: Final = 7  # of the noise of losses that give first priorities
 
 
-def seed_of(run: int, number: int, stream: int, lives: int = 0) -> int:
+def seed_of(run: int, number: int, stream: int, lives: int = 0, resizes: int = 0) -> int:
     """Returns the seed of a stream of the GMI or evaluator with this number, of a run's seed.
 
-    One that was restarted has other seeds than in its `lives` before: it shall not see the same
-    again.
+    One that was restarted has other seeds than in its `lives` before, and one of a run that was
+    resized others than before that: it shall not see the same again.
     """
-    entropy = (run, number, stream, lives) if lives else (run, number, stream)
+    later = (lives, resizes) if resizes else (lives,) if lives else ()
+    entropy = (run, number, stream, *later)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

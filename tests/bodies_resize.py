@@ -5,7 +5,9 @@ import signal
 from dataclasses import dataclass
 
 import gmi_drl
+from gmi_drl.gmi import DEVICE_LOST
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from hooked import Hooked
 
 
 class Alone(gmi_drl.Holistic):
@@ -36,3 +38,48 @@ class DyingFolder(RunFolder):
         super().write_atomic(name, text)
         if name == self.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class LosesADevice(Hooked, gmi_drl.Holistic):
+    """Leaves as after an uncorrectable error of the second of two devices, from iteration 4 on.
+
+    So does every process that takes its place.
+    """
+
+    lost = 1
+
+    def begin(self, iteration):
+        if iteration == 4 and self.is_there:
+            self.mark.touch()
+        self.leave_if_lost()
+
+    def make_env(self, num_env=None, seed=0):
+        self.leave_if_lost()
+        return super().make_env(num_env, seed)
+
+    @property
+    def is_there(self):
+        return self.gpu_id == self.lost and len(self.mgr.layout.topology.devices) > 1
+
+    @property
+    def mark(self):
+        return self.mgr.context.folder / "lost"
+
+    def leave_if_lost(self):
+        if self.is_there and self.mark.exists():
+            os._exit(DEVICE_LOST)
+
+
+class LosesTheFirstDevice(LosesADevice):
+    """The same on the first one, where metrics and checkpoints are written."""
+
+    lost = 0
+
+
+class LosesItAtOnce(LosesADevice):
+    """The same before there is anything to go on from."""
+
+    def make_env(self, num_env=None, seed=0):
+        if self.is_there:
+            self.mark.touch()
+        return super().make_env(num_env, seed)

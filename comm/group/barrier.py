@@ -120,6 +120,21 @@ def _join(words: memoryview, rank: int, member: str) -> bool:
     return bool(before)
 
 
+def give_up(header: memoryview, rank: int, why: str) -> None:
+    """Says in the place of a process that is gone for good that `rank` will not arrive again.
+
+    Who sleeps until it does looks here every 20 ms.
+    """
+    words, base, raw = header.cast("Q"), record(rank), why.encode()[:TEXT_BYTES]
+    if words[base + LEAVING]:
+        return  # it has said so itself
+    start = (base + TEXT) * 8
+    words[base + TEXT] = len(raw)
+    header[start + 8 : start + 8 + len(raw)] = raw
+    Fence()()
+    words[base + LEAVING] = LEFT
+
+
 def cores_suffice(words: memoryview, size: int) -> bool:
     """Tells whether every rank can have a core to itself, so that spinning takes it from nobody.
 

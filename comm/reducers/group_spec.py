@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from gmi_drl.comm.group.barrier import MAX_SIZE, header_bytes
+from gmi_drl.comm.group.barrier import MAX_SIZE, give_up, header_bytes
 from gmi_drl.comm.group.group import DEFAULT_TIMEOUT, WIRES, Group, Wire
 from gmi_drl.comm.hosts.roster import HostSpec
 from gmi_drl.placement.reduction import STRATEGIES, Strategy, shape_fault
@@ -63,6 +63,14 @@ class GroupSpec:
         from .hosts import HostsGroup
 
         return HostsGroup(local, self.hosts, timeout)
+
+    def give_up(self, rank: int, why: str) -> None:
+        """Has the others find PeerLeft where they wait for `rank`, whose process is gone for good.
+
+        For who has made the group, and ended that process.
+        """
+        if self.memfd is not None:
+            give_up(self.memfd.map(0, header_bytes(self.size)), rank, why)
 
 
 def create_group(

@@ -45,8 +45,10 @@ COUNTERS: Final = (
     *FATES,
     "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
     "sm_count",  # of its slice, as CUDA says
+    "bereft",  # written by the launcher: peers are lost for good; HEIR: this one saves the state
     heartbeat.COUNTER,
 )  # fmt: skip
+HEIR: Final = 2  # of "bereft"
 
 _LOGGER: Final = "gmi_drl"
 _NUMBER: Final = re.compile(r"\d+")
@@ -105,6 +107,8 @@ class Job:
     traced: bool = False  # whether the GMI that is told so records a trace
     lock: Path | None = None  # a file whose lock all of them hold: who has it trains this run
     pause: Pause | None = None  # where training ends before run.total_steps, to be gone on with
+    resizes: int = 0  # of the run so far
+    plan: str = ""  # plan.json; none of a run that does not train
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""
@@ -176,12 +180,13 @@ class GmiHost:
             self._gmi_id, job.layout, config, group, mailbox, job.folder, job.resume, device,
             job.session, job.wires, tally, lives if rank is None else 0, lives,
             trace=self._trace(on_gpu), memory=memory, private=job.sockets, closing=self._closing,
-            heartbeat=pulse, pause=job.pause,
+            heartbeat=pulse, pause=job.pause, resizes=job.resizes,
         )  # fmt: skip
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(config.run.deterministic)
         set_matmul_precision(config.algorithm.precision, context.device)
-        torch.manual_seed(job.config.run.seed + self._gmi_id + (context.replaced << 32))
+        anew = (context.replaced << 32) + (job.resizes << 48)
+        torch.manual_seed(job.config.run.seed + self._gmi_id + anew)
         exits = False
         try:
             memory.bound()

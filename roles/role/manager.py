@@ -31,7 +31,7 @@ from gmi_drl.roles.seeds import seed_of
 
 from . import readiness
 from .closing import Closing
-from .host import Pause, Wires
+from .host import HEIR, Pause, Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
@@ -64,6 +64,7 @@ class GmiContext:
     closing: Closing = field(default_factory=Closing)
     heartbeat: Heartbeat | None = None  # of a launched run
     pause: Pause | None = None  # where training ends before run.total_steps
+    resizes: int = 0  # of the run so far
 
     @property
     def spec(self) -> GmiSpec:
@@ -79,6 +80,10 @@ class GmiContext:
         if self.memory is not None and self.tally is not None:
             before = self.tally[self.gmi_id, "mem_peak_bytes"]  # of a process before this one, too
             self.tally[self.gmi_id, "mem_peak_bytes"] = max(before, self.memory.look())
+
+    def of_mine(self, counter: str) -> int:
+        """Returns what is noted of this GMI under `counter` of the tally."""
+        return 0 if self.tally is None else self.tally[self.gmi_id, counter]
 
     def of_all(self, counter: str) -> list[int]:
         """Returns what every GMI has noted under `counter` of the tally, by gmi_id."""
@@ -277,14 +282,26 @@ class GMI_manager:
             heartbeat.beat(heartbeat.SET_UP)
             readiness.take_back(self.context.tally, self.GMI_id)
 
+    @property
+    def is_bereft(self) -> bool:
+        """Tells whether peers are lost for good, and the run is to go on in another layout."""
+        return bool(self.context.of_mine("bereft"))
+
+    @property
+    def is_heir(self) -> bool:
+        """Tells whether it is this GMI that is to save the state for that layout."""
+        return self.context.of_mine("bereft") == HEIR
+
     def seed(self, stream: int = 0, number: int | None = None) -> int:
         """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
 
         With `number` in place of the id, GMIs that have the same number get the same seed. A GMI
-        that was restarted has other seeds than before: it shall not see the same again.
+        that was restarted has other seeds than before, and so has one that a resize has begun anew:
+        they shall not see the same again.
         """
         mine = self.GMI_id if number is None else number
-        return seed_of(self.config.run.seed, mine, stream, self.context.replaced)
+        context = self.context
+        return seed_of(self.config.run.seed, mine, stream, context.replaced, context.resizes)
 
     @property
     def timeout(self) -> timedelta:

@@ -90,6 +90,22 @@ class Saver:
             told += f" Old checkpoints are still there: {unremoved}."
         return not lost, told.strip()
 
+    def save_alone(self, iteration: int, shared: dict[str, Any], manifest: dict[str, Any]) -> str:
+        """Write a checkpoint of what all share, as others are lost: why it could not be, or "".
+
+        For one GMI, when no other writes any more.
+        """
+        try:
+            checkpoint.begin(self._folder, iteration)
+            checkpoint.write_part(self._folder, iteration, "shared", shared)
+            manifest = manifest | {"session": self._session}
+            path = checkpoint.commit(self._folder, iteration, manifest)
+        except OSError as error:
+            checkpoint.discard(self._folder, iteration)
+            return f"iteration {iteration} was not saved: {type(error).__name__}: {error}"
+        checkpoint.prune(self._folder, path, _KEPT)
+        return ""
+
     def _told(self, iteration: int, failure: str, why: str, lost: bool) -> str:
         """That checkpoint `iteration` failed by `failure`, and what there is in its place.
 

@@ -1,7 +1,8 @@
 """Runs an optimizer to its end: a loop that survives deaths, checkpoints, metrics, the evaluation.
 
 A GMI may be killed and come back at any point (docs/recovery.md): whoever meets next is told so,
-and all assemble anew behind the last iteration that every survivor has finished.
+and all assemble anew behind the last iteration that every survivor has finished. Where one is lost
+for good with its device, the others leave what they have for those of a smaller layout.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from time import perf_counter, time
 from typing import Any, Final
 
-from gmi_drl.comm import GroupFinished, GroupReformed, assert_identical
+from gmi_drl.comm import CommError, GroupFinished, GroupReformed, assert_identical
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import CheckpointError
@@ -82,6 +83,10 @@ class Training:
                 except GroupFinished as done:  # this GMI died between the end and its answer
                     result: dict[str, Any] = json.loads(done.outcome)
                     return result | self._outcome()
+                except CommError:
+                    if not self._mgr.is_bereft:
+                        raise
+                    return self._leave_state()
         finally:
             optimizer.close()
             if self._log is not None:
@@ -122,6 +127,25 @@ class Training:
         result = self._evaluate()
         self._group.finish(json.dumps(result))
         return result
+
+    def _leave_state(self) -> dict[str, Any]:
+        """Ends without peers that are lost; the heir saves its last iteration for a new layout."""
+        iteration, saver = self._snapshots.newest, self._saver
+        if saver is not None and iteration > self._saved and self._mgr.is_heir:
+            state = self._snapshots.get(iteration)
+            assert state is not None
+            shared = state["learned"] | {
+                "iteration": iteration,
+                "steps": state["steps"],
+                "trained_s": state["trained_s"] + time() - state["began"],
+                "metrics": state["metrics"],  # its line may have been another's to write
+            }
+            manifest = self._manifest() | {"steps": state["steps"], "gmis": []}
+            if failure := saver.save_alone(iteration, shared, manifest):
+                self._mgr.warn(failure)
+            if (lineage := state["lineage"]) is not None:
+                self._report_branch(lineage, lineage["generation"])
+        return {"iteration": self._iteration, "steps": self._steps, "stopped": True}
 
     def _is_requested(self, folder: Path) -> bool:
         """Says, in the first GMI of the group, whether somebody asks for a checkpoint."""
@@ -191,7 +215,7 @@ class Training:
             "made_s": time(),
         }
 
-    def _report_branch(self) -> None:
+    def _report_branch(self, last: dict[str, Any] | None, generation: int) -> None:
         """Tells from where training goes on, and again of the last version before that.
 
         The process that should have told of that one may have been killed.
@@ -199,14 +223,14 @@ class Training:
         learner = self._optimizer.learner
         record = {
             "kind": "branch",
-            "generation": self._generation,
+            "generation": generation,
             "version": self._iteration,
             "board": self._optimizer.board_version,
             "restored": self._restored,
             "optimizer": f"{self._mgr.config.algorithm.resolved_optimizer}, "
             f"{type(learner.algorithm).__name__}",
             "began_s": time(),
-            "last": self._lineage,
+            "last": last,
         }
         self._mgr.report(record)
 
@@ -242,7 +266,7 @@ class Training:
                 self._log.close()
             self._log = MetricsLog(folder, self._iteration, self._metrics, self._mgr.warn)
             if self._run.lineage:
-                self._report_branch()
+                self._report_branch(self._lineage, self._generation)
 
     def _state(self) -> dict[str, Any]:
         """Returns what a GMI that comes back needs to go on as if it had been there."""
@@ -290,7 +314,7 @@ class Training:
         if wrote != rate and self._pause is None:  # a resize has changed it
             descent.learning_rate *= rate / wrote
         self._iteration, self._steps = shared["iteration"], shared["steps"]
-        self._saved = self._iteration
+        self._saved, self._metrics = self._iteration, shared.get("metrics")
         self._trained_s, self._began = shared["trained_s"], perf_counter()
         self._finished = self._steps >= self._end
         if saved.policy_only:
@@ -325,16 +349,7 @@ class Training:
         folder = self._mgr.context.folder
         if self._group.rank == 0 and folder is not None:
             request.take_request(folder)
-        config, own = self._mgr.config, self._optimizer.own_state()
-        manifest = {
-            "steps": self._steps,
-            "gmis": saving.gmis_of(self._mgr.layout),
-            "template": self._mgr.layout.template,
-            "learning_rate": config.algorithm.learning_rate,
-            "environment": config.env.id,
-            "algorithm": config.algorithm.name,
-            "policy": self._description,
-        }
+        own, manifest = self._optimizer.own_state(), self._manifest()
         exists, failure = saver.save(iteration, own, self._shared_state, manifest, missing)
         if exists:
             self._saved = iteration
@@ -346,6 +361,19 @@ class Training:
             raise CheckpointError(failure)
         if failure:
             self._mgr.warn(failure)
+
+    def _manifest(self) -> dict[str, Any]:
+        """Returns what a checkpoint says of itself."""
+        config, layout = self._mgr.config, self._mgr.layout
+        return {
+            "steps": self._steps,
+            "gmis": saving.gmis_of(layout),
+            "template": layout.template,
+            "learning_rate": config.algorithm.learning_rate,
+            "environment": config.env.id,
+            "algorithm": config.algorithm.name,
+            "policy": self._description,
+        }
 
     def _shared_state(self, whole: bool) -> dict[str, Any]:
         """Returns what all GMIs hold alike; not `whole`: without the optimizer's moments."""

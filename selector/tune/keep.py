@@ -19,10 +19,20 @@ whatever the batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from gmi_drl.placement import AUTO, Config, Fault, Topology, counted, resolved, template_of
+from gmi_drl.placement import (
+    AUTO,
+    Config,
+    ConfigError,
+    Fault,
+    Topology,
+    counted,
+    resolved,
+    template_of,
+)
 from gmi_drl.placement.config.algorithms.common import (
     ActorCriticConfig,
     AlgorithmConfig,
@@ -171,6 +181,32 @@ def update_of(
         )  # fmt: skip
     prediction = prediction_of(config, topology) if may_grow(config) else None
     return max(small or updates, key=lambda one: _score(one, whole, settings, prediction))
+
+
+def followed(
+    before: Config, topology: Topology, wanted: Config, wanted_topology: Topology,
+    keep: Literal["update", "gradient_steps", "none"] = "update", said: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """Returns what follows the numbers and devices of another config, as overrides.
+
+    But for the keys of `algorithm` that were `said`. ConfigError if the rule cannot be kept.
+    """
+    batch = own_update(before, topology) if keep == "update" else None
+    tune = before.tune.model_copy(update={"keep": keep, "batch": batch})
+    config: Config = before.model_copy(update={"hardware": wanted.hardware, "tune": tune})
+    gmis, num_env = wanted.layout.gmi_per_gpu, wanted.env.num_env
+    assert isinstance(gmis, int)
+    assert isinstance(num_env, int)
+    update = update_of(config, wanted_topology, gmis, num_env)
+    if isinstance(update, Fault):
+        remedy = "Use fewer, or another rule: --keep gradient_steps, or none."
+        raise ConfigError([Fault("env.num_env", num_env, update.rule, remedy)], "resize")
+    follows = {"horizon": update.horizon, **dict(update.changes)}
+    return [
+        f"algorithm.{key}={value}"
+        for key, value in follows.items()
+        if key not in said and value != getattr(before.algorithm, key)
+    ]
 
 
 def kept_sentence(config: Config, topology: Topology, update: Update) -> str:

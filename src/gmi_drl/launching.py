@@ -117,7 +117,14 @@ def launch(
         callbacks=callbacks,
         resolve=partial(_resolve, view),
         promise_of=_promise_of,
+        follow=_follow,
     )
+
+
+def _follow(before: Config, devices: Topology, wanted: Config, others: Topology) -> list[str]:
+    from .selector.tune.keep import followed
+
+    return followed(before, devices, wanted, others)
 
 
 def _resolve(view: ViewName, config: Config, import_path: Path) -> tuple[Config, list[str]]:

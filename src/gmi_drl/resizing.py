@@ -23,8 +23,8 @@ from .launcher.folder.resize_request import (
 from .launcher.folder.run_folder import RunFolder, is_trained
 from .launcher.plan.planning import find_devices
 from .launcher.start.jobs import resize_faults
-from .placement import Config, ConfigError, Fault, load_config
-from .selector.tune.keep import own_update, update_of
+from .placement import ConfigError, load_config
+from .selector.tune.keep import followed
 
 Keep: TypeAlias = Literal["update", "gradient_steps", "none"]
 _POLL_S: Final = 0.05
@@ -78,23 +78,8 @@ def _followed(folder: RunFolder, words: list[str], keep: Keep) -> list[str]:
     before, wanted = load_config(path), load_config(path, words)
     if faults := resize_faults(before, wanted):
         raise ConfigError(faults, "resize")
-    batch = own_update(before, find_devices(before)) if keep == "update" else None
-    tune = before.tune.model_copy(update={"keep": keep, "batch": batch})
-    config: Config = before.model_copy(update={"hardware": wanted.hardware, "tune": tune})
-    gmis, num_env = wanted.layout.gmi_per_gpu, wanted.env.num_env
-    assert isinstance(gmis, int)
-    assert isinstance(num_env, int)
-    update = update_of(config, find_devices(wanted), gmis, num_env)
-    if isinstance(update, Fault):
-        remedy = "Use fewer, or another rule: --keep gradient_steps, or none."
-        raise ConfigError([Fault("env.num_env", num_env, update.rule, remedy)], "resize")
-    follows = {"horizon": update.horizon, **dict(update.changes)}
-    said = {word.partition("=")[0] for word in words}
-    return [
-        f"algorithm.{key}={value}"
-        for key, value in follows.items()
-        if f"algorithm.{key}" not in said and value != getattr(before.algorithm, key)
-    ]
+    names = [word.partition("=")[0].removeprefix("algorithm.") for word in words]
+    return followed(before, find_devices(before), wanted, find_devices(wanted), keep, names)
 
 
 def _awaited(

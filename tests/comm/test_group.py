@@ -102,6 +102,14 @@ def test_a_rank_joins_once():
         group.barrier()
 
 
+def test_a_rank_that_is_given_up_for_a_dead_process_is_not_waited_for():
+    spec = create_group(["gmi 0", "gmi 1"])
+    group = spec.join(0)
+    spec.give_up(1, "its device is lost")
+    with pytest.raises(PeerLeft, match=r"gmi 1.*its device is lost"):
+        group.barrier()
+
+
 def test_an_interrupted_wait_ends_the_membership():
     def interrupt(signum, frame):
         raise KeyboardInterrupt

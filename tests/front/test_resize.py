@@ -277,3 +277,75 @@ def test_serving_and_pieces_are_refused(tmp_path):
     done = gmi_drl.launch(path, view="none")
     with RunFolder(done.folder).held(), pytest.raises(ConfigError, match="pieces"):
         gmi_drl.resize(done.folder, ["layout.gmi_per_gpu=3"])
+
+
+def shrunk(path, role, **options):
+    """Trains on two devices of which one is lost; returns the run, and what it is made of."""
+    done = gmi_drl.launch(path, view="none", roles={"trainer": role}, keep_gcs=True, **options)
+    assert done.state == "finished"
+    metrics = metrics_of(done.folder)
+    assert [line["iteration"] for line in metrics] == list(range(1, len(metrics) + 1))
+    assert len(metrics) == done.iteration
+    (entry,) = RunFolder(done.folder).state()["resizes"]
+    assert entry["layout"] == f"1 GMI with {NUM_ENV} environments"
+    assert steps_of(metrics) == [2 * HORIZON * NUM_ENV]  # an update keeps its samples
+    gmis = [len(line["gmi_seconds"]) for line in metrics]
+    with opened(done.folder / "gcs.sqlite") as store:
+        assert sum(1 for _ in PolicyReader(store).chain()) == len(metrics)
+    assert len(RunFolder(done.folder).layout().topology.devices) == 1
+    return done, gmis
+
+
+def on_two(tmp_path, **changes):
+    steps = 10 * 2 * HORIZON * NUM_ENV
+    settings = {"run__total_steps": steps, "run__checkpoint_every": 0, **changes}
+    return config(tmp_path, hardware__num_gpus=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("role", "restarts"),
+    [
+        (bodies.LosesADevice, 3),
+        pytest.param(bodies.LosesADevice, 0, marks=pytest.mark.slow),
+        pytest.param(bodies.LosesTheFirstDevice, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_without_a_device_that_is_lost(tmp_path, role, restarts):
+    """From the last iteration, which a survivor has saved: none is trained twice, or missing."""
+    done, gmis = shrunk(on_two(tmp_path, run__max_restarts=restarts), role)
+    assert gmis == [2] * 4 + [1] * 6
+    (entry,) = RunFolder(done.folder).state()["resizes"]
+    assert entry["pause_s"] < 10
+
+
+@pytest.mark.slow
+def test_a_device_that_is_lost_before_there_is_a_checkpoint(tmp_path):
+    _, gmis = shrunk(on_two(tmp_path), bodies.LosesItAtOnce)
+    assert gmis == [1] * 10
+
+
+def test_a_run_leaves_cores_that_are_taken_offline(tmp_path, monkeypatch):
+    usable = os.sched_getaffinity(0)
+
+    class TakesCores(gmi_drl.Callback):
+        def on_iteration(self, iteration, metrics):
+            if iteration == 3:
+                less = usable - {max(usable)}
+                monkeypatch.setattr(os, "sched_getaffinity", lambda pid: less)
+
+    path = on_two(tmp_path, hardware__cores=[min(usable), max(usable)], run__total_steps=10**8)
+    done = gmi_drl.launch(path, view="none", callbacks=[TakesCores(), EndsOnOne()])
+    assert done.state == "stopped"
+    (device,) = RunFolder(done.folder).layout().topology.devices
+    assert device.cores == (min(usable),)
+
+
+class EndsOnOne(gmi_drl.Callback):
+    """Ends a run that has trained on one GMI."""
+
+    def on_start(self, run):
+        self.run = run
+
+    def on_iteration(self, iteration, metrics):
+        if len(metrics["gmi_seconds"]) == 1:
+            self.run.request_stop("it has shrunk")

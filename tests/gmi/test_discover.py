@@ -85,6 +85,16 @@ def test_a_backend_that_needs_a_gpu_says_why_there_is_none(monkeypatch, number, 
         discover(backend="direct")
 
 
+def test_a_gpu_that_a_run_has_lost_is_left_out(monkeypatch):
+    fake_nvml.install(monkeypatch, *gpus(3))
+    first, *others = discover().devices
+    topology = discover(num_gpus=2, without={first.uuid})
+    assert [one.uuid for one in topology.devices] == [one.uuid for one in others]
+    assert topology.left_out == ("GPU 0: this run has lost it",)
+    with pytest.raises(DiscoveryError, match="this run has lost it"):
+        discover(num_gpus=3, without={first.uuid})
+
+
 def test_a_lost_gpu_is_left_out_and_named_when_it_is_missed(monkeypatch):
     lost, good = gpus(2)
     lost.error = pynvml.NVML_ERROR_GPU_IS_LOST

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,9 +64,13 @@ def request_in(run: Path) -> ResizeRequest | None:
 
 
 def withdraw_request(run: Path) -> None:
-    """Removes the request, so that another one may be made."""
+    """Removes the request, so that another one may be made; a folder in its place is put aside."""
+    path = run / REQUEST
     with suppress(OSError):
-        (run / REQUEST).unlink()
+        if path.is_dir() and not path.is_symlink():
+            path.rename(run / f"{REQUEST}.folder-{uuid.uuid4().hex[:8]}")
+        else:
+            path.unlink()
 
 
 def give_answer(run: Path, answer: ResizeAnswer) -> None:

@@ -169,13 +169,22 @@ class RunFolder:
             data["layout"]["file"] = _LAYOUT
         self.write_atomic("config.yaml", write_yaml(data))
 
-    def become(self, config: Config, layout: Layout) -> None:
-        """Writes another config and layout, both or neither: `finish_change` mends a cut."""
+    def become(self, config: Config, layout: Layout, plan: str = "") -> None:
+        """Writes another config and layout, both or neither: `finish_change` mends a cut.
+
+        And the plan of the reduction, if there is one.
+        """
         if config.layout.file is not None:
             raise ValueError("a run whose layout is a file keeps it")
         both = {"config": config.model_dump(mode="json"), "layout": layout.to_json()}
         self.write_atomic(_CHANGE, json.dumps(both))
         self.finish_change()
+        if plan:
+            self.write_plan(plan)
+
+    def write_plan(self, plan: str) -> None:
+        """Writes how gradients are reduced."""
+        self.write_atomic("plan.json", plan)
 
     def finish_change(self) -> None:
         """Ends what `become` began, if its process was killed. Only for who trains the run."""

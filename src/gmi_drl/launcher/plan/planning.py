@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -71,12 +71,16 @@ def importable(folder: Path | None) -> Iterator[None]:
 Check: TypeAlias = Callable[[Config, Topology], list[Fault]]
 
 
-def find_devices(config: Config) -> Topology:
-    """Returns the devices the config may use; DiscoveryError when they are not there."""
+def find_devices(config: Config, without: Collection[str] = ()) -> Topology:
+    """Returns the devices the config may use; DiscoveryError when they are not there.
+
+    GPUs with the UUIDs of `without` are lost to it.
+    """
     hardware = config.hardware
     return discover(
-        hardware.num_gpus, hardware.backend, hardware.cores, allow_create=hardware.allow_create
-    )
+        hardware.num_gpus, hardware.backend, hardware.cores,
+        allow_create=hardware.allow_create, without=without,
+    )  # fmt: skip
 
 
 def faults_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -17,6 +17,7 @@ from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
 from gmi_drl.launcher.plan.planning import (
     ask_actor,
     backend_reason,
+    find_devices,
     importable,
     planned,
     reduction_of,
@@ -31,6 +32,7 @@ from gmi_drl.placement import (
     ConfigError,
     Fault,
     Layout,
+    Topology,
     counted,
     layout_faults_of,
     load_config,
@@ -57,6 +59,9 @@ RESIZABLE: Final = (
     "algorithm.learning_rate", "algorithm.batch_size", "algorithm.replay_capacity",
     "algorithm.replay_start", "algorithm.updates_per_row",
 )  # fmt: skip
+# Returns what of `algorithm` follows a change, as overrides that keep the samples of an update.
+Follow: TypeAlias = Callable[[Config, Topology, Config, Topology], list[str]]
+
 _IN_PIECES: Final = ("parameter_server",)
 
 # A config without `auto`, and lines that say where it came from. The folder is that of modules.
@@ -194,7 +199,11 @@ def resumed_job(
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
     resume = checkpoint.resolve()
-    job, told = job_of(layout, resolved, folder, classes, import_path, resume=resume)
+    resizes = folder.state().get("resizes")
+    job, told = job_of(
+        layout, resolved, folder, classes, import_path,
+        resume=resume, resizes=len(resizes) if isinstance(resizes, list) else 0,
+    )  # fmt: skip
     return job, told, hosts
 
 
@@ -211,47 +220,67 @@ def _hosts_fault(layout: Layout, hosts: Sequence[Host]) -> Fault | None:
 
 
 def resized_job(
-    job: Job, overrides: Sequence[str], roles: Mapping[str, type[DRL_role]] | None
+    job: Job,
+    overrides: Sequence[str],
+    roles: Mapping[str, type[DRL_role]] | None,
+    lost: Collection[str] = (),
 ) -> tuple[Job, list[str]]:
     """Returns the job that goes on with a run in another layout; its folder is as it was.
 
-    ConfigError with each reason against it.
+    `lost` has the UUIDs of GPUs that are none any more. ConfigError with each reason against it.
     """
     assert job.folder is not None
     folder = RunFolder(job.folder)
-    resolved = load_config(folder.path / "config.yaml", list(overrides))
+    resolved = load_config(job.config.model_dump(mode="json"), list(overrides))
     if faults := resize_faults(job.config, resolved):
         raise ConfigError(faults, "resize")
     with importable(job.role_folder):
-        layout = planned(resolved, "resize")
+        layout = planned(resolved, "resize", topologies=[find_devices(resolved, lost)])
     if layout == job.layout and resolved.algorithm == job.config.algorithm:
         raise ConfigError([_same(resolved)], "resize")
     classes = classes_of(resolved, layout, roles)
-    return job_of(layout, resolved, folder, classes, job.role_folder, resume=folder.path)
+    return job_of(
+        layout, resolved, folder, classes, job.role_folder,
+        resume=folder.path, resizes=job.resizes + 1,
+    )  # fmt: skip
+
+
+def shrunk_job(
+    job: Job,
+    gone: Collection[int],
+    roles: Mapping[str, type[DRL_role]] | None,
+    follow: Follow,
+    lost: Collection[str],
+) -> tuple[Job, list[str]]:
+    """Returns the job that goes on with a run without the devices of these indices.
+
+    An update keeps its samples, as `follow` has it. `lost` has the UUIDs of all GPUs that the run
+    has lost. ConfigError or DiscoveryError where it cannot be.
+    """
+    topology = job.layout.topology
+    left = [device for device in topology.devices if device.index not in gone]
+    words = [f"hardware.num_gpus={len(left)}"]
+    if all(device.kind == "cpu" for device in left):
+        words.append(f"hardware.cores={sorted(core for device in left for core in device.cores)}")
+    wanted = load_config(job.config.model_dump(mode="json"), words)
+    words += follow(job.config, topology, wanted, find_devices(wanted, lost))
+    return resized_job(job, words, roles, lost)
 
 
 def renewed_job(job: Job) -> tuple[Job, list[str]]:
     """Returns the job that goes on with a run as it was: links and counts are of one gang alone."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
-    return job_of(job.layout, job.config, folder, job.classes, job.role_folder, resume=folder.path)
+    return job_of(
+        job.layout, job.config, folder, job.classes, job.role_folder,
+        resume=folder.path, resizes=job.resizes,
+    )  # fmt: skip
 
 
 def resize_faults(before: Config, wanted: Config) -> list[Fault]:
     """Lists what of a change cannot be done while a run trains."""
-    if before.mode == "serving":
-        remedy = "End it, and serve anew with other numbers."
-        return [Fault("mode", "serving", "has no training to be resized", remedy)]
-    if before.cluster is not None:
-        rule, remedy = "are what the run has begun on", "Begin a new run for another layout."
-        return [Fault("cluster.hosts", before.cluster.hosts, rule, remedy)]
-    if before.layout.file is not None:
-        remedy = "Go on with it, or begin a run from a template."
-        return [Fault("layout.file", before.layout.file, "says what GMIs there are", remedy)]
-    if before.algorithm.resolved_optimizer in _IN_PIECES:
-        rule = "cuts parameters and moments into as many pieces as there are GMIs that hold them"
-        name = before.algorithm.resolved_optimizer
-        return [Fault("algorithm.optimizer", name, rule, "Begin a new run for another layout.")]
+    if fixed := fixed_fault(before):
+        return [fixed]
     changed = list(changes(before, wanted))
     rule = f"cannot change while a run trains; {', '.join(RESIZABLE)} can"
     faults = [
@@ -260,6 +289,24 @@ def resize_faults(before: Config, wanted: Config) -> list[Fault]:
         if key not in RESIZABLE
     ]
     return faults if changed else [_same(wanted)]
+
+
+def fixed_fault(config: Config) -> Fault | None:
+    """Tells why the layout of a run cannot become another one while it trains."""
+    if config.mode == "serving":
+        remedy = "End it, and serve anew with other numbers."
+        return Fault("mode", "serving", "has no training to be resized", remedy)
+    if config.cluster is not None:
+        rule, remedy = "are what the run has begun on", "Begin a new run for another layout."
+        return Fault("cluster.hosts", config.cluster.hosts, rule, remedy)
+    if config.layout.file is not None:
+        remedy = "Go on with it, or begin a run from a template."
+        return Fault("layout.file", config.layout.file, "says what GMIs there are", remedy)
+    name = config.algorithm.resolved_optimizer
+    if name in _IN_PIECES:
+        rule = "cuts parameters and moments into as many pieces as there are GMIs that hold them"
+        return Fault("algorithm.optimizer", name, rule, "Begin a new run for another layout.")
+    return None
 
 
 def _same(config: Config) -> Fault:
@@ -292,18 +339,18 @@ def job_of(
     resume: Path | None = None,
     notes: Sequence[str] = (),
     sockets: Path | None = None,
+    resizes: int = 0,
 ) -> tuple[Job, list[str]]:
-    """Returns the job, and what is said before its first iteration; writes plan.json.
+    """Returns the job, and what is said before its first iteration; writes nothing.
 
     `sockets` is a private folder with a short path, that no other job has at the same time; None:
-    that of the runtime.
+    that of the runtime. `resizes` counts those of the run so far.
     """
     names, trainers = names_of(layout), layout.holding("trainer")
     sockets = sockets or runtime.run_directory()
     plan = group = None
     if trainers and config.cluster is None:  # else each host makes its own
         plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
-        folder.write_atomic("plan.json", json.dumps(plan.as_json(), indent=1))
         group = create_group(
             [names[gmi.gmi_id] for gmi in trainers],
             [gmi.gpu_id for gmi in trainers],
@@ -324,6 +371,8 @@ def job_of(
         tally=create_tally(len(layout.gmis), COUNTERS),
         wires=wires_of(layout, sockets),
         lock=lock_of(folder.path),
+        resizes=resizes,
+        plan="" if plan is None else json.dumps(plan.as_json(), indent=1),
     )
     return job, [*notes, *startup_notes(config, layout, plan)]
 

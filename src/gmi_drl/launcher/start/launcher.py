@@ -51,7 +51,7 @@ from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
 from gmi_drl.runtime.errors import exit_text, truncate
 
-from .jobs import Resolve, new_job, resumed_job
+from .jobs import Follow, Resolve, new_job, resumed_job
 from .preload import preload_of
 from .resizer import Resizer
 
@@ -100,11 +100,13 @@ def launch(
     callbacks: Iterable[object] = (),
     resolve: Resolve | None = None,
     promise_of: PromiseOf | None = None,
+    follow: Follow | None = None,
 ) -> RunResult:
     """Trains what `config` says and returns when it is done, as `gmi_drl.launch` has it.
 
     `resolve` says what `auto` in the config is; without it that is a fault. `promise_of` looks up
-    the speed that a new run is held against.
+    the speed that a new run is held against. `follow` keeps what an update is where a device is
+    lost; without it that is the run's end.
     """
     overrides, objects = list(overrides), check_objects(callbacks)
     with terminate_as_interrupt(), ExitStack() as locks:
@@ -131,7 +133,7 @@ def launch(
             left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
             return _run(
                 job, view, keep, notes=left + notes, objects=objects, watch=watch,
-                promise_of=promise_of, roles=roles, hosts=hosts,
+                promise_of=promise_of, roles=roles, hosts=hosts, follow=follow,
             )  # fmt: skip
         finally:
             if not started:
@@ -149,6 +151,7 @@ def _run(
     promise_of: PromiseOf | None,
     roles: Mapping[str, type[DRL_role]] | None,
     hosts: Sequence[Host],  # of a cluster; else this machine is the only one
+    follow: Follow | None,
 ) -> RunResult:
     """Trains by one layout after another, shows what GMIs report, and writes down how it ended."""
     assert job.folder is not None
@@ -159,7 +162,9 @@ def _run(
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
         keep_gcs_in(store := folder.path / "gcs.sqlite")
     callbacks = Callbacks([], folder.path, job.config)
-    resizer = Resizer(folder, job, roles)
+    if job.plan:
+        folder.write_plan(job.plan)
+    resizer = Resizer(folder, job, roles, follow)
     run = _Run(folder, view, store, callbacks, resizer, watch, promise_of, hosts, started)
     try:
         with importable(job.role_folder):
@@ -199,7 +204,12 @@ def _run(
 
 
 def _gang(
-    job: Job, hosts: Sequence[Host], traced: frozenset[int], budget: int, started: float
+    job: Job,
+    hosts: Sequence[Host],
+    traced: frozenset[int],
+    budget: int,
+    started: float,
+    shrinks: bool,
 ) -> Gang:
     """Starts the GMIs: here, or on the hosts of a cluster."""
     assert job.folder is not None
@@ -217,6 +227,7 @@ def _gang(
         ),
         logs=job.folder / "logs",
         max_restarts=budget,
+        shrinks=shrinks,
     )
 
 
@@ -265,7 +276,7 @@ class _Run:
                 at_work(None if self.hosts else job.layout.topology),
                 importable(job.role_folder),  # a role may return a class of its own
                 new_traces(job.config, folder.path) as traces,
-                _gang(job, self.hosts, traced, budget, self.started) as gang,
+                _gang(job, self.hosts, traced, budget, self.started, resizer.may_shrink) as gang,
             ):
                 restarts = Restarts(gang, folder, budget, policies)
                 serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
@@ -281,7 +292,12 @@ class _Run:
                     watches.append(NoiseWatch(screen, folder, job.config, job.layout))
                     watches += [self.callbacks, *self._own_watch(screen)]
                     records = _Records(gang, screen, serving, watches, self.last)
-                    stopped = _watch(job, records, restarts, resizer)
+                    try:
+                        stopped = _watch(job, records, restarts, resizer)
+                    except GmiDied:  # it may be that it could not do without a lost device
+                        if warning := resizer.lose(gang):
+                            warn(warning)
+                        raise
                     self.restarts += restarts.count
                     gmis = list(gang.results().values())
                     close_all(gang, screen)
@@ -289,7 +305,7 @@ class _Run:
                     if resizer.is_wanted and self.callbacks.asks_to_stop:
                         resizer.give_up("a callback asked for the run's end")
                         stopped = True
-                    if resizer.is_wanted and _is_to_go_on(gmis):
+                    if resizer.is_wanted and _is_to_go_on(gmis, resizer.is_shrinking):
                         policies.flush()
                         self.notes = (resizer.change(), *resizer.notes)
                         return None
@@ -306,7 +322,7 @@ class _Run:
             policies.flush()
             if isinstance(error, CallbackError):  # says nothing of the layout
                 raise
-            self.notes = (resizer.undo(error),)
+            self.notes = (resizer.undo(error), *resizer.notes)
             return None
         except BaseException:
             policies.flush()
@@ -330,9 +346,13 @@ def _warn(screen: RunView, text: str) -> None:
     screen.show({"kind": "warning", "message": text})
 
 
-def _is_to_go_on(gmis: Sequence[Any]) -> bool:
-    """Tells whether GMIs have stopped as they were asked to, and not at the end of the run."""
-    return any(isinstance(told, dict) and told.get("stopped") is True for told in gmis)
+def _is_to_go_on(gmis: Sequence[Any], is_shrinking: bool) -> bool:
+    """Tells whether GMIs have stopped as they were asked to, and not at the end of the run.
+
+    Of those that have lost others none may have come to answer.
+    """
+    told = [one["stopped"] for one in gmis if isinstance(one, dict) and "stopped" in one]
+    return any(told) or (is_shrinking and not told)
 
 
 def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) -> bool:
@@ -360,6 +380,9 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
                     watch.tick(gang)
                 for message in restarts.news():
                     screen.show({"kind": "warning", "message": message})
+                if asked_s is None and (message := resizer.lose(gang)):
+                    screen.show({"kind": "warning", "message": message})
+                    done = False  # the survivors are told, and then answer
                 if start.look() and not done and asked_s is None and resizer.look():
                     gang.request_stop()
                 if done:

@@ -3,13 +3,17 @@
 Training stops at the border of an iteration with a checkpoint, as Ctrl-C has it, and GMIs of the
 new layout go on from that. The run's folder says what it was until they have trained an iteration:
 where they do not come to that, the old layout goes on from the same checkpoint.
+
+Where a device is lost, the GMIs of the others go on without it, from what one of them saves.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.errors import GmiDrlError
@@ -24,65 +28,172 @@ from gmi_drl.launcher.folder.resize_request import (
 )
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.placement import counted
-from gmi_drl.roles.role.host import Job
+from gmi_drl.roles.role import readiness
+from gmi_drl.roles.role.host import HEIR, Job
 
-from .jobs import renewed_job, resized_job
+from .jobs import Follow, fixed_fault, renewed_job, resized_job, shrunk_job
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
 
 _LOOK_S: Final = 0.2
+_LOOK_AT_CORES_S: Final = 1.0
+
+
+class DeviceLostError(GmiDrlError, RuntimeError):
+    """A device of the run is lost, and the run cannot go on without it."""
 
 
 class Resizer:
     """Looks for a request, and follows the change; a `Watch` of the GMIs of either layout."""
 
     def __init__(
-        self, folder: RunFolder, job: Job, roles: Mapping[str, type[DRL_role]] | None
+        self,
+        folder: RunFolder,
+        job: Job,
+        roles: Mapping[str, type[DRL_role]] | None,
+        follow: Follow | None,
     ) -> None:
-        self._folder, self._roles = folder, roles
+        self._folder, self._roles, self._follow = folder, roles, follow
         self.job = job  # of the layout that trains, or is to
         self.notes: Sequence[str] = ()
         self._before: Job | None = None  # while the new layout has not trained yet
         self._request: ResizeRequest | None = None
-        self._last_s = self._looked_s = 0.0
+        self._gone: dict[int, str] = {}  # devices of the present layout that are lost, and how
+        self._lost: set[str] = set()  # UUIDs of all GPUs that the run has lost
+        self._shrinks = False  # until the layout without them has trained
+        self._give_up_s = 0.0  # when survivors that have not answered are given up
+        self._last_s = self._looked_s = self._looked_at_cores_s = 0.0
         withdraw_request(folder.path)  # nobody waits for what a killed launcher left
 
     @property
     def is_wanted(self) -> bool:
         """Tells that the GMIs are to make room for those of another layout."""
-        return self._request is not None and self._before is None
+        return (self._request is not None or self._shrinks) and self._before is None
+
+    @property
+    def is_shrinking(self) -> bool:
+        """Tells that it is a layout without a lost device that they make room for."""
+        return self._shrinks and self._before is None
+
+    @property
+    def may_shrink(self) -> bool:
+        """Tells whether there is a device that the present layout could do without."""
+        several = len(self.job.layout.topology.devices) > 1
+        return several and self._follow is not None and fixed_fault(self.job.config) is None
 
     def look(self) -> bool:
         """Tells whether a request has come that can be done; one that cannot is refused."""
         now_s = time.monotonic()
-        if self._request is not None or now_s - self._looked_s < _LOOK_S:
+        if self.is_wanted or self._before is not None or now_s - self._looked_s < _LOOK_S:
             return False
         self._looked_s = now_s
         if (request := request_in(self._folder.path)) is None:
             return False
         self._request = request
         try:
-            self._new, self.notes = resized_job(self.job, request.overrides, self._roles)
+            self._new, self.notes = resized_job(
+                self.job, request.overrides, self._roles, self._lost
+            )
         except (GmiDrlError, ValueError) as error:
             self._answer("refused", str(error))
             return False
         self._answer("changing", f"ending an iteration to become {_told(self._new)}")
         return True
 
+    def lose(self, gang: Gang) -> str:
+        """Has the run go on without devices that are lost by now; returns what to say of that.
+
+        Survivors of their GMIs leave their group, and one of them saves the last iteration. Those
+        that have not answered by `comm.timeout_s` are given up, too. DeviceLostError if there is no
+        layout for the devices that are left.
+        """
+        if self.is_shrinking and gang.at_work() and time.monotonic() > self._give_up_s:
+            gang.give_up(gang.at_work(), "it has not answered since a device was lost")
+        if not self.may_shrink:
+            return ""
+        died = gang.lost_devices()
+        new = {
+            index: why
+            for index, why in {**self._offline(), **died}.items()
+            if index not in self._gone
+        }
+        if not new:
+            return ""
+        self._gone |= new
+        if self.is_wanted and self._request is not None:
+            self._answer("refused", "a device was lost meanwhile: ask again when the run goes on")
+        self.settle()  # the layout that was to come is the one that has lost it
+        devices = self.job.layout.topology.devices
+        self._lost |= {uuid for index in died if (uuid := devices[index].uuid) is not None}
+        what = "; ".join(f"{devices[index].name} is lost: {why}" for index, why in new.items())
+        try:
+            assert self._follow is not None
+            self._new, self.notes = shrunk_job(
+                self.job, self._gone, self._roles, self._follow, self._lost
+            )
+        except (GmiDrlError, ValueError) as error:
+            if died:
+                raise DeviceLostError(f"{what}. There is no layout without it: {error}") from error
+            return f"{what}. The run goes on as it is: there is no layout without it: {error}"
+        self._shrinks = True
+        self._give_up_s = time.monotonic() + self.job.config.comm.timeout_s
+        if not gang.is_stopped:
+            self._bereave(gang, [gmi.gmi_id for gmi in self.job.layout.gmis if gmi.gpu_id in died])
+            gang.request_stop()
+        return what
+
+    def _offline(self) -> dict[int, str]:
+        """Returns the groups of cores of which this process may use none any more, once a second.
+
+        Their GMIs live on: the kernel lets them run on other cores.
+        """
+        now_s = time.monotonic()
+        if now_s - self._looked_at_cores_s < _LOOK_AT_CORES_S:
+            return {}
+        self._looked_at_cores_s, usable = now_s, os.sched_getaffinity(0)
+        return {
+            device.index: "none of its cores can be used any more"
+            for device in self.job.layout.topology.devices
+            if device.kind == "cpu" and usable.isdisjoint(device.cores)
+        }
+
+    def _bereave(self, gang: Gang, dead: Sequence[int]) -> None:
+        """Ends GMIs for good, and tells their peers; the first of these is the heir."""
+        if not dead:
+            return
+        job, why = self.job, "its device is lost"
+        gang.give_up(dead, why)
+        tally, role = job.tally.open(), HEIR
+        for gmi in job.layout.holding("trainer"):
+            if gmi.gmi_id not in dead:
+                tally[gmi.gmi_id, "bereft"], role = role, 1
+        for gmi_id in dead:
+            readiness.say(tally, gmi_id)  # nobody is to wait for it
+            if job.group is not None and (rank := job.rank_of(gmi_id)) is not None:
+                job.group.give_up(rank, why)
+
     def give_up(self, why: str) -> None:
         """Refuses what was not begun."""
         if self.is_wanted:
             self._answer("refused", why)
+            self._shrinks = False
 
     def change(self) -> str:
         """Turns to the new layout, whose GMIs are started next; returns what to say of it."""
-        self._before, self.job = self.job, self._new
+        self._before, self.job, self._gone = self.job, self._new, {}
+        if not any((self._folder.path / "checkpoints").glob("iteration_*/manifest.json")):
+            self.job = replace(self.job, resume=None)  # a device was lost before there was any
         return f"resizing: {_told(self._before)} become {_told(self.job)}"
 
     def undo(self, error: GmiDrlError) -> str:
-        """Turns back to the layout that was; raises `error` where that is what has failed."""
-        if self._before is None:
+        """Turns back to the layout that was; raises `error` where that is what has failed.
+
+        A layout that has lost a device is not turned back to: it makes room for the one without.
+        """
+        if self.is_shrinking:
+            return self.change()
+        if self._before is None or self._shrinks:
             raise error
         before, self._before = self._before, None
         self.job, self.notes = renewed_job(before)
@@ -102,9 +213,9 @@ class Resizer:
         """Makes the new layout the run's own."""
         if self._before is None:
             return
-        self._before, job, text = None, self.job, _told(self.job)
+        self._before, self._shrinks, job, text = None, False, self.job, _told(self.job)
         try:
-            self._folder.become(job.config, job.layout)
+            self._folder.become(job.config, job.layout, job.plan)
         except OSError as error:  # a full disk: training is worth more
             text += (
                 f" (not written to the run's folder, {error}: a resume may begin with the old one)"
@@ -119,7 +230,8 @@ class Resizer:
         """Does nothing: `look` is asked."""
 
     def _answer(self, state: State, text: str, pause_s: float = 0.0) -> None:
-        assert self._request is not None
+        if self._request is None:  # nobody has asked: a device was lost
+            return
         answer = ResizeAnswer(self._request.id, state, text, round(pause_s, 3))
         give_answer(self._folder.path, answer)
         if state != "changing":
