@@ -79,6 +79,11 @@ class RunConfig(Section):
     checkpoint_every: Int = Field(default=50, ge=0)
     """Iterations between checkpoints; 0: only at the end. A file `checkpoint_requested` in the
     run's folder gets one in between."""
+    resize: Literal["on_request", "auto"] = "on_request"
+    """`on_request`: the layout of a run that trains changes when `gmi-drl resize` asks for it, or a
+    device is lost. `auto`: also by itself, where the [noise scale](noise-scale.md) has left its
+    batches, to the settings that the run proposes. See
+    [resizing](resize.md#a-run-that-resizes-itself)."""
     lineage: Int = Field(default=100_000, ge=0)
     """The newest so many versions of the policy whose lineage `gcs.sqlite` keeps, a few
     hundred bytes each at most; 0 records none. See [lineage](lineage.md)."""

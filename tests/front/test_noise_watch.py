@@ -114,9 +114,9 @@ def trained(folder, noise_scale, settings=PPO, gmis=1, iterations=SETTLED + 10):
 @pytest.mark.parametrize(
     ("settings", "gmis", "noise_scale", "said"),
     [
-        (PPO, 1, 90_000.0, "90,000 samples, is 44 times an update of 2,048: .* Try env.num_env=64 "
-         "or algorithm.horizon=512 "),
-        (PPO, 2, 90_000.0, "22 times an update of 4,096: .* Try env.num_env=32 or"),
+        (PPO, 1, 90_000.0, "90,000 samples, is 44 times an update of 2,048: .* Try "
+         "algorithm.horizon=512 or env.num_env=64 "),
+        (PPO, 2, 90_000.0, "22 times an update of 4,096: .* or env.num_env=32 "),
         (PPO, 1, 12.0, "12 samples, is 1/43 of a minibatch of 512: .* algorithm.minibatches=16 "),
         (config({"horizon": 27, "minibatches": 16}), 1, 0.0, "of 27: .* env.num_env=8 "),
         (DQN, 1, 1100.0, "is 17 times an update of 64: .* Try algorithm.batch_size=128 "),

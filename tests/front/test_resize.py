@@ -14,6 +14,8 @@ import bodies_resize as bodies
 import gmi_drl
 from gmi_drl.launcher.folder.resize_request import ResizeRequest, answer_in, make_request
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.watch import noise_watch
+from gmi_drl.launcher.watch.noise_watch import NoiseFit
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened
@@ -253,11 +255,15 @@ ON_TWO = {"hardware": {"num_gpus": 2}}
         ({"algorithm": DQN}, TWO),
         ({"algorithm": DQN | {"replay_save": True}}, TWO),
         ({"mode": "async", "algorithm": IMPALA, **ON_TWO}, "env.num_env=4"),
+        (
+            {"mode": "async", "algorithm": IMPALA, "experience__capacity": 8, **ON_TWO},
+            "experience.batch_segments=2",
+        ),
         ({"mode": "async", "algorithm": DQN, **ON_TWO}, "env.num_env=4"),
         ({"algorithm": {"name": "es", "network": [8], "population": 32}}, TWO),
         ({"algorithm": {"network": [8], "recurrent": {"cell": "gru", "size": 8}}}, TWO),
     ],
-    ids=["tdg_ex", "replay", "saved replay", "async", "apex", "es", "recurrent"],
+    ids=["tdg_ex", "replay", "saved replay", "async", "segments", "apex", "es", "recurrent"],
 )
 def test_every_mode(tmp_path, changes, words):
     folder, metrics, (answer,) = resized(config(tmp_path, **changes), words, keep="none")
@@ -349,3 +355,41 @@ class EndsOnOne(gmi_drl.Callback):
     def on_iteration(self, iteration, metrics):
         if len(metrics["gmi_seconds"]) == 1:
             self.run.request_stop("it has shrunk")
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_run_resizes_itself_as_its_note_proposes_and_neither_back_nor_without_end(
+    tmp_path, monkeypatch, count
+):
+    """The noise scale is above the first layouts, and below the others."""
+    sides = iter(["above"] * count + ["below"] * 9)
+
+    def take(fit, noise_scale):
+        fit.taken = getattr(fit, "taken", 0) + 1
+        return next(sides) if fit.taken == 3 else ""
+
+    monkeypatch.setattr(NoiseFit, "take", take)
+    most = min(count, 4)
+    steps = HORIZON * NUM_ENV * 4 * 2 ** (most + 1)
+    path = config(tmp_path, run__resize="auto", run__total_steps=steps, algorithm__minibatches=2)
+    done = gmi_drl.launch(path, view="none")
+    folder = RunFolder(done.folder)
+    state = folder.state()
+    words = [f"above algorithm.horizon={HORIZON * 2 ** (n + 1)}" for n in range(most)]
+    assert [entry["noise"] for entry in state["resizes"]] == words
+    horizons = [HORIZON * 2**n for n in range(most + 1)]
+    assert steps_of(metrics_of(done.folder)) == [horizon * NUM_ENV for horizon in horizons]
+    last = state["noise_notes"][-1]
+    assert ("would undo" if count == 1 else "not resize itself again") in last["text"]
+    assert load_config(folder.path / "config.yaml").algorithm.horizon == horizons[-1]
+
+
+@pytest.mark.slow
+def test_a_proposal_that_does_not_fit_leaves_the_run_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(NoiseFit, "take", lambda fit, noise_scale: "above")
+    monkeypatch.setattr(noise_watch, "larger", lambda *args: ("noisy.", ["hardware.cores=[99]"]))
+    path = config(tmp_path, run__resize="auto", run__total_steps=2 * HORIZON * NUM_ENV)
+    done = gmi_drl.launch(path, view="none")
+    state = RunFolder(done.folder).state()
+    assert "resizes" not in state
+    assert "The run cannot resize itself so: " in state["noise_notes"][0]["text"]

@@ -55,7 +55,8 @@ _OF_REPLAYS: Final = (
 # devices, and what an update follows them by.
 RESIZABLE: Final = (
     "layout.gmi_per_gpu", "layout.trainer_gpus", "env.num_env", "hardware.num_gpus",
-    "hardware.cores", "hardware.sm_overcommit", "algorithm.horizon", "algorithm.minibatches",
+    "hardware.cores", "hardware.sm_overcommit", "experience.batch_segments",
+    "algorithm.horizon", "algorithm.minibatches",
     "algorithm.learning_rate", "algorithm.batch_size", "algorithm.replay_capacity",
     "algorithm.replay_start", "algorithm.updates_per_row",
 )  # fmt: skip

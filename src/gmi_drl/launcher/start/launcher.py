@@ -289,7 +289,8 @@ class _Run:
                     self.callbacks.show_on(warn)
                     # The first one takes out of a record what is its own.
                     watches: list[Watch] = [policies, resizer]
-                    watches.append(NoiseWatch(screen, folder, job.config, job.layout))
+                    propose = resizer.propose if job.config.run.resize == "auto" else None
+                    watches.append(NoiseWatch(screen, folder, job.config, job.layout, propose))
                     watches += [self.callbacks, *self._own_watch(screen)]
                     records = _Records(gang, screen, serving, watches, self.last)
                     try:

@@ -4,7 +4,8 @@ Training stops at the border of an iteration with a checkpoint, as Ctrl-C has it
 new layout go on from that. The run's folder says what it was until they have trained an iteration:
 where they do not come to that, the old layout goes on from the same checkpoint.
 
-Where a device is lost, the GMIs of the others go on without it, from what one of them saves.
+Where a device is lost, the GMIs of the others go on without it, from what one of them saves. A run
+may also resize itself, where its noise scale has left its batches.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gmi_drl.launcher.folder.resize_request import (
     request_in,
     withdraw_request,
 )
-from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
 from gmi_drl.placement import counted
 from gmi_drl.roles.role import readiness
 from gmi_drl.roles.role.host import HEIR, Job
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _LOOK_S: Final = 0.2
 _LOOK_AT_CORES_S: Final = 1.0
+_MOST_BY_ITSELF: Final = 4  # resizes of a run that nobody has asked for
 
 
 class DeviceLostError(GmiDrlError, RuntimeError):
@@ -62,6 +64,8 @@ class Resizer:
         self._gone: dict[int, str] = {}  # devices of the present layout that are lost, and how
         self._lost: set[str] = set()  # UUIDs of all GPUs that the run has lost
         self._shrinks = False  # until the layout without them has trained
+        self._proposed = ""  # until it has trained: the side of the noise scale, and settings
+        self._is_told, self._may_propose = False, True  # one that came to nothing was enough
         self._give_up_s = 0.0  # when survivors that have not answered are given up
         self._last_s = self._looked_s = self._looked_at_cores_s = 0.0
         withdraw_request(folder.path)  # nobody waits for what a killed launcher left
@@ -69,7 +73,8 @@ class Resizer:
     @property
     def is_wanted(self) -> bool:
         """Tells that the GMIs are to make room for those of another layout."""
-        return (self._request is not None or self._shrinks) and self._before is None
+        wanted = self._request is not None or self._shrinks or bool(self._proposed)
+        return wanted and self._before is None
 
     @property
     def is_shrinking(self) -> bool:
@@ -83,8 +88,11 @@ class Resizer:
         return several and self._follow is not None and fixed_fault(self.job.config) is None
 
     def look(self) -> bool:
-        """Tells whether a request has come that can be done; one that cannot is refused."""
+        """Tells whether a resize is to begin; a request that cannot be done is refused."""
         now_s = time.monotonic()
+        if self._proposed and not self._is_told:
+            self._is_told = True
+            return True
         if self.is_wanted or self._before is not None or now_s - self._looked_s < _LOOK_S:
             return False
         self._looked_s = now_s
@@ -100,6 +108,38 @@ class Resizer:
             return False
         self._answer("changing", f"ending an iteration to become {_told(self._new)}")
         return True
+
+    def propose(self, side: str, ways: Sequence[str]) -> str:
+        """Resizes a run whose noise scale is on a `side` of its batches by the first way that fits.
+
+        A run does so four times at most, and never back: a noise scale that goes up and down moves
+        it once. Returns what to say.
+        """
+        if self.is_wanted or self._before is not None:
+            return "The run does not resize itself: another resize is under way."
+        earlier = [str(entry["noise"]).split()[0] for entry in self._resizes() if "noise" in entry]
+        if not self._may_propose or len(earlier) >= _MOST_BY_ITSELF:
+            return "The run does not resize itself again."
+        if earlier and earlier[-1] != side:
+            return "The run does not resize itself: that would undo what it did before."
+        why = ""
+        for way in ways:
+            try:
+                self._new, self.notes = resized_job(self.job, [way], self._roles, self._lost)
+            except (GmiDrlError, ValueError) as error:
+                why = why or str(error)
+                continue
+            self._proposed, self._is_told = f"{side} {way}", False
+            return f"The run resizes itself by {way}."
+        return f"The run cannot resize itself so: {why}"
+
+    def _resizes(self) -> list[dict[str, Any]]:
+        """Returns what run.json says of resizes of this run."""
+        with suppress(OSError, RunFolderError):
+            entries = self._folder.state().get("resizes")
+            if isinstance(entries, list):
+                return [entry for entry in entries if isinstance(entry, dict)]
+        return []
 
     def lose(self, gang: Gang) -> str:
         """Has the run go on without devices that are lost by now; returns what to say of that.
@@ -121,8 +161,7 @@ class Resizer:
         if not new:
             return ""
         self._gone |= new
-        if self.is_wanted and self._request is not None:
-            self._answer("refused", "a device was lost meanwhile: ask again when the run goes on")
+        self.give_up("a device was lost meanwhile: ask again when the run goes on")
         self.settle()  # the layout that was to come is the one that has lost it
         devices = self.job.layout.topology.devices
         self._lost |= {uuid for index in died if (uuid := devices[index].uuid) is not None}
@@ -177,14 +216,15 @@ class Resizer:
         """Refuses what was not begun."""
         if self.is_wanted:
             self._answer("refused", why)
-            self._shrinks = False
+            self._shrinks, self._proposed = False, ""
 
     def change(self) -> str:
         """Turns to the new layout, whose GMIs are started next; returns what to say of it."""
         self._before, self.job, self._gone = self.job, self._new, {}
         if not any((self._folder.path / "checkpoints").glob("iteration_*/manifest.json")):
             self.job = replace(self.job, resume=None)  # a device was lost before there was any
-        return f"resizing: {_told(self._before)} become {_told(self.job)}"
+        by = f", {self._proposed}" if self._proposed else ""
+        return f"resizing: {_told(self._before)} become {_told(self.job)}{by}"
 
     def undo(self, error: GmiDrlError) -> str:
         """Turns back to the layout that was; raises `error` where that is what has failed.
@@ -196,6 +236,8 @@ class Resizer:
         if self._before is None or self._shrinks:
             raise error
         before, self._before = self._before, None
+        if self._proposed:
+            self._proposed, self._may_propose = "", False
         self.job, self.notes = renewed_job(before)
         first, *_ = str(error).splitlines()
         self._answer("undone", f"the new layout did not come up, and the old one goes on: {error}")
@@ -221,9 +263,12 @@ class Resizer:
                 f" (not written to the run's folder, {error}: a resume may begin with the old one)"
             )
         with suppress(OSError):  # a full disk: training is worth more than its log
-            entry = {"layout": text, "pause_s": round(pause_s, 3), "time": time.time()}
-            earlier = self._folder.state().get("resizes", [])
-            self._folder.update(resizes=[*earlier, entry])
+            entry: dict[str, Any] = {"layout": text, "pause_s": round(pause_s, 3)}
+            entry["time"] = time.time()
+            if self._proposed:
+                entry["noise"] = self._proposed
+            self._folder.update(resizes=[*self._resizes(), entry])
+        self._proposed = ""
         self._answer("done", text, pause_s)
 
     def tick(self, gang: Gang) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gmi_drl.gmi import Gang
 from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
@@ -71,20 +72,34 @@ class NoiseFit:
         return which
 
 
+# Takes a side and settings of which each would do, and says what becomes of the run by them.
+Propose: TypeAlias = Callable[[str, Sequence[str]], str]
+
+
 class NoiseWatch:
     """Says on `screen`, once a run and side, that the noise scale does not fit, and what would.
 
     It is written down in run.json as well, so that a run that goes on does not repeat it. Of an
-    algorithm of the user's it is not known what an update is: nothing is said.
+    algorithm of the user's it is not known what an update is: nothing is said. `propose` is for
+    runs that resize themselves, of which it is said once a layout and side.
     """
 
-    def __init__(self, screen: RunView, folder: RunFolder, config: Config, layout: Layout) -> None:
+    def __init__(
+        self,
+        screen: RunView,
+        folder: RunFolder,
+        config: Config,
+        layout: Layout,
+        propose: Propose | None = None,
+    ) -> None:
         self._screen, self._folder, self._config = screen, folder, config
+        self._propose = propose
         self._fit: NoiseFit | None = None
         if layout.holding("trainer") and not isinstance(config.algorithm, CustomAlgorithmConfig):
             self._batches = batches_of(config, layout)
             self._fit = NoiseFit(*self._batches)
-            self._fit.said.update(self._said_before())
+            if propose is None:
+                self._fit.said.update(self._said_before())
 
     def _said_before(self) -> set[str]:
         with suppress(RunFolderError, KeyError, TypeError):  # it may be damaged
@@ -101,7 +116,10 @@ class NoiseWatch:
         if side := self._fit.take(noise_scale):
             assert noise_scale is not None
             say = larger if side == "above" else smaller
-            message = say(noise_scale, self._config, *self._batches)
+            message, ways = say(noise_scale, self._config, *self._batches)
+            message = f"{message} Try {' or '.join(ways)} ({_WHERE})"
+            if self._propose is not None:
+                message += f". {self._propose(side, ways)}"
             self._screen.show({"kind": "note", "message": message})
             entry = {"side": side, "noise_scale": noise_scale, "time": time.time()}
             entry |= {"iteration": record.get("iteration"), "text": message}
@@ -120,8 +138,13 @@ def batches_of(config: Config, layout: Layout) -> tuple[int, int]:
     return size.minibatch, size.minibatch if replays else size.samples
 
 
-def larger(noise_scale: float, config: Config, minibatch: int, update: int) -> str:
-    """Returns what to say of a noise scale far above an update, with the nearest that would fit."""
+def larger(
+    noise_scale: float, config: Config, minibatch: int, update: int
+) -> tuple[str, list[str]]:
+    """Returns what to say of a noise scale far above an update, and settings that would fit.
+
+    The nearest, of which each would do; the first keeps all environments as they are.
+    """
     algorithm, times = config.algorithm, noise_scale / update
     grown = 2 ** _doublings(times)
     if isinstance(algorithm, ReplayConfig):
@@ -129,17 +152,19 @@ def larger(noise_scale: float, config: Config, minibatch: int, update: int) -> s
     elif config.mode == "async":
         ways = [f"experience.batch_segments={config.experience.batch_segments * grown}"]
     else:
-        ways = [f"env.num_env={config.env.num_env * grown}"]
-        ways.append(f"algorithm.horizon={algorithm.horizon * grown}")
-    return (
+        ways = [f"algorithm.horizon={algorithm.horizon * grown}"]
+        ways.append(f"env.num_env={config.env.num_env * grown}")
+    text = (
         f"the gradient noise scale, {noise_scale:,.0f} samples, is {times:,.0f} times an update of "
-        f"{update:,}: larger ones would learn as much from each sample. Try "
-        f"{' or '.join(ways)} ({_WHERE})"
+        f"{update:,}: larger ones would learn as much from each sample."
     )
+    return text, ways
 
 
-def smaller(noise_scale: float, config: Config, minibatch: int, update: int) -> str:
-    """Returns what to say of one far below a minibatch, with the nearest that would fit."""
+def smaller(
+    noise_scale: float, config: Config, minibatch: int, update: int
+) -> tuple[str, list[str]]:
+    """Returns what to say of one far below a minibatch, and the nearest setting that would fit."""
     algorithm, times = config.algorithm, minibatch / max(noise_scale, 1.0)
     parts = 2 ** _doublings(times)
     if isinstance(algorithm, ReplayConfig):
@@ -154,10 +179,11 @@ def smaller(noise_scale: float, config: Config, minibatch: int, update: int) -> 
         way = f"algorithm.minibatches={minibatches * parts}"
         if parts == 1:
             way = f"env.num_env={max(1, num_env // 2)}"
-    return (
+    text = (
         f"the gradient noise scale, {noise_scale:,.0f} samples, is 1/{times:,.0f} of a minibatch "
-        f"of {minibatch:,}: smaller ones would learn more from each sample. Try {way} ({_WHERE})"
+        f"of {minibatch:,}: smaller ones would learn more from each sample."
     )
+    return text, [way]
 
 
 def _doublings(times: float) -> int:
