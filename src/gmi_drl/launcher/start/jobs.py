@@ -237,7 +237,8 @@ def resized_job(
         raise ConfigError(faults, "resize")
     with importable(job.role_folder):
         layout = planned(resolved, "resize", topologies=[find_devices(resolved, lost)])
-    if layout == job.layout and resolved.algorithm == job.config.algorithm:
+    same = {"hardware": job.config.hardware}  # other words for devices may mean those there are
+    if layout == job.layout and resolved.model_copy(update=same) == job.config:
         raise ConfigError([_same(resolved)], "resize")
     classes = classes_of(resolved, layout, roles)
     return job_of(
