@@ -201,7 +201,7 @@ def _on_the_bus() -> int:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostResources:
     """The part of the machine that this process may use. None: no limit, or not known."""
 
     cores: tuple[int, ...]
@@ -215,11 +215,11 @@ class Host:
     memfd_error: str = ""  # why memory cannot be shared between processes
 
 
-def this_host() -> Host:
+def this_host() -> HostResources:
     """Asks the system; control groups of version 2 are understood."""
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     quota = _limit("cpu.max")
-    return Host(
+    return HostResources(
         cores=tuple(sorted(os.sched_getaffinity(0))), quota_cores=quota, nodes=numa_nodes(),
         mem_bytes=psutil.virtual_memory().total,
         mem_limit_bytes=None if (limit := _limit("memory.max")) is None else int(limit),
@@ -229,7 +229,7 @@ def this_host() -> Host:
     )  # fmt: skip
 
 
-def host_findings(host: Host, topology: Topology) -> Iterator[HealthFinding]:
+def host_findings(host: HostResources, topology: Topology) -> Iterator[HealthFinding]:
     """Checks cores, memory, what is shared between processes, limits."""
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     yield _cores(host)
@@ -253,7 +253,7 @@ def host_findings(host: Host, topology: Topology) -> Iterator[HealthFinding]:
     yield HealthFinding("locked memory", "ok", locked, "a run on one machine needs none")
 
 
-def _cores(host: Host) -> HealthFinding:
+def _cores(host: HostResources) -> HealthFinding:
     value = f"{len(host.cores)} ({format_cores(host.cores)})"
     if host.quota_cores is not None and host.quota_cores < len(host.cores):
         return HealthFinding(
@@ -264,7 +264,7 @@ def _cores(host: Host) -> HealthFinding:
     return HealthFinding("cores", "ok", value)
 
 
-def _numa(host: Host, topology: Topology) -> HealthFinding:
+def _numa(host: HostResources, topology: Topology) -> HealthFinding:
     count = len(host.nodes)
     if count < 2:
         return HealthFinding("NUMA", "ok", "one node")
@@ -288,7 +288,7 @@ def _numa(host: Host, topology: Topology) -> HealthFinding:
     )  # fmt: skip
 
 
-def _shm(host: Host, topology: Topology, gpus: int) -> HealthFinding:
+def _shm(host: HostResources, topology: Topology, gpus: int) -> HealthFinding:
     if gpus < 2:
         value = "-" if host.shm_bytes is None else _size(host.shm_bytes)
         return HealthFinding("/dev/shm", "ok", value, "a run on this machine needs none")
@@ -303,7 +303,7 @@ def _shm(host: Host, topology: Topology, gpus: int) -> HealthFinding:
     )  # fmt: skip
 
 
-def _files(host: Host) -> HealthFinding:
+def _files(host: HostResources) -> HealthFinding:
     value = f"{host.max_files:,} of a process"
     if host.max_files >= _LEAST_FILES:
         return HealthFinding("open files", "ok", value)

@@ -133,7 +133,7 @@ class RunConfig(Section):
 
     @field_validator("log")
     @classmethod
-    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_log(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
             raise broken("names a logger twice", "Name each once.")
         return value
@@ -216,7 +216,7 @@ class HardwareConfig(Section):
 
     @field_validator("cores")
     @classmethod
-    def _distinct(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _check_cores(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is not None and len(set(value)) < len(value):
             raise broken("names a core twice", "Name each core once.")
         return value
@@ -251,18 +251,18 @@ class LayoutConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _shorthand(cls, value: Any) -> Any:
+    def _expand_shorthand(cls, value: Any) -> Any:
         return {"file": value} if isinstance(value, str) else value
 
     @field_validator("template", "gmi_per_gpu", "trainer_gpus", mode="before")
     @classmethod
-    def _said_by_the_file(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_not_with_file(cls, value: Any, info: ValidationInfo) -> Any:
         if info.data.get("file") is not None:
             raise broken("the layout file says it", "Leave it out, or leave out layout.file.")
         return value
 
     @model_serializer(mode="wrap")
-    def _file_or_template(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         whole: dict[str, Any] = handler(self)
         return {key: value for key, value in whole.items() if (key == "file") == bool(self.file)}
 
@@ -340,7 +340,7 @@ class TuneConfig(Section):
 
     @field_validator("race_s")
     @classmethod
-    def _within_the_budget(cls, value: float | None, info: ValidationInfo) -> float | None:
+    def _check_race_s(cls, value: float | None, info: ValidationInfo) -> float | None:
         budget_s = info.data.get("budget_s")
         if value is not None and budget_s is not None and value >= budget_s:
             raise broken(
@@ -350,7 +350,7 @@ class TuneConfig(Section):
 
     @field_validator("batch")
     @classmethod
-    def _that_is_kept(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _check_batch(cls, value: int | None, info: ValidationInfo) -> int | None:
         keep = info.data.get("keep")
         if value is not None and keep not in ("update", None):
             raise broken(
@@ -360,7 +360,7 @@ class TuneConfig(Section):
 
     @field_validator("max_num_env")
     @classmethod
-    def _at_least_the_smallest(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _check_max_num_env(cls, value: int | None, info: ValidationInfo) -> int | None:
         smallest = info.data.get("min_num_env")
         if value is not None and smallest is not None and value < smallest:
             raise broken(
@@ -384,7 +384,7 @@ class ClusterConfig(Section):
 
     @field_validator("address")
     @classmethod
-    def _said_in_full(cls, value: str) -> str:
+    def _check_address(cls, value: str) -> str:
         if not re.fullmatch(r"[^\s/]+:[0-9]{1,5}", value):
             raise broken(
                 "must be host:port", "Write what `ray start --head` prints: 10.0.0.1:6379."
@@ -402,7 +402,7 @@ class RoleConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _shorthand(cls, value: Any) -> Any:
+    def _expand_shorthand(cls, value: Any) -> Any:
         return {"class": value} if isinstance(value, str) else value
 
     @model_serializer
@@ -462,17 +462,17 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _algorithm_of_the_mode(cls, value: Any) -> Any:
+    def _default_algorithm(cls, value: Any) -> Any:
         return with_algorithm(value) if isinstance(value, dict) else value
 
     @field_validator("algorithm", mode="before")
     @classmethod
-    def _by_its_own_schema(cls, value: Any) -> Any:
+    def _parse_algorithm(cls, value: Any) -> Any:
         return algorithm_config(value) if isinstance(value, dict) else value
 
     @field_validator("layout")
     @classmethod
-    def _file_and_auto(cls, value: LayoutConfig, info: ValidationInfo) -> LayoutConfig:
+    def _check_layout(cls, value: LayoutConfig, info: ValidationInfo) -> LayoutConfig:
         env = info.data.get("env")
         if value.file is not None and env is not None and env.num_env == AUTO:
             raise broken(
@@ -484,7 +484,7 @@ class Config(Section):
 
     @field_validator("tune")
     @classmethod
-    def _updates_of_the_mode(cls, value: TuneConfig, info: ValidationInfo) -> TuneConfig:
+    def _check_tune(cls, value: TuneConfig, info: ValidationInfo) -> TuneConfig:
         if info.data.get("mode") == "serving" and value.batch is not None:
             raise broken(
                 f"batch={value.batch}; mode serving trains nothing, so there are no updates",
@@ -494,7 +494,7 @@ class Config(Section):
 
     @field_validator("version", mode="before")
     @classmethod
-    def _known_version(cls, value: Any) -> Any:
+    def _check_version(cls, value: Any) -> Any:
         if type(value) is not int or value < CONFIG_VERSION:
             raise broken(
                 f"must be {CONFIG_VERSION}", f"Write `version: {CONFIG_VERSION}` at the top."

@@ -39,7 +39,7 @@ class MultiAgentConfig(Section):
 
     @field_validator("policies")
     @classmethod
-    def _named(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_policies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if not re.fullmatch(_NAME, name):
                 raise broken(
@@ -51,7 +51,7 @@ class MultiAgentConfig(Section):
 
     @field_validator("mapping")
     @classmethod
-    def _to_policies(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    def _check_mapping(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         policies = info.data.get("policies")
         if policies is None:
             return value
@@ -65,7 +65,7 @@ class MultiAgentConfig(Section):
 
     @field_validator("self_play")
     @classmethod
-    def _of_one_policy(
+    def _check_self_play(
         cls, value: SelfPlayConfig | None, info: ValidationInfo
     ) -> SelfPlayConfig | None:
         policies = info.data.get("policies", ())

@@ -47,7 +47,7 @@ class RangeConfig(Section):
 
     @field_validator("uniform", "log_uniform", "integer")
     @classmethod
-    def _ascending(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_bounds(cls, value: Any, info: ValidationInfo) -> Any:
         if value is None:
             return value
         low, high = value
@@ -59,7 +59,7 @@ class RangeConfig(Section):
 
     @field_validator("choice")
     @classmethod
-    def _distinct(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    def _check_choice(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
         if value is not None and len(value) < 2:
             raise broken("must have two values or more", "For one, set the key itself.")
         if value is not None and any(one in value[:i] for i, one in enumerate(value)):
@@ -67,7 +67,7 @@ class RangeConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _one_kind(self) -> RangeConfig:
+    def _check_kind(self) -> RangeConfig:
         kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if len(kinds) != 1:
             raise broken(
@@ -77,7 +77,7 @@ class RangeConfig(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _the_one(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         whole: dict[str, Any] = handler(self)
         return {key: value for key, value in whole.items() if value is not None}
 
@@ -129,19 +129,19 @@ class SearchConfig(Section):
 
     @field_validator("ranges", mode="before")
     @classmethod
-    def _flat(cls, value: Any) -> Any:
+    def _flatten_ranges(cls, value: Any) -> Any:
         return dict(_flattened("", value)) if isinstance(value, dict) else value
 
     @field_validator(*USED_BY, mode="before")
     @classmethod
-    def _used(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_is_used(cls, value: Any, info: ValidationInfo) -> Any:
         name, user = info.data.get("algorithm"), USED_BY[info.field_name or ""]
         if name is not None and name != user:
             raise broken(f"algorithm {name} does not use it", f"Leave it out, or use {user}.")
         return value
 
     @model_serializer(mode="wrap")
-    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         whole: dict[str, Any] = handler(self)
         return {k: v for k, v in whole.items() if USED_BY.get(k, self.algorithm) == self.algorithm}
 

@@ -73,7 +73,7 @@ def why(record: TuneRecord) -> str:
     verb = "serve" if record.header.get("mode") == "serving" else "train"
     verb += "" if row.gmi_per_gpu > 1 or devices > 1 else "s"
     parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(results, winner)}"]
-    if record.chosen and (record.races or winner is not results.fastest):
+    if record.chosen and (scores_of(record) or winner is not results.fastest):
         parts.append(record.chosen.why)
     parts.append(_beyond(results, winner))
     if record.header.get("mode") != "serving":
@@ -87,7 +87,7 @@ def why(record: TuneRecord) -> str:
 def is_sure(record: TuneRecord) -> bool:
     """Tells whether another tune would choose the same: complete, decided beyond the noise."""
     results, chosen = record.results(), record.chosen
-    if results.winner is None or chosen is None or not chosen.complete or record.races:
+    if results.winner is None or chosen is None or not chosen.complete or scores_of(record):
         return False
     return not results.as_fast and not is_uncertain(results.winner.measured)
 
@@ -299,9 +299,9 @@ def show(console: Console, record: TuneRecord) -> None:
         rows = _closer(named, record)
         table("A closer look", ("", *(name for name, _ in named)), rows, numbers=True)
         console.out("")
-    if record.races:
+    if rows := races(record, results):
         head = ("round", "setting", "in", "mean return", "")
-        table("Return at equal time", head, races(record, results))
+        table("Return at equal time", head, rows)
         console.out("")
     if results.failures:
         rows = [

@@ -15,6 +15,7 @@ stayed where it began. Pure.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -28,6 +29,7 @@ LEAST_S: Final = 8.0  # of training, each in the first round: less says nothing 
 UNSURE: Final = 2.0  # candidates whose goodput differs by a smaller factor are raced
 _LAST: Final = 2  # of the second round
 _MOVED: Final = 0.05  # of a return: one that rises by less has not moved
+_BEGIN: Final = 4  # the first such part of a curve is what its second half is held against
 _OTHER: Final = 1.5  # times the environments of a GMI: fewer are learned with alike
 
 
@@ -180,8 +182,16 @@ def _round(
 
 
 def _has_risen(curve: TrainingCurve) -> bool:
+    """Tells whether the second half of a curve is above its first quarter, both in the mean.
+
+    A single point says little: the mean of 100 episodes that learn nothing differs by a tenth, and
+    the first that end are the short ones.
+    """
     values = [value for _, value in curve.points]
-    return bool(values) and max(values) - values[0] > _MOVED * abs(values[0])
+    if len(values) < 2:
+        return False
+    began = statistics.fmean(values[: max(1, len(values) // _BEGIN)])
+    return statistics.fmean(values[-(len(values) // 2) :]) - began > _MOVED * abs(began)
 
 
 def _mean_until(curve: TrainingCurve, seconds: float) -> float | None:
@@ -200,11 +210,14 @@ def _mean_until(curve: TrainingCurve, seconds: float) -> float | None:
 
 
 def scores_of(record: TuneRecord) -> list[RaceScore]:
-    """Lists how the race was judged that led to the choice; before, how each run ended."""
-    if "judged" in record.choice:
+    """Lists how the race was judged that led to the choice; before one, how each run ended.
+
+    A choice that no race has led to has none, whatever was raced for an earlier one.
+    """
+    if record.choice:
         return [
             RaceScore(**{**line, "candidate": candidate_of(line["candidate"])})
-            for line in record.choice["judged"]
+            for line in record.choice.get("judged", ())
         ]
     scores = []
     for line in record.races:

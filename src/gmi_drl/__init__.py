@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .errors import GmiDrlError
     from .launcher.callbacks.callback import Callback
     from .launcher.paper_config import config
-    from .launcher.start.launcher import RunResult
+    from .launcher.start.result import RunResult
     from .launching import launch
     from .resizing import resize
     from .roles import DRL_role, GMI_manager, Holistic
@@ -36,7 +36,7 @@ _HOME = {
     "GMI_manager": "gmi_drl.roles",
     "GmiDrlError": "gmi_drl.errors",
     "Holistic": "gmi_drl.roles",
-    "RunResult": "gmi_drl.launcher.start.launcher",
+    "RunResult": "gmi_drl.launcher.start.result",
     "SearchResult": "gmi_drl.selector.search.searching",
     "TrainedPolicy": "gmi_drl.trained.policy",
     "Tuned": "gmi_drl.selector.tune.tuning",

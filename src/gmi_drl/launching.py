@@ -16,7 +16,7 @@ from .launcher.start import launcher
 if TYPE_CHECKING:
     from gmi_drl.launcher.watch.watch import Promise, Watch
 
-    from .launcher.start.launcher import RunResult
+    from .launcher.start.result import RunResult
     from .launcher.view.view import ViewName
     from .placement import Config, Topology
     from .roles import DRL_role

@@ -1,7 +1,5 @@
 """Gradients that agents send: A3C end to end, whose one agent is A2C, and GMIs that are killed."""
 
-import json
-
 import pytest
 import torch
 import yaml
@@ -11,6 +9,7 @@ import faults
 import gmi_drl
 from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.roles.state import checkpoint
+from run_files import metrics
 
 ITERATIONS, SAMPLES = 6, 8 * 8
 
@@ -40,10 +39,6 @@ def config(tmp_path, template="tdg_ex", name="a3c", **changes):
 
 def launch(path=None, *overrides, **options):
     return gmi_drl.launch(path, overrides=overrides, view="none", **options)
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_one_agent_that_sends_gradients_is_a2c_in_one_gmi(tmp_path):

@@ -1,7 +1,5 @@
 """AlphaZero end to end: two GMIs, kills, a resume, and what was learned at play afterwards."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,7 @@ from gmi_drl.roles.state import checkpoint
 from gmi_drl.trained import filming
 from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
+from run_files import metrics
 
 ROUNDS = 4
 GAMES = 6
@@ -52,10 +51,6 @@ def learned(result):
         *(replay[name].numpy().tobytes() for name in ("states", "policy", "value")),
         replay["next"], replay["due"], state["match"], state["promoted"], state["updates"],
     ]  # fmt: skip
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

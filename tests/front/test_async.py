@@ -17,6 +17,7 @@ import killers
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start import jobs
 from gmi_drl.placement import Device, Topology, decoupled
+from run_files import metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -54,11 +55,6 @@ def config(tmp_path, **changes):
 
 def launch(path=None, **options):
     return gmi_drl.launch(path, view="none", **options)
-
-
-def metrics(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def slow(*cases):

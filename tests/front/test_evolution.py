@@ -1,7 +1,5 @@
 """Evolution end to end: the same policy for any number of GMIs, after kills, and after a resume."""
 
-import json
-
 import pytest
 import yaml
 
@@ -9,6 +7,7 @@ import bodies_evolution
 import faults
 import gmi_drl
 from gmi_drl.roles.state import checkpoint
+from run_files import metrics
 
 ROUNDS = 6
 LENGTH = 20  # steps of an episode of Pendulum, none of which ends before
@@ -41,10 +40,6 @@ def learned(result):
         state["parameters"].numpy().tobytes(),
         state["observation_normalizer"]["moments"].numpy().tobytes(),
     ]
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

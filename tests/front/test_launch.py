@@ -23,6 +23,7 @@ from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.report.run_state import read_state
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.runtime import shared_lock
+from run_files import metrics
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -82,11 +83,6 @@ def config(tmp_path, env="CartPole-v1", **changes):
 
 def launch(path=None, *overrides, **options):
     return gmi_drl.launch(path, overrides=overrides, view="none", **options)
-
-
-def metrics(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def parameters(folder):

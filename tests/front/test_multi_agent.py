@@ -19,6 +19,7 @@ from gmi_drl.roles.state import checkpoint
 from gmi_drl.trained import filming
 from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
+from run_files import metrics
 
 ITERATIONS = 6
 
@@ -44,10 +45,6 @@ def config(folder, gmis=1, iterations=ITERATIONS, **sections):
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(base | sections))
     return path
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """A run says once when its gradient noise scale has left its batches, and with which settings."""
 
-import json
 import re
 
 import pytest
@@ -11,6 +10,7 @@ from gmi_drl.launcher.view.view import RunView, Screen
 from gmi_drl.launcher.watch import noise_watch
 from gmi_drl.launcher.watch.noise_watch import SETTLED, NoiseFit, NoiseWatch, why_none
 from gmi_drl.placement import Topology, UpdateSize, decoupled, load_config, tcg, tcg_ex, tdg_ex
+from run_files import metrics
 
 MACHINE = Topology.from_cores([0, 1])
 
@@ -175,10 +175,6 @@ RUN = {
     "algorithm": {"network": [8], "horizon": 16, "minibatches": 2, "epochs": 1},
     "layout": {"gmi_per_gpu": 1},
 }
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """A parameter server over GMIs: pieces of the parameters, and agents that send gradients."""
 
-import json
 import os
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ import gmi_drl
 from gmi_drl.launcher.start import jobs
 from gmi_drl.placement import Device, Topology, check, load_config, parameter_server
 from gmi_drl.roles.state import checkpoint
+from run_files import metrics
 
 ITERATIONS, SAMPLES = 6, 8 * 8
 
@@ -68,10 +68,6 @@ def several(monkeypatch, agents, shards):
 
 def launch(path=None, *overrides, **options):
     return gmi_drl.launch(path, overrides=overrides, view="none", **options)
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def learned(result):

@@ -16,6 +16,7 @@ import faults
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
+from run_files import metrics
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -48,11 +49,6 @@ def config(tmp_path, gmis=2, **changes):
 
 def launch(path, role=bodies_recovery.Mortal, **options):
     return gmi_drl.launch(path, view="none", roles={"trainer": role}, **options)
-
-
-def metrics(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def begun(path, gmi):

@@ -1,6 +1,5 @@
 """Template tdg_ex, end to end: a trainer learns from its agents, in turn with them."""
 
-import json
 import os
 import random
 import signal
@@ -21,6 +20,7 @@ from gmi_drl.launcher.start import jobs, launcher
 from gmi_drl.placement import Device, Topology, check, load_config, tdg_ex
 from gmi_drl.placement.templates import rollout_workers_of
 from gmi_drl.roles.state import checkpoint
+from run_files import metrics
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tdg_ex.yaml"
 ITERATIONS = 6
@@ -68,11 +68,6 @@ def several(monkeypatch, agents=1, devices=1, num_env=8):
     layout = replace(layout, topology=Topology(tuple(there)), gmis=gmis)
     monkeypatch.setattr(jobs, "planned", lambda *_, **more: layout)
     return layout
-
-
-def metrics(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 def shared(folder):

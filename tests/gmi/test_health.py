@@ -20,7 +20,7 @@ from gmi_drl.gmi.backends.mps import MpsBackend
 from gmi_drl.gmi.backends.trial import trial_layout, try_backend
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health import (
-    Host,
+    HostResources,
     backend_findings,
     gpu_findings,
     host_findings,
@@ -234,7 +234,7 @@ def test_what_killed_runs_left_is_removed(monkeypatch):
     assert left_behind().value == "nothing"
 
 
-HOST = Host(
+HOST = HostResources(
     cores=(0, 1, 2, 3), quota_cores=None, nodes={0: frozenset(range(4))}, mem_bytes=8 << 30,
     mem_limit_bytes=None, shm_bytes=64 << 20, max_files=1024, max_locked_bytes=None,
 )  # fmt: skip

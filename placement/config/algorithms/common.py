@@ -174,14 +174,14 @@ class AlgorithmConfig(Section):
 
     @field_validator("optimizer")
     @classmethod
-    def _can_run_under(cls, value: str) -> str:
+    def _check_optimizer(cls, value: str) -> str:
         if value not in ("auto", *cls.optimizers):
             names = listed(cls.optimizers, "or")
             raise broken(f"the algorithm runs under {names}", f"Use {cls.optimizers[0]}, or auto.")
         return value
 
     @model_serializer(mode="wrap")
-    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what says nothing, which configs of before do not have."""
         keys: dict[str, Any] = handler(self)
         silent = {

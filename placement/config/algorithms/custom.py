@@ -35,17 +35,17 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 
     @field_validator("name")
     @classmethod
-    def _given(cls, value: str) -> str:
+    def _refuse_name(cls, value: str) -> str:
         raise broken("names an algorithm twice, by name and by class", "Leave one of them out.")
 
     @model_validator(mode="after")
-    def _named_by_its_class(self) -> Self:
+    def _set_name_of_class(self) -> Self:
         self.__dict__["name"] = self.class_.rpartition(":")[2]  # it is frozen
         return self
 
     @field_validator("optimizer")
     @classmethod
-    def _can_run_under(cls, value: str) -> str:
+    def _check_optimizer(cls, value: str) -> str:
         if value not in ("auto", *MODE_OF_OPTIMIZER):
             near = closest(value, MODE_OF_OPTIMIZER)
             names = ", ".join(MODE_OF_OPTIMIZER)
@@ -56,7 +56,7 @@ class CustomAlgorithmConfig(AlgorithmConfig):
         return value
 
     @model_serializer(mode="wrap")
-    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes what was given alone: the defaults are those of the class."""
         written = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "class_"}
         keys: dict[str, Any] = handler(self)

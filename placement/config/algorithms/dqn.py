@@ -65,7 +65,7 @@ class DQNConfig(ReplayConfig):
 
     @field_validator("value_range")
     @classmethod
-    def _is_a_range(
+    def _check_value_range(
         cls, value: tuple[float, float] | None, info: ValidationInfo
     ) -> tuple[float, float] | None:
         remedy = "Give the least and the largest discounted sum of scaled rewards"

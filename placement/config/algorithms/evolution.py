@@ -50,7 +50,7 @@ class EvolutionConfig(AlgorithmConfig):
 
     @field_validator("population")
     @classmethod
-    def _in_pairs(cls, value: int) -> int:
+    def _check_population(cls, value: int) -> int:
         if value % 2:
             raise broken(
                 "must be even: each direction is tried both ways",
@@ -132,7 +132,7 @@ class ARSConfig(EvolutionConfig):
 
     @field_validator("top_directions")
     @classmethod
-    def _among_all(cls, value: int | None, info: ValidationInfo) -> int | None:
+    def _check_top_directions(cls, value: int | None, info: ValidationInfo) -> int | None:
         population = info.data.get("population")
         if value is not None and population is not None and value > population // 2:
             raise broken(

@@ -23,7 +23,7 @@ class VTraceConfig(SegmentsConfig):
 
     @field_validator("c_clip")
     @classmethod
-    def _at_most_rho_clip(cls, value: float, info: ValidationInfo) -> float:
+    def _check_c_clip(cls, value: float, info: ValidationInfo) -> float:
         rho_clip = info.data.get("rho_clip")
         if rho_clip is not None and value > rho_clip:
             raise broken(f"must be at most rho_clip, {rho_clip:g}", "Lower it, or raise rho_clip.")

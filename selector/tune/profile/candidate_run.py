@@ -18,7 +18,8 @@ from gmi_drl.gmi import DeviceMemoryError, Gang, GmiDied, GmiError, GmiTimeout
 from gmi_drl.gmi.usage import processes
 from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.launcher.plan.planning import find_devices
-from gmi_drl.launcher.start.launcher import RunResult, launch
+from gmi_drl.launcher.start.launcher import launch
+from gmi_drl.launcher.start.result import RunResult
 from gmi_drl.launcher.watch.watch import Watch
 from gmi_drl.placement import Config, ConfigError, Layout, LayoutError, Topology
 from gmi_drl.runtime import ObjectStoreFullError, TaskError

@@ -54,7 +54,7 @@ class UsedExperience:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayUse:
     """Describes the replay that one trainer has drawn from."""
 
     trainer: int  # gmi_id
@@ -74,7 +74,7 @@ class PolicyRecord:
     steps: int  # of environments, by then
     lag: int  # the most updates that experience was behind
     samples: tuple[UsedExperience, ...]
-    replays: tuple[Replay, ...]
+    replays: tuple[ReplayUse, ...]
     optimizer: str
     layout: dict[str, Any]
     restored: str  # of the first of its branch: the checkpoint that this goes on from, or "peers"
@@ -390,7 +390,7 @@ class PolicyReader:
             steps=row.steps,
             lag=row.lag,
             samples=samples,
-            replays=tuple(Replay(*numbers) for numbers in _numbers_in(row, "replay", 4)),
+            replays=tuple(ReplayUse(*numbers) for numbers in _numbers_in(row, "replay", 4)),
             optimizer=branch.optimizer,
             layout=_layout_of(branch),
             restored=branch.restored if first else "",

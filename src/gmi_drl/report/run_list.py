@@ -17,7 +17,7 @@ from gmi_drl.placement import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.launcher.start.launcher import RunResult
+    from gmi_drl.launcher.start.result import RunResult
 
 _MARKS: Final = ("run.json", "config.yaml", METRICS)  # any of them makes a run's folder
 _MOST_BYTES: Final = 4 * 2**20  # of a run.json

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
-    from gmi_drl.launcher.start.launcher import RunResult
+    from gmi_drl.launcher.start.result import RunResult
     from gmi_drl.launcher.view.view import ViewName
 
 _MOST_TEXT: Final = 16_000  # of an error; a pipe takes 64 KB before anyone reads

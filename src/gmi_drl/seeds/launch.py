@@ -36,7 +36,7 @@ from .child import SeedJob, SeedOutcome
 from .shares import DeviceShare, SeedsError, device_shares
 
 if TYPE_CHECKING:
-    from gmi_drl.launcher.start.launcher import RunResult
+    from gmi_drl.launcher.start.result import RunResult
     from gmi_drl.report.comparison.groups import Comparison
 
 _POLL_S: Final = 0.2

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from gmi_drl.launcher.start.launcher import RunResult
+    from gmi_drl.launcher.start.result import RunResult
     from gmi_drl.placement import Config, Layout
 
 

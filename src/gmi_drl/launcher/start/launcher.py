@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
@@ -27,8 +26,6 @@ from gmi_drl.launcher.folder.run_folder import (
     RunFolder,
     RunFolderError,
     keep_gcs_in,
-    note_end,
-    number_in,
     resume_command,
 )
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
@@ -38,10 +35,8 @@ from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
 from gmi_drl.launcher.watch.noise_watch import NoiseWatch
 from gmi_drl.launcher.watch.policy_log import PolicyLog
 from gmi_drl.launcher.watch.records import (
-    SegmentCounts,
     ServingMetrics,
     new_traces,
-    segment_counts_of,
     traced_gmis,
 )
 from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch, is_comparable
@@ -54,6 +49,7 @@ from gmi_drl.runtime.errors import exit_text, truncate
 from .jobs import Follow, Resolve, new_job, resumed_job
 from .preload import preload_of
 from .resizer import Resizer
+from .result import RunEnd, RunResult, memory_held, nothing_left, result_of, summary_of
 
 if TYPE_CHECKING:
     from gmi_drl.launcher.hosts.cluster import Host
@@ -61,30 +57,6 @@ if TYPE_CHECKING:
 
 _POLL = timedelta(milliseconds=100)
 _GRACE = timedelta(seconds=10)
-# What a role says of the episodes of the trained policy.
-_EVALUATION: Final = {"eval_return": float, "eval_std": float, "eval_episodes": int}
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """Says how a run ended. `gmis` holds what each GMI's role returned, by gmi_id."""
-
-    folder: Path
-    state: str  # "finished", or "stopped" when it was asked to end
-    iteration: int
-    steps: int
-    seconds: float  # training time, all sessions of the run together
-    steps_per_s: float
-    return_mean: float | None  # of the last 100 training episodes
-    eval_return: float | None  # mean return of the greedy policy's whole episodes
-    eval_std: float | None  # their deviation
-    eval_episodes: int | None  # how many they were
-    curve: Path | None
-    gmis: list[Any]
-    restarts: int = 0  # of GMIs whose process died, in this launch
-    experience: SegmentCounts | None = None  # mode async: what became of all segments
-    traces: tuple[Path, ...] = ()  # of a profiled run: a file for each process of GMIs
-    mem_peak_bytes: tuple[int, ...] = ()  # the most that each GMI has held, by gmi_id
 
 
 def launch(
@@ -187,7 +159,7 @@ def _run(
             state, why = "stopped", "ended before it could finish"
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
             failed = {"state": state, "finished": time.time(), "error": why}
-            folder.update(**failed, **_summary(run.last), **memory_held(run.job))
+            folder.update(**failed, **summary_of(run.last), **memory_held(run.job))
         with suppress(CallbackError):
             callbacks.end(EndedRun(state, why))
         # The same resume again would be refused again.
@@ -195,10 +167,7 @@ def _run(
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    result = _result(
-        run.job, folder, ended.state, ended.gmis, run.last, restarts=run.restarts,
-        traces=ended.traces,
-    )  # fmt: skip
+    result = result_of(run.job, folder, ended, run.last, run.restarts)
     callbacks.end(EndedRun(ended.state, result=result))
     return result
 
@@ -231,15 +200,6 @@ def _gang(
     )
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """Says how training ended, and what GMIs have returned."""
-
-    state: str
-    gmis: list[Any]
-    traces: tuple[Path, ...]
-
-
 @dataclass
 class _Run:
     """Trains a run, by the GMIs of one layout and after a resize by those of another."""
@@ -262,7 +222,7 @@ class _Run:
     def job(self) -> Job:
         return self.resizer.job
 
-    def train(self, notes: Sequence[str]) -> _Ended | None:
+    def train(self, notes: Sequence[str]) -> RunEnd | None:
         """Starts the GMIs of the layout, and trains to the end; None if another layout is next."""
         job, folder, resizer = self.job, self.folder, self.resizer
         budget = job.config.run.max_restarts
@@ -313,7 +273,7 @@ class _Run:
                     resizer.give_up("the run came to its end first")
                     resizer.settle()
                     resumed = job.resume is not None and not self.last and not stopped
-                    if resumed and (message := _nothing_left(job, folder)):
+                    if resumed and (message := nothing_left(job, folder)):
                         screen.show({"kind": "note", "message": message})
         except GmiDrlError as error:
             if isinstance(error, GmiDied):
@@ -329,7 +289,7 @@ class _Run:
             policies.flush()
             raise
         policies.flush()
-        return _Ended("stopped" if stopped else "finished", gmis, traces())
+        return RunEnd("stopped" if stopped else "finished", gmis, traces())
 
     def _own_watch(self, screen: RunView) -> list[Watch]:
         """Returns the watch that `launch` was given, or the one that holds a promise."""
@@ -435,99 +395,3 @@ class _Records:
                     self.last.clear()
                     self.last.update(record)
                 self.screen.show(record)
-
-
-def _nothing_left(job: Job, folder: RunFolder) -> str:
-    """Says that a resumed run had ended before; "" of another.
-
-    What follow are its figures from before. A role of one's own may train and report no iteration.
-    """
-    before, run = folder.state(), job.config.run
-    reached = run.target_return is not None and before.get("iteration") is not None
-    if number_in(before, "steps") < run.total_steps and not reached:
-        return ""
-    ends, more = f"run.total_steps={run.total_steps}", "run.total_steps=..."
-    if run.target_return is not None:
-        ends += f" or run.target_return={run.target_return:g}"
-        more += " --set run.target_return=..."
-    command = f"{resume_command(folder.path)} --set {more}"
-    return f"nothing was left to do: this run has reached {ends}. For more: {command}"
-
-
-def memory_held(job: Job) -> dict[str, list[int]]:
-    """Reads, by gmi_id, what each GMI has held of its device.
-
-    The most bytes in all its lives; what the driver said that its process held when it ended (0: it
-    did not say); and the SMs that it had (0: no GPU's).
-    """
-    tally = job.tally.open()
-    rows = [tally.row(gmi.gmi_id) for gmi in job.layout.gmis]
-    names = ("mem_peak_bytes", "mem_process_bytes", "sm_count")
-    return {name: [row[name] for row in rows] for name in names}
-
-
-def _result(
-    job: Job,
-    folder: RunFolder,
-    state: str,
-    gmis: list[Any],
-    last: dict[str, Any],
-    *,
-    restarts: int,
-    traces: tuple[Path, ...],
-) -> RunResult:
-    """Returns how a run that is done ended, which it also writes down in its folder."""
-    batch = job.config.experience.batch_segments
-    segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
-    if segments is not None:
-        note_end(folder, experience=segments.as_json())
-        if not segments.add_up:
-            warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
-                          f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
-    answers = [a for a in gmis if isinstance(a, dict) and a.get("eval_return") is not None]
-    evaluation = {  # a role of the user's may say less
-        key: kind(answers[0][key])
-        for key, kind in _EVALUATION.items()
-        if answers and answers[0].get(key) is not None
-    }
-    memory = memory_held(job)
-    note_end(folder, state=state, finished=time.time(), **_summary(last), **memory, **evaluation)
-    # A run that had nothing left to do has its figures from before.
-    known = folder.state() | _summary(last)
-    seconds, steps = number_in(known, "time_s"), int(number_in(known, "steps"))
-    speed = steps / seconds if seconds else 0.0
-    note_end(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
-    return RunResult(
-        folder=folder.path,
-        state=state,
-        iteration=int(number_in(known, "iteration")),
-        steps=steps,
-        seconds=seconds,
-        steps_per_s=speed,
-        return_mean=None if known.get("return_mean") is None else number_in(known, "return_mean"),
-        eval_return=evaluation.get("eval_return"),
-        eval_std=evaluation.get("eval_std"),
-        eval_episodes=evaluation.get("eval_episodes"),
-        curve=_curve(folder, job.config),
-        gmis=gmis,
-        restarts=restarts,
-        experience=segments,
-        traces=traces,
-        mem_peak_bytes=tuple(memory["mem_peak_bytes"]),
-    )
-
-
-def _curve(folder: RunFolder, config: Config) -> Path | None:
-    """Draws the picture of the run; without one, a warning: the run itself is done."""
-    from gmi_drl.launcher.folder.curve import draw_curve
-
-    try:
-        return draw_curve(folder.path, f"{config.run.name}: {config.env.id}")
-    except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-        warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
-        return None
-
-
-def _summary(last: dict[str, Any]) -> dict[str, Any]:
-    keys = ("iteration", "steps", "steps_per_s", "return_mean", "time_s")
-    return {key: last[key] for key in keys if key in last}
