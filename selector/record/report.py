@@ -55,7 +55,17 @@ def headline(record: TuneRecord) -> str:
     chosen = candidate_text(results.winner.candidate, results.rows)
     measured = results.winner.measured
     text = f"{what}{chosen}, {measured.steps_per_s:,.0f} steps/s ± {100 * measured.error:.1f} %"
-    return text if record.chosen else f"{text} so far"
+    if not record.chosen:
+        return f"{text} so far"
+    if results.prediction is None or results.base in (None, results.winner):
+        return text
+    shorter = _longer(results, results.winner, results.base)
+    return f"{text}, predicted {shorter:.2f} times the time to a return of the {results.base_name}"
+
+
+def _longer(results: TuneResults, one: CandidateResult, other: CandidateResult) -> float:
+    """Returns how many times as long one is predicted to take to a return as the other."""
+    return results.worth(other).steps_per_s / results.worth(one).steps_per_s
 
 
 def why(record: TuneRecord) -> str:
@@ -106,8 +116,9 @@ def sureness(record: TuneRecord) -> str:
         parts.append("each of the others differs by more than the noise")
     else:
         nearest = min(near, key=lambda one: abs(one.measured.steps_per_s - measured.steps_per_s))
+        alike = "as fast" if results.prediction is None else "as good"
         parts.append(
-            f"{len(near)} of {counted(len(results.all) - 1, 'other')} may be as fast, the nearest "
+            f"{len(near)} of {counted(len(results.all) - 1, 'other')} may be {alike}, the nearest "
             f"({candidate_text(nearest.candidate, results.rows)}) with "
             f"{_spread(nearest.measured)}"
         )
@@ -135,12 +146,11 @@ def _decision(record: TuneRecord, results: TuneResults) -> str:
         return f"the race decided, {', '.join(each)}, with one seed a round"
     what = "tune.keep" if by == "rule" else "the prediction"
     what = "steps/s" if results.prediction is None else what
-    ours = results.worth(winner).steps_per_s
     others = [one for one in results.all if one is not winner]
     margin = ""
     if others:
         near = max(others, key=lambda one: results.worth(one).steps_per_s)
-        longer, name = ours / results.worth(near).steps_per_s, near.candidate
+        longer, name = _longer(results, near, winner), near.candidate
         margin = (
             f", by which the next ({candidate_text(name, results.rows)}) takes {longer:.2f} times "
             "as long to a return"
@@ -256,13 +266,12 @@ def learning(record: TuneRecord) -> Iterator[str]:
         return
     if noise := record.choice.get("noise"):
         yield str(noise)
-    ours = results.worth(results.winner).steps_per_s
     others = {results.base_name: results.base, "most steps/s": results.fastest}
     for name, other in others.items():
         if other is None or other is results.winner:
             continue
         speed = results.winner.measured.steps_per_s / other.measured.steps_per_s
-        longer = results.worth(other).steps_per_s / ours
+        longer = _longer(results, results.winner, other)
         text = candidate_text(other.candidate, results.rows)
         yield (
             f"beside the {name} ({text}): {speed:.2f} times its steps/s, and {longer:.2f} times "

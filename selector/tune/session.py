@@ -204,7 +204,8 @@ def _session(
     anew = again or (before is not None and bool(before.drifts))
     kept = request.path.read_text(encoding="utf-8") if again and request.fresh() else None
     journal, opened = TuneJournal.open(request.path, _header(request, space, held), anew=anew)
-    load = _load(request.topology)
+    # What was measured under load stays on record, whoever goes on with it.
+    load = _load(request.topology) or str(journal.record.choice.get("load", ""))
     notes += filter(None, [*opened, load])
     for note in notes:
         screen.note(note)

@@ -1,5 +1,6 @@
 """The commands tune and search: what their words mean, and what is told when they are wrong."""
 
+import shutil
 import subprocess
 import sys
 import types
@@ -130,9 +131,11 @@ def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsy
     copy.parent.mkdir()
     copy.write_bytes(kept.path.read_bytes())
     monkeypatch.chdir(tmp_path)
+    shutil.copy(config, "mine.yaml")  # as if tuning had written it
     for words, folder in (
         (["-o", "other.yaml"], "other.report"),  # the newest
         ([str(copy)], "mine.report"),
+        (["mine.yaml"], "mine.report"),
         ([str(kept.path)], "."),  # nothing is drawn among what is kept
     ):
         assert main.main(["tune", "--show", *words]) == 0

@@ -241,10 +241,17 @@ def test_nothing_slower_than_the_config_as_given_is_chosen(config, machine, monk
 def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monkeypatch):
     monkeypatch.setattr(measuring, "busy_cores", lambda cores: 0.75 * len(cores))
     told = "other programs kept 1.5 of 2 cores busy when it began"
-    found = tuned_by(config)
+    monkeypatch.setattr(measuring, "_LEAST_PROFILES", 4)
+    found = tuned_by(config, budget=16)
     assert any(told in note for note in found.notes)
     assert told.split(" busy")[0] in found.output.read_text().replace("\n# ", " ")
-    assert any(told in line for line in report.notes(tuned_by(config).recorded))  # also recalled
+    assert any(told in line for line in report.notes(tuned_by(config, budget=16).recorded))
+    monkeypatch.setattr(measuring, "busy_cores", lambda cores: 0.0)  # what was measured stays so
+    further = tuned_by(config, budget=300)
+    assert not further.recalled
+    assert any(told in line for line in report.notes(further.recorded))
+    anew = tuned_by(config, budget=300, again=True)
+    assert not any(told in line for line in report.notes(anew.recorded))
 
 
 def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatch):

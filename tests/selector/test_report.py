@@ -133,6 +133,9 @@ def test_what_a_choice_is_expected_to_learn_is_told_beside_the_others():
         "beside the plain start (1 GMI, num_env 64): 1.80 times its steps/s, and 0.83 times its "
         "time to a return, as predicted"
     )
+    assert headline(record).endswith(
+        ", predicted 0.83 times the time to a return of the plain start"
+    )
     assert "Learning: beside the plain start" in shown(record)
     assert "time to a return" in shown(record)
     assert not list(learning(recorded(answers, large)))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gmi_drl.selector.record.record import TuneRecord
 
 _RECORD: Final = ".jsonl"
+_COPY: Final = "record.jsonl"  # of the record, in the folder of a report
 
 
 _Objective = StrEnum("_Objective", "LEARNING STEPS")
@@ -197,6 +198,8 @@ def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord:
     except OSError as error:
         if request is None or not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             raise BadPath(f"{path}: {error.strerror}. Give a config, or a record.") from None
+    if (made := _report_of(given) / _COPY).exists():  # of a config that tuning has written
+        return record.read(made)
     why, remedy = "", f"Tune first: gmi-drl tune {given}"
     if (other := request.elsewhere()) is not None:
         why, remedy = f": {other[0]}", f"{remedy}; or see that one: gmi-drl tune --show {other[1]}"
@@ -206,13 +209,22 @@ def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord:
 def _folder_of(given: Path | None, output: Path | None) -> Path:
     """Returns where pictures go: where tuning drew them, or beside a record copied there."""
     from gmi_drl.launcher.colocated_runs import records_folder
-    from gmi_drl.selector.tune.tuned_file import DEFAULT_NAME, TunedFile
+    from gmi_drl.selector.tune.tuned_file import DEFAULT_NAME
 
     if output is None and given is not None and given.suffix == _RECORD:
         folder = given.absolute().parent
         return Path() if folder == records_folder() else folder
+    if output is None and given is not None and (_report_of(given) / _COPY).exists():
+        return _report_of(given)
     beside = given.parent if given is not None else Path()
-    return TunedFile(output or beside / DEFAULT_NAME).report
+    return _report_of(output or beside / DEFAULT_NAME)
+
+
+def _report_of(config: Path) -> Path:
+    """Returns where the report of a config lies that tuning has written."""
+    from gmi_drl.selector.tune.tuned_file import TunedFile
+
+    return TunedFile(config).report
 
 
 def _is_of_another(folder: Path, recorded: TuneRecord) -> bool:
@@ -221,7 +233,7 @@ def _is_of_another(folder: Path, recorded: TuneRecord) -> bool:
     from gmi_drl.selector.record import record
 
     try:
-        there = record.read(folder / "record.jsonl")
+        there = record.read(folder / _COPY)
     except (OSError, RecordError):
         return False
     return there.header.get("key") != recorded.header.get("key")

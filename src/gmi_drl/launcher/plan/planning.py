@@ -189,7 +189,7 @@ def _merged(hosts: Sequence[Sequence[Fault | str]]) -> list[Fault | str]:
 def unresolved_faults(config: Config) -> list[Fault]:
     """Lists each key that says `auto`, and what to do where nothing is measured."""
     keys = {"env.num_env": config.env.num_env, "layout.gmi_per_gpu": config.layout.gmi_per_gpu}
-    rule = "no record that still holds says what is fastest here"
+    rule = "no record that still holds says what is best here"
     remedy = "Run gmi-drl tune, or give a number."
     return [Fault(key, "auto", rule, remedy) for key, value in keys.items() if value == AUTO]
 
