@@ -90,7 +90,7 @@ class Lease:
                 if lock is not None:  # nobody's: `sweep` undoes it
                     os.close(lock)
                     continue
-                notes = _read(path)
+                notes = read_notes(path)
             except (OSError, *_UNKNOWN):  # it has just gone, or is another user's, or version's
                 continue
             if notes.kind == self.kind:
@@ -140,7 +140,7 @@ def _undo(directory: Path) -> SweptLease:
     """Undoes a lease that is nobody's any more."""
     lease = LeaseNotes("", directory, (), same_boot=False)
     try:
-        lease = _read(directory)
+        lease = read_notes(directory)
         if not lease.notes:
             return SweptLease(lease)
         if lease.kind not in BACKENDS:
@@ -153,7 +153,8 @@ def _undo(directory: Path) -> SweptLease:
         return SweptLease(lease, f"{why}. Another version of gmi-drl made it: run that once more.")
 
 
-def _read(directory: Path) -> LeaseNotes:
+def read_notes(directory: Path) -> LeaseNotes:
+    """Reads what the lease in a directory says."""
     kind, boot = "", ""
     notes: dict[int, dict[str, Any]] = {}
     try:

@@ -110,6 +110,8 @@ def backend_of(config: Config, topology: Topology, gmi_per_gpu: int | None = Non
     """
     if config.hardware.backend != "auto":
         return config.hardware.backend
+    if config.hardware.gpu_share < 1 and topology.devices[0].kind == "gpu":
+        return "mps"  # no other keeps a run to a part
     return choose_backend(config.mode, topology, gmi_per_gpu or config.layout.gmi_per_gpu)[0]
 
 

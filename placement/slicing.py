@@ -57,8 +57,8 @@ Specs = Sequence[GmiSpec]
 def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
     """Returns the layout with every GMI's share of its device, by backend.
 
-    mps: percent of the SMs, floor(100 * sm_overcommit / n) where n GMIs share a GPU evenly, and the
-    memory but for `RESERVE_BYTES` and what other processes hold; green: percent, in whole groups of
+    mps: percent of the SMs, floor(100 * sm_overcommit * gpu_share / n) where n GMIs share a GPU
+    evenly, and as much of `usable_bytes`; green: percent, in whole groups of
     SMs; mig: an instance, of the memory that is asked for; direct, cpu: the cores alone.
     LayoutError where cores or instances are too few. Where no memory is left for a GMI it has no
     limit, and devices with GMIs of two backends are left alone: `check` refuses both.
@@ -70,6 +70,21 @@ def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
         fill = _FILLS.get(kinds.pop()) if len(kinds) == 1 else None
         shared.update((gmi.gmi_id, gmi) for gmi in (fill(device, gmis, hardware) if fill else gmis))
     return replace(layout, gmis=tuple(shared[gmi.gmi_id] for gmi in layout.gmis))
+
+
+def sm_percent_of(hardware: HardwareConfig) -> int:
+    """Returns the percent of a GPU's SMs that the shares of its GMIs may add up to, under mps."""
+    return round(100 * hardware.sm_overcommit * hardware.gpu_share)
+
+
+def usable_bytes(device: Device, mem_bytes: int, hardware: HardwareConfig) -> int:
+    """Returns the memory that a run's GMIs may have of a GPU's `mem_bytes`, beside `RESERVE_BYTES`.
+
+    All that other processes do not hold; or the run's part, whoever has the rest.
+    """
+    if hardware.gpu_share < 1:
+        return int((mem_bytes - RESERVE_BYTES) * hardware.gpu_share)
+    return mem_bytes - RESERVE_BYTES - device.held_bytes
 
 
 def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
@@ -108,12 +123,11 @@ def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
 
 
 def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
-    total = round(100 * hardware.sm_overcommit)
-    percent = _left(total, [gmi.sm_percent for gmi in gmis], 1)
+    percent = _left(sm_percent_of(hardware), [gmi.sm_percent for gmi in gmis], 1)
     memory = None
     if device.mem_bytes is not None:
-        usable = device.mem_bytes - RESERVE_BYTES - device.held_bytes
-        memory = _left(usable, [gmi.mem_bytes for gmi in gmis], _MIB)
+        room = usable_bytes(device, device.mem_bytes, hardware)
+        memory = _left(room, [gmi.mem_bytes for gmi in gmis], _MIB)
     return [
         replace(
             gmi,

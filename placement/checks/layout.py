@@ -9,7 +9,14 @@ from gmi_drl.placement.config.config import MAX_OVERCOMMIT, HardwareConfig
 from gmi_drl.placement.faults import ABSENT, Fault, device_name, spec_fault
 from gmi_drl.placement.layout import GmiSpec, Layout, MigSlice
 from gmi_drl.placement.mig import commands_for, covered, profiles_of, whole_instances
-from gmi_drl.placement.slicing import RESERVE_BYTES, group_sms, groups_of, num_groups
+from gmi_drl.placement.slicing import (
+    RESERVE_BYTES,
+    group_sms,
+    groups_of,
+    num_groups,
+    sm_percent_of,
+    usable_bytes,
+)
 from gmi_drl.placement.templates import TEMPLATES, Template
 from gmi_drl.placement.topology import Device, format_cores
 
@@ -73,6 +80,12 @@ def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
                 f"{device_name(device)} is in MIG mode, where its instances alone can be used",
                 f"Use mig, or have MIG mode switched off: nvidia-smi -i {device.index} -mig 0.",
             )  # fmt: skip
+        elif hardware.gpu_share < 1 and gmi.backend != "mps":
+            yield Fault(
+                "hardware.gpu_share", hardware.gpu_share,
+                f"GMI {gmi.gmi_id} has backend {gmi.backend}, which keeps no run to a part of a "
+                "device", "Use backend mps, on a GPU, or leave it out.",
+            )  # fmt: skip
         elif hardware.backend not in ("auto", gmi.backend):
             yield Fault(
                 where, gmi.backend, f"hardware.backend is {hardware.backend}",
@@ -100,7 +113,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
             "Use direct.",
         )  # fmt: skip
         return
-    left = round(100 * hardware.sm_overcommit)
+    left = sm_percent_of(hardware)
     raise_it = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < MAX_OVERCOMMIT else ""
     for gmi in gmis:
         percent = gmi.sm_percent or 100  # without a limit: all of them
@@ -116,16 +129,20 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
             left -= percent
         yield from _no_mig(gmi)
     if device.mem_bytes is not None:
-        yield from _memory(device, gmis, device.mem_bytes)
+        yield from _memory(device, gmis, device.mem_bytes, hardware)
 
 
-def _memory(device: Device, gmis: Specs, mem_bytes: int) -> Iterator[Fault]:
+def _memory(
+    device: Device, gmis: Specs, mem_bytes: int, hardware: HardwareConfig
+) -> Iterator[Fault]:
     """Yields a fault for each GMI that no memory is left for; those without a limit come last."""
-    held = device.held_bytes
-    room = mem_bytes - RESERVE_BYTES - held
+    held = device.held_bytes if hardware.gpu_share == 1 else 0
+    room = usable_bytes(device, mem_bytes, hardware)
     beside = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
     if held:
         beside += f" and {held / _GIB:.1f} that other processes hold"
+    if hardware.gpu_share < 1:
+        beside += f" and what is not this run's (hardware.gpu_share={hardware.gpu_share:g})"
     for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
         limit, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
         if (limit or _LEAST_BYTES) > room:

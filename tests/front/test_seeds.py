@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 import boxes
+import fake_gpus
 import fake_nvml
 import gmi_drl
 from ends import until
 from gmi_drl.cli import main
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
-from gmi_drl.seeds.shares import SeedsError, device_shares
+from gmi_drl.seeds.shares import SeedsError, device_shares, shared_gpus
 
 UNTIMED = ("iteration", "steps", "return_mean", "episodes", "kl", "policy_loss", "value_loss")
 
@@ -221,3 +222,43 @@ def test_gpus_are_shared_out_by_how_many_a_seed_takes(monkeypatch):
     assert [share.hardware["num_gpus"] for share in shares_of(5, 2)] == [4, 4]
     with pytest.raises(SeedsError, match="8 GPUs can be used here"):
         shares_of(5, 4, num_gpus=4)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch, tmp_path):
+    """An H100 with four cores, by the doubles of NVML, of the CUDA driver and of MPS."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    (gpu,) = boxes.dgx_h100()[:1]
+    fake_nvml.install(monkeypatch, gpu)
+    fake_gpus.install(monkeypatch, tmp_path, fake_gpus.topology())
+    return gpu
+
+
+def test_more_launches_than_gpus_share_them(one_gpu):
+    assert len(shares_of(8, None)) == 1
+    shares = shares_of(8, 3)
+    assert [share.hardware["gpu_share"] for share in shares] == [1 / 3] * 3
+    assert [share.hardware["cores"] for share in shares] == [[0], [1], [2, 3]]
+    assert {share.hardware["backend"] for share in shares} == {"mps"}
+    assert {share.environment["CUDA_VISIBLE_DEVICES"] for share in shares} == {one_gpu.uuid}
+
+
+def test_what_cannot_share_a_gpu_is_told(monkeypatch, one_gpu):
+    with pytest.raises(SeedsError, match="by backend mps alone, not green"):
+        shares_of(4, 4, backend="green")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SeedsError, match="nvidia-cuda-mps-server are not on PATH"):
+        shares_of(4, 4)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_launches_that_share_a_gpu_have_one_daemon_that_goes_with_them():
+    with shared_gpus(shares_of(8, None)) as variables:
+        assert not variables
+    with shared_gpus(shares_of(8, 4)) as variables:
+        (directory,) = variables.values()
+        pids = fake_gpus.mps_pids()
+        assert pids
+        assert all(str(directory).encode() in Path(f"/proc/{p}/environ").read_bytes() for p in pids)
+    assert fake_gpus.mps_pids() == []

@@ -17,6 +17,8 @@ from gmi_drl.gmi.backends import mps
 from gmi_drl.gmi.backends.mps import control
 from gmi_drl.gmi.backends.mps.control import CONTROL, Daemon, MpsError
 from gmi_drl.placement import Layout
+from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.slicing import sliced
 from mps_clients import GPU, HALVES, ONE, SHORT, client, prepared, seen
 
 
@@ -170,6 +172,8 @@ import fake_gpus, private_leases
 from bodies_mps import Computer
 from gmi_drl.gmi import Gang
 from gmi_drl.placement import Layout
+from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.slicing import sliced
 
 machine = fake_gpus.topology()
 gmis = tuple(fake_gpus.specs("mps", machine, sm_percent=50))
@@ -215,3 +219,29 @@ def test_a_launcher_killed_at_any_step_leaves_nothing_after_the_next_run():
     died, undone = json.loads(ended.stdout)
     assert died > 30
     assert undone > 10
+
+
+@pytest.mark.usefixtures("words")
+def test_launches_that_share_a_gpu_are_clients_of_one_daemon(monkeypatch):
+    daemons, two = mps.Daemons(), fake_gpus.topology(2)
+    try:
+        daemons.start(GPU.uuid)
+        running = fake_gpus.mps_pids()
+        for name, value in daemons.environment.items():
+            monkeypatch.setenv(name, value)
+        hardware = HardwareConfig(gpu_share=0.25)
+        bare = fake_gpus.specs("mps", ONE, per_gpu=1)
+        (spec,) = sliced(Layout("one", ONE, tuple(bare)), hardware).gmis
+        assert spec.sm_percent == 25
+        assert spec.mem_bytes == 79 * fake_gpus.GIB // 4
+        with prepared([spec]) as first, prepared([spec]) as second:
+            assert seen(first, spec) == seen(second, spec) == (True, 32)
+        assert seen(first, spec) == (True, 32)  # who joins stops nothing
+        assert running
+        assert set(running) <= set(fake_gpus.mps_pids())
+        with pytest.raises(MpsError, match="no MPS daemon of GPU GPU-00000001"):
+            mps.MpsBackend().prepare(fake_gpus.specs("mps", two), two)
+    finally:
+        daemons.release()
+    assert fake_gpus.mps_pids() == []
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []

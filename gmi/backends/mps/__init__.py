@@ -1,16 +1,17 @@
 """The backend mps makes GMIs clients of an MPS server: they compute at once, each on some SMs.
 
-Each GPU of a run has a daemon of its own, in a private directory: a fault on one GPU does not reach
-another's clients, and the machine's own daemon is left alone. The share is a cap; where a GPU's
-shares are nearly whole chunks and the daemon knows static partitions (CUDA 13.1), it is a partition
-that nobody else computes on. The GPU's compute mode is not changed. Source: NVIDIA's MPS guide.
+Each GPU of a run has a daemon of its own, in a private directory; launches that share a GPU have
+one together. A fault on one GPU does not reach another's clients, and the machine's own daemon is
+left alone. The share is a cap; where a GPU's shares are nearly whole chunks and the daemon knows
+static partitions (CUDA 13.1), it is a partition that nobody else computes on. The GPU's compute
+mode is not changed. Source: NVIDIA's MPS guide.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from gmi_drl.gmi.backends.backend import Slices, System
 from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, gpu_environment, uuid_of, verify_device
 from gmi_drl.gmi.errors import SliceError
-from gmi_drl.gmi.lease import Lease, LeaseNotes
+from gmi_drl.gmi.lease import Lease, LeaseNotes, read_notes
 from gmi_drl.placement.slicing import groups_of
 
 from .control import IN_CONTAINERS, Daemon, MpsError, log_tail, missing_programs
@@ -36,6 +37,7 @@ _FENCE: Final = timedelta(seconds=3)
 _AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that let that pass
 _LET_IN: Final = timedelta(seconds=30)  # a server that starts, or recovers when all have left it
 _PARTITION: Final = "CUDA_MPS_SM_PARTITION"
+_JOINED: Final = "GMI_DRL_MPS_LEASE"  # the directory of the lease of somebody else's daemons
 _MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MIB: Final = 2**20
 # SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
@@ -88,8 +90,7 @@ class MpsBackend(GpuBackend):
     def undo(self, lease: LeaseNotes) -> bool:
         if not lease.same_boot:
             return False
-        daemons = [Daemon(lease.directory, n["device_uuid"], n["index"]) for n in lease.notes]
-        return any([daemon.stop() for daemon in daemons])
+        return any([daemon.stop() for daemon in _daemons_of(lease)])
 
     def why_not_on(self, device: Device, allow_create: bool = False) -> str:
         if why := super().why_not_on(device, allow_create):
@@ -114,43 +115,108 @@ class MpsBackend(GpuBackend):
         return missing_programs()
 
 
+class Daemons:
+    """Daemons that this process owns, one a GPU, noted in a lease from before they are started."""
+
+    def __init__(self) -> None:
+        self._lease = Lease("mps")
+        self._of: dict[str, Daemon] = {}
+        self._notes: dict[str, int] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Returns what has launchers of other processes join these daemons."""
+        return {_JOINED: str(self._lease.directory)}
+
+    def start(self, uuid: str, chunks: Mapping[int, int] | None = None) -> dict[int, str]:
+        """Starts that of a GPU; returns static partitions of so many `chunks`, by gmi_id.
+
+        None where the driver knows no partitions: its version is not always known.
+        """
+        index = len(self._notes)
+        self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
+        daemon = self._of[uuid] = Daemon(self._lease.directory, uuid, index)
+        if chunks:
+            with contextlib.suppress(MpsError):
+                daemon.start(static=True)
+                return {gmi: daemon.add_partition(count) for gmi, count in chunks.items()}
+            daemon.stop()
+        daemon.start()
+        return {}
+
+    def of(self, uuid: str) -> Daemon:
+        """Returns that of a GPU."""
+        return self._of[uuid]
+
+    def release(self) -> None:
+        """Stops all, within 20 s; one that cannot be ended stays noted (MpsError)."""
+        if self._lease.closed:
+            return
+        try:
+            with ThreadPoolExecutor(thread_name_prefix="gmi-drl-mps") as pool:
+                stops = {uuid: pool.submit(daemon.stop) for uuid, daemon in self._of.items()}
+            for uuid, number in list(self._notes.items()):
+                if uuid not in stops or stops[uuid].exception() is None:
+                    self._lease.undone(number)
+                    del self._notes[uuid]
+                    self._of.pop(uuid, None)
+            for stop in stops.values():
+                stop.result()
+        finally:
+            self._lease.close()
+
+
+class JoinedDaemons:
+    """The daemons of whoever started this launcher, which it neither starts nor stops."""
+
+    def __init__(self, directory: Path) -> None:
+        self._of = {daemon.device_uuid: daemon for daemon in _daemons_of(read_notes(directory))}
+        self._directory = directory
+
+    def start(self, uuid: str, chunks: Mapping[int, int] | None = None) -> dict[int, str]:
+        """Sees that there is one; partitions are for who starts it."""
+        if uuid not in self._of:
+            raise MpsError(
+                f"{_JOINED}={self._directory}; no MPS daemon of GPU {uuid} is noted there. It is "
+                "set for launches that share GPUs: unset it."
+            )
+        return {}
+
+    def of(self, uuid: str) -> Daemon:
+        """Returns that of a GPU."""
+        return self._of[uuid]
+
+    def release(self) -> None:
+        """Leaves them."""
+
+
+def _daemons_of(lease: LeaseNotes) -> list[Daemon]:
+    return [Daemon(lease.directory, note["device_uuid"], note["index"]) for note in lease.notes]
+
+
 class MpsSlices(Slices):
-    """The daemons of a run, noted in a lease from before they are started."""
+    """The clients of the daemons of a run: its own, or those that it shares with other launches."""
 
     def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
         by_gpu: dict[str, list[GmiSpec]] = {}
         for spec in gmis:
             by_gpu.setdefault(uuid_of(spec), []).append(spec)
-        self._lease = Lease("mps")
-        self._daemons: dict[str, Daemon] = {}
-        self._notes: dict[str, int] = {}
+        joined = os.environ.get(_JOINED)
+        self._daemons = JoinedDaemons(Path(joined)) if joined else Daemons()
         self._partitions: dict[int, str] = {}  # by gmi_id
         self._mute: set[str] = set()  # daemons that did not answer in time
         try:
-            for index, (uuid, specs) in enumerate(by_gpu.items()):
-                self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
-                self._daemons[uuid] = Daemon(self._lease.directory, uuid, index)
-                device = topology.devices[specs[0].gpu_id]
-                self._start(self._daemons[uuid], partition(specs, device, topology.cuda))
+            for uuid, specs in by_gpu.items():
+                chunks = partition(specs, topology.devices[specs[0].gpu_id], topology.cuda)
+                self._partitions |= self._daemons.start(uuid, chunks)
         except BaseException:
             with contextlib.suppress(MpsError):  # the first one says more
                 self.release()
             raise
 
-    def _start(self, daemon: Daemon, chunks: dict[int, int]) -> None:
-        if chunks:
-            # Where the driver's version is not known, the daemon says whether it knows partitions.
-            with contextlib.suppress(MpsError):
-                daemon.start(static=True)
-                partitions = {g: daemon.add_partition(count) for g, count in chunks.items()}
-                self._partitions.update(partitions)
-                return
-            daemon.stop()
-        daemon.start()
-
     def environment(self, spec: GmiSpec) -> dict[str, str]:
         uuid = uuid_of(spec)
-        variables = gpu_environment(spec, uuid) | self._daemons[uuid].environment()
+        variables = gpu_environment(spec, uuid) | self._daemons.of(uuid).environment()
         if partition := self._partitions.get(spec.gmi_id):
             variables[_PARTITION] = partition
         else:
@@ -168,7 +234,7 @@ class MpsSlices(Slices):
                 future.result()
 
     def _fence(self, uuid: str, pids: Sequence[int]) -> None:
-        daemon = self._daemons[uuid]
+        daemon = self._daemons.of(uuid)
         try:
             if uuid in self._mute:  # it has held some up: the next need not wait as long
                 daemon.servers(_AGAIN)
@@ -178,21 +244,8 @@ class MpsSlices(Slices):
             self._mute.add(uuid)
 
     def release(self) -> None:
-        """Stops the daemons, within 20 s; one that cannot be ended stays noted (MpsError)."""
-        if self._lease.closed:
-            return
-        try:
-            with ThreadPoolExecutor(thread_name_prefix="gmi-drl-mps") as pool:
-                stops = {uuid: pool.submit(d.stop) for uuid, d in self._daemons.items()}
-            for uuid, number in list(self._notes.items()):
-                if uuid not in stops or stops[uuid].exception() is None:
-                    self._lease.undone(number)
-                    del self._notes[uuid]
-                    self._daemons.pop(uuid, None)
-            for stop in stops.values():
-                stop.result()
-        finally:
-            self._lease.close()
+        """Stops the run's own daemons, within 20 s; one that cannot be ended stays noted."""
+        self._daemons.release()
 
 
 def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:

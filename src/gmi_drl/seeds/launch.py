@@ -33,7 +33,7 @@ from gmi_drl.placement.checks.config import one_machine_faults
 from gmi_drl.runtime.cache_files import replace_file
 
 from .child import SeedJob, SeedOutcome
-from .shares import DeviceShare, SeedsError, device_shares
+from .shares import DeviceShare, SeedsError, device_shares, shared_gpus
 
 if TYPE_CHECKING:
     from gmi_drl.launcher.start.result import RunResult
@@ -120,8 +120,9 @@ def launch_seeds(
         for share in shares:  # all faults before anything starts
             with importable(import_path):
                 planned(load_config(share.of(resolved, first)), source)
-        job = _Seeds(resolved, range(first, first + count), shares, import_path, screen, options)
-        with every_signal_counts():
+        seeds = range(first, first + count)
+        with shared_gpus(shares) as variables, every_signal_counts():
+            job = _Seeds(resolved, seeds, shares, variables, import_path, screen, options)
             job.run()
     comparison, page = _compared(resolved, job.runs)
     return SeedsResult([job.runs[seed] for seed in job.seeds], comparison, page)
@@ -148,12 +149,14 @@ class _Seeds:
         config: Config,
         seeds: range,
         shares: list[DeviceShare],
+        variables: Mapping[str, str],
         import_path: Path,
         screen: Screen,
         options: Mapping[str, Any],
     ) -> None:
         self.seeds, self.runs = seeds, {seed: SeedRun(seed, "not started") for seed in seeds}
         self._config, self._import_path, self._options = config, import_path, options
+        self._variables = variables
         self._screen, self._free, self._waiting = screen, list(shares), list(seeds)
         self._running: dict[int, _Launch] = {}
         # One at a time has the terminal to itself; of several each line says whose it is.
@@ -189,7 +192,7 @@ class _Seeds:
                 stdout=None if self._inherits else subprocess.PIPE,
                 stderr=None if self._inherits else subprocess.STDOUT,
                 pass_fds=[writing],
-                env={**os.environ, **share.environment, "PYTHONUNBUFFERED": "1"}
+                env={**os.environ, **self._variables, **share.environment, "PYTHONUNBUFFERED": "1"}
                 | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 process_group=0,  # Ctrl-C in the terminal is for this process, which passes it on
             )

@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Measures launches that share one GPU: how many updates and steps a second they make together.
+
+    bench/gpu/seeds.py [--config FILE] [--counts 1 2 4 8] [--ways slices mps] [--seconds 12]
+    bench/gpu/seeds.py --dry                 on CPU cores, small: shows that it works
+
+Claim: what trains with many small kernels (SAC: 256 rows an update) leaves most of a GPU idle, and
+launches that share it by `gmi-drl launch --seeds K --parallel K` train K seeds in much less than K
+times the time of one. Ways: `mps`, that command; `slices`, as many commands side by side that know
+nothing of each other, of backend direct, whose kernels take turns.
+
+A cell is one way with one count. It is measured in a window of so many seconds that begins when
+all launches have made updates: what each has written to its metrics.jsonl within it. Every launch
+has as many cores of the CPU in each cell. `ratio`: all of a cell's updates a second over those of
+one launch alone, which has the whole GPU, outside MPS.
+
+Results: bench/results/gpu/<machine>/seeds.json, written after each cell, and one JSON line each.
+Exit code 1 if a cell failed, which has a row that says why; 2 if results cannot be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import report
+
+from gpu.suite.store import DRY_NOTE, slug
+
+WAYS: Final = ("slices", "mps")
+CONFIG: Final[dict[str, Any]] = {
+    "version": 1,
+    "run": {"seed": 1, "total_steps": 10**9, "eval_episodes": 0},
+    "env": {"id": "HalfCheetah-v5", "adapter": "mujoco", "num_env": 8},
+    "algorithm": {
+        "name": "sac", "network": [256, 256], "horizon": 8, "batch_size": 256,
+        "learning_rate": 3e-4, "replay_capacity": 1_000_000, "replay_start": 1000,
+        "random_steps": 1000,
+    },
+}  # fmt: skip
+DRY: Final[dict[str, Any]] = {
+    "env": {"id": "Pendulum-v1", "num_env": 2},
+    "algorithm": CONFIG["algorithm"] | {"network": [16], "batch_size": 32, "replay_capacity": 5000},
+}
+_FIRST_S: Final = 90.0  # until all launches have made updates
+_END_S: Final = 40.0
+
+
+class CellError(Exception):
+    """A cell has not been measured."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    machine = "dry-cpu" if options.dry else slug(_gpu())
+    results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
+    path = results / machine / "seeds.json"
+    rows: list[dict[str, Any]] = []
+    alone = None
+    try:
+        report.keep(path, "[]\n")  # where that cannot be, nothing is measured
+        for count in options.counts:
+            for way in options.ways if count > 1 else options.ways[:1]:
+                row = {
+                    "name": f"seeds/{way}/{count}",
+                    "unit": "updates/s",
+                    "seconds": options.seconds,
+                }
+                try:
+                    row |= _measured(way, count, options)
+                    alone = alone or (row["value"] if count == 1 else None)
+                    row["ratio"] = alone and round(row["value"] / alone, 3)
+                except CellError as error:
+                    row["failed"] = str(error)
+                row |= {"machine": report.machine(), "commit": report.commit()}
+                row |= {"note": DRY_NOTE} if options.dry else {}
+                rows.append(row)
+                report.keep(path, json.dumps(rows, indent=1) + "\n")
+                print(json.dumps({"bench": "gpu_seeds", **row}), flush=True)
+    except report.Unwritable as error:
+        print(error, file=sys.stderr)
+        return 2
+    return int(any("failed" in row for row in rows))
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name(0)
+
+
+def _measured(way: str, count: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs a cell, whatever happens ends its launches, and returns what it measured."""
+    folder = Path(tempfile.mkdtemp(prefix="gmi-drl-seeds-"))
+    log = folder / "log"
+    with log.open("wb") as file:
+        launches = [
+            subprocess.Popen(
+                [sys.executable, "-m", "gmi_drl", "launch", "--plain", *words],
+                stdout=file, stderr=subprocess.STDOUT, process_group=0,
+            )
+            for words in _commands(way, count, folder, options)
+        ]  # fmt: skip
+    try:
+        before = _progress(folder, count, launches, log)
+        begin = time.perf_counter()
+        time.sleep(options.seconds)
+        after, seconds = _last(folder), time.perf_counter() - begin
+        if any(launch.poll() is not None for launch in launches):
+            raise CellError(f"a launch has ended: {_tail(log)}")
+    finally:
+        _end(launches)
+        shutil.rmtree(folder, ignore_errors=True)
+    each = [
+        (after[run]["updates"] - row["updates"]) / (after[run]["time_s"] - row["time_s"])
+        for run, row in before.items()
+        if after[run]["time_s"] > row["time_s"]
+    ]
+    steps = sum(after[run]["steps"] - row["steps"] for run, row in before.items()) / seconds
+    if len(each) < count:
+        raise CellError(f"{count - len(each)} launches made nothing in {options.seconds} s")
+    return {
+        "value": round(sum(each), 1),
+        "spread": [round(min(each), 1), round(max(each), 1)],  # of a launch
+        "steps_per_s": round(steps, 1),
+    }
+
+
+def _commands(way: str, count: int, folder: Path, options: argparse.Namespace) -> list[list[str]]:
+    """Returns the words of each `gmi-drl launch`: one of all seeds, or one for each."""
+    config = json.loads(options.config.read_text()) if options.config else CONFIG
+    config = config | (DRY if options.dry else {})
+    cores = sorted(os.sched_getaffinity(0))
+    per = max(1, len(cores) // max(options.counts))
+
+    def written(place: int, backend: str, mine: list[int]) -> str:
+        path = folder / f"{place}.yaml"
+        run = config["run"] | {"name": str(place), "folder": str(folder / "runs"), "seed": place}
+        hardware = {"backend": backend, "cores": mine} | ({} if options.dry else {"num_gpus": 1})
+        path.write_text(json.dumps(config | {"run": run, "hardware": hardware}))
+        return str(path)
+
+    if way == "mps" and count > 1:
+        every = written(1, "cpu" if options.dry else "mps", cores[: per * count])
+        return [[every, "--seeds", str(count), "--parallel", str(count)]]
+    backend = "cpu" if options.dry else "direct"
+    return [[written(i + 1, backend, cores[i * per : (i + 1) * per])] for i in range(count)]
+
+
+def _last(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Returns the last whole line of each run's metrics."""
+    found = {}
+    for path in sorted(folder.glob("runs/*/*/metrics.jsonl")):
+        lines = path.read_text().rpartition("\n")[0].splitlines()
+        if lines:
+            found[path] = json.loads(lines[-1])
+    return found
+
+
+def _progress(
+    folder: Path, count: int, launches: Sequence[subprocess.Popen[bytes]], log: Path
+) -> dict[Path, dict[str, Any]]:
+    """Waits until all launches have made some updates; returns the last line of each."""
+    deadline = time.monotonic() + _FIRST_S
+    while time.monotonic() < deadline:
+        last = _last(folder)
+        if len(last) == count and all(row.get("updates", 0) > 200 for row in last.values()):
+            return last
+        if any(launch.poll() is not None for launch in launches):
+            raise CellError(f"a launch has ended: {_tail(log)}")
+        time.sleep(0.2)
+    raise CellError(f"not all have made updates within {_FIRST_S:g} s: {_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-1500:]
+
+
+def _end(launches: Sequence[subprocess.Popen[bytes]]) -> None:
+    for launch in launches:
+        if launch.poll() is None:
+            launch.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + _END_S
+    for launch in launches:
+        try:
+            launch.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            launch.kill()
+            launch.wait()
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--config", type=Path, help="JSON of another config than SAC's")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
+    parser.add_argument("--results", type=Path, help="default: bench/results/gpu")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
