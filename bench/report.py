@@ -9,6 +9,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ _HEAD = ("bench", "machine", "commit")  # what a results file says once
 
 class Unwritable(OSError):
     """Results cannot be written where they are to be."""
+
+
+def say(text: str) -> None:
+    """Tells people a line, on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def keep(path: Path, text: str) -> None:

@@ -20,14 +20,13 @@ In bench/results/scale.json:
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import scale_checks
 import scale_measure
-from report import RESULTS, emit, read_results, write_results
+from report import RESULTS, emit, read_results, say, write_results
 
 from gmi_drl.placement import layout_of, load_config
 from gmi_drl.selector.forecast.forecast import TRIES, Forecast, forecast, ladder
@@ -142,11 +141,6 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
     figure.suptitle("Projected, not measured")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=70)
-
-
-def say(text: str) -> None:
-    """A line for people."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,7 +31,7 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 from modes import lines_of
-from report import emit_pairs
+from report import emit_pairs, say
 
 from gmi_drl.comm.experience import measure_cost
 from gmi_drl.comm.transports import create_link
@@ -167,11 +166,6 @@ def measure(mode: str, task: str, options: argparse.Namespace) -> None:
         f"GMI holds its core, {row['model_measured']:.2f} where it does not, "
         f"{row['model_paper']:.2f} with the paper's constants"
     )
-
-
-def say(text: str) -> None:
-    """A line for people."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

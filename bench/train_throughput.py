@@ -42,7 +42,7 @@ from typing import Any
 import against
 from jobs import Job, JobError, importable, run_ours, run_peer
 from peers._job import Settings
-from report import emit
+from report import emit, say
 
 _SMALL = Settings(net="64:64", activation="tanh", horizon=64, minibatch=256, epochs=10)
 # A2C is PPO with one epoch of one minibatch, which is how peers without it run it.
@@ -319,11 +319,6 @@ def print_table(table: list[dict[str, Any]]) -> None:
             f"{high:.2f})    {row['cpu_s_per_1000_steps']}, {row['peer_cpu_s_per_1000_steps']}"
             f"    {row.get('peer_system', '')}"
         )
-
-
-def say(text: str) -> None:
-    """A line for people."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse() -> argparse.Namespace:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from report import emit
+from report import emit, say
 from rows.base import NUM_CPUS, UNITS, Side
 
 Found = dict[str, Any]  # {"found": {name: value}} or {"error": text}
@@ -31,12 +30,12 @@ def compare(
         for number in range(rounds):
             for row in names:
                 for side in sides if number % 2 == 0 else reversed(sides):
-                    _say(f"round {number + 1}/{rounds}  {row}  {side.name}")
+                    say(f"round {number + 1}/{rounds}  {row}  {side.name}")
                     one = measure(side, row, Path(folder))
                     if "error" in one:
-                        _say(f"    {row} fails on {side.name}: {one['error']}")
+                        say(f"    {row} fails on {side.name}: {one['error']}")
                     found.setdefault((row, side.name), []).append(one)
-    _say(f"\n{'row':52} {'ours':>11} {'ray':>11} unit        ours better by")
+    say(f"\n{'row':52} {'ours':>11} {'ray':>11} unit        ours better by")
     for row in names:
         ours, peer = found.get((row, "ours"), []), found.get((row, "ray"), [])
         _report_row(row, ours, peer, keep=not sides[0].quick)
@@ -73,7 +72,7 @@ def _report_row(row: str, ours: list[Found], peer: list[Found], *, keep: bool) -
                 **{name: texts for name, texts in errors.items() if texts},
             )
         better = "-" if ratio is None else f"{ratio:.1f}x"
-        _say(
+        say(
             f"{row + '/' + kind:52} {_text(ours, mine)} {_text(peer, theirs)} {unit:11} {better:>8}"
         )
 
@@ -98,7 +97,3 @@ def _text(found: list[Found], values: list[float]) -> str:
     if values:
         return f"{statistics.median(values):11,.4g}"
     return f"{'failed' if found else '-':>11}"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

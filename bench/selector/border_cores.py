@@ -29,8 +29,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from grid import Rates, Stage, confirm, say, two_cores
-from report import emit
+from grid import Rates, Stage, confirm, two_cores
+from report import emit, say
 
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices

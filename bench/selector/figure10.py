@@ -30,8 +30,8 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from grid import TASKS, Stage, job_of, point, say, whole
-from report import RESULTS, emit, rows_of
+from grid import TASKS, Stage, job_of, point, whole
+from report import RESULTS, emit, rows_of, say
 
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices

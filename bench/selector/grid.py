@@ -39,7 +39,7 @@ from typing import Any, Final, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import emit
+from report import emit, say
 
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices
@@ -287,11 +287,6 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
                     f"{its['seconds_tune']:>6.0f} of {row['seconds_grid']:<5.0f}"
                     f"{its['gain_over_default']:>11.2f}x"
                 )
-
-
-def say(text: str) -> None:
-    """A line for people."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse() -> argparse.Namespace:

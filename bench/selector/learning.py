@@ -52,12 +52,12 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from checkout import ROOT
-from grid import say, two_cores
+from grid import two_cores
 from learning_picture import draw
 from learning_raw import GIVEN, Length, RawFile, TrainingRun, TuneRun
 from learning_rows import GIVEN_SHAPE, GRID, TUNED, bound_of, measured_on, rows_of, way_of
 from modes import launched, lines_of
-from report import RESULTS, commit, emit, machine
+from report import RESULTS, commit, emit, machine, say
 
 from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError

@@ -104,10 +104,10 @@ class Template:
                 )
         return Layout(self.name, shape.topology, tuple(gmis))
 
-    def missing_roles(self, layout: Layout, roles: Roles = ("agent", "trainer")) -> Iterator[Fault]:
-        """Yields a fault for each of `roles` that no GMI of the layout holds."""
+    def missing_roles(self, layout: Layout) -> Iterator[Fault]:
+        """Yields a fault if no GMI of the layout holds an agent, and if none holds a trainer."""
         first = layout.gmis[0]
-        for role in roles:
+        for role in ("agent", "trainer"):
             if not layout.holding(role):
                 kind = next(kind for kind in self.gmis if role in kind)
                 yield spec_fault(

@@ -10,12 +10,11 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Final
 
 from gmi_drl.roles.envs.errors import EnvRaised
 
-_BRIEF: Final = timedelta(seconds=5)  # for what a GMI closes that has raised
+_BRIEF_S: Final = 5.0  # for what a GMI closes that has raised
 
 
 class Closing:
@@ -52,10 +51,10 @@ class Closing:
         while self._later:
             self.now(self._later.pop())
 
-    def all_within(self, limit: timedelta = _BRIEF) -> None:
-        """Close everything, for `limit` at most: there is something else to be told in any case."""
+    def all_briefly(self) -> None:
+        """Close everything, within seconds: there is something else to be told in any case."""
         if not self._later:
             return
         thread = threading.Thread(target=self.all, name="closing", daemon=True)
         thread.start()
-        thread.join(limit.total_seconds())
+        thread.join(_BRIEF_S)

@@ -202,7 +202,7 @@ class GmiHost:
             raise
         except Exception as error:
             leave_if_faulted(error)
-            self._closing.all_within()
+            self._closing.all_briefly()
             if (ran_out := memory.explained(error)) is not None:
                 raise ran_out from error
             raise

@@ -46,7 +46,7 @@ from .keep import SAME, by_learning, is_predicted, prediction_of
 from .noise import TunedNoise, noise_of_run
 from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler, train_for
-from .search_driver import measured_of, run_search
+from .search_driver import SearchOutcome, measured_of, run_search
 from .space import change_sentence, config_of, layout_text, own_of, space_of
 from .tune_view import TuneView
 
@@ -263,17 +263,24 @@ def _chosen(
         if not race.can_be_held(race_s):
             why = f"it needs {race.LEAST_S:.0f} s of training for each (--budget, tune.race_s)"
             facts["race"], race_s = f"no race: {why}", 0.0
-    search_s = budget_s - race_s
     timeout = CandidateTimeout.of(budget_s)
-    outcome = run_search(
-        _search(config, space, search_s, prediction), space,
-        Profiler(config, request.beside, timeout=timeout), journal, search_s, listener=screen,
-        waits_s=timeout.first_s,
-    )  # fmt: skip
-    chosen, raced = outcome.chosen, None
-    notes.append(outcome.left_out)
+    profiler = Profiler(config, request.beside, timeout=timeout)
+
+    def searched(seconds: float) -> SearchOutcome:
+        search = _search(config, space, seconds, prediction)
+        return run_search(
+            search, space, profiler, journal, seconds, listener=screen, waits_s=timeout.first_s
+        )
+
+    outcome, raced = searched(budget_s - race_s), None
     if race_s:
-        raced, facts["race"] = _raced(request, space, chosen, prediction, journal, screen, race_s)
+        raced, facts["race"] = _raced(
+            request, space, outcome.chosen, prediction, journal, screen, race_s
+        )
+        if raced is None and not outcome.chosen.complete:
+            outcome = searched(budget_s)  # in the time that was kept for races
+    chosen = outcome.chosen
+    notes.append(outcome.left_out)
     if "race" in facts:
         facts["decided_by"] = "prediction"
     if raced is not None:

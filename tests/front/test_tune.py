@@ -301,6 +301,19 @@ def test_races_leave_time_for_the_search_and_say_so(config, machine, monkeypatch
         tuned_by(config, overrides=[*LEARNING, "tune.race_s=290"], budget=60)
 
 
+def test_the_search_has_the_time_of_a_race_that_is_not_held(config, machine, monkeypatch):
+    monkeypatch.setattr(measuring, "_LEAST_PROFILES", 1)
+    asked = []
+    for budget in (16, 64):
+        tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"], budget=budget, again=True)
+        asked.append(len(machine.asks) - sum(asked))
+    assert asked[0] < asked[1]
+    monkeypatch.setattr(measuring.race, "finalists", lambda *given: [])
+    found = tuned_by(config, overrides=[*LEARNING, "tune.race_s=48"], budget=64, again=True)
+    assert len(machine.asks) - sum(asked) == asked[1]
+    assert any("no race" in note for note in found.notes)
+
+
 def test_a_run_may_say_how_noisy_its_gradients_are(config, machine, tmp_path):
     tuned_by(config, overrides=[*LEARNING, "tune.race_s=0"])
     asked = len(machine.asks)

@@ -160,7 +160,7 @@ def try_here(
     except (EnvError, RoleError) as error:
         return {"faults": str(error).splitlines()}
     finally:
-        closing.all_within()
+        closing.all_briefly()
 
 
 def _layout_here(config: Config) -> Layout | None:
