@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -42,7 +43,7 @@ from .candidate import (
     shape_text,
 )
 from .efficiency import Prediction, rivals
-from .keep import SAME, by_learning, is_predicted, prediction_of
+from .keep import SAME, as_given, by_learning, is_predicted, prediction_of
 from .noise import TunedNoise, noise_of_run
 from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler, train_for
@@ -267,7 +268,7 @@ def _chosen(
     profiler = Profiler(config, request.beside, timeout=timeout)
 
     def searched(seconds: float) -> SearchOutcome:
-        search = _search(config, space, seconds, prediction)
+        search = _search(config, request.topology, space, seconds, prediction)
         return run_search(
             search, space, profiler, journal, seconds, listener=screen, waits_s=timeout.first_s
         )
@@ -363,9 +364,12 @@ def _steps_factor(config: Config, prediction: Prediction | None, candidate: Cand
 
 
 def _search(
-    config: Config, space: Space, budget_s: float, prediction: Prediction | None
+    config: Config, topology: Topology, space: Space, budget_s: float, prediction: Prediction | None
 ) -> TuneSearch:
-    """Returns the search, its looks as long as the budget lets them be; by predicted goodput."""
+    """Returns the search, its looks as long as the budget lets them be; by predicted goodput.
+
+    It looks first at the config as given, or where that is left open at a plain start.
+    """
     if config.tune.algorithm == "paper":
         return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
@@ -373,8 +377,9 @@ def _search(
     profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
     look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
     worth = None if prediction is None else prediction.of
-    own = own_of(config, space)
-    return default(space, look_s, profiles=profiles, own=own, efficiency=worth)
+    own, plain = own_of(config, space), as_given(config, topology).env.num_env
+    start = own or min(space.rows[0], key=lambda one: abs(math.log(one.num_env / plain)))
+    return default(space, look_s, profiles=profiles, own=own, start=start, efficiency=worth)
 
 
 def _raced(

@@ -217,7 +217,6 @@ def test_what_it_finds_is_held_against_the_config_as_given(config, machine):
         return written(config, {**CONFIG, "env": env, "layout": {"gmi_per_gpu": 1}})
 
     found = tuned_by(given(10))
-    assert (1, 10) in [(one.row.gmi_per_gpu, one.num_env) for one in machine.asks[:2]]
     times = f"{found.steps_per_s / 1e4 / (10 / 26):.1f} times"
     assert f"{times} the config as given (1 GMI, num_env 10)" in report.why(found.recorded)
     other = tuned_by(given(20))  # another question: it is measured
@@ -236,6 +235,13 @@ def test_nothing_slower_than_the_config_as_given_is_chosen(config, machine, monk
     found = tuned_by(written(config, {**CONFIG, "env": env, "layout": {"gmi_per_gpu": 1}}))
     assert found.num_env == 10
     assert "which is the config as given" in report.why(found.recorded)
+    assert machine.asks[0].num_env == 10  # so that a budget for a single look has it
+
+
+def test_a_config_that_leaves_them_open_is_looked_at_first_as_a_plain_user_has_it(config, machine):
+    tuned_by(config)
+    first = machine.asks[0]
+    assert (first.row.gmi_per_gpu, first.num_env) == (1, 64)
 
 
 def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monkeypatch):

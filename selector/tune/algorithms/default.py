@@ -58,17 +58,19 @@ def default(
     *,
     profiles: int | None = None,
     own: Candidate | None = None,
+    start: Candidate | None = None,
     efficiency: Callable[[Candidate], float] | None = None,
 ) -> TuneSearch:
     """Asks for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
-    `own`: the config as it was given. `efficiency`: what a step of a candidate is worth (None: all
-    the same); steps/s times that are then what is looked for. `seconds` is what a first look at a
-    quiet candidate takes; asks take up to 16 x as long where answers are noisy.
+    `own`: the config as it was given. `start`: what the first look is at, or as many environments
+    in the first row (None: at a fifth of the row). `efficiency`: what a step of a candidate is
+    worth (None: all the same); steps/s times that are then what is looked for. `seconds` is what a
+    first look at a quiet candidate takes; asks take up to 16 x as long where answers are noisy.
     """
     limit = most_profiles(space) if profiles is None else profiles
     known = Observations(space, seconds * SLOWEST, own, efficiency)
-    return _Default(known, space, seconds, limit).run
+    return _Default(known, space, seconds, limit, start).run
 
 
 def most_profiles(space: Space) -> int:
@@ -77,8 +79,15 @@ def most_profiles(space: Space) -> int:
 
 
 class _Default:
-    def __init__(self, known: Observations, space: Space, seconds: float, limit: int) -> None:
-        self.space, self.known = space, known
+    def __init__(
+        self,
+        known: Observations,
+        space: Space,
+        seconds: float,
+        limit: int,
+        start: Candidate | None,
+    ) -> None:
+        self.space, self.known, self.start = space, known, start
         self.seconds, self.limit = seconds, limit
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
@@ -144,7 +153,7 @@ class _Default:
     def _land(self, row: int) -> None:
         """Takes a first look at a row; at fewer environments when it fails."""
         candidates = self.known.rows[row]
-        at = landing(self.known, row, self.known.best())
+        at = landing(self.known, row, self.known.best() or self.start)
         self._ask(candidates[at])
         while at > 0 and not self.known.measured_in(row):
             at = max(at - _STRIDE, 0)
