@@ -91,15 +91,14 @@ class SAC(OffPolicy):
         of_kind = self._of_choices if self._is_discrete else self._of_box
         critics, priorities, values, actor, entropy = of_kind(batch)
         network, temperature = self.policy.network, self._temperature
-        total = critics + actor
+        total, entropy = critics + actor, entropy.detach().mean()
         if network.log_temperature is not None:
-            surplus = entropy.detach() - self._target_entropy
-            total = total + (network.log_temperature * surplus.mean()).sum()
+            total = total + network.log_temperature.squeeze() * (entropy - self._target_entropy)
         stats = {
             "critic_loss": critics.detach(),
             "actor_loss": actor.detach(),
             "q_mean": values.detach().mean(),
-            "entropy": entropy.detach().mean(),
+            "entropy": entropy,
             "temperature": values.new_full((), temperature)
             if isinstance(temperature, float)
             else temperature.squeeze(),
@@ -110,18 +109,17 @@ class SAC(OffPolicy):
         """Returns the critics' loss, priorities, values, and the actor's loss and entropy."""
         network, temperature = self.policy.network, self._temperature
         seen, following = batch["observation"], batch["next_observation"]
-        noise_after, noise = batch["noise"].chunk(2, -1)
-        sample = SquashedNormalPolicy.sample
+        of_following, of_seen = batch["noise"].chunk(2, -1)
+        out = network.acts(torch.cat([seen, following]), len(seen))
+        action, log_prob, next_action, next_log_prob = SquashedNormalPolicy.samples(
+            out, torch.cat([of_seen, of_following]), len(seen)
+        )
         with torch.no_grad():
-            action, log_prob = sample(network.actor(following), noise_after)
-            value = self.target.values(following, action).amin(0) - temperature * log_prob
-            target = towards(batch, value)
-        values = network.values(seen, batch["action"])
+            value = self.target.values(following, next_action).amin(0)
+            target = towards(batch, value - temperature * next_log_prob)
+        values, worth = network.values_of_both(seen, batch["action"], action)
         loss, priorities = critic_loss(values, target, batch)
-        action, log_prob = sample(network.actor(seen), noise)
-        with network.critics_fixed():
-            worth = network.values(seen, action).amin(0)
-        actor = (temperature * log_prob - worth).mean()
+        actor = (temperature * log_prob - worth.min(0).values).mean()
         return loss, priorities, values, actor, -log_prob
 
     def _of_choices(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -77,7 +77,7 @@ class TD3(OffPolicy):
         network, its = self.policy.network, self.settings
         seen, following = batch["observation"], batch["next_observation"]
         with torch.no_grad():
-            action = self.target.actor(following).tanh()
+            action = self.target.acts(following).tanh()
             if its.target_noise:
                 noise = (its.target_noise * batch["noise"]).clamp_(
                     -its.target_noise_clip, its.target_noise_clip
@@ -89,8 +89,7 @@ class TD3(OffPolicy):
         stats = {"critic_loss": total.detach(), "q_mean": values.detach().mean()}
         groups: tuple[str, ...] = ("critics",)
         if self._is_due:
-            with network.critics_fixed():
-                actor_loss = -network.critics[0](seen, network.actor(seen).tanh()).mean()
+            actor_loss = -network.first_value(seen, network.acts(seen).tanh()).mean()
             total, groups = total + actor_loss, self.parts
             self._actor_loss.copy_(actor_loss.detach())
         stats["actor_loss"] = self._actor_loss

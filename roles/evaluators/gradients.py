@@ -41,6 +41,7 @@ class GradientMaker:
         self._algorithm, self._observations = algorithm, normalizers.observations
         device = parameters.data.device
         self.gradient = torch.zeros(parameters.numel, device=device)
+        self._parameters = parameters
         parameters.bind_gradients(self.gradient)
         count = moments_of(algorithm, normalizers)
         self._moments = torch.zeros(count, dtype=torch.float64, device=device)
@@ -62,9 +63,8 @@ class GradientMaker:
     def differentiate(self, minibatch: Batch) -> Tensor:
         """Writes `gradient`, of the loss of a minibatch; what that reports, in order of `stats`."""
         algorithm = self._algorithm
-        self.gradient.zero_()
         losses = checked(algorithm, algorithm.losses(minibatch))
-        torch.autograd.backward(losses.total)
+        self._parameters.differentiate(losses.total)
         return torch.stack([losses.stats[name].detach() for name in algorithm.stats])
 
     def clip(self, max_norm: float | None) -> None:

@@ -6,7 +6,7 @@ they stay there as tensors, so that nobody waits for them and a CUDA graph may h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
@@ -95,16 +95,18 @@ class Descent:
         self._max_norm = settings.max_grad_norm
         self._kl_target = settings.followed_kl
         self._parameters, data = parameters, parameters.data
-        data.grad = self._gradient = torch.zeros_like(data)
+        self.data = data.detach()
+        self._clipped = torch.zeros_like(self.data)
+        self.gradient = self._clipped  # that the next step is taken down
         self._rate: Tensor | None = None
         if static_on(data.device, static):
             # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
             self._rate = torch.full((), settings.learning_rate, device=data.device)
-        self._in_one_thread = self._rate is None and data.numel() <= _NUMEL_OF_A_THREAD
+        self.in_one_thread = self._rate is None and data.numel() <= _NUMEL_OF_A_THREAD
         rate = settings.learning_rate if self._rate is None else self._rate
         capturable = self._rate is not None
         self._optimizer: torch.optim.Optimizer
-        self._moments: dict[str, Tensor] = {}
+        self.moments: dict[str, Tensor] = {}
         if settings.descends_by == "sgd":
             self._optimizer = torch.optim.SGD([data], lr=rate)
         else:
@@ -112,14 +114,14 @@ class Descent:
                 [data], lr=rate, eps=settings.adam_eps, fused=True, capturable=capturable
             )
             # What Adam makes at its first step: there from the beginning, at one place for good.
-            self._moments = {
+            self.moments = {
                 "step": torch.zeros((), device=data.device),
-                "exp_avg": torch.zeros_like(self._gradient),
-                "exp_avg_sq": torch.zeros_like(self._gradient),
+                "exp_avg": torch.zeros_like(self.data),
+                "exp_avg_sq": torch.zeros_like(self.data),
             }
-            self._optimizer.state[data] = self._moments
+            self._optimizer.state[data] = self.moments
         # What `step` changes.
-        self.changed: list[Tensor] = [data.detach(), *self._moments.values()]
+        self.changed: list[Tensor] = [self.data, *self.moments.values()]
         if self._rate is not None:
             self.changed.append(self._rate)
 
@@ -135,6 +137,12 @@ class Descent:
         else:
             self._rate.fill_(value)
 
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Those of torch's optimizer: `lr`, a tensor on a GPU, and Adam's."""
+        found: dict[str, Any] = self._optimizer.param_groups[0]
+        return found
+
     @classmethod
     def of_piece(cls, piece: FlatParameters | Piece, settings: AlgorithmConfig) -> Descent:
         """Returns that of a piece, whose gradients were clipped where they are whole."""
@@ -145,31 +153,33 @@ class Descent:
 
         There is one group of parameters, which takes every step.
         """
-        if self._rate is None:
-            self._follow_on_host(gradient, kl)
-        else:
-            self._follow(gradient, kl, self._rate)
-        with one_thread() if self._in_one_thread else nullcontext():
-            self._optimizer.step()
+        self.follow(gradient, kl)
+        step_together([self])
 
-    def _follow_on_host(self, gradient: Tensor, kl: Tensor) -> None:
+    def follow(self, gradient: Tensor, kl: Tensor) -> None:
+        """Makes ready for a step down `gradient` [n], which is to stay as it is until then."""
+        if self._rate is None:
+            self.gradient = self._follow_on_host(gradient, kl)
+        else:
+            self.gradient = self._follow(gradient, kl, self._rate)
+
+    def _follow_on_host(self, gradient: Tensor, kl: Tensor) -> Tensor:
         if self._kl_target is not None:
             rate = adapt_learning_rate(self.learning_rate, float(kl), self._kl_target)
             self.learning_rate = rate
-        scale = 1.0
-        if self._max_norm:
-            scale = min(1.0, self._max_norm / (float(torch.linalg.vector_norm(gradient)) + 1e-6))
-        self._gradient.copy_(gradient).mul_(scale)
+        if not self._max_norm:
+            return gradient
+        scale = min(1.0, self._max_norm / (float(torch.linalg.vector_norm(gradient)) + 1e-6))
+        return torch.mul(gradient, scale, out=self._clipped)
 
-    def _follow(self, gradient: Tensor, kl: Tensor, rate: Tensor) -> None:
+    def _follow(self, gradient: Tensor, kl: Tensor, rate: Tensor) -> Tensor:
         if self._kl_target is not None:
             adapt_learning_rate_(rate, kl, self._kl_target)
-        if self._max_norm:
-            norm = torch.linalg.vector_norm(gradient)
-            scale = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
-            torch.mul(gradient, scale, out=self._gradient)
-        else:
-            self._gradient.copy_(gradient)
+        if not self._max_norm:
+            return gradient
+        norm = torch.linalg.vector_norm(gradient)
+        scale = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
+        return torch.mul(gradient, scale, out=self._clipped)
 
     def read_beside(self, values: Tensor) -> list[float]:
         """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
@@ -186,14 +196,14 @@ class Descent:
         state: dict[str, Any] = self._optimizer.state_dict()
         moments = {
             name: self._parameters.packed(moment) if moment.ndim else moment
-            for name, moment in self._moments.items()
+            for name, moment in self.moments.items()
         }
         return state | {"state": {0: moments}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Moments and learning rate of `state`, from whichever device, into the tensors in use."""
         found = state["state"].get(0)  # None: of one that had not taken a step
-        for name, moment in self._moments.items():
+        for name, moment in self.moments.items():
             if found is None:
                 moment.zero_()
             elif moment.ndim:
@@ -201,3 +211,31 @@ class Descent:
             else:
                 moment.copy_(found[name])
         self.learning_rate = float(state["param_groups"][0]["lr"])
+
+
+def step_together(descents: Sequence[Descent]) -> None:
+    """Takes a step of each, with the hyperparameters of the first.
+
+    It is what `torch.optim.Adam.step` does when it is fused, for all parameters by one kernel, and
+    without what is done around that, which takes twice as long as the step of a small network.
+    """
+    its = descents[0].hyperparameters
+    with one_thread() if all(one.in_one_thread for one in descents) else nullcontext():
+        parameters = [one.data for one in descents]
+        gradients = [one.gradient for one in descents]
+        if not descents[0].moments:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                rate = its["lr"]
+                if isinstance(rate, float):
+                    parameter.add_(gradient, alpha=-rate)
+                else:
+                    parameter.sub_(gradient * rate)
+            return
+        steps, means, squares = (
+            [one.moments[name] for one in descents] for name in ("step", "exp_avg", "exp_avg_sq")
+        )
+        torch._foreach_add_(steps, 1.0)
+        torch._fused_adam_(
+            parameters, gradients, means, squares, [], steps, lr=its["lr"], beta1=its["betas"][0],
+            beta2=its["betas"][1], weight_decay=0.0, eps=its["eps"], amsgrad=False, maximize=False,
+        )  # fmt: skip

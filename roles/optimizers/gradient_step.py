@@ -73,7 +73,7 @@ class GradientStep:
         self.close()  # what was captured is bound to the bucket of before
         n, device = self.parameters.numel, self.parameters.data.device
         numel = bucket_numel(self.parameters, self._stats)
-        # Autograd accumulates straight into the memory that is reduced.
+        # Gradients are written straight into the memory that is reduced.
         self._reducer = group.bucket("gradient", numel, torch.float32, device)
         self.parameters.bind_gradients(self._reducer.buffer)
         self._mine = self._reducer.buffer[n:-1]
@@ -156,11 +156,12 @@ class GradientStep:
 
     def differentiate(self, losses: Losses) -> None:
         """Make the gradient of the losses, and note what they report, in the bucket."""
-        self._reducer.buffer.zero_()
-        torch.autograd.backward(losses.total)
+        self.parameters.differentiate(losses.total)
         if self._stats:
             with torch.no_grad():
                 torch.stack([losses.stats[name] for name in self._stats], out=self._mine)
+        if self._weight is not None:
+            self._reducer.buffer[-1].zero_()  # is weighed each time, and written at times
         self.noise.share(always=self._pool is not None)
         if self._weight is not None:
             # Not a product alone: what is left out need not be finite.

@@ -11,7 +11,7 @@ from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, ParameterGroup
 
-from .descent import Descent
+from .descent import Descent, step_together
 
 
 class GroupedDescent:
@@ -40,6 +40,13 @@ class GroupedDescent:
             for name, group in self._groups.items()
         }
         self.changed = [one for descent in self._descents.values() for one in descent.changed]
+        # Groups whose rate is the same take their steps by the same kernels.
+        by_rate: dict[float, list[str]] = {}
+        for name, rate in rates.items():
+            by_rate.setdefault(rate, []).append(name)
+        self._alike = list(by_rate.values())
+        self._cut: dict[str, Tensor] = {}
+        self._gradient: Tensor | None = None  # that was cut
 
     @property
     def learning_rate(self) -> float:
@@ -54,9 +61,15 @@ class GroupedDescent:
 
     def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
         """Takes one step of some groups (None: all) down their parts of `gradient` [n]."""
-        for name, descent in self._descents.items():
-            if groups is None or name in groups:
-                descent.step(gradient[self._groups[name].place], kl)
+        if self._gradient is not gradient:
+            self._cut = {name: gradient[its.place] for name, its in self._groups.items()}
+            self._gradient = gradient
+        for alike in self._alike:
+            names = [name for name in alike if groups is None or name in groups]
+            for name in names:
+                self._descents[name].follow(self._cut[name], kl)
+            if names:
+                step_together([self._descents[name] for name in names])
 
     def read_beside(self, values: Tensor) -> list[float]:
         """Returns `values` [k] and, behind them, the learning rate: one read of the device."""

@@ -56,7 +56,7 @@ class FlatParameters(_SideBySide):
     """All parameters of a module as views of one tensor, in the order of their names.
 
     `data` [n] is the parameters; `bind_gradients(buffer)` makes every `.grad` a view of
-    `buffer[:n]`, which may lie in shared memory: autograd then accumulates straight into it.
+    `buffer[:n]`, which may lie in shared memory: `differentiate` writes straight into it.
     Parameter i begins at `offsets[i]`, a multiple of 64 numbers. What lies between is padding: zero
     in `data` and in gradients, and left out of what `packed` gives.
     """
@@ -83,8 +83,27 @@ class FlatParameters(_SideBySide):
 
     def bind_gradients(self, buffer: Tensor) -> None:
         """Make every parameter's `.grad` a view of `buffer` [>= n]."""
-        for parameter, view in zip(self.parameters, self._views(buffer), strict=True):
+        self._gradients = self._views(buffer)
+        for parameter, view in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = view
+
+    def differentiate(self, total: Tensor) -> None:
+        """Writes the gradient of `total` where it was bound: 0 for what `total` does not depend on.
+
+        On a GPU that is one copy. To accumulate is an operation for each parameter, and one before.
+        """
+        those = [
+            (parameter, place)
+            for parameter, place in zip(self.parameters, self._gradients, strict=True)
+            if parameter.requires_grad
+        ]
+        parameters, places = zip(*those, strict=True)
+        found = torch.autograd.grad(total, parameters, allow_unused=True)
+        both = list(zip(places, found, strict=True))
+        given = [(place, gradient) for place, gradient in both if gradient is not None]
+        if rest := [place for place, gradient in both if gradient is None]:
+            torch._foreach_zero_(rest)
+        torch._foreach_copy_([place for place, _ in given], [gradient for _, gradient in given])
 
     def of_group(self, name: str) -> slice:
         """Returns the parameters of the part `name` of the module, which lie side by side."""

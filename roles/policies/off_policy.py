@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 
 from .actor_critic import observation_width
 from .convolutions import is_convolutional
+from .dense import DenseNetworks, dense_networks
 from .networks import trunk_of
 from .trunk import HiddenLayers, Trunk
 
@@ -122,10 +124,62 @@ class ActorWithCritics(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         return self.actor(observation)  # type: ignore[no-any-return]
 
+    @cached_property
+    def _dense_actor(self) -> DenseNetworks | None:
+        if type(self.actor) is not ActorNetwork:
+            return None
+        return dense_networks([(self.actor.trunk, self.actor.head)])
+
+    @cached_property
+    def _dense_critics(self) -> DenseNetworks | None:
+        return _dense_critics(self.critics)
+
+    @cached_property
+    def _dense_critic(self) -> DenseNetworks | None:
+        return _dense_critics(self.critics[:1])
+
+    def acts(self, observation: Tensor, trained: int | None = None) -> Tensor:
+        """Returns what the actor puts out for rows, differentiated by the first `trained` alone."""
+        trained = len(observation) if trained is None else trained
+        if self._dense_actor is not None:
+            return self._dense_actor(observation, trained)[0]
+        with torch.no_grad():
+            others = self.actor(observation[trained:])
+        out: Tensor = self.actor(observation[:trained])
+        return torch.cat([out, others]) if len(others) else out
+
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
         """Returns what each critic values an action, [critics, B]; or all of them, [.., B, n]."""
-        given = torch.stack([critic(observation, action) for critic in self.critics])
+        if self._dense_critics is not None:
+            rows = observation if action is None else torch.cat([observation, action], -1)
+            given = self._dense_critics(rows, len(rows))
+        else:
+            given = torch.stack([critic(observation, action) for critic in self.critics])
         return given if action is None else given.squeeze(-1)
+
+    def values_of_both(
+        self, observation: Tensor, taken: Tensor, chosen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns `values` of two actions; the critics are fixed for those of `chosen`.
+
+        These are differentiated by the action alone, those of `taken` by the critics alone.
+        """
+        if self._dense_critics is None:
+            values = self.values(observation, taken)
+            with self.critics_fixed():
+                return values, self.values(observation, chosen)
+        rows = torch.cat([torch.cat([observation, its], -1) for its in (taken, chosen)])
+        given = self._dense_critics(rows, len(observation)).squeeze(-1)
+        values, worth = given.chunk(2, 1)
+        return values, worth
+
+    def first_value(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Returns values [B] of the first critic, differentiated by the action alone."""
+        if self._dense_critic is not None:
+            return self._dense_critic(torch.cat([observation, action], -1), 0)[0, :, 0]
+        with self.critics_fixed():
+            value: Tensor = self.critics[0](observation, action)
+        return value[:, 0]
 
     @contextmanager
     def critics_fixed(self) -> Iterator[None]:
@@ -141,6 +195,16 @@ class ActorWithCritics(nn.Module):
         finally:
             for parameter in parameters:
                 parameter.requires_grad_(True)
+
+
+def _dense_critics(critics: Iterable[nn.Module]) -> DenseNetworks | None:
+    """Returns critics side by side; None where they are no dense networks alone."""
+    found = []
+    for one in critics:
+        if type(one) is not Critic or one.joined is not None:
+            return None
+        found.append((one.trunk, one.head))
+    return dense_networks(found)
 
 
 class ExploringPolicy(ABC):
@@ -228,11 +292,63 @@ class SquashedNormalPolicy(ExploringPolicy):
 
         That of tanh is corrected for exactly: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)).
         """
-        mean, log_std = _split(out)
-        before = torch.addcmul(mean, log_std.exp(), noise)
-        of_normal = -0.5 * noise.square() - log_std - _HALF_LOG_2PI
-        squashing = 2.0 * (math.log(2.0) - before - softplus(-2.0 * before))
-        return before.tanh(), (of_normal - squashing).sum(-1)
+        action, log_prob, *_ = SquashedNormalPolicy.samples(out, noise, len(out))
+        return action, log_prob
+
+    @staticmethod
+    def samples(out: Tensor, noise: Tensor, trained: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns what `sample` does for the first `trained` rows, and then for the others.
+
+        What it does for the others is not differentiable.
+        """
+        samples: tuple[Tensor, Tensor, Tensor, Tensor] = _Squashed.apply(  # type: ignore[no-untyped-call]
+            out, noise, trained
+        )
+        return samples
+
+
+class _Squashed(torch.autograd.Function):
+    """Samples of a squashed normal distribution: with torch's operations it is twice as many."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, out: Tensor, noise: Tensor, trained: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        mean, raw = out.chunk(2, -1)
+        log_std = raw.clamp(*_LOG_STD)
+        scaled = log_std.exp().mul_(noise)
+        before = mean + scaled
+        action = before.tanh()
+        # Half of it: of the normal distribution, and of the correction for tanh.
+        half = softplus(before.mul(-2.0)).add_(before)
+        half = half.sub_(log_std, alpha=0.5).addcmul_(noise, noise, value=-0.25)
+        constant = -noise.shape[-1] * (_HALF_LOG_2PI + 2.0 * math.log(2.0))
+        log_prob = half.sum(-1).mul_(2.0).add_(constant)
+        is_within = log_std[:trained] == raw[:trained]
+        ctx.save_for_backward(action[:trained], scaled[:trained], is_within)
+        ctx.set_materialize_grads(False)
+        ctx.shape = out.shape
+        others = action[trained:], log_prob[trained:]
+        ctx.mark_non_differentiable(*others)
+        return action[:trained], log_prob[:trained], *others
+
+    @staticmethod
+    def backward(
+        ctx: Any, of_action: Tensor | None, of_log_prob: Tensor | None, *_: None
+    ) -> tuple[Tensor, None, None]:
+        action, scaled, is_within = ctx.saved_tensors
+        gradient = action.new_zeros(ctx.shape)
+        of_mean, of_log_std = gradient[: len(action)].chunk(2, -1)
+        if of_action is not None:
+            torch.ops.aten.tanh_backward.grad_input(of_action, action, grad_input=of_mean)
+        if of_log_prob is not None:
+            # Of the logarithm by the number before tanh: twice what tanh makes of it.
+            of_mean.addcmul_(of_log_prob[:, None], action, value=2.0)
+        torch.mul(of_mean, scaled, out=of_log_std)
+        if of_log_prob is not None:
+            of_log_std.sub_(of_log_prob[:, None])
+        of_log_std.mul_(is_within)
+        return gradient, None, None
 
 
 class SampledChoicePolicy(ExploringPolicy):

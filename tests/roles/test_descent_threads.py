@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from gmi_drl.placement import ALGORITHMS
-from gmi_drl.roles.optimizers.descent import Descent
+from gmi_drl.roles.optimizers.descent import Descent, step_together
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 
 
@@ -27,13 +28,13 @@ def test_only_a_small_step_is_taken_in_one_thread(
 ) -> None:
     parameters = FlatParameters(nn.Linear(units, units))
     descent = Descent(parameters, ALGORITHMS["a2c"]())
-    taken, step = [], descent._optimizer.step
+    taken, step = [], torch._fused_adam_
 
-    def counted() -> None:
+    def counted(*args: Any, **options: Any) -> None:
         taken.append(torch.get_num_threads())
-        step()
+        step(*args, **options)
 
-    monkeypatch.setattr(descent._optimizer, "step", counted)
+    monkeypatch.setattr(torch, "_fused_adam_", counted)
     descent.step(torch.ones(parameters.numel), torch.zeros(()))
     assert taken == [threads]
     assert torch.get_num_threads() == 2
@@ -45,10 +46,31 @@ def test_the_number_of_threads_is_what_it_was_after_a_step_that_failed(
     parameters = FlatParameters(nn.Linear(4, 4))
     descent = Descent(parameters, ALGORITHMS["a2c"]())
 
-    def failing() -> None:
+    def failing(*args: Any, **options: Any) -> None:
         raise ValueError("no step")
 
-    monkeypatch.setattr(descent._optimizer, "step", failing)
+    monkeypatch.setattr(torch, "_fused_adam_", failing)
     with pytest.raises(ValueError, match="no step"):
         descent.step(torch.ones(parameters.numel), torch.zeros(()))
     assert torch.get_num_threads() == 2
+
+
+def test_a_step_of_several_is_that_of_torchs_adam_bit_for_bit() -> None:
+    settings = ALGORITHMS["sac"]()
+    ours = [nn.Parameter(torch.randn(2**i, generator=_generator(i))) for i in (7, 9)]
+    theirs = [nn.Parameter(one.detach().clone()) for one in ours]
+    flat = [FlatParameters(nn.ParameterList([one])) for one in ours]
+    descents = [Descent(one, settings) for one in flat]
+    adam = torch.optim.Adam(theirs, lr=settings.learning_rate, eps=settings.adam_eps, fused=True)
+    for number in range(3):
+        for descent, its in zip(descents, theirs, strict=True):
+            its.grad = torch.randn(its.shape, generator=_generator(number))
+            descent.follow(its.grad, torch.zeros(()))
+        step_together(descents)
+        adam.step()
+    for one, its in zip(flat, theirs, strict=True):
+        assert torch.equal(one.data.detach(), its.detach())
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -129,7 +129,7 @@ def test_padding_stays_zero_while_ranks_train(wire):
         batch.rows.add_(group.rank)
         for _ in range(3):
             learner.update(batch)
-        flat, moments = learner.parameters, learner._step.descent._moments
+        flat, moments = learner.parameters, learner._step.descent.moments
         vectors = [flat.data.detach(), learner._step._gradient]
         vectors += [moments["exp_avg"], moments["exp_avg_sq"]]
         assert all(vector[: flat.numel].any() for vector in vectors)
