@@ -2,7 +2,7 @@
 
 import yaml
 
-from gmi_drl.selector.tune import session, tuning
+from gmi_drl.selector.tune import request, tuning
 from gmi_drl.selector.tune.candidate import Measured
 
 CONFIG = {
@@ -32,7 +32,7 @@ class Machine:
 
 
 def on_devices(monkeypatch, topology):
-    monkeypatch.setattr(session, "find_devices", lambda config: topology)
+    monkeypatch.setattr(request, "find_devices", lambda config: topology)
 
 
 def written(path, data):

@@ -1,4 +1,4 @@
-"""Runs a session of tuning, alone on the machine, or answers from what is on record."""
+"""Runs a session of tuning, alone on the machine: it searches, races, and writes the choice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl import runtime
@@ -19,14 +18,13 @@ from gmi_drl.gmi import GmiError
 from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
-from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import Config, Topology, TuneConfig, counted, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
-from gmi_drl.selector.errors import RecordError, TunerBusy
+from gmi_drl.selector.errors import TunerBusy
 from gmi_drl.selector.record import identity
-from gmi_drl.selector.record.record import TuneJournal, TuneRecord, read, record_path, records
+from gmi_drl.selector.record.record import TuneJournal, TuneRecord
 
 from . import race
 from .algorithms.default import default, most_profiles
@@ -40,124 +38,15 @@ from .candidate import (
     Space,
     TuneSearch,
     candidate_text,
-    shape_text,
 )
 from .efficiency import Prediction, rivals
 from .keep import SAME, as_given, by_learning, is_predicted, prediction_of
-from .noise import TunedNoise, noise_of_run
 from .profile.candidate_run import CandidateTimeout
 from .profile.profiler import Profiler, train_for
+from .request import TuneRequest, changes_of, longer, still_answers
 from .search_driver import SearchOutcome, measured_of, run_search
-from .space import change_sentence, config_of, layout_text, own_of, space_of
+from .space import layout_text, own_of, space_of
 from .tune_view import TuneView
-
-
-@dataclass(frozen=True)
-class TuneRequest:
-    """A config to tune, on the devices it may use; `beside` is the folder of its modules."""
-
-    config: Config
-    topology: Topology
-    beside: Path
-    identity: dict[str, Any]
-    path: Path  # of its record
-    noise: TunedNoise | None = None  # of a run that is given
-
-    @classmethod
-    def of(cls, config: Config, beside: Path | None, run: Path | None = None) -> TuneRequest:
-        """DiscoveryError when the devices are not there, NoiseSourceError for a wrong `run`."""
-        folder = (beside or Path.cwd()).resolve()
-        topology = find_devices(config)
-        facts = identity.identity(config, topology, folder)
-        noise = None if run is None else noise_of_run(run, config)
-        path = record_path(identity.digest_of(facts))
-        return cls(config, topology, folder, facts, path, noise)
-
-    def record(self) -> TuneRecord | None:
-        """Its record, if there is one that can be read."""
-        with suppress(OSError, RecordError):
-            return read(self.path)
-        return None
-
-    def fresh(self) -> TuneRecord | None:
-        """Its record, if that has a choice, and no real run has refuted it."""
-        record = self.record()
-        return record if record is not None and record.fresh else None
-
-    def stale(self) -> Iterator[str]:
-        """Says why what is on record of this config does not answer, if anything is."""
-        record = self.record()
-        if record is not None and record.drifts:
-            yield f"{record.drifts[-1]['text']}: it is tuned anew"
-        elif record is None and (other := self.elsewhere()) is not None:
-            yield f"{other[0]}: tuned anew"
-
-    def elsewhere(self) -> tuple[str, Path] | None:
-        """Says that this was tuned on another machine or version, and the record; None if not."""
-        for other in records():
-            before = other.header.get("identity") or {}
-            if before.get("problem") == self.identity["problem"]:
-                what = identity.difference(before, self.identity)
-                return f"this config was tuned on another machine or version ({what})", other.path
-        return None
-
-    def resolved(
-        self, candidate: Candidate, layout: str | None, steps_factor: float = 1.0
-    ) -> Config:
-        """Returns the config with a candidate's values; writes its layout file, if there is one.
-
-        `steps_factor`: how many times the steps of the config as given a run needs.
-        """
-        if layout is None:
-            return _longer(config_of(self.config, candidate), steps_factor)
-        file = self.path.with_suffix(".layout.yaml")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(file, layout)
-        except OSError:
-            file = runtime.run_directory() / "tuned.layout.yaml"
-            replace_file(file, layout)
-        return _longer(config_of(self.config, candidate, file), steps_factor)
-
-
-def _longer(config: Config, factor: float) -> Config:
-    """Returns the config with so many times the steps."""
-    if factor == 1.0:
-        return config
-    run = config.run.model_copy(update={"total_steps": round(config.run.total_steps * factor)})
-    return config.model_copy(update={"run": run})
-
-
-def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
-    """Returns the resolved config that a fresh record means, and what to say of it."""
-    assert record.chosen is not None
-    winner = record.chosen.winner
-    assert winner is not None, record.path
-    line = f"{shape_text(winner)}: tuned {record.when}, {record.promised:,.0f} steps/s promised"
-    factor = float(record.choice.get("steps_factor", 1.0))
-    lines = [line, *_changes(request, winner, factor)]
-    return request.resolved(winner, record.choice.get("layout"), factor), lines
-
-
-def _changes(request: TuneRequest, winner: Candidate, steps_factor: float) -> list[str]:
-    """Says what becomes of an update with the choice, and of how long a run is."""
-    parts = [change_sentence(request.config, request.topology, winner)]
-    if steps_factor != 1.0:
-        steps = request.config.run.total_steps
-        parts.append(
-            f"run.total_steps {round(steps * steps_factor):,} instead of {steps:,}, as such "
-            f"updates are predicted to learn {1 / steps_factor:.2f} times as much of a step"
-        )
-    return [part for part in parts if part]
-
-
-def still_answers(record: TuneRecord, budget_s: float) -> bool:
-    """Tells whether a search with this budget would find no more than the one on record."""
-    choice = record.choice
-    before_s = float(choice.get("budget_s", 0.0))
-    whole = bool(choice.get("complete")) and not choice.get("raced")
-    return record.fresh and (whole or budget_s <= before_s)
-
 
 TUNER_TIMEOUT: Final = timedelta(minutes=10)  # for another tuner
 _LOOK_S: Final = 2.0  # of training, a first look at a candidate
@@ -302,7 +191,7 @@ def _chosen(
     assert winner is not None
     factor = _steps_factor(config, prediction, winner)
     measured = measured_of(journal, winner)
-    changes = "; ".join(_changes(request, winner, factor))
+    changes = "; ".join(changes_of(request, winner, factor))
     even = winner.row.percents is None
     layout = None if even else layout_text(config, winner, request.topology)
     facts |= {
@@ -418,9 +307,9 @@ def _raced(
         screen.racing(f"race, round {number}: {text}, {seconds:.0f} s", end_s - time.monotonic())
         begun_s = time.monotonic()
         # With the steps it would have: a learning rate that falls is part of what is raced.
-        longer = _longer(config, _steps_factor(config, prediction, candidate))
-        again = longer.run.model_copy(update={"seed": config.run.seed + number - 1})
-        seeded = longer.model_copy(update={"run": again})
+        whole = longer(config, _steps_factor(config, prediction, candidate))
+        again = whole.run.model_copy(update={"seed": config.run.seed + number - 1})
+        seeded = whole.model_copy(update={"run": again})
         curve = train_for(seconds, candidate, seeded, request.topology, request.beside)
         cost_s = time.monotonic() - begun_s
         journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))

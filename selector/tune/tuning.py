@@ -22,7 +22,8 @@ from gmi_drl.selector.record.record import TuneRecord
 from gmi_drl.selector.record.report import learning, sureness
 
 from .candidate import Chosen, shape_text
-from .session import TuneRequest, answered, measure, still_answers
+from .request import TuneRequest, answered, still_answers
+from .session import measure
 from .tuned_file import TunedFile
 
 

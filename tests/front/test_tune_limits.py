@@ -17,7 +17,7 @@ from gmi_drl.selector.record.record import expire, read, records
 from gmi_drl.selector.tune import session as measuring
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.candidate import Failed
-from gmi_drl.selector.tune.session import TuneRequest
+from gmi_drl.selector.tune.request import TuneRequest
 from tune_machine import CONFIG, Machine, fails, on_devices, tuned_by, written
 
 

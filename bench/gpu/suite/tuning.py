@@ -13,7 +13,8 @@ from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record.report import why
 from gmi_drl.selector.tune.candidate import Candidate
-from gmi_drl.selector.tune.session import TuneRequest, measure
+from gmi_drl.selector.tune.request import TuneRequest
+from gmi_drl.selector.tune.session import measure
 
 from .config import tune_config_of
 from .store import slug

@@ -183,7 +183,7 @@ def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord:
     """Finds the record that is meant; BadPath with the reason where there is none."""
     from gmi_drl.placement import load_config
     from gmi_drl.selector.record import record
-    from gmi_drl.selector.tune.session import TuneRequest
+    from gmi_drl.selector.tune.request import TuneRequest
 
     if given is None:
         if (newest := next(record.records(), None)) is None:
