@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 _ROUNDING: Final = 1e-6  # of a minibatch: 0.1 times 860 is a little more than 86
@@ -33,9 +34,14 @@ class Limiter:
         """Returns the minibatches that are due since the beginning; errors do not add up."""
         return self._due_before + self._counted * self._updates_per_row
 
+    @property
+    def waiting(self) -> int:
+        """Returns how many more minibatches are due than were drawn; at least 0."""
+        return max(0, math.ceil(self._due - _ROUNDING) - self.drawn)
+
     def ready(self) -> bool:
         """Tells whether fewer were drawn than are due."""
-        return self.drawn < self._due - _ROUNDING
+        return self.waiting > 0
 
     def begin_anew(self) -> None:
         """Waits for the first `start` rows again, as the replay is empty."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from .sum_tree import SumTree
 
 class Sampler(Protocol):
     """Draws places of rows; a row r lies at the place r % places."""
+
+    foresees: ClassVar[bool]  # what `update` learns changes nothing that is drawn later
 
     def anneal(self, progress: float) -> None:
         """Takes note of `progress`, the share of all steps that is done: 0 to 1."""
@@ -47,6 +49,8 @@ class Sampler(Protocol):
 
 class UniformSampler:
     """Draws all rows alike, whatever was learned from them."""
+
+    foresees = True
 
     def __init__(self, places: int, device: torch.device) -> None:
         self._places, self._device = places, device
@@ -89,6 +93,8 @@ class PrioritizedSampler:
     buffer) by that of all rows. `anneal` raises beta linearly to 1. With alpha 0 all rows are drawn
     alike, with beta 0 all weights are 1.
     """
+
+    foresees = False
 
     def __init__(
         self,

@@ -33,6 +33,8 @@ class SequenceStorage(Storage):
       whether the episode goes on from there, and all of it is kept
     """
 
+    rows_are_apart = False
+
     def __init__(self, batch: Batch, *arguments: Any, burn_in: bool, **options: Any) -> None:
         """`burn_in`: give the horizon of before, too; the rest as for Storage."""
         super().__init__(batch, *arguments, **options)

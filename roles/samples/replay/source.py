@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -35,11 +35,15 @@ class Source(Protocol):
         """Learn the priorities [B] of rows that were drawn, where a loss gives them."""
 
 
+_AHEAD_BYTES: Final = 4 << 20  # of rows that are gathered at once: what caches of a core hold
+
+
 class ReplayBuffer:
     """A storage, whose rows a sampler draws when a limiter says so.
 
     Minibatches lie on the device of `generator`. They have the columns of the storage, and `weight`
-    [B] where the sampler gives one.
+    [B] where the sampler gives one. Where nothing that is learned changes what is drawn next, all
+    minibatches that are due are gathered at once, and cut.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class ReplayBuffer:
     ) -> None:
         self._storage, self._sampler, self.limiter = storage, sampler, limiter
         self.batch_size, self._generator = batch_size, generator
+        self._gathered: list[tuple[Batch, Tensor]] = []  # and not drawn yet, the next one last
 
     @classmethod
     def of(
@@ -104,6 +109,7 @@ class ReplayBuffer:
 
     def put(self, batch: Batch) -> None:
         """Takes a batch [T, N] in, with a column `priority` where agents have given one."""
+        self._gathered.clear()
         before = self._storage.rows
         added = self._storage.put(batch)
         now = self._storage.rows
@@ -115,6 +121,7 @@ class ReplayBuffer:
 
     def take_back(self, rows: int) -> None:
         """Forget the last `rows` that were put in; what they were written over is lost."""
+        self._gathered.clear()
         before = self._storage.rows
         self._storage.take_back(rows)
         self._sampler.drop(range(max(self._storage.rows.stop, before.start), before.stop))
@@ -123,13 +130,28 @@ class ReplayBuffer:
         return len(self._storage.rows) > 0 and self.limiter.ready()
 
     def next(self) -> tuple[Batch, Tensor]:
-        storage = self._storage
-        places, weight = self._sampler.draw(self.batch_size, storage.rows, self._generator)
+        if not self._gathered:
+            self._gathered = self._gather()[::-1]
         self.limiter.drawn += 1
-        minibatch = storage.gather(places, self._generator.device)
+        return self._gathered.pop()
+
+    def _gather(self) -> list[tuple[Batch, Tensor]]:
+        """Returns the next minibatches, each with its keys."""
+        storage, size, count = self._storage, self.batch_size, 1
+        if self._sampler.foresees and storage.rows_are_apart:
+            most = _AHEAD_BYTES // max(1, storage.row_bytes * size)
+            count = max(1, min(self.limiter.waiting, most))
+        places, weight = self._sampler.draw(count * size, storage.rows, self._generator)
+        rows = storage.gather(places, self._generator.device)
         if weight is not None:
-            minibatch.columns["weight"] = weight.to(self._generator.device)
-        return minibatch, places
+            rows.columns["weight"] = weight.to(self._generator.device)
+        if count == 1:
+            return [(rows, places)]
+        cut = {name: column.split(size) for name, column in rows.columns.items()}
+        return [
+            (Batch({name: parts[place] for name, parts in cut.items()}), keys)
+            for place, keys in enumerate(places.split(size))
+        ]
 
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
         self._sampler.update(keys, priorities)
@@ -150,6 +172,7 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave it; of another capacity, with the newest rows that fit."""
+        self._gathered.clear()
         before = self._storage.rows
         self._storage.load_state_dict(state["storage"])
         self._sampler.drop(before)

@@ -46,6 +46,8 @@ class Storage:
     0 where the episode was over.
     """
 
+    rows_are_apart = True  # a minibatch [B] is cut into smaller ones by its rows
+
     def __init__(
         self,
         batch: Batch,
@@ -154,6 +156,12 @@ class Storage:
     def observation_width(self) -> int:
         """The numbers of an observation, where transitions are made."""
         return self._seen.frames.shape[1] * self._seen.count
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row of a minibatch, about: two observations of float32, and the rest."""
+        seen = 2 * 4 * self.observation_width if self._follows else 0
+        return self.nbytes // self._ring.places + seen
 
     @property
     def places(self) -> int:
