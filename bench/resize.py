@@ -39,7 +39,7 @@ EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
 CLAIM_S, CLAIM_ITERATIONS = 2.0, 2
 CASES: Final = {
     "cartpole": ("cartpole.yaml", []),
-    "ant": ("ant.yaml", ["layout.gmi_per_gpu=1", "env.num_env=16", "run.total_steps=400_000"]),
+    "ant": ("ant.yaml", ["layout.gmi_per_gpu=1", "env.num_env=16", "run.total_steps=120_000"]),
 }
 
 

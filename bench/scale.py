@@ -37,15 +37,11 @@ _FILE: Final = RESULTS / "scale.json"
 _PICTURE: Final = ROOT / "docs" / "scale" / "scale.png"
 _MACHINES: Final = ("dgx-a100", "dgx-h100")
 _AIM: Final = 0.10
-_BENCHMARKS: Final = {  # the paper's six, and the file of each; FrankaCabinet as its Table 6 has it
-    "Ant": "ant", "Anymal": "anymal", "BallBalance": "ball_balance", "FrankaCabinet": None,
+_BENCHMARKS: Final = {  # the paper's six, and the file of each
+    "Ant": "ant", "Anymal": "anymal", "BallBalance": "ball_balance",
+    "FrankaCabinet": "franka_cabinet",
     "Humanoid": "humanoid", "ShadowHand": "shadow_hand",
 }  # fmt: skip
-_FRANKA_CABINET: Final = {
-    "version": 1,
-    "env": {"id": "FrankaCabinet-v0", "adapter": "warp", "num_env": 4096},
-    "algorithm": {"network": "frankacabinet", "horizon": 16, "minibatches": 8, "epochs": 8},
-}
 _ASYNC: Final = {  # Ant with six agents and two trainers on each host
     "version": 1, "mode": "async",
     "env": {"id": "Ant-v5", "adapter": "warp", "num_env": 4096},
@@ -59,7 +55,7 @@ def projections(hosts: Sequence[int], tries: int) -> list[dict[str, Any]]:
     rows = []
     for machine in _MACHINES:
         for task, file in {**_BENCHMARKS, "Ant, async": None}.items():
-            document: Any = _ASYNC if task == "Ant, async" else _FRANKA_CABINET
+            document: Any = _ASYNC
             if file is not None:
                 document = ROOT / "examples" / "paper" / f"{file}.yaml"
             config, (hardware, _) = load_config(document), machine_of(machine)

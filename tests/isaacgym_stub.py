@@ -24,6 +24,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 TASKS = {  # IsaacGymEnvs' task -> the environment of ours nearest to it
     "Ant": "Ant-v5",
     "Anymal": "Barkour-v0",
+    "FrankaCabinet": "FrankaCabinet-v0",
     "BallBalance": "BallBalance-v0",
     "Cartpole": "InvertedPendulum-v5",
     "Humanoid": "Humanoid-v5",

@@ -1,8 +1,8 @@
-"""Barkour and ShadowHand written a second time: one environment, in plain Python over MjData.
+"""Barkour, FrankaCabinet and ShadowHand written a second time: one environment, over MjData.
 
 Turns by MuJoCo's mju_ functions, velocities by mj_objectVelocity, contact forces out of the list of
-contacts. Constants are IsaacGymEnvs' (cfg/task/Anymal.yaml, ShadowHand.yaml), but for what
-docs/gpu-simulation.md says.
+contacts. Constants are IsaacGymEnvs' (cfg/task/Anymal.yaml, FrankaCabinet.yaml, ShadowHand.yaml),
+but for what docs/gpu-simulation.md says.
 """
 
 import mujoco
@@ -179,4 +179,62 @@ class ShadowHandReference(Reference):
             10 * forces,
             np.clip(d.ctrl, -1, 1),
         ]
+        return np.clip(seen, -5, 5)
+
+
+class FrankaCabinetReference(Reference):
+    pose = np.array([1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035])
+    speed = np.array([7.5] * 7 + [0.75] * 2)
+
+    def first_state(self):
+        low, high = self.model.jnt_range[:9].T
+        arm = np.clip(self.pose + 0.125 * self.stream.uniform(-1, 1, 9), low, high)
+        return np.r_[arm, 0], np.zeros(10)
+
+    def draw(self):
+        self.targets = self.data.qpos[:9].copy()
+        self.data.act[:] = (self.targets - self.pose) / self.speed
+
+    def places(self):
+        d = self.data
+        hand = d.body("link7")
+        grasp = hand.xpos + turned([0, 0.04, 0.107 + 0.0584], hand.xquat)
+        return grasp, d.body("drawer").xpos + np.array([0.3, 0.01, 0])
+
+    def judge(self, action):
+        d, (grasp, handle) = self.data, self.places()
+        low, high = self.model.jnt_range[:9].T
+        self.targets = np.clip(self.targets + self.speed / 60 * action, low, high)
+        np.testing.assert_allclose(d.act * self.speed + self.pose, self.targets, atol=1e-9)
+        left, right = d.body("left_finger"), d.body("right_finger")
+        opened = d.qpos[9]
+        distance = np.linalg.norm(handle - grasp)
+        near = (1 / (1 + distance**2)) ** 2
+        reward = 2 * (2 * near if distance <= 0.02 else near)
+        for axis, wanted in (([0, 0, 1], [-1, 0, 0]), ([0, 1, 0], [0, 0, 1])):
+            along = turned(axis, left.xquat) @ wanted
+            reward += 0.5 * 0.5 * np.sign(along) * along**2
+        around = 0.0
+        if left.xpos[2] > handle[2] > right.xpos[2]:
+            around = 0.5
+            heights = abs(left.xpos[2] - handle[2]), abs(right.xpos[2] - handle[2])
+            reward += 5 * (0.04 - heights[0] + 0.04 - heights[1])
+        reward += (
+            0.25 * around + 7.5 * (opened * around + opened) - 0.01 * sum(action.astype(float) ** 2)
+        )
+        if opened > 0.01:
+            reward += 0.5
+        if opened > 0.2:
+            reward += around
+        if opened > 0.39:
+            reward += 2 * around
+        if min(left.xpos[0], right.xpos[0]) < handle[0] - 0.04:
+            reward = -1
+        return reward, opened > 0.39
+
+    def observe(self):
+        d, (grasp, handle) = self.data, self.places()
+        low, high = self.model.jnt_range[:9].T
+        scaled = 2 * (d.qpos[:9] - low) / (high - low) - 1
+        seen = np.r_[scaled, 0.1 * d.qvel[:9], handle - grasp, d.qpos[9], d.qvel[9]]
         return np.clip(seen, -5, 5)

@@ -166,10 +166,11 @@ class EnvConfig(Section):
         "auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "envpool", "game", "isaacgym",
         "pettingzoo",
     ] = "auto"  # fmt: skip
-    """Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour and ShadowHand as a batch;
-    `torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered id of
-    [spaces that a policy takes](writing-a-role.md#spaces); `warp`:
-    Ant, BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named (see
+    """Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour, FrankaCabinet and
+    ShadowHand as a batch; `torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`:
+    any registered id of [spaces that a policy takes](writing-a-role.md#spaces); `warp`: Ant,
+    BallBalance, Barkour, FrankaCabinet, HalfCheetah, Humanoid and ShadowHand on a GPU, only when
+    named (see
     [simulation on the GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in JAX, only when
     named; `envpool`: what EnvPool has, only when named; `game`: [games](alphazero.md) against
     moves at random; `isaacgym`: IsaacGymEnvs tasks; `pettingzoo`: [several

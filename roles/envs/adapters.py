@@ -28,7 +28,11 @@ MUJOCO_IDS = (
     "InvertedDoublePendulum-v5", "InvertedPendulum-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5",
     "Walker2d-v5",
 )  # fmt: skip
-ROBOT_IDS = ("Barkour-v0", "ShadowHand-v0")  # of adapter mujoco, too; Gymnasium has them not
+ROBOT_IDS = (
+    "Barkour-v0",
+    "FrankaCabinet-v0",
+    "ShadowHand-v0",
+)  # of adapter mujoco, too; Gymnasium has them not
 TORCH_IDS = tuple(TORCH_OPTIONS)
 WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_IDS)
 MJX_IDS = ("Ant-v5", "BallBalance-v0", "Barkour-v0", "HalfCheetah-v5", "Humanoid-v5")

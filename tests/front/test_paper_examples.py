@@ -19,6 +19,8 @@ TABLE = {
                (0.99, 0.95, 0.2, 3e-4, 0.008, 24, 5, 2, 1, 1e-3, 1, True)),
     "ball_balance": ((24, 3), (24, 3), (256, 128, 64), 4096, 8192,
                      (0.99, 0.95, 0.2, 3e-4, 0.008, 16, 8, 4, 0.1, 1e-4, 1, False)),
+    "franka_cabinet": ((23, 9), (23, 9), (256, 128, 64), 4096, 8192,
+                       (0.99, 0.95, 0.2, 5e-4, 0.008, 16, 8, 4, 0.01, 1e-4, 1, False)),
     "humanoid": ((108, 21), (348, 17), (200, 400, 100), 4096, 32768,
                  (0.99, 0.95, 0.2, 5e-4, 0.008, 32, 5, 4, 0.01, 1e-4, 1, True)),
     "shadow_hand": ((211, 20), (211, 20), (512, 512, 512, 256), 16384, 32768,
@@ -36,7 +38,7 @@ COMMON = {
 }
 
 
-def test_every_task_of_the_paper_but_franka_is_there():
+def test_every_task_of_the_paper_is_there():
     assert {path.stem for path in FOLDER.iterdir()} == set(TABLE)
 
 
@@ -63,7 +65,7 @@ def test_a_config_is_the_papers_and_can_run(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # a fresh cache compiles kernels first
-@pytest.mark.parametrize("name", ["anymal", "shadow_hand"])
+@pytest.mark.parametrize("name", ["anymal", "franka_cabinet", "shadow_hand"])
 def test_a_config_trains_on_cores_when_it_is_made_small(name, tmp_path):
     small = ("env.num_env=4", "run.eval_episodes=0", "algorithm.minibatches=1")
     small += ("algorithm.epochs=1", "algorithm.network=[16]")

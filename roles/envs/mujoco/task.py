@@ -112,6 +112,10 @@ class Task(abc.ABC, Generic[O]):
         """
         return None
 
+    def first_activation(self, qpos: Array) -> Array | None:
+        """Returns the activations [na] of an episode that starts from qpos; None: zeros."""
+        return None
+
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Returns qpos and qvel that an episode starts from (default: as Gymnasium's family)."""
         scale: float = self.options.reset_noise_scale  # type: ignore[attr-defined]

@@ -147,6 +147,8 @@ class MujocoVecEnv:
         data = self._datas[i]
         mujoco.mj_resetData(self._model, data)
         data.qpos[:], data.qvel[:] = self._task.first_state(self._generators[i])
+        if (activation := self._task.first_activation(data.qpos)) is not None:
+            data.act[:] = activation
         if self._task.memory_size:
             self._memory[i] = self._task.sample_memory(self._generators[i])
         mujoco.mj_forward(self._model, data)

@@ -216,6 +216,8 @@ class DeviceVecEnv:
             self._memory.copy_(torch.where(done[:, None], drawn, self._memory))
         for field in self._cleared:
             field.masked_fill_(done.view(-1, *[1] * (field.dim() - 1)), 0)
+        if (activation := self._task.first_activation(qpos)) is not None:
+            world.act.copy_(torch.where(done[:, None], activation, world.act))
         self._count += done
         self._elapsed.masked_fill_(done, 0)
 

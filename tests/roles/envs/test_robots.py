@@ -1,4 +1,4 @@
-"""Barkour and ShadowHand in adapter mujoco: equal to their equations written a second time."""
+"""Our own robots in adapter mujoco: equal to their equations written a second time."""
 
 import io
 from pathlib import Path
@@ -11,11 +11,14 @@ import torch
 from gmi_drl.roles.envs import EnvSpecError, check_env, choose_adapter, make_env
 from gmi_drl.roles.envs.mujoco.robots import MODELS
 from gmi_drl.roles.envs.mujoco.tasks import TASKS
-from robot_references import BarkourReference, ShadowHandReference
+from robot_references import BarkourReference, FrankaCabinetReference, ShadowHandReference
 
 # Half of the goals are reached at once, and cubes fall soon.
 OFTEN = {"success_tolerance": 2.0, "fall_distance": 0.08}
-KINDS = {"Barkour-v0": BarkourReference, "ShadowHand-v0": ShadowHandReference}
+OF_MJX = {"Barkour-v0": BarkourReference, "ShadowHand-v0": ShadowHandReference}
+KINDS = OF_MJX | {"FrankaCabinet-v0": FrankaCabinetReference}
+# Arm and fingers about the drawer's handle.
+AT_HANDLE = (1.827, -1.197, -1.021, -1.836, -2.206, 2.328, 0.244, 0.035, 0.035)
 LIMIT = 30
 
 
@@ -70,7 +73,7 @@ def test_batch_equals_its_equations_through_ends_and_goals(env_id):
         assert goals >= 10
 
 
-@pytest.mark.parametrize("env_id", KINDS)
+@pytest.mark.parametrize("env_id", OF_MJX)
 def test_a_servo_pulls_to_its_action_as_the_robots_own_servo_to_that_angle(env_id):
     theirs = mujoco.MjModel.from_xml_path(TASKS[env_id].Options().xml_file)
     ours, options = compiled(env_id)
@@ -155,6 +158,71 @@ def test_a_trunk_or_knee_on_the_floor_ends_the_episode(name, change):
     assert env.step(torch.zeros(2, 12)).terminated.tolist() == [False, True], name
 
 
+def at_the_handle(opened, moved=()):
+    """An environment whose hand holds the handle of a drawer that is open so far."""
+    env = make_env("FrankaCabinet-v0", 1, dtype=torch.float64)
+    env.reset()
+    data = env._datas[0]
+    data.qpos[:] = [*AT_HANDLE, opened]
+    for place, value in moved:
+        data.qpos[place] += value
+    data.act[:] = env._task.first_activation(data.qpos)
+    mujoco.mj_forward(env._model, data)
+    return env, data
+
+
+@pytest.mark.parametrize("opened", [0.005, 0.05, 0.25, 0.395])
+@pytest.mark.parametrize(
+    ("name", "moved"),
+    [
+        ("about it", ()),
+        ("beside it", ((5, 0.3),)),
+        ("upside down", ((6, 2.0),)),
+        ("in", ((3, 0.2),)),
+    ],
+)
+def test_a_drawer_pays_by_how_far_it_is_open_and_where_the_fingers_are(opened, name, moved):
+    env, data = at_the_handle(opened, moved)
+    reference = FrankaCabinetReference(env._model, None, 4)
+    reference.data.qpos[:], reference.data.act[:] = data.qpos, data.act
+    reference.targets = data.qpos[:9].copy()
+    mujoco.mj_forward(env._model, reference.data)
+    action = np.linspace(-1.2, 1.2, 9)
+    reward, ended, _ = reference.step(action, LIMIT)
+    step = env.step(torch.from_numpy(action)[None])
+    assert float(step.reward[0]) == pytest.approx(reward, abs=1e-9), name
+    assert bool(step.terminated[0]) == ended
+    assert ended == (opened > 0.39) or name != "about it"  # else what is in its way moves it
+
+
+def test_the_arm_is_the_manufacturers():
+    """All joints at 0: the flange is where its data sheet says."""
+    env = make_env("FrankaCabinet-v0", 1)
+    data = mujoco.MjData(env._model)
+    data.qpos[:] = 0
+    mujoco.mj_forward(env._model, data)
+    place = data.body("hand").xpos - data.body("link0").xpos
+    np.testing.assert_allclose(place, [-0.088, 0, 0.333 + 0.316 + 0.384 - 0.107], atol=1e-9)
+
+
+def test_a_hand_that_grips_the_handle_and_goes_back_opens_the_drawer():
+    env, data = at_the_handle(0.0)
+    hand, nv = env._model.body("hand").id, env._model.nv
+    action = torch.zeros(1, 9)
+    action[0, 7:] = -1
+    for _ in range(15):
+        held = float(env.step(action).reward[0])
+    assert held > 2.5
+    jacobian = np.zeros((2, 3, nv))
+    for _ in range(60):
+        mujoco.mj_jacBody(env._model, data, jacobian[0], jacobian[1], hand)
+        back, *_ = np.linalg.lstsq(jacobian.reshape(6, nv)[:, :7], [0.2, 0, 0, 0, 0, 0])
+        action[0, :7] = torch.from_numpy(back / 7.5).clip(-1, 1)
+        step = env.step(action)
+    assert data.qpos[9] > 0.1
+    assert float(step.reward[0]) > held + 1
+
+
 def test_commands_differ_between_episodes_and_keep_to_their_ranges():
     options = {"command_x_range": [0.2, 0.4], "command_yaw_range": [0, 0]}
     env = make_env("Barkour-v0", 64, options=options, dtype=torch.float64)
@@ -168,12 +236,12 @@ def test_commands_differ_between_episodes_and_keep_to_their_ranges():
 
 def test_limits_and_adapter_are_known():
     limits = {env_id: make_env(env_id, 1).max_episode_steps for env_id in KINDS}
-    assert limits == {"Barkour-v0": 2500, "ShadowHand-v0": 600}
+    assert limits == {"Barkour-v0": 2500, "FrankaCabinet-v0": 500, "ShadowHand-v0": 600}
     assert {choose_adapter(env_id) for env_id in KINDS} == {"mujoco"}
 
 
 @pytest.mark.parametrize("adapter", ["mujoco", "warp"])
-@pytest.mark.parametrize("env_id", KINDS)
+@pytest.mark.parametrize("env_id", OF_MJX)
 def test_a_missing_model_names_the_extra(env_id, adapter, monkeypatch):
     monkeypatch.setattr(Path, "is_file", lambda path: not path.is_relative_to(MODELS))
     (fault,) = check_env(env_id, adapter)

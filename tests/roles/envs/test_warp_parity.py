@@ -29,6 +29,7 @@ STEP = {
     "Humanoid-v5": (4e-3, 2e-5),
     "BallBalance-v0": (1e-3, 2e-5),
     "Barkour-v0": (2e-5, 1e-6),
+    "FrankaCabinet-v0": (3e-4, 1e-6),
     "ShadowHand-v0": (1e-3, 1e-4),
 }
 RUN = {
@@ -37,6 +38,7 @@ RUN = {
     "Humanoid-v5": 5e-4,
     "BallBalance-v0": 5e-3,
     "Barkour-v0": 5e-5,
+    "FrankaCabinet-v0": 2e-6,
     "ShadowHand-v0": 5e-3,
 }  # in 8 steps of its own
 # The first kernels of a fresh cache take some 25 s to compile.
