@@ -50,7 +50,7 @@ class Sampler(Protocol):
 class UniformSampler:
     """Draws all rows alike, whatever was learned from them."""
 
-    foresees = True
+    foresees: ClassVar[bool] = True
 
     def __init__(self, places: int, device: torch.device) -> None:
         self._places, self._device = places, device
@@ -94,7 +94,7 @@ class PrioritizedSampler:
     alike, with beta 0 all weights are 1.
     """
 
-    foresees = False
+    foresees: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -147,10 +147,10 @@ class ReplayBuffer:
             rows.columns["weight"] = weight.to(self._generator.device)
         if count == 1:
             return [(rows, places)]
-        cut = {name: column.split(size) for name, column in rows.columns.items()}
+        cut = {name: torch.split(column, size) for name, column in rows.columns.items()}
         return [
             (Batch({name: parts[place] for name, parts in cut.items()}), keys)
-            for place, keys in enumerate(places.split(size))
+            for place, keys in enumerate(torch.split(places, size))
         ]
 
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
