@@ -168,7 +168,7 @@ def update_of(
     least = least_horizon(settings)
     if keep == "update" and not grown:
         horizons = _horizons(whole / each, least, config)
-    updates = [_with(horizon, chosen, each, trainers, before, whole) for horizon in horizons]
+    updates = [_update_with(horizon, chosen, each, trainers, before, whole) for horizon in horizons]
     small = [one for one in updates if grown or one.samples <= _MOST_GROWTH * whole]
     if keep == "update" and not small:
         batch, samples = config.tune.batch, updates[0].samples
@@ -180,7 +180,7 @@ def update_of(
             f"Use fewer, tune.batch: {samples}, or tune.keep: gradient_steps.",
         )  # fmt: skip
     prediction = prediction_of(config, topology) if may_grow(config) else None
-    return max(small or updates, key=lambda one: _score(one, whole, settings, prediction))
+    return max(small or updates, key=lambda one: _preference(one, whole, settings, prediction))
 
 
 def followed(
@@ -236,7 +236,7 @@ def kept_sentence(config: Config, topology: Topology, update: Update) -> str:
     return f"{text}, which may slow learning down{keeps}"
 
 
-def _with(
+def _update_with(
     horizon: int, chosen: Config, each: int, trainers: int, before: int, whole: int
 ) -> Update:
     """Returns the update of a horizon, with what follows of the algorithm's own keys.
@@ -245,7 +245,7 @@ def _with(
     """
     settings, samples = chosen.algorithm, each * horizon
     if isinstance(settings, ReplayConfig):
-        return Update(horizon, samples, _of_replay(settings, trainers / before))
+        return Update(horizon, samples, _replay_changes(settings, trainers / before))
     if not isinstance(settings, ActorCriticConfig):
         return Update(horizon, samples)
     rows = samples // max(trainers, 1)
@@ -258,11 +258,11 @@ def _with(
     changes: dict[str, float] = {"minibatches": minibatches}
     grown = samples / minibatches / size
     if abs(grown - 1) > SAME and settings.followed_kl is None:
-        changes["learning_rate"] = _scaled(settings.learning_rate, grown)
+        changes["learning_rate"] = _scaled_learning_rate(settings.learning_rate, grown)
     return Update(horizon, samples, _differing(settings, changes))
 
 
-def _of_replay(settings: ReplayConfig, grown: float) -> tuple[tuple[str, float], ...]:
+def _replay_changes(settings: ReplayConfig, grown: float) -> tuple[tuple[str, float], ...]:
     """Shares one replay, its batch and its updates out to `grown` times as many GMIs."""
     batch = max(1, round(settings.batch_size / grown))
     changes: dict[str, float] = {
@@ -273,7 +273,7 @@ def _of_replay(settings: ReplayConfig, grown: float) -> tuple[tuple[str, float],
     }
     joint = batch * grown / settings.batch_size
     if abs(joint - 1) > SAME:
-        changes["learning_rate"] = _scaled(settings.learning_rate, joint)
+        changes["learning_rate"] = _scaled_learning_rate(settings.learning_rate, joint)
     return _differing(settings, changes)
 
 
@@ -298,7 +298,7 @@ def _horizons(exact: float, least: int, config: Config) -> list[int]:
     return sorted({max(one, least) for one in near})
 
 
-def _score(
+def _preference(
     update: Update, whole: int, settings: AlgorithmConfig, prediction: Prediction | None
 ) -> tuple[float, int]:
     """Ranks an update by what it keeps: `whole` samples, or what more of them learn; minibatches.
@@ -327,7 +327,7 @@ def _divisors(rows: int) -> list[int]:
     return [*small, *(rows // n for n in reversed(small) if n * n != rows)] or [1]
 
 
-def _scaled(learning_rate: float, grown: float) -> float:
+def _scaled_learning_rate(learning_rate: float, grown: float) -> float:
     return float(f"{min(1.0, learning_rate * math.sqrt(grown)):.3g}")
 
 

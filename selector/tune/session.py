@@ -73,13 +73,13 @@ def measure(
     TuneError when nothing is found. Everything that was measured until then stays on record.
     """
     space_of(request.config, request.topology)  # what is wrong is said before any wait
-    with _alone(title, view):
-        space, held = space_of(request.config, request.topology, works=_works(request))
+    with _tuner_lock(title, view):
+        space, held = space_of(request.config, request.topology, works=_usable_backends(request))
         with opened(view, partial(TuneView, title, space, request.config.tune.budget_s)) as screen:
-            return _session(request, space, held, screen, again)
+            return _measure_alone(request, space, held, screen, again)
 
 
-def _session(
+def _measure_alone(
     request: TuneRequest, space: Space, held: list[str], screen: TuneView, again: bool
 ) -> tuple[TuneJournal, list[str]]:
     """Does so while nobody else measures."""
@@ -93,9 +93,9 @@ def _session(
     notes = list(request.stale())
     anew = again or (before is not None and bool(before.drifts))
     kept = request.path.read_text(encoding="utf-8") if again and request.fresh() else None
-    journal, opened = TuneJournal.open(request.path, _header(request, space, held), anew=anew)
+    journal, opened = TuneJournal.open(request.path, _header_of(request, space, held), anew=anew)
     # What was measured under load stays on record, whoever goes on with it.
-    load = _load(request.topology) or str(journal.record.choice.get("load", ""))
+    load = _other_load(request.topology) or str(journal.record.choice.get("load", ""))
     notes += filter(None, [*opened, load])
     for note in notes:
         screen.note(note)
@@ -103,7 +103,7 @@ def _session(
     try:
         if not started:
             runtime.init(preload_of(request.config))
-        later = _chosen(request, space, journal, screen, load)
+        later = _search_and_race(request, space, journal, screen, load)
     except BaseException:
         ran = any(isinstance(answer, Measured) for _, answer in journal.record.profiles)
         if kept is not None and not ran:  # a choice is worth more than nothing
@@ -120,7 +120,7 @@ def _session(
     return journal, [*notes, *later]
 
 
-def _load(topology: Topology) -> str:
+def _other_load(topology: Topology) -> str:
     """Words what else runs on the cores that are measured; "" if it is little."""
     cores = {core for device in topology.devices for core in device.cores}
     busy = busy_cores(cores)
@@ -132,7 +132,7 @@ def _load(topology: Topology) -> str:
     )
 
 
-def _chosen(
+def _search_and_race(
     request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView, load: str
 ) -> list[str]:
     """Searches, races where the prediction is unsure, and writes the choice; what to say of it."""
@@ -164,7 +164,7 @@ def _chosen(
 
     outcome, raced = searched(budget_s - race_s), None
     if race_s:
-        raced, facts["race"] = _raced(
+        raced, facts["race"] = _race_rivals(
             request, space, outcome.chosen, prediction, journal, screen, race_s
         )
         if raced is None and not outcome.chosen.complete:
@@ -179,7 +179,9 @@ def _chosen(
             prediction = replace(prediction, noise_scale=None)
             facts.pop("noise", None)
             facts |= {"prediction": asdict(prediction), "decided_by": "rule"}
-            chosen = _kept(journal.record, prediction, chosen, own_of(config, space), raced)
+            chosen = _choose_by_rule(
+                journal.record, prediction, chosen, own_of(config, space), raced
+            )
         elif raced.winner is not None:
             facts["decided_by"] = "race"
             if raced.winner != chosen.winner:
@@ -218,7 +220,7 @@ def _race_time(tune: TuneConfig) -> tuple[float, str]:
     )
 
 
-def _kept(
+def _choose_by_rule(
     record: TuneRecord, prediction: Prediction, chosen: Chosen, own: Candidate | None,
     raced: race.RaceResult,
 ) -> Chosen:  # fmt: skip
@@ -271,7 +273,7 @@ def _search(
     return default(space, look_s, profiles=profiles, own=own, start=start, efficiency=worth)
 
 
-def _raced(
+def _race_rivals(
     request: TuneRequest, space: Space, chosen: Chosen, prediction: Prediction | None,
     journal: TuneJournal, screen: TuneView, race_s: float,
 ) -> tuple[race.RaceResult | None, str]:  # fmt: skip
@@ -319,7 +321,7 @@ def _raced(
     return result, f"race of {len(finalists)}: {result.why}"
 
 
-def _works(request: TuneRequest) -> list[str] | None:
+def _usable_backends(request: TuneRequest) -> list[str] | None:
     """Lists the backends that work on these GPUs, by trying them; None where there is no choice."""
     config, topology = request.config, request.topology
     free = config.hardware.backend == "auto" and config.tune.algorithm == "default"
@@ -335,7 +337,7 @@ def _works(request: TuneRequest) -> list[str] | None:
 
 
 @contextmanager
-def _alone(title: str, view: ViewName) -> Iterator[None]:
+def _tuner_lock(title: str, view: ViewName) -> Iterator[None]:
     """One tuner measures on a machine at a time: TunerBusy if another does not end in time."""
     path = records_folder() / f"{platform.node() or 'machine'}.lock"
     name = f"process {os.getpid()} ({title})"
@@ -355,7 +357,7 @@ def _alone(title: str, view: ViewName) -> Iterator[None]:
         yield
 
 
-def _header(request: TuneRequest, space: Space, held: list[str]) -> dict[str, object]:
+def _header_of(request: TuneRequest, space: Space, held: list[str]) -> dict[str, object]:
     config, tune = request.config, request.config.tune
     return {
         "key": request.path.stem, "identity": request.identity, "started": time.time(),

@@ -77,9 +77,9 @@ def space_of(
             one = _candidate(config, topology, row, num_env)
             if one is None:
                 continue
-            refused = one if isinstance(one, Fault) else _refused(config, topology, one)
+            refused = one if isinstance(one, Fault) else _why_refused(config, topology, one)
             if refused is not None:
-                refused = _of_counts(config, row, refused)
+                refused = _fault_of_count(config, row, refused)
                 faults.append(refused)
                 dropped.setdefault(row.gmi_per_gpu, refused)
             elif isinstance(one, Candidate):
@@ -90,7 +90,7 @@ def space_of(
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
         fewest = resolved(config, gmi_per_gpu=least_gmis(config, topology))  # if there is no row
         raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
-    held = list(_held(config, topology))
+    held = list(_held_fixed(config, topology))
     most = most_samples(config, topology)
     if most is not None and any(fault.where == "run.total_steps" for fault in faults):
         held.append(
@@ -157,7 +157,7 @@ def own_of(config: Config, space: Space) -> Candidate | None:
 
 def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str:
     """Returns the layout file of a candidate with `percents`, as YAML."""
-    return to_yaml(_uneven(config, candidate, topology))
+    return to_yaml(_layout_with_percents(config, candidate, topology))
 
 
 def change_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
@@ -166,7 +166,7 @@ def change_sentence(config: Config, topology: Topology, candidate: Candidate) ->
     return kept_sentence(config, topology, update)
 
 
-def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
+def _fault_of_count(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
     """Returns the fault, by the key that asked for so many GMIs."""
     asked = config.tune.gmi_per_gpu or ()
     own = config.layout.gmi_per_gpu == row.gmi_per_gpu
@@ -199,30 +199,30 @@ def _candidate(
     )  # fmt: skip
 
 
-def _refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
+def _why_refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
     """Says why it cannot run here, if it cannot."""
-    chosen = _even(config, candidate)
+    chosen = _config_with_even_shares(config, candidate)
     faults = check(chosen, topology)
     if not faults and candidate.row.percents is not None:
-        faults = layout_faults(_uneven(config, candidate, topology), chosen.hardware)
+        faults = layout_faults(_layout_with_percents(config, candidate, topology), chosen.hardware)
     return faults[0] if faults else None
 
 
-def _even(config: Config, candidate: Candidate) -> Config:
+def _config_with_even_shares(config: Config, candidate: Candidate) -> Config:
     return config_of(config, replace(candidate, row=replace(candidate.row, percents=None)))
 
 
-def _uneven(config: Config, candidate: Candidate, topology: Topology) -> Layout:
+def _layout_with_percents(config: Config, candidate: Candidate, topology: Topology) -> Layout:
     percents = candidate.row.percents
     assert percents is not None, candidate
-    chosen = _even(config, candidate)
+    chosen = _config_with_even_shares(config, candidate)
     layout = layout_of(chosen, topology)
     place = {gmi: number for gmis in layout.mpl for number, gmi in enumerate(gmis)}
     shares = tuple(replace(gmi, sm_percent=percents[place[gmi.gmi_id]]) for gmi in layout.gmis)
     return sliced(replace(layout, gmis=shares), chosen.hardware)
 
 
-def _held(config: Config, topology: Topology) -> Iterator[str]:
+def _held_fixed(config: Config, topology: Topology) -> Iterator[str]:
     """Lists what no candidate changes, as the report says it."""
     algorithm, tune = config.algorithm, config.tune
     yield f"env {config.env.id}"

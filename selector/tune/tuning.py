@@ -100,7 +100,7 @@ def tune(
                 print(notes[0], flush=True)
         else:
             name = None if source is None else str(source)
-            _refuse(resolved, request.beside, name)
+            _check(resolved, request.beside, name)
             try:
                 title = f"gmi-drl tune {name or resolved.env.id}"
                 journal, notes = measure(request, title, view, again=again)
@@ -109,7 +109,7 @@ def tune(
             recorded, text = journal.record, journal.text
         command = ["gmi-drl", "tune", *([str(source)] if source is not None else [])]
         command += [word for given in words for word in ("--set", given)]
-        return _written(request, recorded, file, notes, text, shlex.join(command))
+        return _write(request, recorded, file, notes, text, shlex.join(command))
 
 
 def resolve(
@@ -119,7 +119,7 @@ def resolve(
     request = TuneRequest.of(config, beside)
     recorded = request.fresh()
     if recorded is None or not still_answers(recorded, config.tune.budget_s):
-        _refuse(config, request.beside, None)
+        _check(config, request.beside, None)
         try:
             journal, _ = measure(request, f"gmi-drl tune {config.env.id}", view, again=False)
         except TuneError as error:
@@ -138,7 +138,7 @@ def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, lis
     return None if recorded is None else answered(request, recorded)
 
 
-def _refuse(config: Config, beside: Path, source: str | None) -> None:
+def _check(config: Config, beside: Path, source: str | None) -> None:
     """Raises ConfigError for what no candidate could mend, before anything is started."""
     with importable(beside):
         faults = [*one_machine_faults(config, "gmi-drl tune"), *faults_anywhere(config)]
@@ -147,7 +147,7 @@ def _refuse(config: Config, beside: Path, source: str | None) -> None:
         raise ConfigError(faults, source)
 
 
-def _written(
+def _write(
     request: TuneRequest,
     recorded: TuneRecord,
     file: TunedFile,
@@ -160,7 +160,7 @@ def _written(
     assert chosen is not None
     assert promised is not None
     config, _ = answered(request, recorded)
-    file.write(config, recorded.choice.get("layout"), list(_head(recorded, command)))
+    file.write(config, recorded.choice.get("layout"), list(_comment_lines(recorded, command)))
     pictures: list[Path] = []
     record = file.report / "record.jsonl"
     try:
@@ -177,7 +177,7 @@ def _written(
     )  # fmt: skip
 
 
-def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
+def _comment_lines(recorded: TuneRecord, command: str) -> Iterator[str]:
     """Yields the comment at the top of the tuned config."""
     chosen, choice, header = recorded.chosen, recorded.choice, recorded.header
     assert chosen is not None
