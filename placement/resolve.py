@@ -36,6 +36,8 @@ def choose_backend(mode: str, topology: Topology, gmi_per_gpu: int) -> tuple[str
         if mode == "serving" and least >= gmi_per_gpu:
             return "mig", f"serving wants GMIs isolated, and there are MIG instances for {each}"
         return "mig", "the GPUs are in MIG mode, where nothing but their instances can be used"
+    if gmi_per_gpu == 1 and gpus[0].share < 1:
+        return "direct", f"{each} takes turns with those of other runs"
     if gmi_per_gpu == 1:
         return "direct", f"{each} has it to itself"
     old = next((gpu for gpu in gpus if _before(gpu, _VOLTA)), None)
@@ -110,8 +112,6 @@ def backend_of(config: Config, topology: Topology, gmi_per_gpu: int | None = Non
     """
     if config.hardware.backend != "auto":
         return config.hardware.backend
-    if config.hardware.gpu_share < 1 and topology.devices[0].kind == "gpu":
-        return "mps"  # no other keeps a run to a part
     return choose_backend(config.mode, topology, gmi_per_gpu or config.layout.gmi_per_gpu)[0]
 
 

@@ -58,7 +58,7 @@ def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
     """Returns the layout with every GMI's share of its device, by backend.
 
     mps: percent of the SMs, floor(100 * sm_overcommit * gpu_share / n) where n GMIs share a GPU
-    evenly, and as much of `usable_bytes`; green: percent, in whole groups of
+    evenly, and its `usable_bytes`; green: percent, in whole groups of
     SMs; mig: an instance, of the memory that is asked for; direct, cpu: the cores alone.
     LayoutError where cores or instances are too few. Where no memory is left for a GMI it has no
     limit, and devices with GMIs of two backends are left alone: `check` refuses both.
@@ -72,19 +72,20 @@ def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
     return replace(layout, gmis=tuple(shared[gmi.gmi_id] for gmi in layout.gmis))
 
 
-def sm_percent_of(hardware: HardwareConfig) -> int:
-    """Returns the percent of a GPU's SMs that the shares of its GMIs may add up to, under mps."""
-    return round(100 * hardware.sm_overcommit * hardware.gpu_share)
+def usable_bytes(device: Device) -> int | None:
+    """Returns the memory of a GPU that a run may promise to its GMIs; None where it is not known.
 
-
-def usable_bytes(device: Device, mem_bytes: int, hardware: HardwareConfig) -> int:
-    """Returns the memory that a run's GMIs may have of a GPU's `mem_bytes`, beside `RESERVE_BYTES`.
-
-    All that other processes do not hold; or the run's part, whoever has the rest.
+    All but `RESERVE_BYTES` and what other processes hold, and no more than the run's share.
     """
-    if hardware.gpu_share < 1:
-        return int((mem_bytes - RESERVE_BYTES) * hardware.gpu_share)
-    return mem_bytes - RESERVE_BYTES - device.held_bytes
+    if device.mem_bytes is None:
+        return None
+    room = device.mem_bytes - RESERVE_BYTES
+    return max(0, min(room - device.held_bytes, int(room * device.share)))
+
+
+def usable_percent(device: Device, sm_overcommit: float) -> int:
+    """Returns the percents of a GPU's SMs that the GMIs of a run share, under mps."""
+    return round(100 * sm_overcommit * device.share)
 
 
 def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
@@ -123,11 +124,11 @@ def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
 
 
 def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
-    percent = _left(sm_percent_of(hardware), [gmi.sm_percent for gmi in gmis], 1)
+    total = usable_percent(device, hardware.sm_overcommit)
+    percent = _left(total, [gmi.sm_percent for gmi in gmis], 1)
     memory = None
-    if device.mem_bytes is not None:
-        room = usable_bytes(device, device.mem_bytes, hardware)
-        memory = _left(room, [gmi.mem_bytes for gmi in gmis], _MIB)
+    if (usable := usable_bytes(device)) is not None:
+        memory = _left(usable, [gmi.mem_bytes for gmi in gmis], _MIB)
     return [
         replace(
             gmi,
@@ -195,8 +196,7 @@ def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
     """Returns the share of a GMI; None on cores, and where the driver does not say.
 
     A MIG instance has its own; a limit in the layout is the share; the GMIs of a GPU that have
-    none share evenly what is left of it, but for `RESERVE_BYTES` and what other processes held
-    when the devices were looked at.
+    none share evenly what is left of its `usable_bytes`.
     """
     spec = layout.gmi(gmi_id)
     device = layout.topology.devices[spec.gpu_id]
@@ -207,12 +207,14 @@ def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
         return None if instance is None else MemoryShare(instance.mem_bytes, why)
     if spec.mem_bytes is not None:
         return MemoryShare(spec.mem_bytes, "its limit in the layout")
-    if device.mem_bytes is None:
+    usable = usable_bytes(device)
+    if usable is None:
         return None
     gmis = [layout.gmi(other) for other in layout.mpl[spec.gpu_id]]
     limits = sum(gmi.mem_bytes or 0 for gmi in gmis)
     without = sum(gmi.mem_bytes is None for gmi in gmis)
-    left = device.mem_bytes - RESERVE_BYTES - device.held_bytes - limits
     where = f"GPU {device.index}"
+    if device.share < 1:
+        where = f"this run's share ({device.share:g}) of {where}"
     why = f"an equal part of {where} for {without} GMIs" if without > 1 else f"all of {where}"
-    return MemoryShare(max(0, left) // without, why)
+    return MemoryShare(max(0, usable - limits) // without, why)

@@ -51,6 +51,7 @@ class Device:
     mig: tuple[MigInstance, ...] = ()  # those that exist, by their start
     processes: tuple[GpuProcess, ...] = field(default=(), compare=False)  # when it was looked at
     host: int = 0  # the rank of its host, of several that train together
+    share: float = 1.0  # of a GPU, that this run may use; other runs have the rest
 
     @property
     def held_bytes(self) -> int:

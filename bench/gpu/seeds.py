@@ -14,13 +14,17 @@ all launches have made updates: what each has written to its metrics.jsonl withi
 has as many cores of the CPU in each cell. `ratio`: all of a cell's updates a second over those of
 one launch alone, which has the whole GPU, outside MPS.
 
+`gpu_activity`: the share of the window in which a kernel ran, as NVML has it.
+
 Results: bench/results/gpu/<machine>/seeds.json, written after each cell, and one JSON line each.
+Rows of cells that are not measured stay, and an earlier one of a launch alone is compared with.
 Exit code 1 if a cell failed, which has a row that says why; 2 if results cannot be written.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -37,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import report
 
+from gmi_drl.gmi import nvml as driver
 from gpu.suite.store import DRY_NOTE, slug
 
 WAYS: Final = ("slices", "mps")
@@ -54,6 +59,8 @@ DRY: Final[dict[str, Any]] = {
     "env": {"id": "Pendulum-v1", "num_env": 2},
     "algorithm": CONFIG["algorithm"] | {"network": [16], "batch_size": 32, "replay_capacity": 5000},
 }
+_ALONE: Final = "seeds/slices/1"
+_MOST: Final = 8  # launches of a cell; cores are shared out for so many in every call
 _FIRST_S: Final = 90.0  # until all launches have made updates
 _END_S: Final = 40.0
 
@@ -68,11 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
     path = results / machine / "seeds.json"
     rows: list[dict[str, Any]] = []
-    alone = None
     try:
-        report.keep(path, "[]\n")  # where that cannot be, nothing is measured
+        kept = json.loads(path.read_text()) if path.exists() else []
+        report.keep(path, json.dumps(kept, indent=1) + "\n")  # if not, nothing is measured
+        alone = next((row.get("value") for row in kept if row["name"] == _ALONE), None)
         for count in options.counts:
-            for way in options.ways if count > 1 else options.ways[:1]:
+            for way in options.ways if count > 1 else WAYS[:1]:
                 row = {
                     "name": f"seeds/{way}/{count}",
                     "unit": "updates/s",
@@ -80,14 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 }
                 try:
                     row |= _measured(way, count, options)
-                    alone = alone or (row["value"] if count == 1 else None)
+                    alone = row["value"] if count == 1 else alone
                     row["ratio"] = alone and round(row["value"] / alone, 3)
                 except CellError as error:
                     row["failed"] = str(error)
                 row |= {"machine": report.machine(), "commit": report.commit()}
                 row |= {"note": DRY_NOTE} if options.dry else {}
                 rows.append(row)
-                report.keep(path, json.dumps(rows, indent=1) + "\n")
+                kept = [old for old in kept if old["name"] != row["name"]] + [row]
+                report.keep(path, json.dumps(kept, indent=1) + "\n")
                 print(json.dumps({"bench": "gpu_seeds", **row}), flush=True)
     except report.Unwritable as error:
         print(error, file=sys.stderr)
@@ -116,7 +125,7 @@ def _measured(way: str, count: int, options: argparse.Namespace) -> dict[str, An
     try:
         before = _progress(folder, count, launches, log)
         begin = time.perf_counter()
-        time.sleep(options.seconds)
+        activity = _activity(options.seconds)
         after, seconds = _last(folder), time.perf_counter() - begin
         if any(launch.poll() is not None for launch in launches):
             raise CellError(f"a launch has ended: {_tail(log)}")
@@ -135,6 +144,7 @@ def _measured(way: str, count: int, options: argparse.Namespace) -> dict[str, An
         "value": round(sum(each), 1),
         "spread": [round(min(each), 1), round(max(each), 1)],  # of a launch
         "steps_per_s": round(steps, 1),
+        "gpu_activity": activity,
     }
 
 
@@ -143,7 +153,7 @@ def _commands(way: str, count: int, folder: Path, options: argparse.Namespace) -
     config = json.loads(options.config.read_text()) if options.config else CONFIG
     config = config | (DRY if options.dry else {})
     cores = sorted(os.sched_getaffinity(0))
-    per = max(1, len(cores) // max(options.counts))
+    per = max(1, len(cores) // max(_MOST, *options.counts))
 
     def written(place: int, backend: str, mine: list[int]) -> str:
         path = folder / f"{place}.yaml"
@@ -182,6 +192,22 @@ def _progress(
             raise CellError(f"a launch has ended: {_tail(log)}")
         time.sleep(0.2)
     raise CellError(f"not all have made updates within {_FIRST_S:g} s: {_tail(log)}")
+
+
+def _activity(seconds: float) -> float | None:
+    """Waits; returns the share of the time in which a kernel ran, None where NVML cannot say."""
+    end, looks = time.perf_counter() + seconds, []
+    with contextlib.ExitStack() as stack:
+        nvml = handle = None
+        with contextlib.suppress(Exception):  # no driver: the time is waited all the same
+            nvml = stack.enter_context(driver.nvml_session())
+            handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        while (left := end - time.perf_counter()) > 0:
+            if nvml is not None and handle is not None:
+                said = driver.query(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+                looks += [] if said is None else [said.gpu / 100]
+            time.sleep(min(0.2, left))
+    return round(sum(looks) / len(looks), 3) if looks else None
 
 
 def _tail(log: Path) -> str:

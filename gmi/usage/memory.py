@@ -60,7 +60,8 @@ class DeviceMemory:
         backend = backend_of(self._spec.backend)
         threads = backend.gmis_are_threads
         # Alone it takes nothing from anybody.
-        if self.share is not None and backend.torch_limits_memory and len(self._fellows) > 1:
+        is_shared = len(self._fellows) > 1 or layout.topology.devices[self._spec.gpu_id].share < 1
+        if self.share is not None and backend.torch_limits_memory and is_shared:
             gmis = self._fellows if threads else (gmi_id,)
             shares = [memory_share(layout, gmi) for gmi in gmis]
             self._bound = sum(share.nbytes for share in shares if share is not None)

@@ -14,8 +14,8 @@ from gmi_drl.placement.slicing import (
     group_sms,
     groups_of,
     num_groups,
-    sm_percent_of,
     usable_bytes,
+    usable_percent,
 )
 from gmi_drl.placement.templates import TEMPLATES, Template
 from gmi_drl.placement.topology import Device, format_cores
@@ -47,6 +47,7 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
             remedy = f"Use {kinds[0]}, or another device."
             faults.append(spec_fault(other, "backend", other.backend, rule, remedy))
         elif kinds:
+            faults += _share_of_gpu(device, kinds[0])
             faults += _SHARES[kinds[0]](device, gmis, hardware)
             faults += _processes(device, gmis, layout.topology.cuda)
     return [*faults, *_cores(layout)]
@@ -80,17 +81,27 @@ def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
                 f"{device_name(device)} is in MIG mode, where its instances alone can be used",
                 f"Use mig, or have MIG mode switched off: nvidia-smi -i {device.index} -mig 0.",
             )  # fmt: skip
-        elif hardware.gpu_share < 1 and gmi.backend != "mps":
-            yield Fault(
-                "hardware.gpu_share", hardware.gpu_share,
-                f"GMI {gmi.gmi_id} has backend {gmi.backend}, which keeps no run to a part of a "
-                "device", "Use backend mps, on a GPU, or leave it out.",
-            )  # fmt: skip
         elif hardware.backend not in ("auto", gmi.backend):
             yield Fault(
                 where, gmi.backend, f"hardware.backend is {hardware.backend}",
                 f"Use {hardware.backend}, or set hardware.backend: auto.",
             )  # fmt: skip
+
+
+_NO_SHARE: Final = {
+    "cpu": "backend cpu has no GPU",
+    "green": "its GMIs are threads of one process, and other runs are other processes",
+    "mig": "its instances are of one run each, and are shares already",
+}
+
+
+def _share_of_gpu(device: Device, backend: str) -> Iterator[Fault]:
+    """Yields a fault where a backend cannot leave the rest of a device to other runs."""
+    if device.share < 1 and (rule := _NO_SHARE.get(backend)):
+        remedy = (
+            "Name cores by hardware.cores, and" if backend == "cpu" else "Use mps or direct, or"
+        )
+        yield Fault("hardware.gpu_share", device.share, rule, f"{remedy} leave it out.")
 
 
 def _unlimited(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
@@ -113,7 +124,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
             "Use direct.",
         )  # fmt: skip
         return
-    left = sm_percent_of(hardware)
+    left = usable_percent(device, hardware.sm_overcommit)
     raise_it = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < MAX_OVERCOMMIT else ""
     for gmi in gmis:
         percent = gmi.sm_percent or 100  # without a limit: all of them
@@ -128,21 +139,19 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
         else:
             left -= percent
         yield from _no_mig(gmi)
-    if device.mem_bytes is not None:
-        yield from _memory(device, gmis, device.mem_bytes, hardware)
+    room = usable_bytes(device)
+    if device.mem_bytes is not None and room is not None:
+        yield from _memory(device, gmis, device.mem_bytes, room)
 
 
-def _memory(
-    device: Device, gmis: Specs, mem_bytes: int, hardware: HardwareConfig
-) -> Iterator[Fault]:
+def _memory(device: Device, gmis: Specs, mem_bytes: int, room: int) -> Iterator[Fault]:
     """Yields a fault for each GMI that no memory is left for; those without a limit come last."""
-    held = device.held_bytes if hardware.gpu_share == 1 else 0
-    room = usable_bytes(device, mem_bytes, hardware)
+    held = device.held_bytes
     beside = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
     if held:
         beside += f" and {held / _GIB:.1f} that other processes hold"
-    if hardware.gpu_share < 1:
-        beside += f" and what is not this run's (hardware.gpu_share={hardware.gpu_share:g})"
+    if device.share < 1:
+        beside += f" and a share of {device.share:g} (hardware.gpu_share)"
     for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
         limit, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
         if (limit or _LEAST_BYTES) > room:
@@ -189,7 +198,10 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
 def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Iterator[Fault]:
     """Yields what the GPU's compute mode and MPS say about the number of processes."""
     backend, where = gmis[0].backend, f"{device_name(device)}: compute mode"
-    others = (process for process in device.processes if process.kind != "graphics")
+    number = round(len(gmis) / device.share)  # with those of other runs, if they are as many
+    # Where runs share a GPU, an MPS server that holds it may be theirs.
+    harmless = {"graphics"} | ({"mps"} if backend == "mps" and device.share < 1 else set())
+    others = (process for process in device.processes if process.kind not in harmless)
     if device.kind == "cpu":
         return
     if device.compute_mode == "prohibited":
@@ -203,15 +215,15 @@ def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Ite
             "Wait for it to end, leave the GPU out, or have it set: "
             f"nvidia-smi -i {device.index} -c DEFAULT.",
         )  # fmt: skip
-    elif device.compute_mode == "exclusive" and backend == "direct" and len(gmis) > 1:
+    elif device.compute_mode == "exclusive" and backend == "direct" and number > 1:
         yield Fault(
-            where, "exclusive", f"one process may use it at a time, and there are {len(gmis)} GMIs",
+            where, "exclusive", f"one process may use it at a time, and there are {number} GMIs",
             "Use backend mps, or one GMI on it.",
         )  # fmt: skip
     most = _CLIENTS_13_1 if cuda is not None and cuda >= (13, 1) else _CLIENTS
-    if backend == "mps" and len(gmis) > most:
+    if backend == "mps" and number > most:
         yield Fault(
-            f"{device_name(device)}: GMIs", len(gmis), f"MPS takes {most} clients on a device"
+            f"{device_name(device)}: GMIs", number, f"MPS takes {most} clients on a device"
             + ("" if most == _CLIENTS_13_1 else f" ({_CLIENTS_13_1} from CUDA 13.1 on)"),
             f"Use {most} or fewer.",
         )  # fmt: skip

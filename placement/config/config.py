@@ -210,9 +210,9 @@ class HardwareConfig(Section):
     takes what its neighbours leave idle; NVIDIA suggests 2. As many as there are GMIs, or more:
     each may use all SMs."""
     gpu_share: float = Field(default=1.0, gt=0, le=1)
-    """Backend `mps`: this run has that part of each GPU's SMs (times `sm_overcommit`) and memory;
-    the rest is for others beside it. `gmi-drl launch --seeds --parallel` sets it where launches
-    share a GPU."""
+    """Backends `mps` and `direct`: this run has that part of each GPU's memory, and under `mps` of
+    its SMs (times `sm_overcommit`); the rest is for others beside it. `gmi-drl launch --seeds
+    --parallel` sets it where launches share a GPU."""
     num_gpus: Int | None = Field(default=None, ge=1, le=4096)
     """Devices to use: GPUs, or groups of cores when there is none. `null`: all GPUs, or one group
     of all cores."""

@@ -17,8 +17,10 @@ import fake_nvml
 import gmi_drl
 from ends import until
 from gmi_drl.cli import main
+from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
+from gmi_drl.placement.slicing import memory_share
 from gmi_drl.seeds.shares import SeedsError, device_shares, shared_gpus
 
 UNTIMED = ("iteration", "steps", "return_mean", "episodes", "kl", "policy_loss", "value_loss")
@@ -239,17 +241,39 @@ def test_more_launches_than_gpus_share_them(one_gpu):
     assert len(shares_of(8, None)) == 1
     shares = shares_of(8, 3)
     assert [share.hardware["gpu_share"] for share in shares] == [1 / 3] * 3
-    assert [share.hardware["cores"] for share in shares] == [[0], [1], [2, 3]]
+    assert [share.hardware["cores"] for share in shares] == [[0], [1], [2]]  # alike
     assert {share.hardware["backend"] for share in shares} == {"mps"}
     assert {share.environment["CUDA_VISIBLE_DEVICES"] for share in shares} == {one_gpu.uuid}
 
 
 def test_what_cannot_share_a_gpu_is_told(monkeypatch, one_gpu):
-    with pytest.raises(SeedsError, match="by backend mps alone, not green"):
-        shares_of(4, 4, backend="green")
+    for hardware, said in (
+        ({"backend": "green"}, "by backend mps or direct, not green"),
+        ({"backend": "mig"}, "CUDA_VISIBLE_DEVICES=MIG-"),
+        ({"num_gpus": 2}, "or set hardware.num_gpus: 1"),
+    ):
+        with pytest.raises(SeedsError, match=said):
+            shares_of(4, 4, **hardware)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SeedsError, match="nvidia-cuda-mps-server are not on PATH"):
-        shares_of(4, 4)
+    assert {share.hardware["backend"] for share in shares_of(4, 4)} == {"direct"}
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize("backend", ["mps", "direct"])
+def test_a_launch_has_its_part_of_a_gpu(backend):
+    shares = shares_of(4, 4, backend=backend, gpu_share=0.5)
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
+    layout = planned(load_config(shares[3].of(config, 7)))
+    usable = (layout.topology.devices[0].mem_bytes - 2**30) // 8
+    part = memory_share(layout, 0)
+    assert 0 <= usable - part.nbytes < 2**20
+    assert layout.gmis[0].sm_percent == (25 if backend == "mps" else None)  # twice an eighth
+    assert shared_gpus_of(shares) == (1 if backend == "mps" else 0)
+
+
+def shared_gpus_of(shares):
+    with shared_gpus(shares) as variables:
+        return len(variables)
 
 
 @pytest.mark.usefixtures("one_gpu")

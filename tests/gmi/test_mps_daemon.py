@@ -1,5 +1,6 @@
 """The daemons of a run: what goes wrong with them, who else is on the machine, who is killed."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -172,8 +173,6 @@ import fake_gpus, private_leases
 from bodies_mps import Computer
 from gmi_drl.gmi import Gang
 from gmi_drl.placement import Layout
-from gmi_drl.placement.config.config import HardwareConfig
-from gmi_drl.placement.slicing import sliced
 
 machine = fake_gpus.topology()
 gmis = tuple(fake_gpus.specs("mps", machine, sm_percent=50))
@@ -221,6 +220,13 @@ def test_a_launcher_killed_at_any_step_leaves_nothing_after_the_next_run():
     assert undone > 10
 
 
+def quarter_of_a_gpu():
+    """The GMI of a launch that has a quarter of a GPU."""
+    machine = dataclasses.replace(ONE, devices=(dataclasses.replace(GPU, share=0.25),))
+    bare = Layout("tcg_ex", machine, tuple(fake_gpus.specs("mps", machine, per_gpu=1)))
+    return sliced(bare, HardwareConfig()).gmis[0]
+
+
 @pytest.mark.usefixtures("words")
 def test_launches_that_share_a_gpu_are_clients_of_one_daemon(monkeypatch):
     daemons, two = mps.Daemons(), fake_gpus.topology(2)
@@ -229,9 +235,7 @@ def test_launches_that_share_a_gpu_are_clients_of_one_daemon(monkeypatch):
         running = fake_gpus.mps_pids()
         for name, value in daemons.environment.items():
             monkeypatch.setenv(name, value)
-        hardware = HardwareConfig(gpu_share=0.25)
-        bare = fake_gpus.specs("mps", ONE, per_gpu=1)
-        (spec,) = sliced(Layout("one", ONE, tuple(bare)), hardware).gmis
+        spec = quarter_of_a_gpu()
         assert spec.sm_percent == 25
         assert spec.mem_bytes == 79 * fake_gpus.GIB // 4
         with prepared([spec]) as first, prepared([spec]) as second:
@@ -245,3 +249,45 @@ def test_launches_that_share_a_gpu_are_clients_of_one_daemon(monkeypatch):
         daemons.release()
     assert fake_gpus.mps_pids() == []
     assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+
+
+@pytest.fixture
+def shared(words, monkeypatch):
+    """A daemon that launches share: of whoever starts them."""
+    daemons = mps.Daemons()
+    daemons.start(GPU.uuid)
+    for name, value in daemons.environment.items():
+        monkeypatch.setenv(name, value)
+    yield daemons
+    daemons.release()
+    assert fake_gpus.mps_pids() == []
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_launch_that_is_killed_at_work_leaves_the_daemon_to_the_others():
+    spec = quarter_of_a_gpu()
+    with (
+        prepared([spec]) as mine,
+        prepared([spec]) as others,
+        client(others, spec, bodies_mps.hold) as (other, _, _),
+        client(mine, spec, bodies_mps.work, 3600.0) as (worker, _, said),
+    ):
+        assert said.recv() == "at work"
+        mine.fence_all([(spec, worker.pid)])
+        worker.kill()
+        worker.join()
+        assert other.is_alive()
+        assert seen(others, spec) == (True, 32)  # the server is not stuck
+
+
+@pytest.mark.usefixtures("words")
+def test_the_shared_daemon_of_a_killed_command_is_ended_by_the_next_launch():
+    pid = os.fork()
+    if not pid:
+        mps.Daemons().start(GPU.uuid)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(fake_gpus.mps_pids()) == 1
+    (swept,) = lease.sweep()
+    assert (swept.error, swept.undone) == ("", True)
+    assert fake_gpus.mps_pids() == []

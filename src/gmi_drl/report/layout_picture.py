@@ -91,6 +91,7 @@ def device_text(device: Device) -> str:
         f"{device.sm_count} SMs" if device.sm_count else "",
         f"{device.mem_bytes / 2**30:.0f} GiB" if device.mem_bytes else "",
         f"{device.held_bytes / 2**30:.1f} held by others" if device.held_bytes else "",
+        f"{100 * device.share:.3g} % for this run" if device.share < 1 else "",
         f"cores {format_cores(device.cores)}" if device.kind == "gpu" and device.cores else "",
         f"NUMA {device.numa_node}" if device.numa_node is not None else "",
     ]

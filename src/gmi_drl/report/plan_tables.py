@@ -134,7 +134,8 @@ def _memory(device: Device) -> str:
     if not device.mem_bytes:
         return "-"
     held = f" ({device.held_bytes / 2**30:.1f} held by others)" if device.held_bytes else ""
-    return f"{device.mem_bytes / 2**30:.0f} GiB{held}"
+    share = f", {100 * device.share:.3g} % for this run" if device.share < 1 else ""
+    return f"{device.mem_bytes / 2**30:.0f} GiB{held}{share}"
 
 
 def _sms(gmi: GmiSpec) -> str:

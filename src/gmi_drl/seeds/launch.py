@@ -117,6 +117,10 @@ def launch_seeds(
             resolved, notes = resolve(resolved, import_path)
             for line in notes:
                 screen.note(line)
+        if part := shares[0].hardware.get("gpu_share"):
+            backend, words = shares[0].hardware["backend"], f"{100 * part:.3g} % of its memory each"
+            turns = " (in turns)" if backend == "direct" else ""
+            screen.note(f"launches share each GPU by backend {backend}{turns}, {words}")
         for share in shares:  # all faults before anything starts
             with importable(import_path):
                 planned(load_config(share.of(resolved, first)), source)

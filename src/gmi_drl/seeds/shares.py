@@ -6,14 +6,18 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.gmi import discover, lease
+from gmi_drl.gmi import GmiError, discover, lease
 from gmi_drl.placement import Config, Device, counted
 from gmi_drl.placement.config.config import HardwareConfig
-from gmi_drl.placement.slicing import core_share
 from gmi_drl.placement.topology import Topology, share
+
+# The SMs of launches that share a GPU add up to so many times its own: each takes what others leave
+# idle, and none can hold up all others (MPS guide, "Volta MPS Execution Resource Provisioning": a
+# client gets its part of half as many clients).
+_SM_OVERCOMMIT: Final = 2.0
 
 
 class SeedsError(GmiDrlError, ValueError):
@@ -42,7 +46,7 @@ def device_shares(config: Config, count: int, parallel: int | None) -> list[Devi
 
     `parallel` None: as many as there are devices for. A config takes all GPUs unless it says
     `hardware.num_gpus`, and on CPU cores all that it may use: then they run one after another. More
-    launches than GPUs share each of them by MPS.
+    launches than GPUs share each of them: by MPS, or else in turns.
     """
     if parallel == 1:
         return [DeviceShare({}, {})]
@@ -78,21 +82,45 @@ def _shares_of_gpus(topology: Topology, hardware: HardwareConfig, number: int) -
         return [_whole(part) for part in parts]
     if each > 1 or (why := _why_not_shared(topology, hardware)):
         needed = f" of {counted(each, 'GPU')} each" if each > 1 else ""
+        remedy = ", or set hardware.num_gpus: 1: launches of one GPU can share it" * (each > 1)
         raise SeedsError(
             f"parallel={number}{needed}; {counted(len(devices), 'GPU')} can be used here"
-            f"{'' if each > 1 else f', and {why}'}. Lower it."
+            f"{'' if each > 1 else f', and {why}'}. Lower it{remedy}."
         )
     launches = -(-number // len(devices))  # on each GPU, at most
     places = [(devices[index % len(devices)], index // len(devices)) for index in range(number)]
-    return [_part(device, launches, place) for device, place in places]
+    whole = _whole_part(topology, hardware, launches)
+    return [_part(device, launches, place, whole) for device, place in places]
 
 
 def _why_not_shared(topology: Topology, hardware: HardwareConfig) -> str:
     """Says why launches cannot share a GPU, or nothing."""
-    if hardware.backend not in ("auto", "mps"):
-        return f"launches share one by backend mps alone, not {hardware.backend}"
-    why = dict(topology.unusable).get("mps")
-    return f"backend mps, by which launches share one, cannot be used: {why}" if why else ""
+    if any(device.mig_mode for device in topology.devices) or hardware.backend == "mig":
+        return (
+            "launches share out no MIG instances: launch each seed by itself with "
+            "CUDA_VISIBLE_DEVICES=MIG-<uuid>, or turn MIG off"
+        )
+    if hardware.backend == "green":
+        return (
+            "launches share one by backend mps or direct, not green, whose GMIs are threads of one "
+            "process"
+        )
+    return ""
+
+
+def _whole_part(
+    topology: Topology, hardware: HardwareConfig, launches: int
+) -> dict[str, str | int | float]:
+    """Returns what all launches that share GPUs say of `hardware`."""
+    backend: str = hardware.backend
+    if backend == "auto":
+        backend = "direct" if "mps" in dict(topology.unusable) else "mps"
+    return {
+        "backend": backend,
+        "num_gpus": 1,
+        "gpu_share": hardware.gpu_share / launches,
+        "sm_overcommit": max(hardware.sm_overcommit, _SM_OVERCOMMIT),
+    }
 
 
 def _whole(devices: Sequence[Device]) -> DeviceShare:
@@ -101,14 +129,14 @@ def _whole(devices: Sequence[Device]) -> DeviceShare:
     return DeviceShare({"num_gpus": len(devices), "cores": cores}, {"CUDA_VISIBLE_DEVICES": names})
 
 
-def _part(device: Device, parts: int, place: int) -> DeviceShare:
-    hardware = {
-        "backend": "mps",
-        "num_gpus": 1,
-        "gpu_share": 1 / parts,
-        "cores": list(core_share(device, parts, place)),
-    }
-    return DeviceShare(hardware, {"CUDA_VISIBLE_DEVICES": str(device.uuid)})
+def _part(
+    device: Device, parts: int, place: int, hardware: Mapping[str, str | int | float]
+) -> DeviceShare:
+    """Returns a part of a GPU: with as many cores as the others, so that launches are alike."""
+    each = max(1, len(device.cores) // parts)
+    first = place * each if len(device.cores) >= parts else place % max(1, len(device.cores))
+    cores = {"cores": list(device.cores[first : first + each])}
+    return DeviceShare({**hardware, **cores}, {"CUDA_VISIBLE_DEVICES": str(device.uuid)})
 
 
 @contextlib.contextmanager
@@ -117,7 +145,7 @@ def shared_gpus(shares: Iterable[DeviceShare]) -> Iterator[dict[str, str]]:
     uuids = {
         share.environment["CUDA_VISIBLE_DEVICES"]
         for share in shares
-        if "gpu_share" in share.hardware
+        if "gpu_share" in share.hardware and share.hardware["backend"] == "mps"
     }
     if not uuids:
         yield {}
@@ -133,4 +161,7 @@ def shared_gpus(shares: Iterable[DeviceShare]) -> Iterator[dict[str, str]]:
             daemons.start(uuid)
         yield daemons.environment
     finally:
-        daemons.release()
+        try:
+            daemons.release()
+        except GmiError as error:  # it stays noted, for the next launch: the seeds are done
+            warnings.warn(str(error), stacklevel=3)

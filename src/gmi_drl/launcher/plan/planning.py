@@ -77,10 +77,12 @@ def find_devices(config: Config, without: Collection[str] = ()) -> Topology:
     GPUs with the UUIDs of `without` are lost to it.
     """
     hardware = config.hardware
-    return discover(
+    topology = discover(
         hardware.num_gpus, hardware.backend, hardware.cores,
         allow_create=hardware.allow_create, without=without,
     )  # fmt: skip
+    devices = [dataclasses.replace(d, share=hardware.gpu_share) for d in topology.devices]
+    return dataclasses.replace(topology, devices=tuple(devices))
 
 
 def faults_of(
