@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,7 @@ def test_a_run_is_told_on_which_cores_and_gpus_another_one_works(record, neighbo
         assert f"another run of yours (process {neighbour.pid}) is at work on cores 2-3" in told
         assert "on cores 2-3 and GPU 1 too" in told
         assert colocated_runs.overlaps(Topology.from_cores([4])) == []
+        assert colocated_runs.overlaps(Topology((replace(gpus[1], share=0.5),))) == []
         with colocated_runs.at_work(Topology.from_cores([2])):  # a launch in a process that tunes
             pass
         neighbour.communicate()

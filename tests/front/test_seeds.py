@@ -21,6 +21,7 @@ from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.placement.slicing import memory_share
+from gmi_drl.seeds import launch as seeds_launch
 from gmi_drl.seeds.shares import SeedsError, device_shares, shared_gpus
 
 UNTIMED = ("iteration", "steps", "return_mean", "episodes", "kl", "policy_loss", "value_loss")
@@ -286,3 +287,28 @@ def test_launches_that_share_a_gpu_have_one_daemon_that_goes_with_them():
         assert pids
         assert all(str(directory).encode() in Path(f"/proc/{p}/environ").read_bytes() for p in pids)
     assert fake_gpus.mps_pids() == []
+
+
+def test_ctrl_c_ends_launches_that_share_a_gpu_and_then_their_daemon(config, tmp_path, monkeypatch):
+    """The launches are doubles, which take slices and do not train."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvml.install(monkeypatch, boxes.dgx_h100()[0])
+    fake_gpus.install(monkeypatch, tmp_path, as_doubles_have_it())
+    monkeypatch.setattr(seeds_launch, "_CHILD", "bodies_seeds")
+    (tmp_path / "runs").mkdir()
+    result = gmi_drl.launch(
+        config, seeds=3, parallel=3, overrides=["hardware.backend=auto"], view="none"
+    )
+    assert [run.state for run in result.runs] == ["stopped"] * 3, result.runs
+    has = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*.json")]
+    assert [(one["mps"], one["sms"]) for one in has] == [(True, 88)] * 3  # 67 % of 132, in pairs
+    assert len({one["pipe"] for one in has}) == 1
+    assert {one["memory"] for one in has} == {f"0={(80 * 2**30 - 2**30) // 3 // 2**20}M"}
+    assert fake_gpus.mps_pids() == []
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+
+
+def as_doubles_have_it():
+    """The H100 that the double of NVML tells of, to the double of the CUDA driver."""
+    gpu = boxes.dgx_h100()[0]
+    return fake_gpus.topology(uuid=gpu.uuid, mem_bytes=gpu.mem_bytes)

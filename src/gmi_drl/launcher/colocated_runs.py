@@ -18,6 +18,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -97,9 +98,13 @@ def other_at_work() -> str:
 
 
 def overlaps(topology: Topology) -> list[str]:
-    """Tells who else works on these devices now, in a process that is `at_work`."""
+    """Tells who else works on these devices now, in a process that is `at_work`.
+
+    Nobody is told of a GPU that the run has a share of: others have the rest.
+    """
     shared: dict[str, list[int]] = {}
-    for byte in _bytes_of(topology):
+    own = [device for device in topology.devices if device.kind == "cpu" or device.share == 1]
+    for byte in _bytes_of(replace(topology, devices=tuple(own))):
         if who := _other_holder(byte, 1):
             shared.setdefault(who, []).append(byte)
     return [

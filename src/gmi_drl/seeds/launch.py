@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gmi_drl.launcher.start.result import RunResult
     from gmi_drl.report.comparison.groups import Comparison
 
+_CHILD: Final = "gmi_drl.seeds.child"  # the module that is run for each launch
 _POLL_S: Final = 0.2
 _ENDING_S: Final = 60.0  # from the second Ctrl-C on; launches give all back within 30 s
 _MOST_SEEDS: Final = 1000
@@ -191,7 +192,7 @@ class _Seeds:
         job = SeedJob(share.of(self._config, seed), self._import_path, view, self._options)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gmi_drl.seeds.child", str(writing), str(os.getpid())],
+                [sys.executable, "-m", _CHILD, str(writing), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=None if self._inherits else subprocess.PIPE,
                 stderr=None if self._inherits else subprocess.STDOUT,
