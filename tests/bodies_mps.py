@@ -11,7 +11,7 @@ from pathlib import Path
 import fake_gpus
 from gmi_drl.gmi import backend_of, lease
 from gmi_drl.gmi.backends.mps import MpsBackend
-from gmi_drl.gmi.faults import DEVICE_FAULT
+from gmi_drl.gmi.faults import DEVICE_FAULT, DEVICE_LOST
 
 
 def client(spec, device, environment, send, body=None, *args):
@@ -74,6 +74,10 @@ class Computer:
         if _is_first(path):
             self.faulted()
         return synchronize(), os.getpid()
+
+    def lost(self):
+        """Leaves as where CUDA says that the GPU itself is at fault, in every life."""
+        os._exit(DEVICE_LOST)
 
     def faulted(self):
         """Causes a fault in each life."""

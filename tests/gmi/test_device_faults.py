@@ -71,6 +71,19 @@ def _until_there(running, path):
         assert not running.wait(timedelta(milliseconds=5))
 
 
+def test_gmis_of_a_lost_gpu_can_be_given_up_and_those_of_another_go_on(tmp_path):
+    with gang(2, max_restarts=1, shrinks=True) as running:
+        running.start_each("lost", {1: ()})
+        while not running.lost_devices():
+            running.wait(timedelta(milliseconds=5))
+        assert list(running.lost_devices()) == [0]
+        running.give_up([0, 1], "its device is lost")
+        assert running.wait(LONG)  # for nobody
+        assert running.results() == {}
+        assert len(running.call("pid", timeout=LONG)) == 2
+    assert fake_gpus.mps_pids() == []
+
+
 def test_the_restarts_of_those_it_took_along_count_too(tmp_path):
     with gang(max_restarts=1) as running:
         running.start_each("compute", {0: (tmp_path / "0",)})
@@ -186,13 +199,13 @@ def test_the_double_is_stuck_when_a_client_is_killed_at_work(tmp_path, monkeypat
             _until_there(running, tmp_path / str(pid))
         (slices,) = running._slices._by_backend.values()
         os.kill(pids[0], signal.SIGKILL)
-        log = next(iter(slices._daemons.values())).logs / "server.log"
+        log = next(iter(slices._daemons._of.values())).logs / "server.log"
         while "ended with work under way" not in log.read_text():
             time.sleep(0.005)  # between two looks
 
 
 def _daemons(slices):
-    return list(slices._daemons.values())
+    return list(slices._daemons._of.values())
 
 
 @pytest.fixture
