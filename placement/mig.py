@@ -134,7 +134,7 @@ def pack(
     equal profiles, with as few slices of memory in sum as can be, and with as many SMs as those
     allow. LayoutError says what does not fit.
     """
-    used = _matched(requests, _whole(existing))
+    used = _matched(requests, _without_compute_instances(existing))
     rest = [n for n in range(len(requests)) if n not in used]
     taken = [(instance.start, instance.size) for instance in existing]
     new = _created([requests[n] for n in rest], profiles, taken, list(used.values()))
@@ -169,23 +169,25 @@ def mig_slices(
         reverse=mem_bytes is None,
     )
     if len(enough) >= count:
-        return _by_start(MigSlice(instance.profile, instance.start) for instance in enough[:count])
+        return _sorted_by_start(
+            MigSlice(instance.profile, instance.start) for instance in enough[:count]
+        )
     if not profiles:
         raise LayoutError(
-            f"{where}: {count} MIG instances{_of(mem_bytes)}; it has {_listed(enough)}, and the "
+            f"{where}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(enough)}, and the "
             "profiles of this kind are not known. Make them with nvidia-smi mig, or use fewer GMIs."
         )
     try:
         if mem_bytes is None:
             planned = _largest(device, count)
         else:
-            planned = _by_start(pack([mem_bytes] * count, profiles, device.mig))
+            planned = _sorted_by_start(pack([mem_bytes] * count, profiles, device.mig))
     except LayoutError as error:
         raise LayoutError(f"{where}: {error}") from None
     if not allow_create:
         commands = "\n".join(f"  {line}" for line in commands_for(device, planned))
         raise LayoutError(
-            f"{where}: {count} MIG instances{_of(mem_bytes)}; it has {_listed(enough)}, and none "
+            f"{where}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(enough)}, and none "
             "are made without hardware.allow_create. Set hardware.allow_create: true (needs root "
             f"and an idle GPU), or have an administrator run:\n{commands}"
         )
@@ -194,7 +196,9 @@ def mig_slices(
 
 def whole_instances(device: Device) -> tuple[MigInstance, ...]:
     """Returns the instances of a device that have a GPU instance to themselves, by their place."""
-    return tuple(sorted(_whole(device.mig), key=lambda instance: instance.start))
+    return tuple(
+        sorted(_without_compute_instances(device.mig), key=lambda instance: instance.start)
+    )
 
 
 def instance_at(device: Device, place: MigSlice) -> MigInstance | Profile | None:
@@ -209,7 +213,7 @@ def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
     gpu = device.uuid or str(device.index)
     have = {(instance.profile, instance.start) for instance in device.mig}
     ids = {profile.name: profile.profile_id for profile in profiles_of(device)}
-    missing = [s for s in _by_start(slices) if (s.profile, s.start) not in have]
+    missing = [s for s in _sorted_by_start(slices) if (s.profile, s.start) not in have]
     commands = [] if device.mig_mode else [f"sudo nvidia-smi -i {gpu} -mig 1"]
     if missing:
         specs = ",".join(f"{ids.get(s.profile, s.profile)}:{s.start}" for s in missing)
@@ -226,7 +230,7 @@ def _largest(device: Device, count: int) -> tuple[MigSlice, ...]:
         kept = [MigSlice(i.profile, i.start) for i in good[:count]]
         made_of = placements([least] * (count - len(kept)), taken)
         if made_of is not None:
-            return _by_start([*kept, *made_of])
+            return _sorted_by_start([*kept, *made_of])
     raise LayoutError(_no_room([0] * (count - len(existing)), profiles, taken, existing))
 
 
@@ -246,7 +250,7 @@ def _created(
     if not all(fitting):
         largest = max(profiles, key=lambda profile: profile.mem_bytes)
         raise LayoutError(
-            f"an instance{_of(kinds[0])}; the largest is {largest.name} with "
+            f"an instance{_size(kinds[0])}; the largest is {largest.name} with "
             f"{largest.mem_bytes / _GIB:.1f} GiB. Ask for less memory, or use more GPUs."
         )
     numbers = [requests.count(need) for need in kinds]
@@ -327,15 +331,15 @@ def _no_room(
     if used:
         missing, most = len(requests), len(used) + fits
         return (
-            f"{len(used) + missing} MIG instances{_of(need)}; there {_are(len(used))} "
+            f"{len(used) + missing} MIG instances{_size(need)}; there {_are(len(used))} "
             f"{_listed(used)}, {missing} {_are(missing)} missing, and there is room for "
             f"{fits or 'none'}{beside}. Use {most} GMI{'s' * (most > 1)} on this GPU{less}."
         )
     remedy = f"Use {fits} GMIs or fewer on this GPU" if fits else "Use other GPUs"
-    return f"{len(requests)} new MIG instances{_of(need)}; {fits} fit{beside}. {remedy}{less}."
+    return f"{len(requests)} new MIG instances{_size(need)}; {fits} fit{beside}. {remedy}{less}."
 
 
-def _whole(instances: Iterable[MigInstance]) -> list[MigInstance]:
+def _without_compute_instances(instances: Iterable[MigInstance]) -> list[MigInstance]:
     return [instance for instance in instances if not re.match(r"\d+c\.", instance.profile)]
 
 
@@ -357,11 +361,11 @@ def _sms_reach(instance: MigInstance, least: Profile) -> bool:
     return None in (instance.sm_count, least.sm_count) or (instance.sm_count or 0) >= _sms(least)
 
 
-def _by_start(slices: Iterable[MigSlice]) -> tuple[MigSlice, ...]:
+def _sorted_by_start(slices: Iterable[MigSlice]) -> tuple[MigSlice, ...]:
     return tuple(sorted(slices, key=lambda slice_: slice_.start))
 
 
-def _of(mem_bytes: int | None) -> str:
+def _size(mem_bytes: int | None) -> str:
     return f" of {mem_bytes / _GIB:.1f} GiB or more" if mem_bytes else ""
 
 

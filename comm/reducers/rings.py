@@ -156,7 +156,7 @@ class Ring:
             with waiting:
                 (_wait_on_gpu if self._kind == "cuda" else _wait)(work, self._look)
         except RuntimeError as error:
-            raise RingFault(_said(error)) from None
+            raise RingFault(_first_line(error)) from None
 
     def _look(self) -> None:
         """Raises RingFault when there is nothing more to wait for."""
@@ -192,7 +192,7 @@ class Ring:
             given_up.set()
             raise
         if isinstance(found[0], Exception):
-            raise RingFault(_said(found[0]))
+            raise RingFault(_first_line(found[0]))
         return found[0]
 
 
@@ -242,7 +242,7 @@ def _wait_on_gpu(work: Any, look: Callable[[], None]) -> None:
     work.wait()  # this device's current stream comes behind it
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Returns the first line of an error; what follows in torch's are C++ frames."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 

@@ -128,7 +128,7 @@ class SharedGroup(Group):
         """Meets all ranks; GroupMismatch on every one of them unless all brought this tag."""
         if self._barrier.meet(tag, value, yields):
             return
-        calls = [self._in_words(rank, tag) for rank, tag in enumerate(self._barrier.tags())]
+        calls = [self._tag_text(rank, tag) for rank, tag in enumerate(self._barrier.tags())]
         raise self._over(GroupMismatch(calls, self.members))
 
     def meet_after(self, tag: int, fault: str | None) -> None:
@@ -196,7 +196,7 @@ class SharedGroup(Group):
         self._barrier.leave(error, announce=False)
         return error
 
-    def _in_words(self, rank: int, tag: int) -> str:
+    def _tag_text(self, rank: int, tag: int) -> str:
         if tag & 7 == _tags.CREATE:
             return self._barrier.read_text(rank)
         return describe(tag, self._names)

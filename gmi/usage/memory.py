@@ -158,7 +158,7 @@ class DeviceMemory:
         return held
 
 
-def _of_warp(warp: Any, device: torch.device) -> int:
+def _warp_bytes(warp: Any, device: torch.device) -> int:
     import torch
 
     # The driver's pool is one: where torch allocates from it too, torch has counted it.
@@ -171,12 +171,12 @@ def _warp_runs() -> bool:
     return getattr(sys.modules.get(_KEEPS_WARP), "runtime", True) is not None
 
 
-def _of_graphs(warp: Any, device: torch.device) -> int:
+def _graph_bytes(warp: Any, device: torch.device) -> int:
     """Counts what warp's kernels allocate while captured: no pool counts that, but torch's own."""
     return cuda_driver.graph_mem_high_bytes(device.index or 0) if _warp_runs() else 0
 
 
-def _of_jax(jax: Any, device: torch.device) -> int:
+def _jax_bytes(jax: Any, device: torch.device) -> int:
     if not getattr(sys.modules.get(_STARTS_JAX), "started", False):
         return 0
     for one in jax.local_devices():
@@ -188,9 +188,9 @@ def _of_jax(jax: Any, device: torch.device) -> int:
 
 # Whose the memory is, the library that is asked if it was imported, and how.
 _COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]] = (
-    ("warp", "warp", _of_warp),
-    ("graphs", "warp", _of_graphs),
-    ("jax", "jax", _of_jax),
+    ("warp", "warp", _warp_bytes),
+    ("graphs", "warp", _graph_bytes),
+    ("jax", "jax", _jax_bytes),
 )
 
 

@@ -81,7 +81,7 @@ def memory_faults(
     host_needs = [needs[gmi.gmi_id] for gmi in on_host]
     if _on_host(config.algorithm):  # replays of GMIs on GPUs
         others = [gmi for gmi in layout.gmis if gmi not in on_host]
-        kept = [{"replay": _kept(config, layout, gmi, sizes)} for gmi in others]
+        kept = [{"replay": _replay_bytes(config, layout, gmi, sizes)} for gmi in others]
         host_needs += [dict.fromkeys(_WHAT, 0) | its for its in kept]
     if host_bytes is not None and host_needs:
         total = {what: sum(need[what] for need in host_needs) for what in _WHAT}
@@ -134,7 +134,9 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     on_gpu = layout.topology.devices[gmi.gpu_id].kind == "gpu"
     return {
         "experience": samples * step + (_FLOAT + sizes.observation_bytes) * num_env * d,
-        "replay": 0 if on_gpu and _on_host(algorithm) else _kept(config, layout, gmi, sizes),
+        "replay": 0
+        if on_gpu and _on_host(algorithm)
+        else _replay_bytes(config, layout, gmi, sizes),
         "minibatch": through,
         "network": parameters * of_each,
     }
@@ -144,7 +146,7 @@ def _on_host(algorithm: AlgorithmConfig) -> bool:
     return isinstance(algorithm, ReplayConfig) and algorithm.replay_device == "cpu"
 
 
-def _kept(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
+def _replay_bytes(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
     """Returns the bytes of a GMI's replay."""
     algorithm = config.algorithm
     if config.mode == "serving" or "trainer" not in gmi.roles:
@@ -153,11 +155,11 @@ def _kept(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
         return 0
     # Segments of several agents come in any order.
     several = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
-    row = _kept_row(config, algorithm, sizes, config.mode == "async" and several)
+    row = _replay_row_bytes(config, algorithm, sizes, config.mode == "async" and several)
     return algorithm.replay_capacity * row
 
 
-def _kept_row(config: Config, algorithm: ReplayConfig, sizes: Sizes, cuts: bool) -> int:
+def _replay_row_bytes(config: Config, algorithm: ReplayConfig, sizes: Sizes, cuts: bool) -> int:
     """Returns the bytes of a step in a replay, as roles/samples/replay/storage.py keeps it.
 
     `cuts`: each horizon ends as an episode does.

@@ -144,10 +144,12 @@ def grouped(
                 "those that share must have the same. Give them policies of their own."
             )
         if not different:
-            faults += space_faults(f"{env_id}, {_told(its)}", first.observation, first.action)
+            faults += space_faults(
+                f"{env_id}, {_agents_text(its)}", first.observation, first.action
+            )
         groups.append(AgentGroup(policy, tuple(its), first.observation, first.action))
     return groups, faults
 
 
-def _told(agents: Sequence[str]) -> str:
+def _agents_text(agents: Sequence[str]) -> str:
     return f"agent {agents[0]}" if len(agents) == 1 else counted(len(agents), "agent")

@@ -218,7 +218,7 @@ class PettingZooVecEnv:
         if not np.isfinite(array).all():
             raise EnvActionError.not_finite(self.env_id, array)
         rows = array.reshape(self.num_env, -1)
-        taken = [its.actions(rows[self._of(n)]) for n, its in enumerate(self._rows)]
+        taken = [its.actions(rows[self._rows_of_game(n)]) for n, its in enumerate(self._rows)]
         b.reward[...] = 0
         b.terminated[...] = False
         b.truncated[...] = False
@@ -302,7 +302,7 @@ class PettingZooVecEnv:
                 f"{', '.join(self.agents)}; must be. Mend the environment."
             ) from None
 
-    def _of(self, number: int) -> slice:
+    def _rows_of_game(self, number: int) -> slice:
         return slice(number * self._count, (number + 1) * self._count)
 
     def _publish_present(self) -> None:

@@ -198,7 +198,7 @@ class SampleSender:
             return _GROUPINGS[wanted](channels, steps)
         context, name = self.mgr.context, f"channels_gmi{self._gmi_id}.json"
         path = None if context.folder is None else context.folder / "report" / name
-        if path is not None and (kept := _kept(path, context.session)) is not None:
+        if path is not None and (kept := _read_schema(path, context.session)) is not None:
             return Schema.from_bytes(kept.encode(), str(path)).grouping
         cost = measure_cost(create_link(link.source, "itself", kind=link.kind))  # type: ignore[arg-type]
         grouping = choose_grouping(channels, steps, num_env, cost)
@@ -225,7 +225,7 @@ def _older_frames(batch: Batch) -> Tensor | None:
     return None if frames is None or not len(frames.older) else frames.older
 
 
-def _kept(path: Path, session: str) -> str | None:
+def _read_schema(path: Path, session: str) -> str | None:
     """The schema that an earlier process of this GMI has chosen in this launch, if one has."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))

@@ -83,7 +83,7 @@ class Saver:
             if lost and first:
                 checkpoint.discard(self._folder, iteration)
             if failure or why:
-                told = self._told(iteration, failure, why, lost)
+                told = self._failure_text(iteration, failure, why, lost)
         if removed:
             told += f" For room these were removed: {', '.join(removed)}."
         if unremoved:
@@ -106,7 +106,7 @@ class Saver:
         checkpoint.prune(self._folder, path, _KEPT)
         return ""
 
-    def _told(self, iteration: int, failure: str, why: str, lost: bool) -> str:
+    def _failure_text(self, iteration: int, failure: str, why: str, lost: bool) -> str:
         """That checkpoint `iteration` failed by `failure`, and what there is in its place.
 
         Where that is nothing (`lost`), `why` the policy alone could not be written, if it is known.

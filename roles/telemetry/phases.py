@@ -154,7 +154,7 @@ class Trace:
         if self._profile is not None:
             self._guarded(self._profile.stop)
         if self._begun < FIRST:
-            self._told(
+            self._warn_no_trace(
                 f"it begins with iteration {FIRST}, and {self._begun} have begun. Raise "
                 "run.total_steps; a role of your own calls mgr.begin_iteration() at each"
             )
@@ -209,13 +209,13 @@ class Trace:
         try:
             step()
         except (OSError, RuntimeError) as error:  # a full disk; a role that profiles by itself
-            self._told(f"{type(error).__name__}: {error}")
+            self._warn_no_trace(f"{type(error).__name__}: {error}")
             self._end()
 
     def _end(self) -> None:
         self._over, self._profile, _Range.recording = True, None, False
 
-    def _told(self, why: str) -> None:
+    def _warn_no_trace(self, why: str) -> None:
         self._warn(f"gmi {self._gmi_id}: no trace is written: {why}")
 
 

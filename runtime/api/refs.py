@@ -140,12 +140,12 @@ class Slot:
                 del error  # else its traceback keeps all frames alive, and what they refer to
         if self.error_ is not None:
             return self.error_
-        what = self._what
+        what = self._description
         if self.state == HERE:
             return packing.unpack(self.body, what, self.keep.fds if self.keep is not None else ())
         return packing.unpack(running().stored(self, deadline_s), what)
 
-    def _what(self) -> str:
+    def _description(self) -> str:
         return f"the result of {self.call}"
 
 

@@ -337,7 +337,7 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, OutOfBand]:
             pass
         beside = _local.beside = OutOfBand(in_band_bytes)
         file = io.BytesIO()
-        _by_value()(file, beside).dump(value)
+        _cloudpickle()(file, beside).dump(value)
         return file.getbuffer(), beside
     finally:
         _local.beside = outer  # else what was packed last would stay in memory
@@ -386,7 +386,7 @@ def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], wants_grad: bool) -
 
 
 @functools.cache
-def _by_value() -> Any:
+def _cloudpickle() -> Any:
     """Returns the pickler for functions and classes that cannot be imported."""
     import cloudpickle
 

@@ -335,3 +335,25 @@ def test_a_way_that_fails_is_told_and_the_others_go_on(learning, fake_machine, c
 def test_ways_are_held_against_that_as_given(learning):
     with pytest.raises(SystemExit):
         learning.parse(["--ways", "learning"])
+
+
+def test_rules_are_compared_with_four_times_the_environments(learning, monkeypatch):
+    import keep_rules
+    from keep_rules import GIVEN, configs_of, mean_return
+
+    configs = configs_of(learning.given_of(TASK))
+    assert configs[GIVEN]["env"]["num_env"] == 16
+    others = {name: its for name, its in configs.items() if name != GIVEN}
+    assert {its["env"]["num_env"] for its in others.values()} == {64}
+    horizons = {name: its["algorithm"]["horizon"] for name, its in others.items()}
+    assert horizons.pop("update") == 32  # of 64: an update has twice the samples at most
+    assert set(horizons.values()) == {64}
+    minibatches = {name: its["algorithm"]["minibatches"] for name, its in others.items()}
+    assert minibatches.pop("gradient_steps") == 16
+    assert set(minibatches.values()) == {4}
+    clips = {its["algorithm"].get("clip", 0.2) for its in others.values()}
+    assert clips == {0.1, 0.2, 0.4}
+    lines = [(1000, None), (2000, 10.0), (4000, 40.0)]  # before the first episode: as the first
+    lines = [{"steps": steps, "return_mean": mean} for steps, mean in lines]
+    monkeypatch.setattr(keep_rules, "lines_of", lambda config: lines)
+    assert mean_return(configs[GIVEN], 0) == (2000 * 10 + 2000 * 40) / 4000

@@ -381,7 +381,7 @@ class RayEngine:
         if failed is not None:
             error = ActorDiedError(name, cause=failed)
             self._keep([slot], [error], "")
-            return self._found(RayActor(self, creation.id, name, error, class_name, options))
+            return self._register(RayActor(self, creation.id, name, error, class_name, options))
         is_async = has_async(packing.unpack(cls, f"the class {class_name}"))
         concurrency = options.max_concurrency or 1
         is_concurrent = is_async or concurrency > 1 or bool(options.concurrency_groups)
@@ -440,9 +440,9 @@ class RayEngine:
             fields = creation.id, name, class_name, methods, replace(target, handle=None)
             self.ask_keeper("describe", target.id, fields)
         self._keep([slot], [target], target.id)
-        return self._found(RayActor(self, creation.id, name, target, class_name, options))
+        return self._register(RayActor(self, creation.id, name, target, class_name, options))
 
-    def _found(self, actor: RayActor) -> RayActor:
+    def _register(self, actor: RayActor) -> RayActor:
         self._actors[actor.key] = actor
         self._deaths[actor.death_slot] = actor.fate
         return actor
@@ -454,7 +454,7 @@ class RayEngine:
         actor = self._actors.get(id)
         if actor is None:
             entry = self._entries[id]
-            actor = self._found(RayActor(self, id, entry.slot.call, entry.thing))
+            actor = self._register(RayActor(self, id, entry.slot.call, entry.thing))
         return actor
 
     def request(self, method: str, *args: Any) -> Any:

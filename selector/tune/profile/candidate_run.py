@@ -48,7 +48,7 @@ def classify(
 ) -> Failed | None:
     """Words what an error of `launch` says of the candidate; None: it is other trouble."""
     if isinstance(error, GmiDied):
-        return _of_gmi(error, layout, oom_kills)
+        return _failure_of_gmi(error, layout, oom_kills)
     if isinstance(error, ObjectStoreFullError):
         return _failed("memory", f"the object store is full: {_first(error)}")
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
@@ -63,7 +63,7 @@ def classify(
     return None
 
 
-def _of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
+def _failure_of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
     who = f"gmi {error.gmi_id} ({error.role})"
     raised, cause = error.error.rstrip(), error.__cause__
     if isinstance(cause, TaskError) and cause.cause is not None:

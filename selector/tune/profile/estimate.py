@@ -86,7 +86,9 @@ def estimate(
         error=max(error, _FINEST),
         iterations=min(rate.iterations for rate in rates),
         seconds=max(rate.seconds for rate in rates),
-        phases=_phases([gmi for readings in (*streams, *others) for gmi in _by_gmi(readings)]),
+        phases=_phases(
+            [gmi for readings in (*streams, *others) for gmi in _seconds_by_gmi(readings)]
+        ),
     )
 
 
@@ -137,7 +139,7 @@ def _ratio(stretches: Sequence[_Stretch]) -> _Rate:
     return _Rate(rate, spread / (seconds / number), number, seconds)
 
 
-def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
+def _seconds_by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
     """Sums the seconds by phase of each GMI of a stream, over all its iterations but the first."""
     sums: list[dict[str, float]] = [{} for _ in readings[-1].seconds] if readings else []
     for reading in readings[1:] or readings:  # of one that says little, the first at least

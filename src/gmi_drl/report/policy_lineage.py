@@ -165,7 +165,7 @@ class PolicyReader:
             return version
         (first,) = self._store.execute("SELECT min(id) FROM policies").fetchone()
         if version is not None and first is not None and policy_id(*version) < first:
-            kept = Version(*_numbers(first))
+            kept = Version(*_branch_and_version(first))
             raise GcsError(
                 f"{text}: flushed. The control store keeps the newest versions, as many as "
                 f"run.lineage says, here from {kept} on. Ask for one of these; a run that shall "
@@ -223,7 +223,7 @@ class PolicyReader:
         Of a run with a replay these are the ones that drew from a replay with its data in it.
         """
         found = {
-            id: Killed(*_numbers_of_process(id), session=id[:8].hex(), how=how)
+            id: Killed(*_gmi_and_process(id), session=id[:8].hex(), how=how)
             for id, how in self._deaths().items()
         }
         put_in: dict[tuple[bytes, int], int] = {}  # by process and trainer: the last version
@@ -485,11 +485,11 @@ def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
     return printable(cut(", ".join(words), 4 * _MOST_TEXT))
 
 
-def _numbers(id: bytes) -> tuple[int, int]:
+def _branch_and_version(id: bytes) -> tuple[int, int]:
     return int.from_bytes(id[:8], "big"), int.from_bytes(id[8:], "big")
 
 
-def _numbers_of_process(id: bytes) -> tuple[int, int]:
+def _gmi_and_process(id: bytes) -> tuple[int, int]:
     return int.from_bytes(id[8:12], "big"), int.from_bytes(id[12:], "big")
 
 

@@ -79,11 +79,11 @@ def names_user_code(config: Config) -> bool:
         or is_own_network(algorithm.network)
         or ":" in env.id
         or env.adapter == "pettingzoo"  # whose agents are known when it is made
-        or any(":" in name for entry in env.wrappers for name in _named(entry))
+        or any(":" in name for entry in env.wrappers for name in _names_in(entry))
     )
 
 
-def _named(entry: str | dict[str, Any]) -> list[str]:
+def _names_in(entry: str | dict[str, Any]) -> list[str]:
     return [entry] if isinstance(entry, str) else list(entry)
 
 

@@ -99,9 +99,9 @@ class NoiseWatch:
             self._batches = batches_of(config, layout)
             self._fit = NoiseFit(*self._batches)
             if propose is None:
-                self._fit.said.update(self._said_before())
+                self._fit.said.update(self._read_said())
 
-    def _said_before(self) -> set[str]:
+    def _read_said(self) -> set[str]:
         with suppress(RunFolderError, KeyError, TypeError):  # it may be damaged
             return {str(entry["side"]) for entry in self._folder.state()["noise_notes"]}
         return set()

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Measures what each rule of `tune.keep` learns of as many steps, with four times the environments.
+
+A GMI with 64 environments takes the place of one with 16, and is trained for as many steps: with
+the update that a rule makes of it, and with the clip range halved and doubled where it grows. Speed
+is left out: it is one core's, and nothing here is timed.
+
+Rows: `<task>/<rule>`: value the return of the last 100 episodes in the mean over a run's steps, as
+the median of seeds; peer that of the config as given; ratio is None, as returns may be negative.
+
+    bench/selector/keep_rules.py --tasks CartPole-v1 Pendulum-v1
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # there is a learning.py too
+
+from learning import TASKS, changed, given_of, shape_of
+from modes import lines_of
+from report import emit, say
+
+from gmi_drl.launcher.plan.planning import find_devices
+from gmi_drl.placement import load_config
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit
+from gmi_drl.selector.tune.keep import Update, update_of
+from gmi_drl.selector.tune.space import config_of
+
+GIVEN: Final = "given"
+TIMES: Final = 4
+RULES: Final = {  # tune.keep, and whether updates grow
+    "update": ("update", False),
+    "update, grown": ("update", True),
+    "gradient_steps": ("gradient_steps", False),
+    "none": ("none", False),
+}
+CLIPS: Final = {"update, grown, half the clip": 0.5, "update, grown, twice the clip": 2.0}
+
+
+def configs_of(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns the config as given, and what each rule makes of it with more environments."""
+    configs = {GIVEN: given}
+    for name, (keep, grown) in RULES.items():
+        config = load_config(changed(given, tune={"keep": keep}))
+        num_env, topology = TIMES * config.env.num_env, find_devices(config)
+        update = update_of(config, topology, 1, num_env, grown=grown)
+        assert isinstance(update, Update), update  # else it asks for too much
+        split = DeviceSplit(1, "cpu", grown=grown)
+        sizes = (num_env, update.horizon, update.samples, update.changes)
+        its = config_of(config, Candidate(split, *sizes))
+        configs[name] = its.model_dump(mode="json", exclude_unset=True)
+    grown_config = configs["update, grown"]
+    clip = load_config(grown_config).algorithm.clip
+    for name, times in CLIPS.items():
+        configs[name] = changed(grown_config, algorithm={"clip": clip * times})
+    return configs
+
+
+def mean_return(config: Mapping[str, Any], seed: int) -> float:
+    """Trains a seed; the return of the last 100 episodes in the mean over the steps of the run.
+
+    Before the first episode has ended it is the return that is seen first.
+    """
+    lines = lines_of(changed(config, run={"seed": seed, "log_every": 1}))
+    area, before = 0.0, 0
+    for line in lines:
+        if (value := line["return_mean"]) is not None:
+            area += (line["steps"] - before) * value
+            before = line["steps"]
+    return float(area / before)
+
+
+def main() -> int:
+    """Trains every rule and seed in turn, and tells."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["CartPole-v1", "Hopper-v5"])
+    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    parser.add_argument("--steps", type=int, help="instead of the task's own")
+    options = parser.parse_args()
+    for task in options.tasks:
+        given = given_of(task, options.steps)
+        configs = configs_of(changed(given, hardware={"cores": given["hardware"]["cores"][:1]}))
+        means: dict[str, list[float]] = {name: [] for name in configs}
+        for seed in range(options.seeds):
+            for name, config in configs.items():
+                means[name].append(mean_return(config, seed))
+                say(f"{task} {name}, seed {seed}: {means[name][-1]:,.1f}")
+        for name, values in means.items():
+            algorithm = load_config(configs[name]).algorithm
+            emit(
+                "keep_rules",
+                f"{task}/{name}",
+                value=round(statistics.median(values), 1),
+                unit="return",
+                peer=None if name == GIVEN else round(statistics.median(means[GIVEN]), 1),
+                ratio=None,
+                repeats=len(values),
+                spread=[round(min(values), 1), round(max(values), 1)],
+                steps=load_config(given).run.total_steps,
+                learning_rate=round(algorithm.learning_rate, 7),
+                clip=algorithm.clip,
+                **{"shape": shape_of(configs[name])},
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
