@@ -12,7 +12,13 @@ import yaml
 
 import bodies_resize as bodies
 import gmi_drl
-from gmi_drl.launcher.folder.resize_request import ResizeRequest, answer_in, make_request
+from gmi_drl.launcher.folder.resize_request import (
+    ResizeRequest,
+    answer_in,
+    make_request,
+    request_in,
+    withdraw_request,
+)
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.watch import noise_watch
 from gmi_drl.launcher.watch.noise_watch import NoiseFit
@@ -20,6 +26,7 @@ from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened
 from gmi_drl.resizing import ResizeError
+from gmi_drl.roles.seeds import ENVIRONMENTS, seed_of
 
 HORIZON, NUM_ENV = 16, 8
 TWO = "layout.gmi_per_gpu=2"
@@ -216,6 +223,25 @@ def test_one_at_a_time_and_nobody_waits_for_ever(tmp_path):
         with pytest.raises(ResizeError, match="has not looked at the request, which is withdrawn"):
             gmi_drl.resize(folder.path, [TWO], timeout_s=0.2)
     assert not (folder.path / "resize_requested.json").exists()
+
+
+def test_a_request_that_is_a_folder_keeps_nobody_from_asking(tmp_path):
+    (tmp_path / "resize_requested.json").mkdir()
+    (tmp_path / "resize_requested.json" / "mine").touch()
+    assert request_in(tmp_path) == ResizeRequest("", ())
+    withdraw_request(tmp_path)
+    assert next(tmp_path.glob("resize_requested.json.folder-*/mine")).exists()
+    make_request(tmp_path, ResizeRequest("a", (TWO,)))
+    assert request_in(tmp_path) == ResizeRequest("a", (TWO,))
+
+
+def test_gmis_that_are_begun_anew_see_other_episodes():
+    def seeds(**later):
+        return [seed_of(1, gmi_id, ENVIRONMENTS, **later) for gmi_id in range(3)]
+
+    known = [*seeds(), *seeds(lives=1), *seeds(resizes=1), *seeds(lives=1, resizes=1)]
+    assert len(set(known)) == 12
+    assert seeds(resizes=0) == seeds()
 
 
 @pytest.mark.slow
