@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import gmi_drl
 from gmi_drl.gmi import DEVICE_LOST
 from gmi_drl.launcher.folder.run_folder import RunFolder
-from hooked import Hooked
+from gmi_drl.roles.state import checkpoint
+from hooked import Hooked, after
 
 
 class Alone(gmi_drl.Holistic):
@@ -83,3 +84,15 @@ class LosesItAtOnce(LosesADevice):
         if self.is_there:
             self.mark.touch()
         return super().make_env(num_env, seed)
+
+
+class LosesItsHeirToo(LosesADevice):
+    """The same, and the one that saves what is left is killed as it does, once."""
+
+    def hook(self, optimizer):
+        super().hook(optimizer)
+        after(checkpoint, "write_part", lambda: None, before=self.die_if_lost)
+
+    def die_if_lost(self):
+        if self.mark.exists() and len(self.mgr.layout.topology.devices) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -351,6 +351,16 @@ def test_a_run_goes_on_without_a_device_that_is_lost(tmp_path, role, restarts):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_where_the_heir_is_killed_as_it_saves_the_last_checkpoint_is_gone_on_from(
+    tmp_path, restarts
+):
+    path = on_two(tmp_path, run__checkpoint_every=3, run__max_restarts=restarts)
+    _, gmis = shrunk(path, bodies.LosesItsHeirToo)
+    assert gmis == [2] * 3 + [1] * 7
+
+
+@pytest.mark.slow
 def test_a_device_that_is_lost_before_there_is_a_checkpoint(tmp_path):
     _, gmis = shrunk(on_two(tmp_path), bodies.LosesItAtOnce)
     assert gmis == [1] * 10
