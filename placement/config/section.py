@@ -51,7 +51,7 @@ class Section(BaseModel):
     )
 
 
-def whole(value: Any) -> Any:
+def to_whole_number(value: Any) -> Any:
     """Returns a float such as 1e6, as people write a million, as a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -90,7 +90,7 @@ def as_network(value: Any) -> Any:
 def _count(value: Any) -> Any:
     if value == "auto":
         return AUTO
-    count = whole(value)
+    count = to_whole_number(value)
     if type(count) is not int:
         raise broken("must be a whole number, or auto", _FOUND)
     if count < 1:
@@ -127,7 +127,7 @@ _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-z]*)")
 TIMES: Final = "Use for example 5m, 90s, 1h30m or 300"
 COUNT_OR_AUTO: Final = BeforeValidator(_count)  # known by it in `Count`'s metadata
 
-Int = Annotated[int, BeforeValidator(whole)]
+Int = Annotated[int, BeforeValidator(to_whole_number)]
 Bounds = Annotated[tuple[float, float], BeforeValidator(pair)]
 Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_written)]  # AUTO for auto
 Seconds = Annotated[float, BeforeValidator(_seconds)]

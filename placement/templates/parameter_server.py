@@ -12,7 +12,7 @@ from typing import Final
 from gmi_drl.placement.faults import Fault
 from gmi_drl.placement.layout import Layout
 
-from .template import SERVING, TRAINER, Channel, Shape, Template, with_answers
+from .template import SERVING, TRAINER, Channel, Shape, Template, in_both_directions
 
 
 def _shape_faults(shape: Shape) -> Iterator[Fault]:
@@ -27,7 +27,7 @@ def _shape_faults(shape: Shape) -> Iterator[Fault]:
 def _channels(layout: Layout) -> list[Channel]:
     """Returns one from each trainer to each agent, for parameters, and one back, for gradients."""
     trainers, agents = layout.holding("trainer"), layout.holding("agent")
-    return with_answers([(trainer, agent) for trainer in trainers for agent in agents])
+    return in_both_directions([(trainer, agent) for trainer in trainers for agent in agents])
 
 
 parameter_server: Final[Template] = Template(

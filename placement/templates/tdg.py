@@ -13,7 +13,7 @@ from gmi_drl.placement.costs import CostEquation
 from gmi_drl.placement.faults import Fault, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
 
-from .template import Channel, Shape, Template, with_answers
+from .template import Channel, Shape, Template, in_both_directions
 
 _PAIR: Final = (("simulator",), ("agent",))
 
@@ -60,7 +60,7 @@ def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
 
 def _channels(layout: Layout) -> list[Channel]:
     """Returns one to the agent of each pair, for observations, and one back, for actions."""
-    return with_answers(list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True)))
+    return in_both_directions(list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True)))
 
 
 tdg: Final = Template(

@@ -13,7 +13,7 @@ from gmi_drl.placement.costs import CostEquation, Workload
 from gmi_drl.placement.faults import Fault, device_name, spec_fault
 from gmi_drl.placement.layout import Layout
 
-from .template import SERVING, TRAINER, Channel, Shape, Template, with_answers
+from .template import SERVING, TRAINER, Channel, Shape, Template, in_both_directions
 
 
 def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
@@ -80,7 +80,7 @@ def _tdg_ex_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
 
 def _tdg_ex_channels(layout: Layout) -> list[Channel]:
     """Returns one to each agent from its trainer, for orders and the policy, and one back."""
-    return with_answers(
+    return in_both_directions(
         [
             (layout.gmi(trainer), layout.gmi(agent))
             for trainer, agents in rollout_workers_of(layout).items()

@@ -117,6 +117,6 @@ class Template:
                 )  # fmt: skip
 
 
-def with_answers(there: list[Channel]) -> list[Channel]:
+def in_both_directions(there: list[Channel]) -> list[Channel]:
     """Returns the channels, and then the same ones in the other direction."""
     return [*there, *((target, source) for source, target in there)]

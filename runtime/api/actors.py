@@ -90,7 +90,7 @@ class RemoteClass(Generic[T]):
                 "save(self) and restore(self, state)."
             )
         for name, member in inspect.getmembers(cls, callable):
-            group = options.of_method(member).concurrency_group
+            group = options.method_options(member).concurrency_group
             if group and group not in chosen.concurrency_groups:
                 raise ValueError(options.no_group(f"{cls.__name__}.{name}", group, chosen))
         if self._methods is None:
@@ -135,7 +135,7 @@ def _methods(cls: type) -> dict[str, Method]:
     methods = {}
     for name, member in inspect.getmembers(cls, callable):
         if not name.startswith("_"):
-            chosen = options.of_method(member)
+            chosen = options.method_options(member)
             yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
             num_returns = chosen.num_returns or ("streaming" if yields else 1)
             parameters = signatures.method_parameters(cls, name)

@@ -36,7 +36,7 @@ class TaskOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        whole("max_retries", self.max_retries, -1)
+        check_whole_number("max_retries", self.max_retries, -1)
         returns(self.num_returns)
 
 
@@ -84,17 +84,17 @@ class ActorOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        whole("max_restarts", self.max_restarts, -1)
-        whole("max_task_retries", self.max_task_retries, -1)
-        whole("checkpoint_every", self.checkpoint_every, 0)
+        check_whole_number("max_restarts", self.max_restarts, -1)
+        check_whole_number("max_task_retries", self.max_task_retries, -1)
+        check_whole_number("checkpoint_every", self.checkpoint_every, 0)
         if self.max_concurrency is not None:
-            whole("max_concurrency", self.max_concurrency, 1)
+            check_whole_number("max_concurrency", self.max_concurrency, 1)
         if self.num_threads is not None:
-            whole("num_threads", self.num_threads, 1)
+            check_whole_number("num_threads", self.num_threads, 1)
         for name, number in self.concurrency_groups.items():
             if not name:
                 raise ValueError(f"concurrency_groups={dict(self.concurrency_groups)}: name each.")
-            whole(f"concurrency_groups[{name!r}]", number, 1)
+            check_whole_number(f"concurrency_groups[{name!r}]", number, 1)
         if not self.name and (self.get_if_exists or self.namespace):
             raise ValueError(
                 f"get_if_exists={self.get_if_exists}, namespace={self.namespace!r}: an actor is "
@@ -123,7 +123,7 @@ class MethodOptions:
         if self.num_returns is not None:
             returns(self.num_returns)
         if self.max_task_retries is not None:
-            whole("max_task_retries", self.max_task_retries, -1)
+            check_whole_number("max_task_retries", self.max_task_retries, -1)
         if not isinstance(self.retry_exceptions, bool):
             object.__setattr__(self, "retry_exceptions", tuple(self.retry_exceptions))
 
@@ -142,7 +142,7 @@ def method(function: Any = None, **chosen: Any) -> Any:
     return decorate if function is None else decorate(function)
 
 
-def of_method(function: Any) -> MethodOptions:
+def method_options(function: Any) -> MethodOptions:
     """Returns what `@method` has set; the defaults if it was not used."""
     options: MethodOptions = getattr(function, "__gmi_drl_method__", _DEFAULT)
     return options
@@ -160,7 +160,7 @@ def no_group(what: str, group: str, chosen: Any) -> str:
     )
 
 
-def whole(name: str, number: Any, least: int) -> None:
+def check_whole_number(name: str, number: Any, least: int) -> None:
     """Raises TypeError or ValueError unless it is a whole number, and large enough."""
     if not isinstance(number, numbers.Integral) or isinstance(number, bool):
         raise TypeError(f"{name}={number!r}; it must be a whole number. Give an int.")

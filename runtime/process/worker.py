@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context, refs, signatures
-from gmi_drl.runtime.api.options import METHOD_RETRIES, no_group, of_method
+from gmi_drl.runtime.api.options import METHOD_RETRIES, method_options, no_group
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import TaskCancelledError, truncate, truncate_texts
 from gmi_drl.runtime.wire import closures, framing, packing
@@ -175,7 +175,9 @@ class ArrivedCall:
         """Returns how a method is run: as this call was given, or as the class says."""
         if self._about and name in self._about:
             return self._about[name]
-        return getattr(of_method(getattr(type(self._worker.instance), self._function, None)), name)
+        return getattr(
+            method_options(getattr(type(self._worker.instance), self._function, None)), name
+        )
 
     def should_retry(self, error: Exception) -> bool:
         """Returns whether a method that raised this is to be called again, as its next attempt.

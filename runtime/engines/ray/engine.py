@@ -259,7 +259,7 @@ class RayEngine:
                 "its value has not come. Give it more time."
             ) from None
         except Exception as error:
-            raise failures.of_get(self, error, slot, entry.actor) from None
+            raise failures.error_of_get(self, error, slot, entry.actor) from None
         self.adopt(value[1])
         return part_of(value)
 
@@ -365,7 +365,7 @@ class RayEngine:
         try:
             self._keep([slot], [ray.put(self.to_value(packed))], "")
         except ray.exceptions.RayError as error:
-            raise failures.of_get(self, error, slot, "") from None
+            raise failures.error_of_get(self, error, slot, "") from None
         self._settle(slot)
         return slot
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .engine import RayEngine
 
 
-def of_get(engine: RayEngine, error: Exception, slot: Slot, actor: str) -> BaseException:
+def error_of_get(engine: RayEngine, error: Exception, slot: Slot, actor: str) -> BaseException:
     """Returns what `get` raises; `actor` is Ray's id of the actor that was called, if one was."""
     cause: BaseException = error
     while isinstance(cause, exceptions.RayTaskError):

@@ -20,7 +20,7 @@ from typing import Any, Final
 import ray
 
 from gmi_drl.runtime.api import call_context, refs
-from gmi_drl.runtime.api.options import METHOD_RETRIES, no_group, of_method
+from gmi_drl.runtime.api.options import METHOD_RETRIES, method_options, no_group
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import TaskCancelledError
 from gmi_drl.runtime.process import child_setup, worker
@@ -293,7 +293,9 @@ class _Shell:
     def _option(self, call: Call, name: str) -> Any:
         if call.chosen and name in call.chosen:
             return call.chosen[name]
-        return getattr(of_method(getattr(type(self._instance), str(call.function), None)), name)
+        return getattr(
+            method_options(getattr(type(self._instance), str(call.function), None)), name
+        )
 
     def _retries(self, call: Call) -> tuple[Any, int]:
         """Returns what a method that raises it is called again for, and how often."""
