@@ -69,13 +69,16 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
         priorities = losses.detach()
     else:
         target = reward + discount * next_outputs
-        value = taken.detach().mean(-1)
-        error = (value - target.mean(-1)).abs()
+        value, goal = taken.detach(), target
+        if settings.outputs_per_action > 1:
+            value, goal = value.mean(-1, keepdim=True), goal.mean(-1, keepdim=True)
+        value = value.squeeze(-1)
+        error = (value - goal.squeeze(-1)).abs()
         if settings.distributional == "qr":
             losses = quantile_huber_loss(taken, target)
             priorities = losses.detach() / settings.quantiles
         else:
-            losses, priorities = huber_loss(taken, target, reduction="none")[:, 0], error
+            losses, priorities = huber_loss(taken, target, reduction="none").squeeze(-1), error
     if sequences:
         each = priorities.view(sequences, -1)
         priorities = _OF_GREATEST * each.amax(0) + (1.0 - _OF_GREATEST) * each.mean(0)
@@ -100,13 +103,20 @@ def _outputs_of_rows(
         outputs: Tensor = network(observation) if noise is None else network(observation, noise)
         return outputs
 
+    seen, following = batch["observation"], batch["next_observation"]
+    if type(network) is QNetwork and network.dense is not None:
+        target_outputs = target_network.dense(following, 0).squeeze(0)
+        if not settings.double:
+            return network.dense(seen, len(seen)).squeeze(0), target_outputs, target_outputs
+        # Both at once, of which the rows that follow train nothing.
+        outputs = network.dense(torch.cat([seen, following]), len(seen)).squeeze(0)
+        return *outputs.chunk(2), target_outputs
     with torch.no_grad():
-        following = batch["next_observation"]
         target_outputs = outputs_of(target_network, following, noise[2])
         chooser = target_outputs
         if settings.double:
             chooser = outputs_of(network, following, noise[1])
-    return outputs_of(network, batch["observation"], noise[0]), chooser, target_outputs
+    return outputs_of(network, seen, noise[0]), chooser, target_outputs
 
 
 def _outputs_of_sequences(
@@ -158,7 +168,7 @@ def _of_action(outputs: Tensor, action: Tensor, settings: Any) -> Tensor:
     """Returns the numbers [B, n] of one action of each row, of all actions' [B, actions * n]."""
     numbers = settings.outputs_per_action
     index = action[:, None, None].expand(-1, 1, numbers)
-    return outputs.view(len(outputs), -1, numbers).gather(1, index)[:, 0]
+    return outputs.view(len(outputs), -1, numbers).gather(1, index).squeeze(1)
 
 
 class DQN(Algorithm):

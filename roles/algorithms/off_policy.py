@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from gmi_drl.placement import OffPolicyConfig
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -115,6 +116,9 @@ def critic_loss(values: Tensor, target: Tensor, batch: Batch) -> tuple[Tensor, T
 
     Beside it the mean error of each row [B], which is its priority.
     """
-    error = values - target
-    loss = weighted_mean(0.5 * error.square().sum(0), batch)
-    return loss, error.detach().abs().mean(0)
+    priorities = (values.detach() - target).abs().mean(0)
+    if "weight" in batch.columns:
+        return weighted_mean(0.5 * (values - target).square().sum(0), batch), priorities
+    # The same in half as many operations.
+    squared = mse_loss(values, target.expand_as(values), reduction="sum")
+    return squared * (0.5 / len(target)), priorities

@@ -89,8 +89,8 @@ class SAC(OffPolicy):
 
     def losses(self, batch: Batch) -> Losses:
         of_kind = self._of_choices if self._is_discrete else self._of_box
-        critics, priorities, values, actor, entropy = of_kind(batch)
         network, temperature = self.policy.network, self._temperature
+        critics, priorities, values, actor, entropy = of_kind(batch, temperature)
         total, entropy = critics + actor, entropy.detach().mean()
         if network.log_temperature is not None:
             total = total + network.log_temperature.squeeze() * (entropy - self._target_entropy)
@@ -105,9 +105,11 @@ class SAC(OffPolicy):
         }
         return Losses(total, stats, extras={"priorities": priorities})
 
-    def _of_box(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _of_box(
+        self, batch: Batch, temperature: Tensor | float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Returns the critics' loss, priorities, values, and the actor's loss and entropy."""
-        network, temperature = self.policy.network, self._temperature
+        network = self.policy.network
         seen, following = batch["observation"], batch["next_observation"]
         of_following, of_seen = batch["noise"].chunk(2, -1)
         out = network.acts(torch.cat([seen, following]), len(seen))
@@ -122,9 +124,11 @@ class SAC(OffPolicy):
         actor = (temperature * log_prob - worth.min(0).values).mean()
         return loss, priorities, values, actor, -log_prob
 
-    def _of_choices(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _of_choices(
+        self, batch: Batch, temperature: Tensor | float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Returns the same with all actions weighed by their probabilities, and none sampled."""
-        network, temperature = self.policy.network, self._temperature
+        network = self.policy.network
         seen, following = batch["observation"], batch["next_observation"]
         with torch.no_grad():
             log_prob = network.actor(following).log_softmax(-1)

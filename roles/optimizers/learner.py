@@ -232,9 +232,8 @@ class Learner:
         beat("update")
         if self._held is None:
             self._held = Batch({name: column.clone() for name, column in minibatch.columns.items()})
-        for name, column in minibatch.columns.items():
-            self._held[name].copy_(column)
-        held = self._held
+        held, names = self._held, list(minibatch.columns)
+        torch._foreach_copy_([held[name] for name in names], [minibatch[name] for name in names])
         extras = self._step.repeat(lambda: self._checked(held), self.algorithm.loss_kind)
         self._after_step()
         return extras

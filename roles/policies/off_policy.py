@@ -132,6 +132,8 @@ class ActorWithCritics(nn.Module):
 
     @cached_property
     def _dense_critics(self) -> DenseNetworks | None:
+        if type(self).values is not ActorWithCritics.values:
+            return None
         return _dense_critics(self.critics)
 
     @cached_property
@@ -142,7 +144,7 @@ class ActorWithCritics(nn.Module):
         """Returns what the actor puts out for rows, differentiated by the first `trained` alone."""
         trained = len(observation) if trained is None else trained
         if self._dense_actor is not None:
-            return self._dense_actor(observation, trained)[0]
+            return self._dense_actor(observation, trained).squeeze(0)
         with torch.no_grad():
             others = self.actor(observation[trained:])
         out: Tensor = self.actor(observation[:trained])
@@ -176,10 +178,11 @@ class ActorWithCritics(nn.Module):
     def first_value(self, observation: Tensor, action: Tensor) -> Tensor:
         """Returns values [B] of the first critic, differentiated by the action alone."""
         if self._dense_critic is not None:
-            return self._dense_critic(torch.cat([observation, action], -1), 0)[0, :, 0]
+            rows = torch.cat([observation, action], -1)
+            return self._dense_critic(rows, 0).squeeze(0).squeeze(-1)
         with self.critics_fixed():
             value: Tensor = self.critics[0](observation, action)
-        return value[:, 0]
+        return value.squeeze(-1)
 
     @contextmanager
     def critics_fixed(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn.functional import linear
 
 from gmi_drl.placement import DQNConfig, hidden_sizes
 
+from .dense import DenseNetworks, dense_networks
 from .recurrent import GRU, LSTM, advance, cell_of, unroll
 from .trunk import ACTIVATIONS, HiddenLayers, Trunk
 
@@ -144,6 +146,11 @@ class QNetwork(nn.Module):
         else:
             self.head = layer(features, actions * outputs, 1.0)
         self.noise_columns: int = getattr(self.head, "noise_columns", 0)
+
+    @cached_property
+    def dense(self) -> DenseNetworks | None:
+        """The layers, where there are dense ones alone."""
+        return dense_networks([(self.trunk, self.head)]) if self.cell is None else None
 
     def describe(self) -> dict[str, Any]:
         """Say what its parameters do not: see ActorCritic.describe."""

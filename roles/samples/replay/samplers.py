@@ -67,9 +67,12 @@ class UniformSampler:
     def draw(
         self, size: int, rows: range, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        places = torch.randint(len(rows), (size,), generator=generator, device=generator.device)
-        if rows.start:
-            places.add_(rows.start % self._places).remainder_(self._places)
+        start = rows.start % self._places
+        places = torch.randint(
+            start, start + len(rows), (size,), generator=generator, device=generator.device
+        )
+        if start + len(rows) > self._places:
+            places.remainder_(self._places)
         return places.to(self._device), None
 
     def update(self, places: Tensor, priorities: Tensor | None) -> None:

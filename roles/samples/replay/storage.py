@@ -246,14 +246,14 @@ class Storage:
             last, discount = places, self._discounts[1:].expand(len(places))
         after = self._after.index_select(0, last)
         made: dict[str, Tensor] = {} if reward is None else {"reward": reward}
-        ended = after >= 0
-        made["discount"] = discount.masked_fill(ended & (after & 1).bool(), 0.0)
+        # The remainder of what is negative is not positive.
+        made["discount"] = discount.masked_fill(after.fmod(2) == 1, 0.0)
         if "next_observation" in self._names:
             following = (last + self.num_env) % self._ring.places
             newest = self._seen.frames.index_select(0, following)
             if self._static:
-                newest = torch.where(ended[:, None], self._finals.take(after // 2), newest)
-            elif len(which := ended.nonzero().squeeze(-1)):
+                newest = torch.where((after >= 0)[:, None], self._finals.take(after // 2), newest)
+            elif len(which := (after >= 0).nonzero().squeeze(-1)):
                 newest[which] = self._finals.take(after[which] // 2)
             made["next_observation"] = self._seen.after(last, newest)
         return made
