@@ -28,8 +28,8 @@ FINALISTS: Final = 4
 LEAST_S: Final = 8.0  # of training, each in the first round: less says nothing of learning
 UNSURE: Final = 2.0  # candidates whose goodput differs by a smaller factor are raced
 _LAST: Final = 2  # of the second round
-_MOVED: Final = 0.05  # of a return: one that rises by less has not moved
-_BEGIN: Final = 4  # the first such part of a curve is what its second half is held against
+_MOVED: Final = 0.1  # of a return: one that rises by less has not moved
+_LEARNED: Final = 0.75  # of the first return: what rises by more has, whatever the first is of
 _OTHER: Final = 1.5  # times the environments of a GMI: fewer are learned with alike
 
 
@@ -182,16 +182,19 @@ def _round(
 
 
 def _has_risen(curve: TrainingCurve) -> bool:
-    """Tells whether the second half of a curve is above its first quarter, both in the mean.
+    """Tells whether the second half of a curve is above its beginning, both in the mean.
 
-    A single point says little: the mean of 100 episodes that learn nothing differs by a tenth, and
-    the first that end are the short ones.
+    The beginning is the second eighth: of many environments the episodes that end first are the
+    short ones, so that the first points are low. Where it is all over by then, the first point
+    tells, if the rise is larger than that can be.
     """
-    values = [value for _, value in curve.points]
-    if len(values) < 2:
+    values, n = [value for _, value in curve.points], len(curve.points)
+    if n < 2:
         return False
-    began = statistics.fmean(values[: max(1, len(values) // _BEGIN)])
-    return statistics.fmean(values[-(len(values) // 2) :]) - began > _MOVED * abs(began)
+    late = statistics.fmean(values[-(n // 2) :])
+    early = statistics.fmean(values[n // 8 : max(n // 4, n // 8 + 1)])
+    first = values[0]
+    return late - early > _MOVED * abs(early) or late - first > _LEARNED * abs(first)
 
 
 def _mean_until(curve: TrainingCurve, seconds: float) -> float | None:
