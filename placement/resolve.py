@@ -36,9 +36,9 @@ def choose_backend(mode: str, topology: Topology, gmi_per_gpu: int) -> tuple[str
         if mode == "serving" and least >= gmi_per_gpu:
             return "mig", f"serving wants GMIs isolated, and there are MIG instances for {each}"
         return "mig", "the GPUs are in MIG mode, where nothing but their instances can be used"
-    if gmi_per_gpu == 1 and gpus[0].share < 1:
-        return "direct", f"{each} takes turns with those of other runs"
-    if gmi_per_gpu == 1:
+    if gpus[0].share < 1:
+        each += ", beside other runs"
+    elif gmi_per_gpu == 1:
         return "direct", f"{each} has it to itself"
     old = next((gpu for gpu in gpus if _before(gpu, _VOLTA)), None)
     if old is not None:
@@ -47,7 +47,7 @@ def choose_backend(mode: str, topology: Topology, gmi_per_gpu: int) -> tuple[str
         )
     if "mps" in unusable:
         without = f"there is no MPS here ({unusable['mps']})"
-        if len(gpus) == 1 and "green" not in unusable:
+        if len(gpus) == 1 and gpus[0].share == 1 and "green" not in unusable:
             return "green", f"{without}, and one GPU can be cut within one process"
         return "direct", without
     if mode == "serving":

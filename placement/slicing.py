@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from .faults import counted
 from .layout import GmiSpec, Layout, LayoutError
 from .mig import instance_at, mig_slices, pack, profiles_of
-from .topology import Device, share
+from .topology import Device, Topology, share
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import HardwareConfig
@@ -50,6 +50,10 @@ def groups_of(sm_percent: int | None, groups: int) -> int:
 # what the driver keeps.
 RESERVE_BYTES: Final = 1 << 30
 _MIB: Final = 1 << 20
+# The SMs of runs that share a GPU add up to so many times its own: each takes what others leave
+# idle, and none can hold up all others (MPS guide, "Volta MPS Execution Resource Provisioning": a
+# client gets its part of half as many clients).
+_OVERCOMMIT_OF_PARTS: Final = 2.0
 
 Specs = Sequence[GmiSpec]
 
@@ -86,6 +90,40 @@ def usable_bytes(device: Device) -> int | None:
 def usable_percent(device: Device, sm_overcommit: float) -> int:
     """Returns the percents of a GPU's SMs that the GMIs of a run share, under mps."""
     return round(100 * sm_overcommit * device.share)
+
+
+def part_of(device: Device, parts: int, place: int) -> Device:
+    """Returns what one of several runs has of a GPU: with as many cores as each other has."""
+    each = max(1, len(device.cores) // parts)
+    first = place * each if len(device.cores) >= parts else place % max(1, len(device.cores))
+    return replace(device, share=device.share / parts, cores=device.cores[first : first + each])
+
+
+def hardware_of_parts(
+    hardware: HardwareConfig, topology: Topology, parts: int
+) -> dict[str, str | int | float]:
+    """Returns what each of so many runs that share a GPU says of `hardware`, beside its cores."""
+    backend: str = hardware.backend
+    if backend == "auto":
+        backend = "direct" if "mps" in dict(topology.unusable) else "mps"
+    return {
+        "backend": backend,
+        "num_gpus": 1,
+        "gpu_share": hardware.gpu_share / parts,
+        "sm_overcommit": max(hardware.sm_overcommit, _OVERCOMMIT_OF_PARTS),
+    }
+
+
+def why_no_parts(hardware: HardwareConfig, topology: Topology) -> str:
+    """Says why runs cannot share a GPU of these, or nothing."""
+    if hardware.backend == "mig" or any(device.mig_mode for device in topology.devices):
+        return (
+            "runs share out no MIG instances: start each by itself with "
+            "CUDA_VISIBLE_DEVICES=MIG-<uuid>, or turn MIG off"
+        )
+    if hardware.backend == "green":
+        return "runs share one by backend mps or direct, not green, whose GMIs are of one process"
+    return ""
 
 
 def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:

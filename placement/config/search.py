@@ -98,6 +98,9 @@ class SearchConfig(Section):
     """Trials that train side by side; `null`: as many as the devices allow."""
     devices: Int = Field(default=1, ge=1)
     """Devices of a trial, which `layout` cuts into GMIs: GPUs, or groups of `cores` cores."""
+    trials_per_device: Int = Field(default=1, ge=1, le=60)
+    """Trials that share a GPU, each with its part of memory and SMs: by MPS, or in turns where
+    there is none. For trials of one device that leave most of it idle."""
     cores: Int = Field(default=1, ge=1)
     """Cores of each device of a trial, where there are no GPUs."""
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)

@@ -35,7 +35,7 @@ from .journal import Journal, append, begin_journal, cut, read_journal
 
 RECORD: Final = "record.jsonl"
 # Changes of these are no other search.
-_FREE: Final = {"trials_at_once", "timeout_s", "folder"}
+_FREE: Final = {"trials_at_once", "trials_per_device", "timeout_s", "folder"}
 _CHOOSING: Final = timedelta(seconds=30)  # that others which begin are waited for
 
 

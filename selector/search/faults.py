@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -18,7 +18,6 @@ from gmi_drl.placement import (
     ALGORITHMS,
     AUTO,
     Config,
-    Device,
     Fault,
     LayoutError,
     RangeConfig,
@@ -30,12 +29,11 @@ from gmi_drl.placement import (
 from gmi_drl.placement.checks.config import learning_faults, one_machine_faults
 from gmi_drl.placement.config.schema import ConfigSchema, explain
 from gmi_drl.placement.faults import closest
+from gmi_drl.placement.slicing import hardware_of_parts, part_of, why_no_parts
 from gmi_drl.roles.envs import check_env
 
 from .hyperband import brackets_of
 from .ranges import Ranges, applied
-
-Devices: TypeAlias = tuple[Device, ...]  # of one trial
 
 # These must fit each other (minibatches divide the samples of an update), so their values are
 # listed, and all combinations are looked at. Of any other key its own range is all that counts.
@@ -240,27 +238,54 @@ def _least_update(config: Config) -> int:
     return least
 
 
-def trial_devices(config: Config) -> list[Devices]:
+def trial_topologies(config: Config) -> list[Topology]:
     """Returns the devices of each trial at a time, for a config without `placement_faults`."""
     assert config.search is not None
-    settings, topology = config.search, find_devices(config)
-    cores, each = _cores_of(topology), settings.devices
+    settings, found = config.search, find_devices(config)
+    cores, each, parts = _cores_of(found), settings.devices, settings.trials_per_device
     if cores is None:
-        devices = topology.devices
+        devices = found.devices
     else:
         number = len(cores) // settings.cores
         devices = Topology.from_cores(cores[: number * settings.cores], number).devices
     groups = [devices[at : at + each] for at in range(0, len(devices) - each + 1, each)]
-    return groups[: settings.trials_at_once]
+    if parts > 1:  # of one device each; all GPUs have one trial before any has two
+        groups = [(part_of(gpu, parts, n),) for n in range(parts) for (gpu,) in groups]
+    return [
+        Topology(
+            tuple(replace(device, index=i) for i, device in enumerate(group)),
+            unusable=found.unusable,
+            cuda=found.cuda,
+        )
+        for group in groups[: settings.trials_at_once]
+    ]
 
 
-def placed(devices: Devices, config: Config) -> tuple[Config, Topology]:
-    """Returns the config and the devices as they are for a trial on these."""
-    alone = devices[0].kind == "gpu" and config.layout.gmi_per_gpu == 1
-    its = {"num_gpus": len(devices), **({"backend": "direct"} if alone else {})}
-    hardware = config.hardware.model_copy(update=its)
-    topology = Topology(tuple(replace(device, index=i) for i, device in enumerate(devices)))
-    return config.model_copy(update={"hardware": hardware}), topology
+def placed(topology: Topology, config: Config, parts: int) -> Config:
+    """Returns a trial's config as it is on these devices, of which `parts` trials share each."""
+    hardware = config.hardware
+    its: dict[str, Any] = {"num_gpus": len(topology.devices)}
+    if parts > 1:
+        its |= hardware_of_parts(hardware, topology, parts)
+    elif topology.devices[0].kind == "gpu" and config.layout.gmi_per_gpu == 1:
+        its["backend"] = "direct"
+    return config.model_copy(update={"hardware": hardware.model_copy(update=its)})
+
+
+def gpus_of_servers(topologies: Iterable[Topology], config: Config) -> list[str]:
+    """Returns the UUIDs of the GPUs on which trials are clients of one MPS server."""
+    assert config.search is not None
+    parts = config.search.trials_per_device
+    if parts == 1:
+        return []
+    return sorted(
+        {
+            str(device.uuid)
+            for topology in topologies
+            if placed(topology, config, parts).hardware.backend == "mps"
+            for device in topology.devices
+        }
+    )
 
 
 def placement_faults(config: Config) -> list[Fault | str]:
@@ -268,7 +293,8 @@ def placement_faults(config: Config) -> list[Fault | str]:
     faults: list[Fault | str] = [*search_faults(config)]
     faults += check_env(config.env.id, config.env.adapter, config.env.options)
     backend = config.hardware.backend
-    if backend not in _BACKENDS and config.layout.gmi_per_gpu == 1:
+    parts = config.search.trials_per_device if config.search is not None else 1
+    if backend not in _BACKENDS and config.layout.gmi_per_gpu == 1 and parts == 1:
         rule = "each GMI of this search has a GPU to itself"
         faults.append(Fault("hardware.backend", backend, rule, f"Use {', '.join(_BACKENDS)}."))
     try:
@@ -279,7 +305,8 @@ def placement_faults(config: Config) -> list[Fault | str]:
         faults += _room(config, topology)
     if not faults and config.search is not None:
         first = applied(config, Ranges(config.search.ranges, config.search.seed).draw(0))
-        faults += check(*placed(trial_devices(config)[0], first))
+        topology = trial_topologies(config)[0]
+        faults += check(placed(topology, first, parts), topology)
     return faults
 
 
@@ -294,6 +321,12 @@ def _room(config: Config, topology: Topology) -> Iterator[Fault]:
         return
     else:
         there, what = len(cores) // settings.cores, f"groups of {settings.cores} cores"
+    if (parts := settings.trials_per_device) > 1:
+        why = _why_no_parts(config, topology)
+        if why:
+            yield Fault("search.trials_per_device", parts, *why)
+            return
+        there, what = there * parts, f"parts of {what}"
     if settings.devices > there:
         rule = f"there are {there} {what}"
         yield Fault("search.devices", settings.devices, rule, f"Use {there} or fewer.")
@@ -304,6 +337,18 @@ def _room(config: Config, topology: Topology) -> Iterator[Fault]:
         rule = f"there are {there} {what}, and each trial has its own"
         remedy = f"Use {there} or fewer, or leave it out for all."
         yield Fault("search.trials_at_once", settings.trials_at_once, rule, remedy)
+
+
+def _why_no_parts(config: Config, topology: Topology) -> tuple[str, str] | None:
+    """Returns why trials cannot share a device, and what to do; None if they can."""
+    assert config.search is not None
+    if _cores_of(topology) is not None:
+        return "search.cores shares out cores", "Leave it out."
+    if config.search.devices > 1:
+        rule = f"a trial of {config.search.devices} devices has them to itself"
+        return rule, "Use search.devices: 1, or leave it out."
+    why = why_no_parts(config.hardware, topology)
+    return (why, "Leave it out.") if why else None
 
 
 def _cores_of(topology: Topology) -> list[int] | None:

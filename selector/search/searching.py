@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied, lease
+from gmi_drl.gmi.backends.mps import shared_daemons
 from gmi_drl.launcher.colocated_runs import at_work
 from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
@@ -24,6 +26,7 @@ from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import (
     Config,
     ConfigError,
+    Topology,
     counted,
     format_cores,
     layout_of,
@@ -43,7 +46,7 @@ from gmi_drl.selector.record.search_folder import (
     seconds_of,
 )
 
-from .faults import Devices, placed, placement_faults, trial_devices
+from .faults import gpus_of_servers, placed, placement_faults, trial_topologies
 from .hyperband import hyperband
 from .pbt import PopulationBased
 from .ranges import Ranges, applied
@@ -81,7 +84,7 @@ class TrialRunner:
         self.config, self.folder, self.algorithm, self.lines = config, folder, algorithm, lines
         self._beside, self._earlier = beside, len(lines)
         self._running: dict[TrialGmis, _Running] = {}
-        self._devices: dict[TrialGmis, Devices] = {}  # that each has
+        self._devices: dict[TrialGmis, Topology] = {}  # that each has
         self._pruned: set[RunKey] = set()
         self._noted = False  # that a return is not known
         self._before_s, self._began_s = seconds_of(lines), time.monotonic()
@@ -89,14 +92,17 @@ class TrialRunner:
     def run(self, pending: Mapping[RunKey, TrialRun], screen: SearchView, resumed: bool) -> None:
         """Trains until the algorithm is done. What is `pending` was asked for already."""
         assert self.config.search is not None
-        devices, logs = trial_devices(self.config), self.folder.path / "logs"
+        devices, logs = trial_topologies(self.config), self.folder.path / "logs"
         self._devices = {TrialGmis(f"place{i}", logs): its for i, its in enumerate(devices)}
         free, waiting = list(self._devices), list(pending.values())
         screen.note(f"search {self.folder.path}: {counted(len(free), 'trial')} side by side")
         if resumed:
             screen.note(f"going on: {len(self.lines)} of {self.algorithm.total} runs are done")
         sockets = Path(tempfile.mkdtemp(prefix="s", dir=runtime.run_directory()))
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, sockets, ignore_errors=True)
+            stack.enter_context(_sharing(gpus_of_servers(devices, self.config)))
+            stack.callback(self._end)  # before the daemons
             while True:
                 while free and (run := waiting.pop(0) if waiting else self._ask()):
                     self._begin(run, free.pop(0), sockets)
@@ -112,9 +118,6 @@ class TrialRunner:
                 here = self.lines[self._earlier :]  # what failed before may be mended now
                 if len(here) >= _HOPELESS and all(line["kind"] == "failed" for line in self.lines):
                     break
-        finally:
-            self._end()
-            shutil.rmtree(sockets, ignore_errors=True)
 
     def _ask(self) -> TrialRun | None:
         if (run := self.algorithm.ask()) is not None:
@@ -133,7 +136,9 @@ class TrialRunner:
         start = next((line for line in self.lines if key_of(line) == run.start), None)
         # A checkpoint brings the learning rate that its optimizer and its schedule had.
         is_new = start is not None and run.values.get(_RATE) != start["values"].get(_RATE)
-        layout = layout_of(*placed(self._devices[gmis], config))
+        assert self.config.search is not None
+        topology, parts = self._devices[gmis], self.config.search.trials_per_device
+        layout = layout_of(placed(topology, config, parts), topology)
         job = TrialJob(
             name=f"trial {run.trial}", config=config, layout=layout,
             steps=run.steps, folder=folder, sockets=sockets, role_folder=self._beside,
@@ -233,7 +238,20 @@ class TrialRunner:
         )  # fmt: skip
 
 
-def _shown(devices: Devices) -> str:
+@contextlib.contextmanager
+def _sharing(uuids: Collection[str]) -> Iterator[None]:
+    """Has the GMIs of all trials on each of these GPUs be clients of one MPS server."""
+    with shared_daemons(uuids) as variables:
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name in variables:
+                del os.environ[name]
+
+
+def _shown(topology: Topology) -> str:
+    devices = topology.devices
     if devices[0].kind == "cpu":
         return f"cores {format_cores([core for device in devices for core in device.cores])}"
     return ", ".join(device.name for device in devices)

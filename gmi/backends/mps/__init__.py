@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
-from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi import cuda_driver, lease
 from gmi_drl.gmi.backends.backend import Slices, System
 from gmi_drl.gmi.backends.cpu import verify_cores
 from gmi_drl.gmi.backends.gpu import GpuBackend, gpu_environment, uuid_of, verify_device
@@ -164,6 +165,30 @@ class Daemons:
                 stop.result()
         finally:
             self._lease.close()
+
+
+@contextlib.contextmanager
+def shared_daemons(uuids: Collection[str]) -> Iterator[dict[str, str]]:
+    """Runs a daemon for each of these GPUs; yields the variables by which launches join them.
+
+    Without GPUs it does nothing. One that does not stop is warned of: the next launch ends it.
+    """
+    if not uuids:
+        yield {}
+        return
+    for swept in lease.sweep():
+        if swept.error:
+            warnings.warn(f"{swept.lease.directory}: {swept.error}", stacklevel=3)
+    daemons = Daemons()
+    try:
+        for uuid in uuids:
+            daemons.start(uuid)
+        yield daemons.environment
+    finally:
+        try:
+            daemons.release()
+        except MpsError as error:
+            warnings.warn(str(error), stacklevel=3)
 
 
 class JoinedDaemons:

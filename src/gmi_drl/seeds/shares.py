@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.gmi import GmiError, discover, lease
+from gmi_drl.gmi import discover
+from gmi_drl.gmi.backends.mps import shared_daemons
 from gmi_drl.placement import Config, Device, counted
 from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.slicing import hardware_of_parts, part_of, why_no_parts
 from gmi_drl.placement.topology import Topology, share
-
-# The SMs of launches that share a GPU add up to so many times its own: each takes what others leave
-# idle, and none can hold up all others (MPS guide, "Volta MPS Execution Resource Provisioning": a
-# client gets its part of half as many clients).
-_SM_OVERCOMMIT: Final = 2.0
 
 
 class SeedsError(GmiDrlError, ValueError):
@@ -80,7 +76,7 @@ def _shares_of_gpus(topology: Topology, hardware: HardwareConfig, number: int) -
     if each * number <= len(devices):
         parts = [devices[index * each : (index + 1) * each] for index in range(number)]
         return [_whole(part) for part in parts]
-    if each > 1 or (why := _why_not_shared(topology, hardware)):
+    if each > 1 or (why := why_no_parts(hardware, topology)):
         needed = f" of {counted(each, 'GPU')} each" if each > 1 else ""
         remedy = ", or set hardware.num_gpus: 1: launches of one GPU can share it" * (each > 1)
         raise SeedsError(
@@ -89,38 +85,8 @@ def _shares_of_gpus(topology: Topology, hardware: HardwareConfig, number: int) -
         )
     launches = -(-number // len(devices))  # on each GPU, at most
     places = [(devices[index % len(devices)], index // len(devices)) for index in range(number)]
-    whole = _whole_part(topology, hardware, launches)
-    return [_part(device, launches, place, whole) for device, place in places]
-
-
-def _why_not_shared(topology: Topology, hardware: HardwareConfig) -> str:
-    """Says why launches cannot share a GPU, or nothing."""
-    if any(device.mig_mode for device in topology.devices) or hardware.backend == "mig":
-        return (
-            "launches share out no MIG instances: launch each seed by itself with "
-            "CUDA_VISIBLE_DEVICES=MIG-<uuid>, or turn MIG off"
-        )
-    if hardware.backend == "green":
-        return (
-            "launches share one by backend mps or direct, not green, whose GMIs are threads of one "
-            "process"
-        )
-    return ""
-
-
-def _whole_part(
-    topology: Topology, hardware: HardwareConfig, launches: int
-) -> dict[str, str | int | float]:
-    """Returns what all launches that share GPUs say of `hardware`."""
-    backend: str = hardware.backend
-    if backend == "auto":
-        backend = "direct" if "mps" in dict(topology.unusable) else "mps"
-    return {
-        "backend": backend,
-        "num_gpus": 1,
-        "gpu_share": hardware.gpu_share / launches,
-        "sm_overcommit": max(hardware.sm_overcommit, _SM_OVERCOMMIT),
-    }
+    settings = hardware_of_parts(hardware, topology, launches)
+    return [_part(part_of(device, launches, place), settings) for device, place in places]
 
 
 def _whole(devices: Sequence[Device]) -> DeviceShare:
@@ -129,13 +95,8 @@ def _whole(devices: Sequence[Device]) -> DeviceShare:
     return DeviceShare({"num_gpus": len(devices), "cores": cores}, {"CUDA_VISIBLE_DEVICES": names})
 
 
-def _part(
-    device: Device, parts: int, place: int, hardware: Mapping[str, str | int | float]
-) -> DeviceShare:
-    """Returns a part of a GPU: with as many cores as the others, so that launches are alike."""
-    each = max(1, len(device.cores) // parts)
-    first = place * each if len(device.cores) >= parts else place % max(1, len(device.cores))
-    cores = {"cores": list(device.cores[first : first + each])}
+def _part(device: Device, hardware: Mapping[str, str | int | float]) -> DeviceShare:
+    cores = {"cores": list(device.cores)}
     return DeviceShare({**hardware, **cores}, {"CUDA_VISIBLE_DEVICES": str(device.uuid)})
 
 
@@ -147,21 +108,5 @@ def shared_gpus(shares: Iterable[DeviceShare]) -> Iterator[dict[str, str]]:
         for share in shares
         if "gpu_share" in share.hardware and share.hardware["backend"] == "mps"
     }
-    if not uuids:
-        yield {}
-        return
-    from gmi_drl.gmi.backends.mps import Daemons
-
-    for swept in lease.sweep():
-        if swept.error:
-            warnings.warn(f"{swept.lease.directory}: {swept.error}", stacklevel=3)
-    daemons = Daemons()
-    try:
-        for uuid in sorted(uuids):
-            daemons.start(uuid)
-        yield daemons.environment
-    finally:
-        try:
-            daemons.release()
-        except GmiError as error:  # it stays noted, for the next launch: the seeds are done
-            warnings.warn(str(error), stacklevel=3)
+    with shared_daemons(sorted(uuids)) as variables:
+        yield variables
