@@ -342,6 +342,19 @@ TASKS = {
         sb3=None,
         reference="5.8 ± 1.7 (MinAtar's DQN at 500 k, rerun by a user)",
     ),
+    "FrankaCabinet-v0": Task(
+        env="FrankaCabinet-v0",
+        steps=2_000_000,
+        ours=_ours(
+            "FrankaCabinet-v0", n_envs=64, horizon=32, minibatch=256, epochs=5, net="128:64",
+            learning_rate=5e-4, init_log_std=-0.5,
+        ),
+        algorithm={
+            "schedule": "adaptive", "kl_target": 0.012, "reward_scale": 0.1, "value_coef": 1.0,
+        },
+        sb3=None,
+        reference="no return; 864 by keeping still, 429 at random",
+    ),
     "Pendulum-v1": Task(
         env="Pendulum-v1",
         steps=200_000,

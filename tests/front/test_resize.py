@@ -12,6 +12,7 @@ import yaml
 
 import bodies_resize as bodies
 import gmi_drl
+from gmi_drl.gmi import LayoutSlices, SliceError
 from gmi_drl.launcher.folder.resize_request import (
     ResizeRequest,
     answer_in,
@@ -313,7 +314,8 @@ def test_serving_and_pieces_are_refused(tmp_path):
 
 def shrunk(path, role, **options):
     """Trains on two devices of which one is lost; returns the run, and what it is made of."""
-    done = gmi_drl.launch(path, view="none", roles={"trainer": role}, keep_gcs=True, **options)
+    options = {"view": "none", **options}
+    done = gmi_drl.launch(path, roles={"trainer": role}, keep_gcs=True, **options)
     assert done.state == "finished"
     metrics = metrics_of(done.folder)
     assert [line["iteration"] for line in metrics] == list(range(1, len(metrics) + 1))
@@ -348,6 +350,24 @@ def test_a_run_goes_on_without_a_device_that_is_lost(tmp_path, role, restarts):
     assert gmis == [2] * 4 + [1] * 6
     (entry,) = RunFolder(done.folder).state()["resizes"]
     assert entry["pause_s"] < 10
+
+
+@pytest.mark.slow
+def test_slices_of_a_lost_device_that_cannot_be_given_back_do_not_end_the_run(
+    tmp_path, monkeypatch, capsys
+):
+    release, refused = LayoutSlices.release, []
+
+    def refuses(slices):
+        release(slices)
+        if not refused:
+            refused.append(slices)
+            raise SliceError("GPU is lost")
+
+    monkeypatch.setattr(LayoutSlices, "release", refuses)
+    _, gmis = shrunk(on_two(tmp_path), bodies.LosesADevice, view="plain")
+    assert gmis == [2] * 4 + [1] * 6
+    assert "GPU is lost" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -283,6 +283,9 @@ class _Run:
             policies.flush()
             if isinstance(error, CallbackError):  # says nothing of the layout
                 raise
+            if resizer.job is not job:  # the GMIs made room; what they had was not given back
+                self.notes = (*self.notes, str(error))
+                return None
             self.notes = (resizer.undo(error), *resizer.notes)
             return None
         except BaseException:
