@@ -12,7 +12,7 @@ import fake_gpus
 from bodies_mps import Computer
 from gmi_drl import runtime
 from gmi_drl.gmi import DEVICE_FAULT, Gang, GmiDied
-from gmi_drl.gmi.backends.mps import MpsSlices
+from gmi_drl.gmi.backends.mps import MpsSlices, shared_daemons
 from gmi_drl.gmi.backends.mps.control import Daemon
 from gmi_drl.placement import Layout
 
@@ -63,6 +63,30 @@ def test_all_of_the_gpu_are_started_again_once_and_those_of_another_go_on(tmp_pa
         assert now[:3] == [pid for _, pid in after]
         assert not set(now[:3]) & set(before)
         assert now[3:] == before[3:]
+    assert fake_gpus.mps_pids() == []
+
+
+def test_launches_that_share_a_server_each_come_back_from_a_fault_in_one_of_them(
+    tmp_path, monkeypatch
+):
+    with shared_daemons([device.uuid for device in TWO.devices]) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with gang(1, max_restarts=1) as mine, gang(1, max_restarts=1, name="other") as others:
+            before = others.call("pid", timeout=LONG)
+            mine.call("pid", timeout=LONG)
+            others.start_each("leave_at_a_fault", {0: (tmp_path / "other",)})
+            _until_there(others, tmp_path / "other")
+            mine.start_each("faulted_once", {0: (tmp_path / "mine",)})
+            ((mine_saw, _),) = until(mine, 0)
+            ((others_saw, pid),) = until(others, 0)
+            assert mine_saw == others_saw == 0  # the server is well, and has taken both
+            assert pid != before[0]
+            for one in (mine, others):
+                ((gmi, death),) = one.restarts()
+                assert (gmi, death.exit_code) == (0, DEVICE_FAULT)
+            assert others.call("pid", timeout=LONG)[1] == before[1]  # of the other GPU
+        assert fake_gpus.mps_pids()  # gangs stop what is theirs
     assert fake_gpus.mps_pids() == []
 
 

@@ -60,6 +60,14 @@ def test_gmis_under_mps_may_all_have_the_whole_device():
     assert {gmi.sm_percent for gmi in found.gmis} == {100}
 
 
+def test_runs_that_share_a_gpu_may_be_clients_of_the_server_that_holds_it_exclusively():
+    server = GpuProcess(4242, "mps", GIB)
+    shared = machine(share=0.5, compute_mode="exclusive", processes=(server,))
+    assert edited("mps", topology=shared) == []
+    alone = machine(compute_mode="exclusive", processes=(server,))
+    assert "process 4242 holds it" in "".join(edited("mps", topology=alone))
+
+
 HELD = {"processes": (GpuProcess(4242, "compute", 30 * GIB), GpuProcess(77, "graphics"))}
 MIG = {"mig_mode": True, "mig": (MigInstance("MIG-0", "3g.71gb", 4, 4, 70 * GIB),)}
 
@@ -92,6 +100,10 @@ MIG = {"mig_mode": True, "mig": (MigInstance("MIG-0", "3g.71gb", 4, 4, 70 * GIB)
         ("mps", [{}], {"mig_mode": True}, "GPU 0 is in MIG mode, where its instances alone"),
         ("mps", [{}], {"compute_mode": "prohibited"}, "compute mode='prohibited'; no process may"),
         ("direct", [{}, {}], {"compute_mode": "exclusive"}, "one process may use it at a time"),
+        ("direct", [{}], {"compute_mode": "exclusive", "share": 0.25}, "and there are 4 GMIs"),
+        ("mps", [{}] * 7, {"share": 0.125}, "GMIs=56; MPS takes 48 clients on a device"),
+        ("mps", [{"sm_percent": 60}], {"share": 0.5}, "GPU 0 has 50 left"),
+        ("green", [{}], {"share": 0.5}, "hardware.gpu_share=0.5; its GMIs are threads of one"),
         ("direct", [{"sm_percent": 50}], {}, "GmiSpec 0: sm_percent=50; backend direct limits"),
         ("cpu", [{}], {}, "GmiSpec 0: backend='cpu'; GPU 0 is a GPU."),
         ("green", [{"sm_percent": 60}, {"sm_percent": 60}], {},
