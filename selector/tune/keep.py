@@ -12,8 +12,8 @@ their number follows the update (Beukman et al. 2026, recipe of fixed inner step
 
 Where a minibatch has other samples, the learning rate goes with the square root of its size, which
 is the rule for Adam (Hilton et al. 2021, section 4; Malladi et al. 2022), unless it follows the KL
-divergence. The clip range stays: it bounds how far the policy goes from the one that has sampled,
-whatever the batch.
+divergence. The clip range stays, though one that goes with the minibatch too has learned more of a
+step on three tasks (docs/tuning.md): how policies end with it is not measured.
 """
 
 from __future__ import annotations
