@@ -108,7 +108,8 @@ def towards(batch: Batch, next_value: Tensor) -> Tensor:
     """Returns what the values of rows [B] are to become, by the values of what followed them."""
     discount = batch["discount"]
     # Where an episode is over, what was seen last counts for nothing, were it NaN.
-    return batch["reward"] + discount * next_value.masked_fill(discount == 0.0, 0.0)
+    next_value = next_value.masked_fill(discount == 0.0, 0.0)
+    return torch.addcmul(batch["reward"], discount, next_value)
 
 
 def critic_loss(values: Tensor, target: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

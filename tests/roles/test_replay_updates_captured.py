@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bodies_dqn import experience, trains_of
 from bodies_off_policy import KINDS, algorithm, rows_of
@@ -113,3 +114,33 @@ def test_q_networks_are_trained_from_a_replay_by_graphs(options, sampler, monkey
     assert updates == as_many > 4
     assert len(pool.graphs) == 1
     torch.testing.assert_close(captured, wanted)
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations within, as each is a kernel on a GPU, but for views and bare memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.removeprefix("aten::")
+        bare = name.startswith(("empty", "new_empty", "detach", "unbind", "profiler"))
+        self.count += not (function.is_view or bare)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("sac", 108), ("sac_fixed", 111), ("sac_choices", 101), ("td3", 101)]
+)
+def test_an_update_is_no_more_operations_than_it_was(kind, most):
+    made = algorithm(kind)
+    learner = Learner(made, torch.Generator().manual_seed(0), static=True)
+    learner.connect(solo_group())
+    counts = []
+    for number in range(2):  # of an actor that is delayed every second one
+        rows = rows_of(made, number)
+        with Counted() as counted:
+            learner.repeat(rows)
+        counts.append(counted.count)
+    assert 50 < max(counts) <= most
