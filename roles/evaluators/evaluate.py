@@ -57,11 +57,16 @@ class EpisodeCount:
 
 @torch.no_grad()
 def play(
-    env: VecEnv, actor: GreedyActor | SamplingActor, each: int = 1, seed: int | None = None
+    env: VecEnv,
+    actor: GreedyActor | SamplingActor,
+    each: int = 1,
+    seed: int | None = None,
+    tell: Callable[[EpisodeCount], None] = lambda episodes: None,
 ) -> EpisodeCount:
     """Plays `each` episodes in every environment, for `longest_episode` steps each on average.
 
-    `seed` is that of the first environment; None: the one that they were made with.
+    `seed` is that of the first environment; None: the one that they were made with. `tell` is
+    called every 50 steps with what has been counted.
     """
     to_env, device = env_action(env.action_space, env.device), env.device
     episodes = EpisodeCount(env.num_env, each, device)
@@ -69,9 +74,11 @@ def play(
     observation = env.reset(seed)
     for number in range(each * longest_episode(env)):
         # A GPU is waited for once in so many steps.
-        looks = device.type == "cpu" or number % _STEPS_BETWEEN_MEETINGS == 0
-        if looks and not bool(episodes.running.any()):
+        now_and_then = number % _STEPS_BETWEEN_MEETINGS == 0
+        if (device.type == "cpu" or now_and_then) and not bool(episodes.running.any()):
             break
+        if now_and_then:
+            tell(episodes)
         step = env.step(to_env(actor.act(observation, ended)))
         torch.logical_or(step.terminated, step.truncated, out=ended)
         episodes.add(step.reward, ended)

@@ -146,7 +146,13 @@ assert threading.active_count() == 1, threading.enumerate()
 
 
 def test_episodes_are_as_many_of_each_environment_whatever_their_length(train):
-    found = gmi_drl.evaluate(train("ppo"), episodes=7, num_env=3, seed=5)
+    told = []
+    found = gmi_drl.evaluate(
+        train("ppo"), episodes=7, num_env=3, seed=5, progress=lambda *numbers: told.append(numbers)
+    )
+    assert told[0] == (0, 9)
+    assert told == sorted(told)
+    assert told[-1] < (9, 10)
     assert len(found.returns) == 9  # three of each of the three
     assert found.returns == tuple(float(length) for length in found.lengths)  # CartPole pays 1
     again = gmi_drl.evaluate(train("ppo"), episodes=7, num_env=3, seed=5)

@@ -53,22 +53,31 @@ def evaluate(
     """Play whole episodes with the policy of each RUN; keeps report/eval.json in its folder."""
     import json
 
+    from rich.console import Console
+    from rich.text import Text
+
+    from gmi_drl.launcher.view.tables import printable
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.evaluation import print_evaluations
 
-    evaluations = [
-        evaluated(
-            run,
-            checkpoint=checkpoint,
-            episodes=episodes,
-            seed=seed,
-            stochastic=stochastic,
-            num_env=num_env,
-            overrides=overrides or (),
-            device=device,
-        )
-        for run in runs
-    ]
+    evaluations = []
+    with Console(stderr=True).status("loading") as status:  # shown on a terminal alone
+        for run in runs:
+            evaluations.append(
+                evaluated(
+                    run,
+                    checkpoint=checkpoint,
+                    episodes=episodes,
+                    seed=seed,
+                    stochastic=stochastic,
+                    num_env=num_env,
+                    overrides=overrides or (),
+                    device=device,
+                    progress=lambda ended, of, run=run: status.update(  # type: ignore[misc]
+                        Text(f"{printable(run)}: {ended} of {of} episodes")
+                    ),
+                )
+            )
     if as_json:
         print(json.dumps([one.as_json() for one in evaluations], indent=1))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from gmi_drl.launcher.folder.run_folder import EVALUATION
 from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.placement.faults import counted
 from gmi_drl.report.statistics import Estimate, estimate
-from gmi_drl.roles.evaluators.evaluate import longest_episode, play
+from gmi_drl.roles.evaluators.evaluate import EpisodeCount, longest_episode, play
 
 from .policy import PolicyNotLoaded, TrainedPolicy, load_all
 
@@ -105,19 +105,21 @@ def evaluate(
     num_env: int | None = None,
     overrides: Iterable[str] = (),
     device: str = "cpu",
+    progress: Callable[[int, int], None] = lambda ended, of: None,
 ) -> Evaluation:
     """Plays whole episodes with the policy of a run, and keeps what came of it in its folder.
 
     `episodes`, or a few more where `num_env` environments, or without it the GMIs that trained, do
     not divide them; by default each has an environment of its own. Without `seed` and `num_env`
     they are those of the run's own evaluation, and give what that gave. `stochastic` draws actions
-    as in training; else the most likely one is taken. The rest is as for `load_policy`, errors too.
+    as in training; else the most likely one is taken. `progress` is called now and then with how
+    many episodes have ended, and of how many. The rest is as for `load_policy`, errors too.
     """
     for name, value in (("episodes", episodes), ("num_env", num_env)):
         if value is not None and value < 1:
             raise PolicyNotLoaded(f"{name}={value}; must be at least 1. Use 1 or more.")
     policy = load_all(run, checkpoint=checkpoint, overrides=overrides, device=device)
-    parts = list(_play(policy, episodes, seed, stochastic, num_env))
+    parts = list(_play(policy, episodes, seed, stochastic, num_env, progress))
     cut = sum(part[2] for part in parts)
     evaluation = Evaluation(
         run=policy.origin.folder.path,
@@ -135,7 +137,12 @@ def evaluate(
 
 
 def _play(
-    policy: TrainedPolicy, episodes: int, seed: int | None, stochastic: bool, num_env: int | None
+    policy: TrainedPolicy,
+    episodes: int,
+    seed: int | None,
+    stochastic: bool,
+    num_env: int | None,
+    progress: Callable[[int, int], None],
 ) -> Iterator[_Episodes]:
     """Yields returns [n], lengths [n] and how many were cut, of one batch of environments each."""
     sampling_seed = None
@@ -150,9 +157,14 @@ def _play(
     else:
         at_once = min(num_env or episodes, episodes)
         batches = [(at_once, -(-episodes // at_once), None)]
+    total, before = sum(count * each for count, each, _ in batches), 0
     for count, each, gmi_id in batches:
+
+        def tell(episodes: EpisodeCount, before: int = before) -> None:
+            progress(before + int(episodes.ended.sum()), total)
+
         with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
-            played = play(env, policy.actor(env.num_env, sampling_seed), each, seed)
+            played = play(env, policy.actor(env.num_env, sampling_seed), each, seed, tell)
             counts = (played.ended.cpu()[:, None] > torch.arange(each)).numpy()
             unfinished = int((~counts).sum())
             if unfinished:
@@ -167,6 +179,7 @@ def _play(
                 played.lengths.cpu().numpy().ravel(),
                 unfinished,
             )
+        before += count * each
 
 
 def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:
