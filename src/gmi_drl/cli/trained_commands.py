@@ -125,6 +125,10 @@ def export(
         bool,
         typer.Option("--card", help="Add what model hubs read: README.md, results, config, film."),
     ] = False,
+    policy_id: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME", help="Of several policies; else each, to a file."),
+    ] = None,
     overrides: Overrides = None,
 ) -> int:
     """Write the policy of RUN for other programs, and try the file before it is said to be done."""
@@ -133,15 +137,23 @@ def export(
     from gmi_drl.trained.card import refuse_other_files, write_card
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.exporting import export_policy
-    from gmi_drl.trained.policy import load_all
+    from gmi_drl.trained.policy import PolicyNotLoaded, load_all
 
-    policy = load_all(run, checkpoint=checkpoint, overrides=overrides or ())
-    folder = policy.origin.folder.path
-    file = output or folder / "export" / f"policy.{form.value}"
-    if card:
-        refuse_other_files(file)
-    said = export_policy(policy, form.value, file)
-    print(f"policy: {file} ({said})")
+    loaded = load_all(run, checkpoint=checkpoint, overrides=overrides or ())
+    names = [policy_id] if policy_id is not None else loaded.policy_ids
+    if len(names) > 1 and (card or output is not None):
+        raise PolicyNotLoaded(
+            f"{'--card' if card else '-o'} is for one policy; {loaded.origin.folder.path} has "
+            f"{', '.join(names)}. Give one of these as --policy."
+        )
+    folder = loaded.origin.folder.path / "export"
+    for name in names or [policy_id]:
+        policy = loaded.of_policy(name)
+        file = output or folder / f"policy{'' if name is None else f'_{name}'}.{form.value}"
+        if card:
+            refuse_other_files(file)
+        said = export_policy(policy, form.value, file)
+        print(f"policy: {file} ({said})")
     if card:
         evaluation = evaluated(run, checkpoint=checkpoint, overrides=overrides or ())
         written = write_card(policy, file, form.value, evaluation)

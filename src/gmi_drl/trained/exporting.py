@@ -20,7 +20,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -29,7 +29,6 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.placement import AlphaZeroConfig, CEMConfig
 
 from .policy import PolicyModule, PolicyNotLoaded, TrainedPolicy
@@ -37,7 +36,6 @@ from .policy import PolicyModule, PolicyNotLoaded, TrainedPolicy
 Format: TypeAlias = Literal["pt2", "onnx", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 OBSERVATIONS: Final = 1000  # that a file is tried on
-_AT_ONCE: Final = 8
 Examples: TypeAlias = tuple[Tensor, ...]  # observations [B, ...], and states [B, S] if there are
 
 
@@ -89,14 +87,9 @@ class ExportedRecurrentPolicy(ExportedPolicy):
 def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     """Writes `file`, whole or not at all; returns what it was held against, in words.
 
-    PolicyNotLoaded if packages are missing, if its name says another format, or if it does not act
-    as the policy does.
+    `policy` is one, of those of a run that has several. PolicyNotLoaded if packages are missing, if
+    its name says another format, or if it does not act as the policy does.
     """
-    if policy.origin.config.env.adapter == "pettingzoo":
-        raise PolicyNotLoaded(
-            f"{policy.origin.folder.path}: its environments have several agents, and what is "
-            "written is tried in those of one. Act by gmi_drl.load_policy(run, policy_id=...)."
-        )
     if isinstance(policy.origin.config.algorithm, AlphaZeroConfig):
         raise PolicyNotLoaded(
             f"{policy.origin.folder.path}: its policy searches games, which is no function of "
@@ -165,27 +158,13 @@ def exported(policy: TrainedPolicy) -> ExportedPolicy:
     return (ExportedRecurrentPolicy if remembers else ExportedPolicy)(policy).eval()
 
 
-@torch.no_grad()
 def observed(policy: TrainedPolicy) -> Examples:
     """Returns observations [B, ...] that the policy meets, and the states [B, S] before them."""
-    seen, states = [], []
-    with importable(policy.origin.import_path), closing(policy.make_env(_AT_ONCE)) as env:
-        observation = env.reset()
-        state = torch.zeros(_AT_ONCE, policy.module.state_columns, device=policy.device)
-        for _ in range(-(-OBSERVATIONS // _AT_ONCE)):
-            seen.append(observation.clone())
-            states.append(state)
-            action, state = policy.module(observation, state)
-            step = env.step(action)
-            began = step.terminated | step.truncated
-            state = state.masked_fill(began[:, None], 0.0)
-            observation = step.observation
+    rows, states = policy.seen(OBSERVATIONS)
     space = policy.observation_space
-    shape = space.shape if isinstance(space, Box) else None
-    rows = torch.cat(seen)[:OBSERVATIONS]
-    rows = rows if shape is None else rows.reshape(-1, *shape)
-    remembered = (torch.cat(states)[:OBSERVATIONS],) if policy.module.state_columns else ()
-    return (rows, *remembered)
+    if isinstance(space, Box):
+        rows = rows.reshape(-1, *space.shape)
+    return (rows, states) if policy.module.state_columns else (rows,)
 
 
 def _write_pt2(

@@ -31,7 +31,7 @@ from gmi_drl.launcher.plan.wiring import classes_of
 from gmi_drl.placement import Config, Layout, load_config
 from gmi_drl.roles import GMI_manager, GmiContext, load_role
 from gmi_drl.roles.algorithms import with_settings
-from gmi_drl.roles.envs.agents import AgentGroup
+from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import Leaf, action_columns, leaves
@@ -115,10 +115,12 @@ class TrainedPolicy:
         groups: Sequence[AgentGroup] = (),
         policy: Policy | None = None,
         normalizer: RunningNormalizer | None = None,
+        together: TrainedPolicy | None = None,
     ) -> None:
         """`structure` is the space of observations before they become vectors.
 
-        `groups`: of agents, where there are several. `policy`, `normalizer`: instead of the role's.
+        `groups`: of agents, where there are several. `policy`, `normalizer`: instead of the role's,
+        for the first of `groups`; `together` acts for all agents then.
         """
         if policy is None:
             policy, normalizer = role.policy, role.normalizers.observations
@@ -127,6 +129,12 @@ class TrainedPolicy:
         self.module = PolicyModule(policy, normalizer, self.action_space).eval()
         self._flattener = Flattener(structure, origin.env_id)
         self._state: Tensor | None = None
+        self._together = together or self
+
+    @property
+    def policy_ids(self) -> list[str]:
+        """Returns the names of its policies, where it has several; each is `of_policy`."""
+        return [group.policy for group in self._groups] if len(self._groups) > 1 else []
 
     def of_policy(self, policy_id: str | None) -> TrainedPolicy:
         """Returns the one policy of this name; PolicyNotLoaded if it is not clear which that is."""
@@ -146,9 +154,39 @@ class TrainedPolicy:
         if isinstance(normalizer, NormalizerMap):
             normalizer = normalizer.normalizers[policy_id]
         return TrainedPolicy(
-            self._role, self.origin, group.structured_space, group.action_space,
-            policy=policy.policies[policy_id], normalizer=normalizer,
+            self._role, self.origin, group.structured_space, group.action_space, [group],
+            policy=policy.policies[policy_id], normalizer=normalizer, together=self,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def seen(self, count: int, num_env: int = 8) -> tuple[Tensor, Tensor]:
+        """Returns `count` observations [B, D] that it meets, and the states [B, S] before them.
+
+        All agents act, in environments as those that it was trained in.
+        """
+        module, seen, states, found = self._together.module, [], [], 0
+        with importable(self.origin.import_path), closing(self.make_env(num_env)) as env:
+            rows, width = self._rows_of(env), self._flattener.flat.shape[0]
+            observation = env.reset()
+            state = torch.zeros(len(observation), module.state_columns, device=self.device)
+            while found < count:
+                seen.append(observation[rows, :width].clone())
+                states.append(state[rows])
+                found += len(seen[-1])
+                action, state = module(observation, state)
+                step = env.step(action)
+                began = step.terminated | step.truncated
+                state = state.masked_fill(began[:, None], 0.0)
+                observation = step.observation
+        return torch.cat(seen)[:count], torch.cat(states)[:count]
+
+    def _rows_of(self, env: VecEnv) -> slice:
+        """Returns the rows of an environment that it acts for."""
+        groups = self._together._groups
+        if self._together is self:
+            return slice(None)
+        names = [group.policy for group in groups]
+        return rows_of(groups, env.num_env)[names.index(self._groups[0].policy)]
 
     @property
     def normalizer(self) -> RunningNormalizer | None:
