@@ -140,14 +140,14 @@ def export(
     from gmi_drl.trained.policy import PolicyNotLoaded, load_all
 
     loaded = load_all(run, checkpoint=checkpoint, overrides=overrides or ())
-    names = [policy_id] if policy_id is not None else loaded.policy_ids
+    names = loaded.policy_ids if policy_id is None else []
     if len(names) > 1 and (card or output is not None):
         raise PolicyNotLoaded(
             f"{'--card' if card else '-o'} is for one policy; {loaded.origin.folder.path} has "
             f"{', '.join(names)}. Give one of these as --policy."
         )
     folder = loaded.origin.folder.path / "export"
-    for name in names or [policy_id]:
+    for name in (*names,) or (policy_id,):
         policy = loaded.of_policy(name)
         file = output or folder / f"policy{'' if name is None else f'_{name}'}.{form.value}"
         if card:
