@@ -152,11 +152,12 @@ class ActorWithCritics(nn.Module):
 
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
         """Returns what each critic values an action, [critics, B]; or all of them, [.., B, n]."""
-        if self._dense_critics is not None:
+        by_action = action is not None and action.requires_grad
+        if self._dense_critics is None or by_action:
+            given = torch.stack([critic(observation, action) for critic in self.critics])
+        else:
             rows = observation if action is None else torch.cat([observation, action], -1)
             given = self._dense_critics(rows, len(rows))
-        else:
-            given = torch.stack([critic(observation, action) for critic in self.critics])
         return given if action is None else given.squeeze(-1)
 
     def values_of_both(

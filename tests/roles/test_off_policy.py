@@ -99,6 +99,19 @@ def test_each_part_of_sac_has_the_gradient_of_its_own_loss(kind):
     assert all(p.requires_grad for p in made.policy.network.parameters())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_values_may_be_differentiated_by_the_action_in_a_loss_of_ones_own(precision):
+    made = bodies.algorithm("sac", precision=precision)
+    batch = bodies.rows_of(made)
+    action = batch["action"].requires_grad_()
+    whole = made.policy.network.values(batch["observation"], action)
+    (by_action,) = torch.autograd.grad(whole.sum(), action)
+    _, worth = made.policy.network.values_of_both(batch["observation"], action.detach(), action)
+    (wanted,) = torch.autograd.grad(worth.sum(), action)
+    torch.testing.assert_close(by_action, wanted)
+    assert by_action.any()
+
+
 def test_sac_of_choices_is_the_expectation_over_them():
     made = bodies.algorithm("sac_choices")
     batch, network, alpha = bodies.rows_of(made), made.policy.network, made._temperature
