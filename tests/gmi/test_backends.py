@@ -1,6 +1,9 @@
 """The slice of one GMI: what its environment says, and that the process checks what it got."""
 
 import os
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -62,3 +65,32 @@ def test_other_cores_or_threads_are_found_out():
         cpu.verify(spec(cores=(4000,)), DEVICE)
     with pytest.raises(SliceError, match=r"cores=\[4000\]; the system refuses"):
         cpu.enter(spec(cores=(4000,)), DEVICE)
+
+
+_FAULTS = """
+import resource
+import numpy as np
+from gmi_drl.gmi.backends.cpu import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        arrays = [np.ones(2**17) for _ in range(8)]
+        del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = faults()
+keep_freed_memory()
+faults()
+print(before, faults())
+"""
+
+
+def test_arrays_on_cpu_cores_get_the_memory_of_those_before():
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("not glibc")
+    told = subprocess.run(
+        [sys.executable, "-c", _FAULTS], capture_output=True, text=True, timeout=60, check=True
+    )
+    before, after = map(int, told.stdout.split())
+    assert after < 500 < before
