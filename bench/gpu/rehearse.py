@@ -201,7 +201,8 @@ def calls(parts: Sequence[Path]) -> list[tuple[list[str], Path | None]]:
     ]
     last = unpacking.pop()
     unpacking.append(([*last[0], "facts"], last[1]))
-    work = (["first"], ["headline"], ["serving", "reduction"], ["num_env", "update"], ["rest"])
+    late = ["seeds", "num_env", "update"]
+    work = (["first"], ["headline"], ["serving", "reduction"], late, ["rest"])
     return unpacking + [(words, None) for words in work]
 
 

@@ -48,7 +48,8 @@ def steps_of(done):
 def test_the_steps_and_their_limits_can_be_read(slot):
     limits = steps_of(slot("--list")[0])
     assert list(limits) == [
-        "unpack", "facts", "first", "headline", "serving", "reduction", "num_env", "update", "rest"
+        "unpack", "facts", "first", "headline", "serving", "reduction", "seeds", "num_env",
+        "update", "rest",
     ]  # fmt: skip
     assert max(limits.values()) + 20 <= 600  # with the time to be killed in
     main = ("facts", "first", "headline", "serving", "reduction")
