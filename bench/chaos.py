@@ -71,6 +71,8 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "one GMI": {"layout": {"gmi_per_gpu": 1}},
     "tdg_ex": {"layout": {"template": "tdg_ex"}},
     "async": {"mode": "async", "algorithm": _PPO | {"name": "impala"}, **_TWO_DEVICES},
+    "appo": {"mode": "async", "algorithm": _PPO | {"name": "appo"}, **_TWO_DEVICES},
+    "drop_slowest": {"algorithm": _PPO | {"drop_slowest": 1}},
     "a3c": {"algorithm": _A3C, "layout": {"template": "tdg_ex"}},
     "parameter_server": {"algorithm": _A2C, "layout": {"template": "parameter_server"}},
     "replay": {"algorithm": _DQN},

@@ -507,7 +507,10 @@ def test_who_is_late_is_waited_for_at_a_checkpoint_and_the_run_resumed(tmp_path,
     ],
 )
 def test_more_than_there_are_cannot_be_dropped(tmp_path, template, gmis, drop, rule):
-    path = config(tmp_path, template, gmis, algorithm__drop_slowest=drop, hardware__backend="cpu")
+    keys = {"algorithm__drop_slowest": drop}
+    if template == "tdg_ex":  # the same in one key
+        keys = {"algorithm__optimizer": {"name": "local", "drop_slowest": drop}}
+    path = config(tmp_path, template, gmis, hardware__backend="cpu", **keys)
     faults_there = check(
         load_config(path), Topology((Device(0, "cpu", "group 0", tuple(range(4))),))
     )

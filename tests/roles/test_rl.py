@@ -290,6 +290,44 @@ def test_evaluators_that_answer_nothing_are_named(actors):
             os.kill(pid, signal.SIGCONT)
 
 
+def test_a_shard_that_answers_nothing_is_named(actors):
+    optimizer = rl.ParameterServer(rl.A2C, actors(1), shards=2, timeout=timedelta(seconds=20))
+    optimizer.step()
+    optimizer.fleet.timeout = timedelta(seconds=1)
+    pid = runtime.process_id(optimizer._shards[1])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for ask in (optimizer.step, optimizer.state_dict):
+            with pytest.raises(EvaluatorLate, match=r"after 1 s: shard 1 of the parameters has"):
+                ask()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    optimizer.fleet.timeout = timedelta(seconds=20)
+    optimizer.step()
+    assert optimizer.updates == 2
+    optimizer.close()
+
+
+@pytest.mark.parametrize(
+    "make", [rl.Local, pytest.param(rl.AllReduce, marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_training_goes_on_without_one_that_is_stopped_and_with_it_again(actors, make):
+    its = actors(2)
+    optimizer = make(rl.A2C, its, drop_slowest=1, timeout=timedelta(seconds=20))
+    optimizer.step()
+    pid = runtime.process_id(its[1])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        told = [optimizer.step() for _ in range(4)]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert [one["steps"] for one in told] == [32 * n for n in (2, 3, 4, 5)]
+    dropped = told[-1]["dropped"]
+    while told[-1]["dropped"] == dropped:  # until what it brings, which is too late, has come
+        told.append(optimizer.step())
+    optimizer.close()
+
+
 @pytest.fixture
 def one_thread():
     before = torch.get_num_threads()

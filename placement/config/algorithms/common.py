@@ -6,7 +6,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from gmi_drl.placement.config.section import NETWORKS, Int, Network, Section, broken, is_own_network
 from gmi_drl.placement.faults import Fault, counted, listed
@@ -306,7 +312,16 @@ class RowsConfig(ActorCriticConfig):
     """Template tdg_ex: each trainer goes on with all but so many of its agents, those that have
     sampled first. What the others bring later is left out, and told as `dropped_steps`. Template
     tcg_ex: the same of all GMIs, and those that are late stop sampling; see
-    [stragglers](templates.md#stragglers)."""
+    [stragglers](templates.md#stragglers). Also `optimizer: {name: local, drop_slowest: 1}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_optimizer(cls, value: Any) -> Any:
+        its = value.get("optimizer") if isinstance(value, dict) else None
+        if not isinstance(its, dict) or not {"name"} <= set(its) <= {"name", "drop_slowest"}:
+            return value
+        dropped = {key: its[key] for key in its if key != "name"}
+        return {**dropped, **value, "optimizer": its["name"]}
 
     @property
     def dropped_agents(self) -> int:

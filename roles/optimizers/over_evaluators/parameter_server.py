@@ -17,7 +17,7 @@ from torch import nn
 from gmi_drl import runtime
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.errors import EvaluatorLate, RoleError
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Evaluator
 from gmi_drl.roles.optimizers.descent import Descent
@@ -99,7 +99,11 @@ class ParameterServer(EvaluatorOptimizer):
         self._in_flight = InFlight(self._idle, self._ask_to_push, self._first)
 
     def step(self) -> dict[str, Any]:
-        _, gradient, lag = self._in_flight.next(self.updates)
+        try:
+            _, gradient, lag = self._in_flight.next(self.updates)
+        except EvaluatorLate:
+            self._all("pull")  # evaluators wait for shards: names those that do not answer
+            raise
         algorithm, moments = self.graph.algorithm, tensor_of(gradient.moments)
         own = algorithm.num_batch_moments
         algorithm.learn_batch_moments(moments[None, :own])
@@ -142,11 +146,21 @@ class ParameterServer(EvaluatorOptimizer):
             return None
         return float(self._settings.learning_rate * max(1.0 - self.steps / self._total_steps, 0.0))
 
-    def _all(self, what: str) -> list[Any]:
-        """Asks all shards for the same."""
-        if isinstance(self._shards[0], runtime.ActorHandle):
-            return list(runtime.get([getattr(one, what).remote() for one in self._shards]))
-        return [getattr(one, what)() for one in self._shards]
+    def _all(self, what: str, arguments: Sequence[tuple[Any, ...]] = ()) -> list[Any]:
+        """Asks all shards for the same, with their arguments; EvaluatorLate names the late."""
+        each = arguments or [()] * len(self._shards)
+        asked = zip(self._shards, each, strict=True)
+        if not isinstance(self._shards[0], runtime.ActorHandle):
+            return [getattr(one, what)(*its) for one, its in asked]
+        refs = [getattr(one, what).remote(*its) for one, its in asked]
+        seconds = self.fleet.timeout.total_seconds()
+        ready, _ = runtime.wait(refs, num_returns=len(refs), timeout=seconds)
+        if late := [str(at) for at, ref in enumerate(refs) if ref not in ready]:
+            raise EvaluatorLate(
+                f"timed out after {seconds:g} s: shard {', '.join(late)} of the parameters has not "
+                "answered. If it only takes longer, raise `timeout`."
+            )
+        return list(runtime.get(refs))
 
     def _pull(self) -> None:
         """Make the driver's graph what the shards hold."""
@@ -165,10 +179,4 @@ class ParameterServer(EvaluatorOptimizer):
         return states
 
     def _restore(self, states: Sequence[dict[str, Any]]) -> None:
-        if isinstance(self._shards[0], runtime.ActorHandle):
-            runtime.get(
-                [one.restore.remote(s) for one, s in zip(self._shards, states, strict=True)]
-            )
-        else:
-            for one, state in zip(self._shards, states, strict=True):
-                one.restore(state)
+        self._all("restore", [(state,) for state in states])
