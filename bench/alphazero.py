@@ -12,7 +12,8 @@ rollouts.
               network: dense layers, or residual blocks. Both sides take turns, round after round
     training  a run of two GMIs for --seconds, with a checkpoint every few rounds. Of each: the
               share of 200 positions (bench/results/raw/connect_four.jsonl) in which its move is one
-              of the best, by the network alone and by a search. Of the last one: games against
+              of the best, by the network alone and by a search, beside what the same search finds
+              with a network that prefers nothing. Of the last one: games against
               OpenSpiel's `pyspiel.MCTSBot` of 400 simulations with a random rollout each, which
               solves what it can, half of them on each side
 
@@ -31,7 +32,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,8 +54,8 @@ ROLLOUTS: Final = 400
 MATCH: Final = 100  # games
 ALONE: Final = "algorithm.play_simulations=0"
 TRAINED: Final[dict[str, Any]] = {
-    "name": "alphazero", "blocks": 0, "network": [256, 256], "games": 128, "simulations": 100,
-    "play_simulations": 100, "updates_per_row": 0.02, "replay_capacity": 200_000,
+    "name": "alphazero", "blocks": 0, "network": [256, 256], "games": 64, "simulations": 64,
+    "play_simulations": 100, "updates_per_row": 0.04, "replay_capacity": 200_000, "gate_games": 0,
 }  # fmt: skip
 
 
@@ -161,7 +162,7 @@ class Looker(gmi_drl.Callback):
 
     def on_checkpoint(self, path: Path) -> None:
         policies = (gmi_drl.load_policy(path, overrides=[ALONE]), gmi_drl.load_policy(path))
-        shares = [round(best_share(policy), 3) for policy in policies]
+        shares = [round(best_share(policy.act), 3) for policy in policies]
         self.shares.append([self.last["steps"], *shares])
         print("steps, best moves alone, by search:", self.shares[-1], file=sys.stderr, flush=True)
 
@@ -175,7 +176,7 @@ def training(seconds: float, rounds: int) -> None:
                 "name": "connect_four", "folder": folder, "seed": 1, "total_steps": 10**9,
                 "eval_episodes": 0, "checkpoint_every": rounds,
             },
-            "env": {"id": "ConnectFour-v0", "num_env": 64},
+            "env": {"id": "ConnectFour-v0", "num_env": TRAINED["games"] // 2},
             "algorithm": TRAINED,
             "layout": {"gmi_per_gpu": 2},
         }  # fmt: skip
@@ -184,16 +185,32 @@ def training(seconds: float, rounds: int) -> None:
         wins, draws, losses = against_mcts(gmi_drl.load_policy(done.folder), MATCH)
     emit(
         "alphazero", "connect four", value=(wins + 0.5 * draws) / MATCH,
-        unit="score against MCTS with 400 rollouts", repeats=1, wins=wins, draws=draws,
-        losses=losses, best_moves=looker.shares, seconds=round(looker.last["time_s"]), gmis=2,
-        steps=looker.last["steps"], promoted=looker.last["promoted"],
+        unit="score against MCTS with 400 rollouts", peer=None, ratio=None, repeats=1, spread=None,
+        wins=wins, draws=draws, losses=losses, best_moves=looker.shares,
+        best_moves_of_search_alone=round(best_share(search_alone), 3),
+        seconds=round(looker.last["time_s"]), gmis=2, steps=looker.last["steps"],
+        promoted=looker.last["promoted"],
     )  # fmt: skip
 
 
-def best_share(policy: Any) -> float:
-    """The share of positions in which a policy plays one of the best moves."""
+def search_alone(cells: Any) -> Any:
+    """Moves of a search whose network prefers nothing and values all positions as draws."""
+    from gmi_drl.roles.games import make_game
+    from gmi_drl.roles.games.tree import SearchTrees
+
+    game = make_game("ConnectFour-v0")
+    trees = SearchTrees(game, len(cells), TRAINED["play_simulations"])
+
+    def nothing(seen: Any) -> tuple[Any, Any]:
+        return np.zeros((len(seen), game.actions), np.float32), np.zeros(len(seen), np.float32)
+
+    return trees.search(cells.astype(np.int16), nothing).argmax(1)
+
+
+def best_share(act: Callable[[Any], Any]) -> float:
+    """The share of positions in which `act` plays one of the best moves."""
     rows = [json.loads(line) for line in POSITIONS.read_text(encoding="utf-8").splitlines()]
-    moves = policy.act(np.array([row["cells"] for row in rows], np.float32))
+    moves = act(np.array([row["cells"] for row in rows], np.float32))
     best = [
         row["values"][move] == max(value for value in row["values"] if value is not None)
         for row, move in zip(rows, moves.tolist(), strict=True)

@@ -85,14 +85,29 @@ def values(cells):
     return found
 
 
+def sensible(cells):
+    """The columns that lose nothing at once: a win, a block, or none that the other wins above."""
+    own, mask = bits(cells)
+    playable = (mask + BOTTOM) & BOARD
+    threats = _winning(own ^ mask, mask)
+    for moves in (_winning(own, mask), threats, ~(threats >> 1), BOARD):
+        if playable & moves:
+            return [c for c in range(COLUMNS) if playable & moves & COLUMN[c]]
+    raise ValueError("the board is full; give one with an empty place")
+
+
 def positions(count, seed=0, stones=range(20, 29)):
-    """Yields boards of games at random, with the values of their moves: not all are as good."""
+    """Yields boards of games without plain mistakes, with the values of their moves.
+
+    Players win and block at once, and move at random otherwise. The moves of a board are not all
+    worth the same.
+    """
     rng, found = np.random.default_rng(seed), set()
     game = make_game("ConnectFour-v0")
     while len(found) < count:
         states = game.initial(1)
         for _ in range(rng.choice(stones)):
-            move = rng.choice(np.flatnonzero(game.legal(states)[0]))
+            move = rng.choice(sensible(states[0].tolist()))
             states = game.step(states, np.array([move]))
             if game.terminal(states)[0][0]:
                 break

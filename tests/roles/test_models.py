@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bodies_models
+import faults
 import gmi_drl
 from gmi_drl import rl
 from gmi_drl.placement import CEMConfig, ConfigError, MBPOConfig, Topology, check, load_config
@@ -23,6 +24,7 @@ from gmi_drl.roles.optimizers.descent import one_thread
 from gmi_drl.roles.policies.planning import PlanningPolicy
 from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
+from run_files import metrics
 
 SMALL = {
     "network": [16], "horizon": 8, "batch_size": 40, "replay_start": 40, "random_steps": 40,
@@ -169,14 +171,14 @@ def test_an_episode_that_ends_where_none_should_is_told():
     optimizer.close()
 
 
-def launch(folder, total, algorithm):
+def launch(folder, total, algorithm, gmis=1, **options):
     config = {
         "version": 1, "env": {"id": "Pendulum-v1", "num_env": 2},
         "run": {"folder": str(folder), "total_steps": total, "eval_episodes": 2},
-        "algorithm": algorithm,
-        "hardware": {"num_gpus": 1}, "layout": {"template": "tcg_ex", "gmi_per_gpu": 1},
+        "algorithm": algorithm, "comm": {"checksum_every": 1},
+        "hardware": {"num_gpus": 1}, "layout": {"template": "tcg_ex", "gmi_per_gpu": gmis},
     }  # fmt: skip
-    return gmi_drl.launch(config, view="none")
+    return gmi_drl.launch(config, view="none", **options)
 
 
 @pytest.mark.slow
@@ -190,6 +192,29 @@ def test_a_resumed_run_learns_bit_for_bit_what_one_does_that_was_not_stopped(tmp
         newest = max((result.folder / "checkpoints").iterdir())
         learned.append(torch.load(newest / "shared.pt", weights_only=True)["parameters"])
     assert torch.equal(*learned)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mbpo", "cem"])
+def test_a_gmi_that_is_killed_beside_another_begins_with_a_new_model(tmp_path, monkeypatch, name):
+    plans = {"candidates": 8, "plan_elites": 2, "plan_length": 3, "plan_iterations": 2}
+    keys = {
+        "mbpo": MBPO_KEYS, "cem": {**SMALL, **plans, "ensemble": 2, "batch_size": 20},
+    }[name]  # fmt: skip
+    path, per_round = tmp_path / "faults", 2 * 2 * SMALL["horizon"]
+    faults.script(monkeypatch, path, (0, "simulate", 6))
+    roles = {"trainer": bodies_models.Mortal}
+    settings = {**keys, "name": name}
+    result = launch(tmp_path, 14 * per_round, settings, gmis=2, roles=roles)
+    assert faults.struck(path) == result.restarts == 1
+    assert (result.state, result.iteration) == ("finished", 14)
+    lines = metrics(result.folder)
+    assert [line["iteration"] for line in lines] == list(range(1, 15))
+    rows = [line["replay_rows"] for line in lines]
+    assert rows[6] < rows[5] < rows[-1]  # what the killed one kept is gone, and more is kept
+    assert lines[-1]["updates"] > lines[6]["updates"]
+    if name == "mbpo":
+        assert all(np.isfinite(line["model_error"]) for line in lines[-3:])
 
 
 def test_a_policy_that_plans_is_loaded_and_not_exported(tmp_path):
