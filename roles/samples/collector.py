@@ -131,7 +131,8 @@ class Collector:
         if self._static and bool(self._bad):
             raise self._not_finite()
         self.of_groups = self.episodes.of_groups
-        return (seconds["simulate"], seconds["infer"]), self.episodes.take()
+        # Who was late from the start on has taken no step.
+        return (seconds.get("simulate", 0.0), seconds["infer"]), self.episodes.take()
 
     def close(self) -> None:
         """Let captured work and its memory go."""

@@ -117,6 +117,20 @@ def test_batches_of_agents_arrive_whole(shape, k, steps, num_env, seed):
     assert torch.equal(seen[-1], torch.cat([c.observation for c in alike]).float())
 
 
+def test_who_was_late_goes_on_with_the_stacks_it_was_shown():
+    """Also who was so from the start of a horizon on, and has taken no step of it."""
+    env = stacked(3, (4,), 3, seed=2)
+    collector = collecting(env, PPO, 6)
+    for taken in (0, 4, 2):
+        late = iter([False] * taken + [True])
+        assert collector.collect(0, lambda late=late: next(late)) == taken
+        (simulate_s, _), seen = collector.read()
+        assert (simulate_s > 0, seen.episodes > 0) == (taken > 0, taken > 0)
+    collector.collect(0)
+    shown = torch.stack(env.shown[6:12]).flatten(0, 1)
+    assert torch.equal(joined(collector.batch)["observation"], shown.float())
+
+
 def as_floats(batch):
     """The same experience in a batch that keeps observations as floats, in packed rows."""
     rows = joined(batch)

@@ -26,7 +26,7 @@ def test_a_stack_has_the_last_observations_and_begins_anew_with_an_episode():
 
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 3)])
 def test_images_are_stacked_along_their_channels(shape):
-    inner = ToyEnv(2, limit=9)
+    inner = ToyEnv(2, limit=2)
     width = int(np.prod(shape))
     inner.observation_space = gymnasium.spaces.Box(0, 255, (width,), np.uint8)
     inner.structured_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
@@ -40,6 +40,10 @@ def test_images_are_stacked_along_their_channels(shape):
     image = shown[0].view(env.structured_space.shape)
     before = torch.arange(width, dtype=torch.uint8).view(4, 5, -1)
     assert torch.equal(image, torch.cat([before, before + 100], -1))
+    ended = env.step(torch.zeros(2, 1))  # nothing is left of the episode before
+    image, final = (one[0].view(image.shape) for one in (ended.observation, ended[-1]))
+    assert torch.equal(image, torch.cat([before, before], -1))
+    assert torch.equal(final[..., : before.shape[2]], before + 100)
 
 
 def test_a_stack_goes_on_from_its_state():
