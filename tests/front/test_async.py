@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import bodies_async
@@ -108,14 +109,40 @@ class Bytes(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 255, (64,), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
 
+    episode = 0
+
     def reset(self, *, seed=None, options=None):
-        return np.zeros(64, np.uint8), {}
+        self.episode, self.at = (self.episode + 1) % 256, 0
+        return self._picture(), {}
 
     def step(self, action):
-        return np.full(64, 200, np.uint8), 1.0, False, False, {}
+        self.at += 1
+        return self._picture(), 1.0, False, False, {}
 
-gymnasium.register("Bytes-v0", Bytes, max_episode_steps=20)
+    def _picture(self):
+        return np.repeat([self.episode, self.at], 32).astype(np.uint8)
+
+gymnasium.register("Bytes-v0", Bytes, max_episode_steps=5)
 """
+
+
+class StackTrainer(gmi_drl.roles.Trainer):
+    """Looks at the stacks of three frames that it trains on: each is of one episode, in order."""
+
+    def build(self, env):
+        super().build(env)
+        losses = self.algorithm.losses
+
+        def looked_at(batch):
+            frames = batch["observations"].unflatten(-1, (3, 64))
+            episodes, steps = frames[..., 0], frames[..., -1]
+            assert (episodes == episodes[..., :1]).all()
+            ages = torch.tensor([2, 1, 0])
+            assert torch.equal(steps, (steps[..., -1:] - ages).clamp(min=0))
+            assert len(episodes.unique()) > 1
+            return losses(batch)
+
+        self.algorithm.losses = looked_at
 
 
 @pytest.mark.slow
@@ -129,8 +156,8 @@ def test_observations_of_bytes_travel_as_bytes_and_may_be_compressed(
     env["algorithm__normalize_observation"] = normalize
     env["env__wrappers"] = [{"frame_stack": {"count": stack}}] if stack > 1 else []
     path = config(tmp_path, **env, experience__lz4=["observation"], experience__channels="auto")
-    result = launch(path)
-    assert result.eval_return == 20
+    result = launch(path, roles={"trainer": StackTrainer} if stack == 3 else None)
+    assert result.eval_return == 5
     assert result.iteration == ITERATIONS
     record = json.loads((result.folder / "report" / "channels_gmi0.json").read_text())
     channels = {one["name"]: one for one in json.loads(record["schema"])["channels"]}
