@@ -238,6 +238,8 @@ class Begun(gymnasium.Wrapper):
     def reset(self, **how): raise OSError("no track")
 class Stepped(EnvWrapper):
     def step(self, action): raise OSError("no wind")
+class Halved(EnvWrapper):
+    def observe(self, observation): return observation[:, :2]
 """
 
 
@@ -251,6 +253,7 @@ class Stepped(EnvWrapper):
         ({"env": {"wrappers": ["wrong:Made"]}}, "OSError: no display"),
         ({"env": {"wrappers": ["wrong:Begun"]}}, "OSError: no track"),
         ({"env": {"wrappers": ["wrong:Stepped"]}}, "OSError: no wind"),
+        ({"env": {"wrappers": ["wrong:Halved"]}}, "of shape [2, 2]; must be of shape [2, 4]"),
         ({"env": {"wrappers": [{"wrong:Made": {"speed": 3}}]}}, "speed"),
     ],
 )

@@ -284,6 +284,14 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
     with _raised_is_told(env_id, "reset"):
         first = env.reset(seed=0)
+    shape = (env.num_env, *(env.observation_space.shape or ()))
+    if len(_with_spaces(env)) == 1 and tuple(first.shape) != shape:
+        yield (
+            f"env {env_id}: reset gave observations of shape {list(first.shape)}; must be of shape "
+            f"{list(shape)}, by num_env and observation_space. A wrapper that changes the shape "
+            "sets observation_space too."
+        )
+        return
     if bad := list(_not_finite(env_id, "reset gave an observation", first)):
         yield from bad
         return
