@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from .errors import EnvSpecError
+from .errors import EnvError, EnvRaised, EnvSpecError
 from .protocol import Stacking, Step, VecEnv
 from .spaces import flat_space
 
@@ -56,6 +56,44 @@ class EnvWrapper:
         if name == "env" or name.startswith("__"):  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self.env, name)
+
+
+class WatchedBatch(EnvWrapper):
+    """Tells which wrapper it was where one of a user's raises, or shows what its space is not."""
+
+    def __init__(self, env: VecEnv, name: str) -> None:
+        """`name`: of the environment and the wrapper, for the error."""
+        super().__init__(env)
+        self._name, self.stacking = name, getattr(env, "stacking", None)
+        self._shape = (env.num_env, *(env.observation_space.shape or ()))
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        try:
+            observation = self.env.reset(seed)
+        except (EnvError, MemoryError):  # they say what it is
+            raise
+        except Exception as error:
+            raise EnvRaised.of(self._name, "reset", error) from error
+        self._look_at(observation, "reset")
+        return observation
+
+    def step(self, action: Tensor) -> Step:
+        try:
+            step = self.env.step(action)
+        except (EnvError, MemoryError):
+            raise
+        except Exception as error:
+            raise EnvRaised.of(self._name, "step", error) from error
+        self._look_at(step.observation, "step")
+        return step
+
+    def _look_at(self, observation: Tensor, what: str) -> None:
+        if tuple(observation.shape) != self._shape:
+            raise EnvError(
+                f"env {self._name}: {what} gave observations of shape {list(observation.shape)}; "
+                f"must be of shape {list(self._shape)}, by num_env and observation_space. A "
+                "wrapper that changes the shape sets observation_space too."
+            )
 
 
 class ClipReward(EnvWrapper):

@@ -123,7 +123,7 @@ def single_wrappers(entries: Sequence[Any]) -> list[Callable[[Any], Any]]:
 def wrapped(env: VecEnv, env_id: str, entries: Sequence[Any]) -> VecEnv:
     """Returns a batch in those wrappers that wrap one; closes it if one of them raises."""
     for wrapper in map(Wrapper.of, entries):
-        its = _class_of(wrapper.name)
+        its, name = _class_of(wrapper.name), f"{env_id} in {wrapper.name}"
         if _is_gymnasiums(its):
             continue
         try:
@@ -132,7 +132,11 @@ def wrapped(env: VecEnv, env_id: str, entries: Sequence[Any]) -> VecEnv:
             env.close()
             if isinstance(error, EnvSpecError | MemoryError):
                 raise
-            raise EnvRaised.of(f"{env_id} in {wrapper.name}", "wrapper", error) from error
+            raise EnvRaised.of(name, "wrapper", error) from error
+        if not wrapper.is_ours:
+            from .batch_wrappers import WatchedBatch
+
+            env = WatchedBatch(env, name)
     return env
 
 

@@ -1,12 +1,14 @@
 """Wrappers of a batch and of one environment, by config and by hand."""
 
+import contextlib
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from gmi_drl.placement import ConfigError, load_config
-from gmi_drl.roles.envs import EnvRaised, EnvSpecError, check_env, make_env
+from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError, check_env, make_env
 from gmi_drl.roles.envs.batch_wrappers import ClipReward, FrameStack, KeepNumbers, unwrapped
 from gmi_drl.roles.envs.protocol import VecEnv
 from toy_env import ToyEnv
@@ -119,6 +121,23 @@ def test_one_that_raises_is_named_and_the_environments_are_closed():
     ):
         with pytest.raises(EnvSpecError, match=said):
             make_env("CartPole-v1", 2, wrappers=[word])
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", r"its step raised KeyError: 'no such thing' \(.*bodies_wrappers.py, line"),
+        ("shows less", r"step gave observations of shape \[2, 2\]; must be of shape \[2, 4\]"),
+    ],
+)
+def test_one_that_fails_in_the_middle_is_named(how, said):
+    env = make_env("CartPole-v1", 2, wrappers=[{"bodies_wrappers:FailsLate": {"how": how}}])
+    with contextlib.closing(env):
+        env.reset(0)
+        env.step(torch.zeros(2))
+        env.step(torch.zeros(2))
+        with pytest.raises(EnvError, match=f"CartPole-v1 in bodies_wrappers:FailsLate: {said}"):
+            env.step(torch.zeros(2))
 
 
 @pytest.mark.parametrize("entry", [3, {}, {"a": {}, "b": {}}, {"frame_stack": 4}])
