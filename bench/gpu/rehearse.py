@@ -201,8 +201,10 @@ def calls(parts: Sequence[Path]) -> list[tuple[list[str], Path | None]]:
     ]
     last = unpacking.pop()
     unpacking.append(([*last[0], "facts"], last[1]))
-    late = ["seeds", "num_env", "update"]
-    work = (["first"], ["headline"], ["serving", "reduction"], late, ["rest"])
+    work = (
+        ["first"], ["headline"], ["serving", "reduction"], ["seeds"], ["num_env", "update"],
+        ["rest"],
+    )  # fmt: skip
     return unpacking + [(words, None) for words in work]
 
 

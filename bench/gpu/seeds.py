@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 from gmi_drl.gmi import nvml as driver
+from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gpu.suite.store import DRY_NOTE, slug
 
 WAYS: Final = ("slices", "mps")
@@ -62,7 +63,7 @@ DRY: Final[dict[str, Any]] = {
 _ALONE: Final = "seeds/slices/1"
 _MOST: Final = 8  # launches of a cell; cores are shared out for so many in every call
 _FIRST_S: Final = 90.0  # until all launches have made updates
-_END_S: Final = 40.0
+_END_S: Final = 15.0  # of those that were told to stop, which write a checkpoint
 
 
 class CellError(Exception):
@@ -241,4 +242,5 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with terminate_as_interrupt():  # what ends a step ends the launches of its cell, too
+        raise SystemExit(main())
