@@ -426,7 +426,7 @@ def test_a_run_resizes_itself_as_its_note_proposes_and_neither_back_nor_without_
 
     monkeypatch.setattr(NoiseFit, "take", take)
     most = min(count, 4)
-    steps = HORIZON * NUM_ENV * 4 * 2 ** (most + 1)
+    steps = HORIZON * NUM_ENV * 12 * 2 ** (most + 1)  # a resize may take some iterations to come
     path = config(tmp_path, run__resize="auto", run__total_steps=steps, algorithm__minibatches=2)
     done = gmi_drl.launch(path, view="none")
     folder = RunFolder(done.folder)
