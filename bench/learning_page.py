@@ -25,11 +25,11 @@ _INTRODUCTION = """\
 | CartPole-v1 | HalfCheetah-v5 | Ant-v5 | MinAtar Breakout |
 |---|---|---|---|
 | ![](films/cartpole.gif) | ![](films/cheetah.gif) | ![](films/ant.gif) | ![](films/minatar.gif) |
-| 500 (200,000 steps) | 5,114 (a million) | 1,630 (800,000) | 18.6 (500,000) |
+| 200,000 steps | a million | 800,000 | 500,000 |
 
 One run each, seed 1, of `examples/cartpole.yaml`, `halfcheetah.yaml` and `ant.yaml`, and of row
-MinAtar-Breakout below, with the greedy return of 20 episodes, filmed by [`gmi-drl
-video`](trained-policies.md#video). The tables are over seeds.
+MinAtar-Breakout below, filmed by [`gmi-drl video`](trained-policies.md#video). The tables are over
+seeds, and say what is reached.
 
 Written by `bench/learning.py --report` from `bench/results/learning.json`.
 

@@ -18,6 +18,7 @@ from gmi_drl.placement import EnvConfig
 from gmi_drl.roles.envs import EnvSpecError, check_env, make_env
 from gmi_drl.roles.envs.adapters import ADAPTERS, MJX_IDS
 from gmi_drl.roles.envs.on_device.tasks import DEVICE_TASKS
+from gmi_drl.trained.exporting import export_policy
 
 # A few times the largest differences seen: of observations, of rewards.
 STEP = {"Humanoid-v5": (4e-3, 2e-5)}
@@ -88,7 +89,7 @@ def test_the_config_and_the_tasks_know_the_same():
 
 
 @pytest.mark.slow
-def test_two_gmis_train(tmp_path):
+def test_two_gmis_train_a_policy_that_is_evaluated_and_exported(tmp_path):
     """JAX starts in the GMIs, each on its core; not in what they are forked from."""
     model = tmp_path / "cart.xml"
     model.write_text(bodies_mjx.CART)
@@ -120,3 +121,9 @@ def test_two_gmis_train(tmp_path):
     logs = [path.read_text() for path in (result.folder / "logs").iterdir()]
     assert len(logs) == 2
     assert "os.fork" not in "".join(logs)
+    short = ["env.max_episode_steps=20"]
+    found = gmi_drl.evaluate(result.folder, episodes=3, seed=0, overrides=short)
+    assert found.lengths == (20, 20, 20)
+    assert set(found.returns) != {0.0}
+    policy = gmi_drl.load_policy(result.folder)
+    assert "bit for bit" in export_policy(policy, "pt2", tmp_path / "policy.pt2")
