@@ -133,6 +133,33 @@ def kept_by(replay):
 SAMPLERS = pytest.mark.parametrize("sampler", [UniformSampler, PrioritizedSampler])
 
 
+@pytest.mark.parametrize(
+    ("sampler", "gathers"), [(UniformSampler, [15, 21]), (PrioritizedSampler, [3] * 6)]
+)
+def test_minibatches_that_are_due_are_gathered_at_once_where_that_is_what_each_would_be(
+    monkeypatch, sampler, gathers
+):
+    """Five are due, of which two are drawn; then seven rows come, and seven are due."""
+    replay = of_numbers(64, 3, sampler=sampler, limiter=Limiter(0, 0.5))
+    gather, sizes = replay._storage.gather, []
+    monkeypatch.setattr(
+        replay._storage,
+        "gather",
+        lambda places, *on: sizes.append(len(places)) or gather(places, *on),
+    )
+    replay.put(numbered(0, 10))
+    drawn = [replay.next() for _ in range(2)]
+    replay.put(numbered(10, 7))
+    drawn += [replay.next() for _ in range(4)]
+    assert [len(minibatch["number"]) for minibatch, _ in drawn] == [3] * 6
+    for minibatch, keys in drawn:
+        assert minibatch["number"].flatten().tolist() == [float(key) for key in keys]
+    assert all(max(keys.tolist()) < 10 for _, keys in drawn[:2])  # before the others came
+    assert max(int(keys.max()) for _, keys in drawn[2:]) >= 10
+    assert replay.limiter.drawn == 6
+    assert sizes == gathers
+
+
 @SAMPLERS
 @pytest.mark.parametrize("capacity", [1, 7, 10, 64])
 @pytest.mark.parametrize("size", [1, 3, 10, 23])
