@@ -19,6 +19,7 @@ from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.start import jobs
 from gmi_drl.placement import Device, Topology, decoupled
 from run_files import metrics
+from stops import stop
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -358,7 +359,7 @@ class Pauser(threading.Thread):
         while len(trained := self._lines("begun1")) < 5:
             time.sleep(0.01)  # until the run has got that far
         trainer = int(trained[-1].split()[1])
-        os.kill(trainer, signal.SIGSTOP)
+        stop(trainer)
         self.iterations = len(self._lines("begun1"))
         while len(self.begun) < 2 or self.begun[-1] != self.begun[-2]:
             self.begun.append(len(self._lines("segments0")))

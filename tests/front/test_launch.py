@@ -24,6 +24,7 @@ from gmi_drl.report.run_state import read_state
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.runtime import shared_lock
 from run_files import metrics
+from stops import stop
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -474,7 +475,7 @@ def test_killing_the_launcher_leaves_no_process_whoever_is_stopped_and_a_run_tha
     assert len(gmis) == 2
     server = int(Path(f"/proc/{gmis[0]}/stat").read_text().rpartition(")")[2].split()[1])
     for pid in (server, gmis[0]):
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=90)
     steps = metrics(folder)[-1]["steps"] + 512

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -15,6 +14,7 @@ from gmi_drl.gmi import SliceError
 from gmi_drl.gmi.backends import mps
 from gmi_drl.gmi.backends.mps.control import Daemon
 from mps_clients import CONTEXT, GPU, HALVES, ONE, SHORT, client, prepared, seen
+from stops import stopped
 
 
 @pytest.fixture
@@ -245,14 +245,10 @@ def test_a_daemon_that_hangs_holds_up_only_the_first_of_its_fences(monkeypatch):
 
     monkeypatch.setattr(Daemon, "terminate", noted)
     with prepared() as slices, client(slices, HALVES[0], bodies_mps.hold) as (process, _, _):
-        stopped = fake_gpus.mps_pids()
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        for spec in HALVES:
-            slices.fence_all([(spec, process.pid)])
-        assert terminated == [[]]  # the second is not tried
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+        with stopped(*fake_gpus.mps_pids()):
+            for spec in HALVES:
+                slices.fence_all([(spec, process.pid)])
+            assert terminated == [[]]  # the second is not tried
         for name in ("_FENCE", "_AGAIN"):
             monkeypatch.setattr(mps, name, timedelta(seconds=30))
         for spec in HALVES:  # it is well again, and asked as before

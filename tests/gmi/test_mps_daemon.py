@@ -21,6 +21,7 @@ from gmi_drl.placement import Layout
 from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.slicing import sliced
 from mps_clients import GPU, HALVES, ONE, SHORT, client, prepared, seen
+from stops import stop
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_daemon_that_does_not_quit_is_made_to(request, words, text):
         request.getfixturevalue("impatient")
         if text == "mute-later":  # stopped, it neither answers nor ends
             for pid in fake_gpus.mps_pids():
-                os.kill(pid, signal.SIGSTOP)
+                stop(pid)
     assert fake_gpus.mps_pids() == []
     assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
 

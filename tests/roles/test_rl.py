@@ -12,6 +12,7 @@ from gmi_drl.placement import IMPALAConfig
 from gmi_drl.roles.algorithms.impala import IMPALA
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import CheckpointError, EvaluatorLate, RoleError
+from stops import stopped
 
 SETTINGS = {"network": [16, 8], "horizon": 8, "learning_rate": 3e-3, "schedule": "constant"}
 RAW = {"normalize_value": False, "reward_scale": 0.1}  # as a parameter server has it
@@ -280,31 +281,28 @@ def test_evaluators_that_answer_nothing_are_named(actors):
     optimizer = rl.Local(rl.A2C, its, timeout=timedelta(seconds=20))
     pids = [runtime.process_id(one) for one in its]
     optimizer.fleet.timeout = timedelta(seconds=1)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(EvaluatorLate, match=r"timed out after 1 s: evaluator 0, 1 has not"):
-            optimizer.step()
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+    late = r"timed out after 1 s: evaluator 0, 1 has not"
+    with stopped(*pids), pytest.raises(EvaluatorLate, match=late):
+        optimizer.step()
 
 
 def test_a_shard_that_answers_nothing_is_named(actors):
     optimizer = rl.ParameterServer(rl.A2C, actors(1), shards=2, timeout=timedelta(seconds=20))
     optimizer.step()
     optimizer.fleet.timeout = timedelta(seconds=1)
-    pid = runtime.process_id(optimizer._shards[1])
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        for ask in (optimizer.step, optimizer.state_dict):
+
+    def step_twice():  # what the shard was pushed last it may have answered before it was stopped
+        optimizer.step()
+        optimizer.step()
+
+    with stopped(runtime.process_id(optimizer._shards[1])):
+        for ask in (step_twice, optimizer.state_dict):
             with pytest.raises(EvaluatorLate, match=r"after 1 s: shard 1 of the parameters has"):
                 ask()
-    finally:
-        os.kill(pid, signal.SIGCONT)
     optimizer.fleet.timeout = timedelta(seconds=20)
+    before = optimizer.updates
     optimizer.step()
-    assert optimizer.updates == 2
+    assert optimizer.updates == before + 1
     optimizer.close()
 
 
@@ -315,12 +313,8 @@ def test_training_goes_on_without_one_that_is_stopped_and_with_it_again(actors, 
     its = actors(2)
     optimizer = make(rl.A2C, its, drop_slowest=1, timeout=timedelta(seconds=20))
     optimizer.step()
-    pid = runtime.process_id(its[1])
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(runtime.process_id(its[1])):
         told = [optimizer.step() for _ in range(4)]
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert [one["steps"] for one in told] == [32 * n for n in (2, 3, 4, 5)]
     dropped = told[-1]["dropped"]
     while told[-1]["dropped"] == dropped:  # until what it brings, which is too late, has come

@@ -19,6 +19,7 @@ from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.membership import ChainMembership
 from gmi_drl.runtime.gcs.replica import Rows
 from gmi_drl.runtime.gcs.tables import ActorRow, FunctionRow, ObjectRow, TaskRow
+from stops import stop
 
 
 def wait_for(condition, timeout_s=30.0):
@@ -243,7 +244,7 @@ def test_a_chain_whose_members_are_all_killed_is_made_anew(chains):
 
 def test_a_member_that_hangs_is_replaced(chains):
     (members,) = whole(chains, 3)
-    os.kill(members[1], signal.SIGSTOP)
+    stop(members[1])
     chains.put(task(1, "running"))
     chains.sync()
     assert members[1] not in chains.members()[0]

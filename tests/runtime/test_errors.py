@@ -1,6 +1,5 @@
 """What the caller gets when something goes wrong on the other side."""
 
-import os
 import pickle
 import signal
 import socket
@@ -13,6 +12,7 @@ import pytest
 from bodies_runtime import ForgetsArguments, HoldsLock, Probe, WithFields
 from gmi_drl import runtime
 from gmi_drl.runtime.errors import task_error
+from stops import stop
 
 LONG = timedelta(seconds=30)
 
@@ -158,7 +158,7 @@ def test_a_process_at_work_writes_its_stacks_and_one_that_is_stopped_does_not(st
     actor.sleep.remote(3600)
     while "in sleep\n" not in runtime.log_tail(actor):  # it may not have begun
         assert runtime.write_stacks(actor, LONG)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     assert not runtime.write_stacks(actor, timedelta(seconds=0.5))
 
 

@@ -17,6 +17,7 @@ from bodies_runtime import Probe
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
 from gmi_drl.runtime.process import descendants, run_directory
+from stops import stop
 
 LONG = timedelta(minutes=2)
 
@@ -84,7 +85,7 @@ def test_what_went_down_with_it_names_it_and_what_may_come_back_does(fresh, tmp_
 def test_what_had_not_begun_is_begun_by_the_next_one(fresh):
     """Actors that may not be restarted too: these have not been started."""
     pid = runtime.preloaded(LONG).pid
-    os.kill(pid, signal.SIGSTOP)  # it takes no request any more
+    stop(pid)  # it takes no request any more
     actor = runtime.remote(Probe).remote()
     answer = actor.add.remote(7)
     task = runtime.remote(bodies_tasks.add).options(max_retries=0).remote(1, 2)
@@ -165,7 +166,7 @@ def test_killed_beside_its_launcher_it_leaves_other_sessions_alone_and_the_next_
     with launcher:
         try:
             server, actor, in_group, own_session = map(int, launcher.stdout.readline().split())
-            launcher.send_signal(signal.SIGSTOP)  # it sees to nothing any more
+            stop(launcher.pid)  # it sees to nothing any more
             os.kill(server, signal.SIGKILL)
             until_gone([actor, in_group])
         finally:

@@ -20,6 +20,7 @@ from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.process import run_directory
 from killers import descendants
+from stops import state_of, stop
 
 LONG = timedelta(minutes=2)
 GONE_S = 60.0  # on a machine however busy
@@ -135,17 +136,10 @@ def test_a_driver_killed_beside_a_stopped_fork_server_leaves_nothing():
         until(lambda: state_of(stopped) == "T", "the actor has stopped itself")
         until(lambda: state_of(spinning) == "R", "the actor spins")
         until(lambda: state_of(holding) == "S", "the actor sleeps with the GIL")
-        os.kill(server, signal.SIGSTOP)
-        until(lambda: state_of(server) == "T", "the fork server is stopped")
+        stop(server)
         driver.kill()
     until_nothing_is_left(before + [one for one in descendants() if one[0] == copy])
     os.kill(copy, signal.SIGKILL)
-
-
-def state_of(pid):
-    """The letter that the kernel has for what a process does."""
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_a_fork_server_killed_under_load_leaves_nothing():
