@@ -2,6 +2,7 @@
 """Strikes small runs of every mode at random moments, and checks what docs/reliability.md says.
 
     bench/chaos.py --kills 1000 --seed 1          prints one JSON line, and keeps it as a result
+    bench/chaos.py --kills 100 --modes appo,es    only cases of these modes, as a result of its own
     bench/chaos.py --only 100042                  that case again, telling what it does
 
 A case is a run of one mode, drawn with its strikes from the case's seed. A strike is one blow or
@@ -140,7 +141,7 @@ class Case:
 
     def __init__(self, seed: int, folder: Path, tell: Callable[[str], None]) -> None:
         self._random = random.Random(seed)
-        mode = list(MODES)[seed % len(MODES)]
+        mode = _mode_of(seed)
         self.outcome = Outcome(seed, mode)
         self._mode, self._folder, self._tell_line = mode, folder, tell
         self._began_s = time.monotonic()
@@ -496,6 +497,17 @@ class Case:
             raise Fault(f"versions not recorded: {missing}")
 
 
+def _mode_of(seed: int) -> str:
+    return list(MODES)[seed % len(MODES)]
+
+
+def _modes(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in MODES]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}; modes are {', '.join(MODES)}")
+    return names
+
+
 def _opened(store: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{store}?mode=ro", uri=True)
 
@@ -545,8 +557,8 @@ def _in_process(seed: int, strikes: int) -> Outcome:
     try:
         return Outcome(**json.loads(done.stdout))
     except ValueError:
-        mode = list(MODES)[seed % len(MODES)]
-        return Outcome(seed, mode, failure=f"the harness has failed: {done.stderr[-2000:]}")
+        failure = f"the harness has failed: {done.stderr[-2000:]}"
+        return Outcome(seed, _mode_of(seed), failure=failure)
 
 
 def table_of(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, int]]]:
@@ -565,6 +577,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--kills", type=int, default=100, help="blows, all cases together")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--modes", type=_modes, default=[*MODES], help="separated by commas; all")
     parser.add_argument("--strikes", type=int, default=4, help="of each case")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--only", type=int, metavar="SEED", help="one case")
@@ -578,7 +591,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(asdict(outcome)))
         return 1 if outcome.failure else 0
     outcomes: list[Outcome] = []
-    dealt, seeds = 0, itertools.count(options.seed * 100_000)
+    dealt, first = 0, options.seed * 100_000
+    seeds = (seed for seed in itertools.count(first) if _mode_of(seed) in options.modes)
     began_s = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         running: set[concurrent.futures.Future[Outcome]] = set()
@@ -604,11 +618,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seconds": round(time.monotonic() - began_s), "failures": failures,
         "table": table_of(outcomes),
     }  # fmt: skip
+    name = "failures"
+    if options.modes != [*MODES]:
+        name += f" in {', '.join(options.modes)}"
     if options.dry:
         print(json.dumps(found))
     else:
         emit(
-            "chaos", "failures", value=len(failures), unit="cases", peer=None, ratio=None,
+            "chaos", name, value=len(failures), unit="cases", peer=None, ratio=None,
             repeats=len(outcomes), spread=None, **found,
         )  # fmt: skip
     return 1 if failures else 0
