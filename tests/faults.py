@@ -8,6 +8,7 @@ A body calls `inject(faults, gmi_id, step)` once in each step.
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def inject(faults, gmi, step):
         os.kill(os.getpid(), getattr(signal, fault.how))
 
 
-# Kills of launched GMIs, which outlive the processes they hit ------------------------------------
+# Kills and stops of launched GMIs, which outlive the processes they hit --------------------------
 
 _FOLDER = "GMI_DRL_TEST_FAULTS"
 
@@ -73,7 +74,8 @@ _FOLDER = "GMI_DRL_TEST_FAULTS"
 def script(monkeypatch, path, *moments):
     """From now on launched GMIs are killed at `moments`: (gmi, point, iteration), each once.
 
-    A moment given twice comes true twice. What was done is in `path`.
+    A fourth word says what is done instead: "SIGSTOP", or "pause" for about a second. A moment
+    given twice comes true twice. What was done is in `path`.
     """
     path.mkdir()
     (path / "script.json").write_text(json.dumps(moments))
@@ -86,17 +88,38 @@ def folder():
 
 
 def strike(gmi, point, iteration, pid=None):
-    """Kills this process, or `pid`, if the script has a moment for here that has not come yet."""
+    """Does this process, or `pid`, what the script has for here if it has not been done yet."""
     for index, moment in enumerate(json.loads((folder() / "script.json").read_text())):
-        if tuple(moment) != (gmi, point, iteration):
+        if tuple(moment[:3]) != (gmi, point, iteration):
             continue
         try:
             os.close(os.open(folder() / f"struck{index}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
-        os.kill(pid or os.getpid(), signal.SIGKILL)
+        how = moment[3] if len(moment) > 3 else "SIGKILL"
+        if how == "pause":
+            _pause()
+        else:
+            os.kill(pid or os.getpid(), getattr(signal, how))
+
+
+def _pause():
+    """Stops this process, until another one that has seen it stopped for a second wakes it."""
+    is_stopped = f"grep -q '^State:.T' /proc/{os.getpid()}/status"
+    wake = f"until {is_stopped}; do sleep 0.01; done; sleep 1; kill -CONT {os.getpid()}"
+    with subprocess.Popen(["sh", "-c", wake]):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def struck(path):
     """How many moments of a script have come true."""
     return len(list(path.glob("struck*")))
+
+
+def check_restarts(result, path, moments):
+    """All moments have come true, and who was not woken was started again, and named if stopped."""
+    assert struck(path) == len(moments)
+    assert result.restarts == sum(moment[3:] != ("pause",) for moment in moments)
+    entries = json.loads((result.folder / "run.json").read_text())["restarts"]
+    named = [one["gmi_id"] for one in entries if "is stopped by a signal" in one["how"]]
+    assert named == [moment[0] for moment in moments if moment[3:] == ("SIGSTOP",)]

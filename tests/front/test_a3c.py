@@ -59,22 +59,26 @@ def test_one_agent_that_sends_gradients_is_a2c_in_one_gmi(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "moment",
+    "moments",
     [
-        pytest.param((0, "ordered", 3), id="agent ordered"),
-        pytest.param((0, "brought", 3), id="agent brought"),
-        pytest.param((0, "written", 4), id="agent has written", marks=pytest.mark.slow),
-        pytest.param((1, "took", 3), id="trainer took"),
-        pytest.param((1, "committed", 4), id="trainer committed", marks=pytest.mark.slow),
-        pytest.param((1, "dismissed", 6), id="trainer dismissed", marks=pytest.mark.slow),
+        pytest.param([(0, "ordered", 3)], id="agent ordered"),
+        pytest.param([(0, "brought", 3)], id="agent brought"),
+        pytest.param([(0, "written", 4)], id="agent has written", marks=pytest.mark.slow),
+        pytest.param([(1, "took", 3)], id="trainer took"),
+        pytest.param([(1, "committed", 4)], id="trainer committed", marks=pytest.mark.slow),
+        pytest.param([(1, "dismissed", 6)], id="trainer dismissed", marks=pytest.mark.slow),
+        pytest.param(
+            [(1, "took", 2, "pause"), (0, "ordered", 3, "SIGSTOP")], id="agent stopped",
+            marks=pytest.mark.slow,
+        ),
     ],
-)
-def test_who_is_killed_comes_back_and_the_run_is_whole(tmp_path, monkeypatch, moment):
+)  # fmt: skip
+def test_who_is_killed_or_stopped_comes_back_and_the_run_is_whole(tmp_path, monkeypatch, moments):
     path = tmp_path / "faults"
-    faults.script(monkeypatch, path, moment)
+    faults.script(monkeypatch, path, *moments)
     roles = {"agent": bodies.MortalAgent, "trainer": bodies.MortalTrainer}
-    result = launch(config(tmp_path), roles=roles)
-    assert faults.struck(path) == result.restarts == 1
+    result = launch(config(tmp_path, run__hang_timeout_s=6.0), roles=roles)
+    faults.check_restarts(result, path, moments)
     assert (result.state, result.iteration) == ("finished", ITERATIONS)
     assert [line["iteration"] for line in metrics(result.folder)] == [1, 2, 3, 4, 5, 6]
 

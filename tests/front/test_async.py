@@ -189,7 +189,7 @@ def test_a_resumed_run_goes_on_with_its_policy_and_its_counts(tmp_path):
 
 def check_whole(result, path, moments, lost=0, iterations=ITERATIONS):
     """`lost`: segments that a trainer without peers may lose since its last checkpoint."""
-    assert faults.struck(path) == result.restarts == len(moments)
+    faults.check_restarts(result, path, moments)
     assert (result.state, result.iteration) == ("finished", iterations)
     assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))
     accounts = result.experience
@@ -239,6 +239,24 @@ def test_a_killed_trainer_and_a_killed_agent(tmp_path, monkeypatch):
     path, moments = tmp_path / "faults", [(0, "segment", 3), (1, "update", 9), (0, "step", 100)]
     faults.script(monkeypatch, path, *moments)
     check_whole(launch(config(tmp_path), roles=MORTAL), path, moments, lost=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [(0, "segment", 5)],
+        [(1, "update", 9)],
+        [(0, "step", 27, "pause"), (1, "update", 9, "SIGSTOP")],
+    ],
+    ids=str,
+)
+def test_appo_goes_on_when_one_is_killed_or_stopped(tmp_path, monkeypatch, moments):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, *moments)
+    settings = {"algorithm__name": "appo", "algorithm__minibatches": 2, "algorithm__epochs": 2}
+    job = config(tmp_path, **settings, run__hang_timeout_s=6.0)
+    check_whole(launch(job, roles=MORTAL), path, moments, lost=4)
 
 
 # Several trainers ---------------------------------------------------------------------------------

@@ -113,24 +113,28 @@ def test_gradients_of_several_agents_are_applied_to_several_pieces(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    "moment",
+    "moments",
     [
-        pytest.param((0, "ordered", 3), id="agent ordered"),
-        pytest.param((1, "brought", 3), id="agent brought", marks=pytest.mark.slow),
-        pytest.param((0, "written", 4), id="agent has written", marks=pytest.mark.slow),
-        pytest.param((2, "took", 3), id="first piece took"),
-        pytest.param((3, "took", 3), id="last piece took"),
-        pytest.param((2, "committed", 4), id="first piece committed", marks=pytest.mark.slow),
-        pytest.param((3, "dismissed", 6), id="last piece dismissed", marks=pytest.mark.slow),
+        pytest.param([(0, "ordered", 3)], id="agent ordered"),
+        pytest.param([(1, "brought", 3)], id="agent brought", marks=pytest.mark.slow),
+        pytest.param([(0, "written", 4)], id="agent has written", marks=pytest.mark.slow),
+        pytest.param([(2, "took", 3)], id="first piece took"),
+        pytest.param([(3, "took", 3)], id="last piece took"),
+        pytest.param([(2, "committed", 4)], id="first piece committed", marks=pytest.mark.slow),
+        pytest.param([(3, "dismissed", 6)], id="last piece dismissed", marks=pytest.mark.slow),
+        pytest.param(
+            [(0, "ordered", 2, "pause"), (3, "took", 3, "SIGSTOP")], id="last piece stopped",
+            marks=pytest.mark.slow,
+        ),
     ],
-)
-def test_who_is_killed_comes_back_and_the_run_is_whole(tmp_path, monkeypatch, moment):
+)  # fmt: skip
+def test_who_is_killed_or_stopped_comes_back_and_the_run_is_whole(tmp_path, monkeypatch, moments):
     several(monkeypatch, 2, 2)
     path = tmp_path / "faults"
-    faults.script(monkeypatch, path, moment)
+    faults.script(monkeypatch, path, *moments)
     roles = {"agent": bodies.MortalAgent, "trainer": bodies.MortalTrainer}
-    result = launch(config(tmp_path, 2), roles=roles)
-    assert faults.struck(path) == result.restarts == 1
+    result = launch(config(tmp_path, 2, run__hang_timeout_s=6.0), roles=roles)
+    faults.check_restarts(result, path, moments)
     assert (result.state, result.iteration) == ("finished", ITERATIONS)
     assert [line["iteration"] for line in metrics(result.folder)] == [1, 2, 3, 4, 5, 6]
     state = learned(result)

@@ -217,11 +217,11 @@ QUICK = (1, 3, 4, 9, 11, 15)
 
 
 def points(moments):
-    return " and ".join(f"{gmi} at {point} {iteration}" for gmi, point, iteration in moments)
+    return " and ".join(" ".join(map(str, moment)) for moment in moments)
 
 
 def check_whole(result, path, moments):
-    assert faults.struck(path) == result.restarts == len(moments)
+    faults.check_restarts(result, path, moments)
     assert (result.state, result.iteration) == ("finished", ITERATIONS)
     assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, ITERATIONS + 1))
     assert result.eval_return > 0
@@ -484,6 +484,28 @@ def test_an_agent_that_is_killed_is_dropped_once_and_nothing_trained_on_twice(
         assert (batch[1:, :, 2] == number).all()  # the first was seen at the end of the one before
     rows = torch.cat([batch[:, :, :2].flatten(0, 1) for batch in trained])
     assert len(rows.unique(dim=0)) == len(rows) == rounds * 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [(3, "took", 3)],
+        [(3, "took", 2, "pause"), (1, "ordered", 2, "SIGSTOP")],
+    ],
+    ids=points,
+)
+def test_with_the_slowest_left_out_who_is_killed_or_stopped_comes_back(
+    tmp_path, monkeypatch, moments
+):
+    several(monkeypatch, agents=3)
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, *moments)
+    job = config(
+        tmp_path, agents=3, algorithm__drop_slowest=1, run__hang_timeout_s=6.0,
+        run__total_steps=ITERATIONS * 2 * 16 * 8,
+    )  # fmt: skip
+    check_whole(launch(job, roles=MORTAL), path, moments)
 
 
 def test_who_is_late_is_waited_for_at_a_checkpoint_and_the_run_resumed(tmp_path, monkeypatch):

@@ -14,8 +14,13 @@ from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import CheckpointError, EvaluatorLate, RoleError
 from stops import stopped
 
+LONG = timedelta(minutes=1)
 SETTINGS = {"network": [16, 8], "horizon": 8, "learning_rate": 3e-3, "schedule": "constant"}
 RAW = {"normalize_value": False, "reward_scale": 0.1}  # as a parameter server has it
+DQN = {
+    "network": [16, 8], "horizon": 8, "batch_size": 16, "replay_start": 32, "replay_capacity": 500,
+    "updates_per_row": 0.25,
+}  # fmt: skip
 PPO = {**SETTINGS, "minibatches": 2, "epochs": 2, "schedule": "adaptive", "clip": 0.2}
 
 
@@ -214,7 +219,7 @@ def actors():
     runtime.init(["gmi_drl.rl"])
 
     def make(count, algorithm=rl.A2C):
-        keys = PPO if algorithm is rl.PPO else {**SETTINGS, **RAW}
+        keys = {rl.PPO: PPO, rl.DQN: DQN}.get(algorithm, {**SETTINGS, **RAW})
         its = {"env": "CartPole-v1", "algorithm": algorithm, "num_env": 4, "seed": 3}
         return [rl.Evaluator.remote(**its, settings=keys) for _ in range(count)]
 
@@ -276,18 +281,55 @@ def test_a_shard_that_is_killed_has_lost_nothing(actors):
     optimizer.close()
 
 
-def test_evaluators_that_answer_nothing_are_named(actors):
-    its = actors(2)
-    optimizer = rl.Local(rl.A2C, its, timeout=timedelta(seconds=20))
-    pids = [runtime.process_id(one) for one in its]
+def check_named_and_go_on(optimizer, actors):
+    """Both evaluators are named while they are stopped, and learned from when they are woken."""
+    pids = [runtime.process_id(one) for one in actors]
     optimizer.fleet.timeout = timedelta(seconds=1)
     late = r"timed out after 1 s: evaluator 0, 1 has not"
     with stopped(*pids), pytest.raises(EvaluatorLate, match=late):
         optimizer.step()
+    optimizer.fleet.timeout = LONG
+    assert optimizer.step()["steps"] > 0
+
+
+def test_evaluators_that_answer_nothing_are_named(actors):
+    its = actors(2)
+    check_named_and_go_on(rl.Local(rl.A2C, its, timeout=LONG), its)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "algorithm"),
+    [(rl.AsyncGradients, rl.A2C), (rl.ParameterServer, rl.A2C), (rl.Apex, rl.DQN)],
+    ids=lambda one: one.__name__,
+)
+def test_nobody_waits_for_one_that_is_stopped_and_all_that_are_stopped_are_named(
+    actors, make, algorithm, monkeypatch
+):
+    its = actors(2, algorithm)
+    optimizer = make(algorithm, its, timeout=LONG)
+    optimizer.state_dict()  # the shards of a parameter server have begun as well
+    check_named_and_go_on(optimizer, its)
+    first, answered = optimizer.fleet.first, []
+
+    def noted():
+        answer = first()
+        answered.append(answer[0])
+        return answer
+
+    monkeypatch.setattr(optimizer.fleet, "first", noted)
+    with stopped(runtime.process_id(its[1])):
+        told = [optimizer.step() for _ in range(4)]
+        assert answered.count(1) <= 1  # what it had answered before it was stopped
+    assert [one["steps"] for one in told] == [32 * n for n in (2, 3, 4, 5)]
+    before = answered.count(1)
+    while answered.count(1) == before:
+        optimizer.step()
+    optimizer.close()
 
 
 def test_a_shard_that_answers_nothing_is_named(actors):
-    optimizer = rl.ParameterServer(rl.A2C, actors(1), shards=2, timeout=timedelta(seconds=20))
+    optimizer = rl.ParameterServer(rl.A2C, actors(1), shards=2, timeout=LONG)
     optimizer.step()
     optimizer.fleet.timeout = timedelta(seconds=1)
 
@@ -299,7 +341,7 @@ def test_a_shard_that_answers_nothing_is_named(actors):
         for ask in (step_twice, optimizer.state_dict):
             with pytest.raises(EvaluatorLate, match=r"after 1 s: shard 1 of the parameters has"):
                 ask()
-    optimizer.fleet.timeout = timedelta(seconds=20)
+    optimizer.fleet.timeout = LONG
     before = optimizer.updates
     optimizer.step()
     assert optimizer.updates == before + 1
@@ -311,7 +353,7 @@ def test_a_shard_that_answers_nothing_is_named(actors):
 )  # fmt: skip
 def test_training_goes_on_without_one_that_is_stopped_and_with_it_again(actors, make):
     its = actors(2)
-    optimizer = make(rl.A2C, its, drop_slowest=1, timeout=timedelta(seconds=20))
+    optimizer = make(rl.A2C, its, drop_slowest=1, timeout=LONG)
     optimizer.step()
     with stopped(runtime.process_id(its[1])):
         told = [optimizer.step() for _ in range(4)]
