@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares SAC, TD3 and DQN with Stable-Baselines3: whole jobs, steps of environments a second.
+"""Compares SAC, TD3, DQN and Ape-X with peers: whole jobs, steps of environments a second.
 
 Claim: at one update a step, with the same batch and networks, one GMI of one core is 1.5 times as
 fast as Stable-Baselines3 with one, and two GMIs of one core each, each with half of every batch,
@@ -7,10 +7,14 @@ are 2.5 times as fast as it is with two.
 
     <task>/one    one GMI of one core, against Stable-Baselines3 with one
     <task>/two    two GMIs, against Stable-Baselines3 with the threads of two
+    <task>/apex   an agent and a trainer apart, each with a core, against RLlib's DQN with an env
+                  runner beside its learner on the same two cores: prioritised, three steps, an
+                  update for every four steps on both sides (`peer_updates_per_step`)
 
-Run it on a machine that does nothing else; `--python` is an interpreter that has the peer:
+Run it on a machine that does nothing else; `--python` is an interpreter that has the peers:
 
     python bench/offpolicy.py --python .venv-peers/bin/python
+    python bench/offpolicy.py --tasks lunarlander_dqn --rounds 3
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,9 +40,12 @@ TASKS: Final[Mapping[str, tuple[str, str, Sequence[int], int, int]]] = {
     "halfcheetah_td3": ("td3", "HalfCheetah-v5", (256, 256), 256, 2_048),
     "cartpole_dqn": ("dqn", "CartPole-v1", (128, 128), 64, 6_144),
 }
+APEX: Final = "lunarlander_dqn"
 NUM_ENV: Final = 8
 HORIZON: Final = 8
 START: Final = 256  # steps before the first update
+APEX_STEPS: Final = 20_480  # that are timed
+APEX_WARMUP: Final = 32  # segments, four times the steps before the first update
 
 
 def ours(task: str, cores: Sequence[int]) -> Callable[[], Rates]:
@@ -73,26 +81,73 @@ def peer(python: str, task: str, cores: Sequence[int]) -> Callable[[], Rates]:
         f"--batch={batch}", f"--start={START}", f"--steps={steps}", f"--threads={len(cores)}",
     ]  # fmt: skip
 
-    def run() -> Rates:
-        done = subprocess.run(
-            on_cores(cores, command), capture_output=True, text=True, timeout=600, check=False
-        )
-        if done.returncode:
-            raise SystemExit(f"sb3_off_policy.py failed:\n{done.stderr[-2000:]}")
-        rates: Rates = json.loads(done.stdout.splitlines()[-1])
-        return rates
+    return lambda: answer_of(on_cores(cores, command))
 
-    return run
+
+def answer_of(command: Sequence[str]) -> Rates:
+    """Runs a peer's job, and returns the line that it ends with."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    rates: Rates = json.loads(done.stdout.splitlines()[-1])
+    return rates
+
+
+def apex_config() -> dict[str, Any]:
+    """Returns the job of row apex, that of examples/apex_lunarlander.yaml; both sides read it."""
+    round_steps = NUM_ENV * HORIZON
+    return {
+        "version": 1,
+        "mode": "async",
+        "run": {
+            "total_steps": APEX_STEPS + APEX_WARMUP * round_steps, "checkpoint_every": 0,
+            "eval_episodes": 0,
+        },
+        "env": {"id": "LunarLander-v3", "num_env": NUM_ENV},
+        "algorithm": {
+            "name": "dqn", "network": [256, 256], "activation": "relu", "horizon": HORIZON,
+            "gamma": 0.99, "learning_rate": 6.3e-4, "max_grad_norm": 10.0, "batch_size": 128,
+            "replay_capacity": 100_000, "replay_start": 512, "updates_per_row": 0.25,
+            "target_every": 250, "n_step": 3, "sampler": "prioritized",
+            "normalize_observation": False,
+        },
+        "hardware": {"backend": "cpu", "num_gpus": 2},
+    }  # fmt: skip
+
+
+def measure_apex(python: str, rounds: int, seconds: float) -> None:
+    """Measures row apex."""
+    config = apex_config()
+    command = [
+        python, str(BENCH / "peers" / "rllib_dqn.py"), "--config", json.dumps(config),
+        "--workers=1", f"--seconds={seconds}",
+    ]  # fmt: skip
+
+    def ours_once() -> Rates:
+        return {"steps_per_s": launched(config, APEX_WARMUP)["training_samples_per_s"]}
+
+    found = in_turn({"ours": ours_once, "rllib": lambda: answer_of(command)}, rounds)
+    rates = {way: [one["steps_per_s"] for one in runs] for way, runs in found.items()}
+    updates = statistics.median(one["updates_per_step"] for one in found["rllib"])
+    emit_pairs(
+        "offpolicy", f"{APEX}/apex", "steps/s", rates["ours"], rates["rllib"],
+        peer_name="RLlib DQN", updates_per_step=0.25, peer_updates_per_step=round(updates, 3),
+        peer_parameters=found["rllib"][0]["parameters"],
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, APEX), default=[*TASKS, APEX])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of RLlib, in row apex")
     parser.add_argument("--python", default=sys.executable)
     options = parser.parse_args()
     both = sorted(os.sched_getaffinity(0))[:2]
     for task in options.tasks:
+        if task == APEX:
+            measure_apex(options.python, options.rounds, options.seconds)
+            continue
         ways: dict[str, Callable[[], Rates]] = {}
         for word, cores in (("one", both[:1]), ("two", both)):
             ways[word] = ours(task, cores)

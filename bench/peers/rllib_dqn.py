@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Trains RLlib's DQN on prioritised transitions as one of our configs says, timed.
+
+Prints one JSON line: environment steps a second, after the first updates; the updates of a step,
+as they were counted; and the parameters of the network that learns. `--workers` env runners sample
+in processes of their own, each with the config's `num_env`; the learner is in the driver, as RLlib
+has it by default. Every core that the process may use is for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+from typing import Any
+
+_WARMUP = 4  # iterations
+
+
+def algorithm(config: dict[str, Any], workers: int) -> Any:
+    """RLlib's DQN, set up."""
+    import ray
+    from ray.rllib.algorithms.dqn import DQNConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    ray.init(num_cpus=workers + 1, include_dashboard=False, logging_level=logging.ERROR)
+    env, its = config["env"], config["algorithm"]
+    steps = env["num_env"] * its["horizon"] * workers  # of a round
+    updates = steps * its["updates_per_row"]
+    # RLlib counts the driver among the samplers, where it does not sample.
+    intensity = updates * its["batch_size"] / (steps * (workers + 1) / workers)
+    set_up = (
+        DQNConfig()
+        .environment(env["id"])
+        .env_runners(
+            num_env_runners=workers, num_envs_per_env_runner=env["num_env"],
+            rollout_fragment_length=its["horizon"],
+        )
+        .learners(num_learners=0)
+        .reporting(min_sample_timesteps_per_iteration=config["run"]["round_steps"])
+        .rl_module(
+            model_config=DefaultModelConfig(
+                fcnet_hiddens=its["network"], fcnet_activation=its["activation"],
+                head_fcnet_hiddens=[],
+            )
+        )
+        .training(
+            train_batch_size_per_learner=its["batch_size"], gamma=its["gamma"],
+            lr=its["learning_rate"], grad_clip=its["max_grad_norm"], n_step=its["n_step"],
+            double_q=True, dueling=False, training_intensity=intensity,
+            target_network_update_freq=its["target_every"],
+            num_steps_sampled_before_learning_starts=its["replay_start"],
+            replay_buffer_config={
+                "type": "PrioritizedEpisodeReplayBuffer", "capacity": its["replay_capacity"],
+                "alpha": 0.6, "beta": 0.4,
+            },
+        )
+    )  # fmt: skip
+    return set_up.build_algo()
+
+
+def _counts(result: dict[str, Any]) -> tuple[int, int]:
+    """Returns the steps that were sampled until a result, and the rows that were trained on."""
+    sampled = result["env_runners"]["num_env_steps_sampled_lifetime"]
+    trained = result["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"]
+    return int(sampled), int(trained)
+
+
+def main() -> None:
+    """Trains for the seconds that are asked for."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--config", type=json.loads, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    built = algorithm(options.config, options.workers)
+    for _ in range(_WARMUP):
+        first = _counts(built.train())
+    began, last = time.perf_counter(), first
+    while time.perf_counter() - began < options.seconds:
+        last = _counts(built.train())
+    elapsed = time.perf_counter() - began
+    network = built.learner_group._learner.module["default_policy"]
+    parameters = sum(one.numel() for one in network.parameters() if one.requires_grad)
+    built.stop()
+    steps, rows = last[0] - first[0], last[1] - first[1]
+    rates = {
+        "steps_per_s": steps / elapsed,
+        "updates_per_step": rows / options.config["algorithm"]["batch_size"] / steps,
+        "parameters": parameters,
+    }
+    print(json.dumps(rates))
+
+
+if __name__ == "__main__":
+    main()
