@@ -359,7 +359,7 @@ def test_a_loss_without_priorities_is_told():
 # The tree -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 63, 64, 65, 4_096, 20_000, 1_100_000])
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 4_096, 40_000, (1 << 20) + 16, 2_200_000])
 def test_the_tree_finds_what_a_running_sum_finds(size):
     generator = torch.Generator().manual_seed(size)
     tree = SumTree(size, CPU, has_least=True)
@@ -385,6 +385,10 @@ def test_the_tree_finds_what_a_running_sum_finds(size):
         assert torch.equal(tree.priorities, priorities)
         assert float(tree.total) == pytest.approx(float(priorities.sum()))
         assert float(tree.least()) == float(priorities[priorities > 0].min())
+
+
+def test_a_ring_of_a_million_rows_and_a_step_more_has_two_levels():
+    assert len(SumTree((1 << 20) + 64, CPU)._levels) == 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 129), st.integers(0, 129), st.floats(0, 9)), max_size=20))

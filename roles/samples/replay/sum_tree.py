@@ -1,6 +1,6 @@
 """A sum tree over priorities as array code, the same on the CPU and on a GPU.
 
-A level holds the sums of 64 neighbours of the level below, up to a level of 16,384 numbers at most,
+A level holds the sums of 64 neighbours of the level below, up to a level of 32,768 numbers at most,
 where a target is looked up in their running sum. A wide tree is quick here because what costs is
 the number of operations and not the numbers in each: of a million priorities there are two levels.
 A sum is made anew from what it is the sum of, so that errors do not add up. Numbers are float64: in
@@ -16,7 +16,7 @@ from torch import Tensor
 
 _BITS: Final = 6
 _WIDTH: Final = 1 << _BITS
-_TOP: Final = 16_384
+_TOP: Final = 32_768  # so that a ring of 2^20 rows and some more has two levels
 _BELOW: Final = 1.0 - 2.0**-50  # what a target is at most, as a share of the sum
 
 
@@ -37,7 +37,8 @@ class SumTree:
         self._least: Tensor | None = None
         if has_least:
             self._least = torch.full_like(self._groups[0][:, 0], torch.inf)
-        self._zero = torch.zeros((), dtype=torch.float64, device=device)
+        # Running sums of the top, and of 0 before the first: what is to be left of each number.
+        self._running = torch.zeros(len(self._levels[-1]) + 1, dtype=torch.float64, device=device)
 
     @property
     def total(self) -> Tensor:
@@ -73,21 +74,22 @@ class SumTree:
 
         Shares lie in [0, 1). A place whose priority is 0 is not found; not all may be 0.
         """
-        top = self._levels[-1]
-        running = top.cumsum(0)
+        running = self._running
+        torch.cumsum(self._levels[-1], 0, out=running[1:])
         # Strictly below the sum, so that what is found has a part in it.
-        target = torch.minimum(shares * running[-1], running[-1] * _BELOW)
-        place = torch.searchsorted(running, target, right=True)
-        rest = (target - (running[place] - top[place])).unsqueeze(-1)
+        target = shares.clamp(max=_BELOW).mul_(running[-1])
+        place = torch.searchsorted(running, target, right=True).sub_(1)
+        rest = target.sub_(running.index_select(0, place)).unsqueeze_(-1)
         for level in reversed(range(len(self._groups) - 1)):
             group = self._groups[level].index_select(0, place)
             running = group.cumsum(-1)
             # The sum above was rounded otherwise.
-            rest = torch.clamp(rest, self._zero, running[:, -1:] * _BELOW)
+            rest = torch.minimum(rest, running[:, -1:] * _BELOW)
             child = torch.searchsorted(running, rest, right=True)
-            place = (place << _BITS) + child.squeeze(-1)
+            place = torch.add(child.squeeze(-1), place, alpha=_WIDTH)
             if level:
-                rest = rest - (running.gather(1, child) - group.gather(1, child))
+                before = running.gather(1, child).sub_(group.gather(1, child))
+                rest = rest.sub_(before).clamp_(min=0.0)
         return place
 
 
