@@ -540,6 +540,8 @@ def _mounted(folder: Path, size: str) -> bool:
 
 def run_case(seed: int, strikes: int, tell: Callable[[str], None]) -> Outcome:
     """Runs one case; its folder stays where it has failed."""
+    # What a script starts in its background ignores SIGINT, and so would launchers.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)  # what loses its parent becomes ours, and is seen
     if _LIBC.unshare(_NEW_NAMESPACE) == 0:  # mounts are this process's, and go with it
         _LIBC.mount(b"none", b"/", None, _PRIVATE, None)
