@@ -59,10 +59,12 @@ class PolicyGraph:
 
     def batch(self, num_env: int) -> Batch:
         """Returns the buffers of a horizon of so many environments."""
-        algorithm = self.algorithm
+        algorithm, bootstrap = self.algorithm, self.algorithm.bootstrap
+        if "async_samples" in self.spec.settings.optimizers:
+            bootstrap = (*bootstrap, "observation")  # segments have the last one of each
         return Batch.allocate(
             self.spec.settings.horizon, num_env, self._observed, self.policy, torch.device("cpu"),
-            filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=algorithm.bootstrap,
+            filled=algorithm.filled, recorded=algorithm.recorded, bootstrap=bootstrap,
         )  # fmt: skip
 
     def acting(self) -> Weights:

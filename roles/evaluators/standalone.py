@@ -19,7 +19,8 @@ from torch import Tensor
 
 from gmi_drl import runtime
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import ALGORITHMS, EvolutionConfig, ReplayConfig
+from gmi_drl.placement import ALGORITHMS, AlgorithmConfig, EvolutionConfig, ReplayConfig
+from gmi_drl.placement.faults import listed
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -93,12 +94,12 @@ class Evaluator:
         self._id, self._num_env, self._seed = env, num_env, seed
         self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
         its = algorithm.Settings(**(settings or {}))
-        fresh = not algorithm.whole_segments and "value" in algorithm.bootstrap
-        if not (fresh or isinstance(its, ReplayConfig | EvolutionConfig)):
+        self._kinds = trained_on(algorithm, its)
+        if not self._kinds:
             raise RoleError(
-                f"{algorithm.__name__} is trained on sent experience, and an evaluator samples "
-                "fresh one, or such as is kept, or plays episodes. Use one of "
-                f"{', '.join(_trainable())}."
+                f"{algorithm.__name__} runs under {listed(its.optimizers, 'or')}, and an evaluator "
+                "samples fresh experience with values, or such as is sent or kept, or plays "
+                f"episodes. Use one of {', '.join(_trainable())}."
             )
         with_env = make_env(env, 1, **self._shaped)
         try:
@@ -157,10 +158,15 @@ class Evaluator:
                 graph.algorithm, self._batch, noise, graph.spec.stacking
             )
             return
+        if "fresh experience" in self._kinds:
+            self._start_gradients()
+
+    def _start_gradients(self) -> None:
+        graph, num_env = self._graph, self._num_env
         self._parts: list[Tensor] = []
         self._count: int = getattr(graph.spec.settings, "minibatches", 1)
         self._minibatch = Minibatch(self._batch, self._count)
-        self._shard = Shard.of(graph.pieces_each, num_env, self._seed, rank)
+        self._shard = Shard.of(graph.pieces_each, num_env, self._seed, self._rank)
         self._maker = GradientMaker(graph.algorithm, graph.normalizers, graph.parameters)
         self._moments: Tensor | None = None  # of the batch as it is
         self._pulled: list[Any] = []  # what the shards of a parameter server have answered last
@@ -295,9 +301,22 @@ def _value(answer: Any) -> Any:
 def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
     """Returns the codec of what an evaluator of `num_env` environments samples."""
     sent = sent_columns(graph.policy, graph.algorithm.recorded)
+    if trained_on(graph.spec.algorithm, graph.spec.settings) == ["sent experience"]:
+        sent = ["raw_observation", *graph.algorithm.segment_fields]
     return BatchCodec(graph.batch(1), num_env, sent, stats=0)
 
 
+def trained_on(algorithm: type[Algorithm], settings: AlgorithmConfig) -> list[str]:
+    """Says what evaluators can bring that an algorithm of these settings is trained on."""
+    if isinstance(settings, EvolutionConfig):
+        return ["returns"]
+    if isinstance(settings, ReplayConfig):
+        return ["kept experience"]
+    fresh = not algorithm.whole_segments and "value" in algorithm.bootstrap
+    kinds = {"fresh experience": fresh, "sent experience": "async_samples" in settings.optimizers}
+    return [kind for kind, its in kinds.items() if its]
+
+
 def _trainable() -> Sequence[str]:
-    under = {"all_reduce", "replay", "population"}
+    under = {"all_reduce", "async_samples", "replay", "population"}
     return [name for name, its in ALGORITHMS.items() if under & {*its.optimizers}]

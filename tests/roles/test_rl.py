@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from gmi_drl import rl, runtime
-from gmi_drl.placement import IMPALAConfig
-from gmi_drl.roles.algorithms.impala import IMPALA
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import CheckpointError, EvaluatorLate, RoleError
 from stops import stopped
@@ -206,9 +204,6 @@ def test_what_does_not_fit_is_refused():
         rl.AllReduce(rl.A2C, evaluators(rl.A2C, 1, horizon=1, recurrent={}))
     with pytest.raises(RoleError, match="no evaluators"):
         rl.Local(rl.A2C, [])
-    with pytest.raises(RoleError, match=r"IMPALA is trained on .* Use one of ppo, a2c, pg"):
-        rl.Evaluator("CartPole-v1", IMPALA)
-    assert IMPALA.Settings is IMPALAConfig
     with pytest.raises(EnvSpecError):
         rl.Evaluator("CartPoll-v1", rl.A2C)
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import ActorCriticConfig, EvolutionConfig, Fault, ReplayConfig
+from gmi_drl.placement import ActorCriticConfig, Fault
 from gmi_drl.placement.config.algorithms.common import short_horizon
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
-from gmi_drl.roles.evaluators.standalone import Begun
+from gmi_drl.roles.evaluators.standalone import Begun, trained_on
 from gmi_drl.roles.optimizers.gradient_step import check_finite
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
@@ -31,6 +31,7 @@ from gmi_drl.roles.samples.episodes import RecentEpisodes, Seen
 _OPTIMIZERS: Final = {
     "fresh experience": "AllReduce or Local",
     "kept experience": "Replay or Apex",
+    "sent experience": "AsyncSamples",
     "returns": "Population",
 }
 
@@ -78,10 +79,11 @@ class EvaluatorOptimizer:
                 )
         self._spec, self._seeds = specs[0], [spec.seed for spec in specs]
         self._settings: Any = specs[0].settings
-        if (trained_on := _trained_on(self._settings)) != self.trains_on:
+        kinds = trained_on(algorithm, self._settings)
+        if self.trains_on not in kinds:
             raise RoleError(
                 f"{type(self).__name__} trains on {self.trains_on}, and {algorithm.__name__} "
-                f"on {trained_on}. Use {_OPTIMIZERS[trained_on]}."
+                f"on {' or '.join(kinds)}. Use {' or '.join(_OPTIMIZERS[one] for one in kinds)}."
             )
         self._check_minibatches()
         if self.single_step:
@@ -102,20 +104,22 @@ class EvaluatorOptimizer:
 
     def _check_minibatches(self) -> None:
         """RoleError unless the minibatches divide what an evaluator samples, as for a config."""
-        its, num_env = self._settings, self._num_env[0]
+        its = self._settings
         if not isinstance(its, ActorCriticConfig):
             return
-        faults: list[Fault] = []
+        faults = self._minibatch_faults(its, self._num_env[0])
+        if its.recurrent is not None and its.horizon < 2:
+            faults.append(short_horizon(its.horizon))
+        if faults:
+            raise RoleError(str(faults[0]))
+
+    def _minibatch_faults(self, its: ActorCriticConfig, num_env: int) -> list[Fault]:
         if its.recurrent is None:
             product = f"num_env={num_env} x horizon={its.horizon}"
             what, rows = "samples of an evaluator", num_env * its.horizon
-            faults += its.minibatch_faults(rows, what, product, "horizon")
-        else:
-            what = "environments of an evaluator, whose steps stay together"
-            faults += its.minibatch_faults(num_env, what, f"num_env={num_env}", "recurrent")
-            faults += [short_horizon(its.horizon)] if its.horizon < 2 else []
-        if faults:
-            raise RoleError(str(faults[0]))
+            return [*its.minibatch_faults(rows, what, product, "horizon")]
+        what = "environments of an evaluator, whose steps stay together"
+        return [*its.minibatch_faults(num_env, what, f"num_env={num_env}", "recurrent")]
 
     def step(self) -> dict[str, Any]:
         """Takes one round; returns how far it is and what it came to."""
@@ -179,7 +183,7 @@ class EvaluatorOptimizer:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave `state`, with new episodes.
+        """Go on as the one that gave `state`; what evaluators bring meanwhile is left out.
 
         CheckpointError if its policy or its normalisers are others.
         """
@@ -196,6 +200,7 @@ class EvaluatorOptimizer:
         self.steps, self.updates = state["steps"], state["updates"]
         self.dropped = state["dropped"]
         self._episodes.load_state_dict(state["episodes"])
+        self._round += 1
 
     def save(self, path: Path | str) -> None:
         """Write the state to a file, which is there whole or not at all."""
@@ -253,13 +258,6 @@ class Learning(EvaluatorOptimizer):
         super().load_state_dict(state)
         self._learner.descent.load_state_dict(state["descent"])
         self._learner.updates = self.updates
-
-
-def _trained_on(settings: Any) -> str:
-    """Says what algorithms of these settings are trained on."""
-    if isinstance(settings, EvolutionConfig):
-        return "returns"
-    return "kept experience" if isinstance(settings, ReplayConfig) else "fresh experience"
 
 
 def checked_drop(drop_slowest: int, size: int) -> int:

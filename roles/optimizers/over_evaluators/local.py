@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from gmi_drl.roles.algorithms.algorithm import Algorithm
-from gmi_drl.roles.evaluators.graph import tensor_of
-from gmi_drl.roles.evaluators.standalone import Sample, codec_of
 from gmi_drl.roles.optimizers.learner import Learner, Shard
 from gmi_drl.roles.samples.codec import complete
 from gmi_drl.roles.samples.episodes import Seen
 
 from .base import Learning, checked_drop
+from .joined import JoinedSamples, checked_samples
 
 
 class Local(Learning):
@@ -41,17 +40,18 @@ class Local(Learning):
         """
         super().__init__(algorithm, evaluators, **rest)
         self._drop = checked_drop(drop_slowest, self.fleet.size)
-        self._width = samples or self.fleet.size - self._drop
+        several = self.fleet.size - self._drop if samples is None else samples
+        self._width = checked_samples(several)
         num_env, graph = self._num_env[0], self.graph
-        self._batch, self._codec = graph.batch(num_env * self._width), codec_of(graph, num_env)
+        self._joined = JoinedSamples(graph, num_env, self._width)
         each = graph.pieces_each
         shards = [Shard.of(each, num_env, self._spec.seed, i) for i in range(self._width)]
         generator = torch.Generator().manual_seed(self._spec.seed)
-        self._learn_by(Learner(graph.algorithm, generator, self._batch, shards=shards))
+        self._learn_by(Learner(graph.algorithm, generator, self._joined.batch, shards=shards))
 
     def step(self) -> dict[str, Any]:
         self._round += 1
-        weights, num_env = self.fleet.put(self.graph.acting()), self._num_env[0]
+        weights, batch = self.fleet.put(self.graph.acting()), self._joined.batch
         places: dict[int, int] = {}  # by evaluator: where in the batch what it was asked for lies
         seen, taken, asked = Seen(0.0, 0.0, 0.0), 0, 0
         while taken < self._width:
@@ -65,12 +65,9 @@ class Local(Learning):
                 continue
             number, sample = answered
             # Who is dropped is known when the others have come: then they lie as they came.
-            self._take(sample, (taken if self._drop else places[number]) * num_env)
+            self._joined.put(taken if self._drop else places[number], sample)
             seen, taken = seen.plus(sample.episodes), taken + 1
-        complete(self._batch, self.graph.policy, self.graph.normalizers.observations)
+        complete(batch, self.graph.policy, self.graph.normalizers.observations)
         self._anneal()
-        self._learner.update(self._batch)
+        self._learner.update(batch)
         return self._learned(seen, self._width * self._horizon_steps)
-
-    def _take(self, sample: Sample, first: int) -> None:
-        self._codec.unpack(tensor_of(sample.memory), self._batch, first)

@@ -15,7 +15,7 @@ from gmi_drl.comm import solo_group
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.evaluators.graph import tensor_of
-from gmi_drl.roles.evaluators.standalone import Sample, codec_of
+from gmi_drl.roles.evaluators.standalone import Sample
 from gmi_drl.roles.optimizers.in_flight import InFlight
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.optimizers.replay import on_replay
@@ -23,6 +23,7 @@ from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.seeds import DRAWS, GOALS, seed_of
 
 from .base import Learning
+from .joined import JoinedSamples
 
 
 class Replay(Learning):
@@ -33,19 +34,19 @@ class Replay(Learning):
 
     def __init__(self, algorithm: type[Algorithm], evaluators: Sequence[Any], **rest: Any) -> None:
         super().__init__(algorithm, evaluators, **rest)
-        self._batch = self.graph.batch(self._num_env[0] * self._joined)
-        self._codec = codec_of(self.graph, self._num_env[0])
+        self._joined = JoinedSamples(self.graph, self._num_env[0], self._width)
+        self._batch = self._joined.batch
         generator = torch.Generator().manual_seed(seed_of(self._spec.seed, 0, DRAWS))
         learner = Learner(self.graph.algorithm, generator)
         self._goals_env: VecEnv | None = None
         self._replay = on_replay(
             learner, self._batch, self._spec.stacking, self._make_goals_env,
-            in_turn=self._joined == self.fleet.size,
+            in_turn=self._width == self.fleet.size,
         )  # fmt: skip
         self._learn_by(learner)
 
     @property
-    def _joined(self) -> int:
+    def _width(self) -> int:
         """The evaluators whose samples lie side by side in a batch."""
         return self.fleet.size
 
@@ -59,8 +60,7 @@ class Replay(Learning):
         """Keeps what lies side by side, and takes the updates that are due."""
         seen = Seen(0.0, 0.0, 0.0)
         for place, sample in enumerate(samples):
-            first = place * self._num_env[0]
-            self._codec.unpack(tensor_of(sample.memory), self._batch, first)
+            self._joined.put(place, sample)
             seen = seen.plus(sample.episodes)
         self._anneal()
         if self._total_steps:
@@ -109,7 +109,7 @@ class Apex(Replay):
         self._in_flight: InFlight[Sample] = InFlight(self._idle, self._ask_to_sample, self._first)
 
     @property
-    def _joined(self) -> int:
+    def _width(self) -> int:
         return 1
 
     def step(self) -> dict[str, Any]:
