@@ -1,15 +1,28 @@
-"""Loads the classes of the user's that a config names as `module:Class`."""
+"""Names the class of each kind of GMI, and loads those that a config names as `module:Class`."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.faults import closest
+from gmi_drl.placement.templates import TEMPLATES
 
 from .errors import RoleLoadError
+
+if TYPE_CHECKING:
+    from .role.role import DRL_role
+
+Classes = dict[str, "type[DRL_role] | str"]
+
+OUR_CLASSES: Final = frozenset(
+    name for template in TEMPLATES.values() for name in template.classes.values()
+)
 
 
 def load_class(reference: str, folder: Path | None = None, kind: str = "role") -> Any:
@@ -53,3 +66,40 @@ def check_class(found: Any, reference: str, kind: str, base: type, base_path: st
         )
     if missing := getattr(found, "__abstractmethods__", None):
         raise RoleLoadError(f"{kind} {reference!r} lacks {', '.join(sorted(missing))}. Write it.")
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """Lets this process import what is in `folder`, before all else: as GMIs do."""
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def classes_of(
+    config: Config, layout: Layout, roles: Mapping[str, type[DRL_role]] | None
+) -> Classes:
+    """Names the class of each kind of GMI, by its last role: `roles`, the config, then ours.
+
+    ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
+    """
+    template = TEMPLATES[layout.template]
+    naming = template.class_roles
+    if unknown := sorted(set(roles or {}) - set(naming)):
+        wanted = ", ".join(f"'{name}': YourRole" for name in naming)
+        raise ValueError(
+            f"roles={unknown}: template {template.name} runs one class a GMI, named by its "
+            f"{' or '.join(naming)}. Pass roles={{{wanted}}}."
+        )
+    classes: Classes = dict(template.classes)
+    classes |= {name: config.roles[name].class_ for name in naming if name in config.roles}
+    if roles:
+        from .role.role import check_role  # torch, which a role's class has imported
+
+        classes |= {name: check_role(role, repr(role)) for name, role in roles.items()}
+    return classes

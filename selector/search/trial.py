@@ -20,10 +20,10 @@ from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.callbacks.tensorboard_log import TensorBoardLog
 from gmi_drl.launcher.folder.run_folder import METRICS, RunFolder, metrics_in
-from gmi_drl.launcher.plan.wiring import classes_of
 from gmi_drl.launcher.start.jobs import job_of
 from gmi_drl.launcher.watch.watchdog import is_recoverable
 from gmi_drl.placement import Config, Layout
+from gmi_drl.roles.loading import classes_of
 from gmi_drl.roles.role.host import GmiHost, Job, Pause
 from gmi_drl.runtime import TaskError
 

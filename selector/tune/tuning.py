@@ -11,11 +11,12 @@ from typing import Any
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.planning import faults_anywhere, importable
+from gmi_drl.launcher.plan.planning import faults_anywhere
 from gmi_drl.launcher.plan.user_code import class_faults
 from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.placement.checks.config import one_machine_faults
+from gmi_drl.roles.loading import importable
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.plots import tune_picture
 from gmi_drl.selector.record.record import TuneRecord

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gmi_drl.launcher.plan.planning import importable, numel_of
+from gmi_drl.launcher.plan.planning import numel_of
 from gmi_drl.placement import Topology, load_config, tcg_ex
+from gmi_drl.roles.loading import importable
 from gmi_drl.roles.role.host import GmiHost
 
 NAME = "found_by_several"

@@ -28,6 +28,43 @@ TASKS = {
         "env": {"id": "Pendulum-v1"},
         "algorithm": {"name": "td3", "batch_size": 32, "replay_start": 64},
     },
+    "ddpg": {
+        "env": {"id": "Pendulum-v1"},
+        "algorithm": {"name": "ddpg", "batch_size": 32, "replay_start": 64},
+    },
+    "r2d2": {
+        "algorithm": {
+            "name": "dqn",
+            "batch_size": 8,
+            "replay_start": 64,
+            "recurrent": {"size": 16},
+        },
+    },
+    "mbpo": {
+        "env": {"id": "Pendulum-v1"},
+        "algorithm": {
+            "name": "mbpo",
+            "batch_size": 32,
+            "replay_start": 64,
+            "ensemble": 2,
+            "elites": 1,
+            "model_network": [16],
+            "model_epochs": 2,
+            "rollouts": 64,
+        },
+    },
+    "cem": {
+        "env": {"id": "Pendulum-v1"},
+        "algorithm": {
+            "name": "cem",
+            "horizon": 4,
+            "batch_size": 32,
+            "replay_start": 64,
+            "ensemble": 2,
+            "candidates": 16,
+            "plan_elites": 4,
+        },
+    },
     "es": {"algorithm": {"name": "es", "population": 8, "horizon": 40}},
     "ars": {
         "env": {"id": "Pendulum-v1"},

@@ -33,7 +33,9 @@ assert "gmi_drl" not in sys.modules
 """
 
 
-@pytest.mark.parametrize("task", ["ppo", *slowly("lstm", "dqn", "sac", "structure", "mixed")])
+@pytest.mark.parametrize(
+    "task", ["ppo", *slowly("lstm", "r2d2", "dqn", "sac", "structure", "mixed")]
+)
 def test_a_pt2_file_gives_the_same_bits_elsewhere(train, tmp_path, task):
     policy = gmi_drl.load_policy(train(task))
     file = tmp_path / "policy.pt2"
@@ -81,7 +83,9 @@ def test_what_is_exported_are_the_actions_of_the_policy(train, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["a2c", "c51", "td3", "es", "ars", "async", "torch"])
+@pytest.mark.parametrize("task", [
+    "a2c", "c51", "td3", "ddpg", "mbpo", "es", "ars", "async", "torch",
+])  # fmt: skip
 def test_other_families_are_evaluated_loaded_and_exported_too(train, tmp_path, task):
     folder = train(task)
     run = json.loads((folder / "run.json").read_text())

@@ -23,12 +23,13 @@ from gmi_drl.roles.envs.flatten import unflattened_action
 from gmi_drl.roles.evaluators import evaluate
 from gmi_drl.trained.policy import PolicyNotLoaded
 
+SLOW_FAMILIES = [pytest.param(name, marks=pytest.mark.slow) for name in ("r2d2", "cem")]
 FAMILIES = ["ppo", "lstm", "ant", "dqn", "sac", "images", "torch", "structure", "mixed", "async"]
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("task", FAMILIES)
+@pytest.mark.parametrize("task", [*FAMILIES, *SLOW_FAMILIES])
 def test_an_evaluation_gives_what_that_of_the_run_gave(train, task):
     folder = train(task)
     run = json.loads((folder / "run.json").read_text())
@@ -121,9 +122,14 @@ def test_stable_baselines3_evaluates_it(train):
         policy.predict(np.zeros(4), deterministic=False)
 
 
-def test_a_program_of_its_own_loads_it_and_starts_nothing(train):
+@pytest.mark.parametrize("task", ["ppo", "async"])  # of two GMIs
+def test_a_program_of_its_own_loads_it_and_starts_nothing(train, task):
+    """It does without what starts processes: those modules are not to be had."""
     code = """
 import os, sys, threading
+gone = [f"gmi_drl.launcher.{part}" for part in ("plan", "start", "hosts", "watch")]
+gone += [f"gmi_drl.runtime.{part}" for part in ("scheduler", "engines", "process.forkserver")]
+sys.modules.update(dict.fromkeys(gone))  # to import one of them raises ModuleNotFoundError
 started = []
 parts = "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.bind", "socket.connect"
 sys.addaudithook(lambda event, given: started.append(event) if event in parts else None)
@@ -139,7 +145,7 @@ assert not children, children
 assert threading.active_count() == 1, threading.enumerate()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code, str(train("ppo"))], capture_output=True, text=True, timeout=500
+        [sys.executable, "-c", code, str(train(task))], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in ("0", "1")

@@ -228,12 +228,12 @@ def plan(
             raise typer.BadParameter("--on projects; leave out --measure, --layout and --svg")
         return _plan_on(config, overrides or [], on, as_json)
 
-    from gmi_drl.launcher.plan.planning import backend_reason, importable, planned, reduction_of
-    from gmi_drl.launcher.plan.wiring import classes_of
+    from gmi_drl.launcher.plan.planning import backend_reason, planned, reduction_of
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
     from gmi_drl.report import plan_tables
     from gmi_drl.report.layout_picture import draw_layout
+    from gmi_drl.roles.loading import classes_of, importable
     from gmi_drl.selector.tune.space import auto_faults
 
     outputs = [(option, file) for option, file in (("--layout", layout), ("--svg", svg)) if file]

@@ -25,11 +25,12 @@ import cloudpickle  # type: ignore[import-untyped]
 from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError, resume_command
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.planning import importable, planned
+from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.launcher.view.tables import printable, printable_lines
 from gmi_drl.launcher.view.view import Screen, ViewName
 from gmi_drl.placement import Config, ConfigError, counted, load_config
 from gmi_drl.placement.checks.config import one_machine_faults
+from gmi_drl.roles.loading import importable
 from gmi_drl.runtime.cache_files import replace_file
 
 from .child import SeedJob, SeedOutcome

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from gmi_drl import __version__
 from gmi_drl.launcher.folder.run_folder import EVALUATION
-from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.placement.faults import counted
 from gmi_drl.report.statistics import Estimate, estimate
 from gmi_drl.roles.evaluators.evaluate import EpisodeCount, longest_episode, play
+from gmi_drl.roles.loading import importable
 
 from .policy import PolicyNotLoaded, TrainedPolicy, load_all
 

@@ -26,8 +26,6 @@ from torch import Tensor, nn
 from gmi_drl.comm import solo_group
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.folder.run_folder import RunFolder
-from gmi_drl.launcher.plan.planning import importable
-from gmi_drl.launcher.plan.wiring import classes_of
 from gmi_drl.placement import Config, Layout, load_config
 from gmi_drl.roles import GMI_manager, GmiContext, load_role
 from gmi_drl.roles.algorithms import with_settings
@@ -36,6 +34,7 @@ from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import Leaf, action_columns, leaves
 from gmi_drl.roles.envs.spaces import Path as SpacePath
+from gmi_drl.roles.loading import classes_of, importable
 from gmi_drl.roles.policies.description import load_policy as load_weights
 from gmi_drl.roles.policies.policy import GreedyActor, SamplingActor
 from gmi_drl.roles.policies.policy_map import NormalizerMap, PolicyMap

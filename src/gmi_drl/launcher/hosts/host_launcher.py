@@ -27,11 +27,12 @@ from gmi_drl.gmi import Gang, lease
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
 from gmi_drl.launcher.folder.run_folder import lock_of
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
-from gmi_drl.launcher.plan.planning import find_devices, importable, reduction_of
+from gmi_drl.launcher.plan.planning import find_devices, reduction_of
 from gmi_drl.launcher.plan.wiring import names_of
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.watch.watchdog import Watchdog
 from gmi_drl.placement import Config
+from gmi_drl.roles.loading import importable
 from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job, Wires
 
 from .agent import same_folder

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -52,19 +52,6 @@ _TAIL: Final = 7  # means of the loss parts and a squared norm, which travel wit
 # Where the environment cannot be asked: observations and actions of the paper's Ant.
 _OBS_DIM, _ACT_DIM = 60, 8
 PRELOAD: Final = ("torch", "gymnasium", "gmi_drl.comm.reducers.mrr", "gmi_drl.roles.role.acting")
-
-
-@contextmanager
-def importable(folder: Path | None) -> Iterator[None]:
-    """Lets this process import what is in `folder`, before all else: as GMIs do."""
-    if folder is None or str(folder) in sys.path:
-        yield
-        return
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
 
 
 # Lists the faults of a config on devices. The selector's also says of `auto` what can be tuned.

@@ -1,54 +1,19 @@
-"""Chooses the class of each GMI, and makes the links that join GMIs beside their group."""
+"""Makes the links that join GMIs beside their group."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.shm.board import create_board
 from gmi_drl.comm.transports import create_doorbell, create_link
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.process import grouped
-from gmi_drl.placement import Config, Fault, GmiSpec, Layout
+from gmi_drl.placement import Fault, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name, spec_fault
 from gmi_drl.placement.templates import TEMPLATES
 from gmi_drl.roles.role.host import Wires
 from gmi_drl.runtime.wire.packing import MAX_FDS
-
-if TYPE_CHECKING:
-    from gmi_drl.roles import DRL_role
-
-Classes = dict[str, "type[DRL_role] | str"]
-
-OUR_CLASSES: Final = frozenset(
-    name for template in TEMPLATES.values() for name in template.classes.values()
-)
-
-
-def classes_of(
-    config: Config, layout: Layout, roles: Mapping[str, type[DRL_role]] | None
-) -> Classes:
-    """Names the class of each kind of GMI, by its last role: `roles`, the config, then ours.
-
-    ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
-    """
-    template = TEMPLATES[layout.template]
-    naming = template.class_roles
-    if unknown := sorted(set(roles or {}) - set(naming)):
-        wanted = ", ".join(f"'{name}': YourRole" for name in naming)
-        raise ValueError(
-            f"roles={unknown}: template {template.name} runs one class a GMI, named by its "
-            f"{' or '.join(naming)}. Pass roles={{{wanted}}}."
-        )
-    classes: Classes = dict(template.classes)
-    classes |= {name: config.roles[name].class_ for name in naming if name in config.roles}
-    if roles:
-        from gmi_drl.roles.role.role import check_role  # torch, which a role's class has imported
-
-        classes |= {name: check_role(role, repr(role)) for name, role in roles.items()}
-    return classes
 
 
 def names_of(layout: Layout) -> list[str]:

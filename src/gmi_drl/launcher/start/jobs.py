@@ -18,12 +18,11 @@ from gmi_drl.launcher.plan.planning import (
     ask_actor,
     backend_reason,
     find_devices,
-    importable,
     planned,
     reduction_of,
 )
 from gmi_drl.launcher.plan.user_code import names_user_code, try_here
-from gmi_drl.launcher.plan.wiring import Classes, classes_of, names_of, wires_of
+from gmi_drl.launcher.plan.wiring import names_of, wires_of
 from gmi_drl.launcher.watch.noise_watch import why_none
 from gmi_drl.launcher.watch.records import PROFILED
 from gmi_drl.placement import (
@@ -38,6 +37,7 @@ from gmi_drl.placement import (
     load_config,
 )
 from gmi_drl.placement.config.load import with_places
+from gmi_drl.roles.loading import Classes, classes_of, importable
 from gmi_drl.roles.role.host import COUNTERS, Job
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from gmi_drl.launcher.folder.run_folder import (
 )
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
-from gmi_drl.launcher.plan.planning import importable
 from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
 from gmi_drl.launcher.watch.noise_watch import NoiseWatch
 from gmi_drl.launcher.watch.policy_log import PolicyLog
@@ -42,6 +41,7 @@ from gmi_drl.launcher.watch.records import (
 from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch, is_comparable
 from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
 from gmi_drl.placement import Config
+from gmi_drl.roles.loading import importable
 from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
 from gmi_drl.runtime.errors import exit_text, truncate

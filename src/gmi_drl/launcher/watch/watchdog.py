@@ -22,9 +22,9 @@ from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.plan.planning import ask_actor
-from gmi_drl.launcher.plan.wiring import OUR_CLASSES
 from gmi_drl.launcher.view.view import RunView
 from gmi_drl.launcher.watch.policy_log import PolicyLog
+from gmi_drl.roles.loading import OUR_CLASSES
 from gmi_drl.runtime.errors import exit_text
 
 if TYPE_CHECKING:
