@@ -95,6 +95,12 @@ def test_bad_arguments_exit_2(words, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["launch", "check", "plan", "tune"])
+def test_a_setting_without_its_option_is_told_how_to_be_given(name, capsys):
+    assert main.main([name, "x.yaml", "run.total_steps=10", "env.id=My Env"]) == 2
+    assert "--set run.total_steps=10 --set 'env.id=My Env'" in capsys.readouterr().err
+
+
 def test_plan_shows_devices_gmis_and_reduction(config, capsys):
     assert main.main(["plan", str(config), "--set", "hardware.cores=[0]"]) == 0
     out = capsys.readouterr().out

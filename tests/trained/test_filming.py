@@ -17,6 +17,7 @@ from gmi_drl.cli.main import main
 from gmi_drl.trained import filming
 from gmi_drl.trained.filming import record_video
 from gmi_drl.trained.policy import PolicyNotLoaded
+from terminals import Terminal
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg")
 TESTS = Path(__file__).resolve().parents[1]
@@ -80,6 +81,23 @@ def test_the_command_says_where_the_film_is(train, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["cart.mp4"]
 
 
+@pytest.mark.slow
+def test_a_terminal_is_shown_how_far_films_and_evaluations_are(train, tmp_path):
+    folder = train("ant")
+    words = ["video", str(folder), "--max-frames", "60", "-o", str(tmp_path / "film.mp4")]
+    for asked, shown in (
+        (words, rb": [2-6]0 pictures"),
+        (["evaluate", str(folder), "--num-env", "1", "--episodes", "3"], b"[0-3] of 3 episodes"),
+    ):
+        terminal = Terminal(200, *asked)
+        try:
+            terminal.until(None)
+            assert terminal.process.wait(timeout=60) == 0, terminal.written
+        finally:
+            terminal.close()
+        assert re.search(shown, terminal.written), terminal.written
+
+
 def test_what_has_no_pictures_is_told(train, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where the environment's module lies
     with pytest.raises(PolicyNotLoaded, match="render"):
@@ -98,7 +116,7 @@ def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     tried = []
 
-    def refuse(module, function, words, deadline, variables):
+    def refuse(module, function, words, deadline, variables, *_):
         tried.append((variables["MUJOCO_GL"], json.loads(words[0])["episodes"]))
         return {"not_drawn": "no OpenGL"}
 
@@ -115,7 +133,7 @@ def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch
 def test_two_films_of_one_file_at_once_are_both_whole(train, tmp_path, monkeypatch):
     file, parts = tmp_path / "film.mp4", []
 
-    def film(module, function, words, deadline, variables):
+    def film(module, function, words, deadline, variables, *_):
         part = Path(json.loads(words[0])["file"])
         parts.append(part)
         part.write_text(f"film {len(parts)}")

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import errno
 import functools
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
+from typer.core import TyperCommand
 
 from gmi_drl import __version__
 from gmi_drl.errors import GmiDrlError
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SETTING: Final = re.compile(r"[a-z_]+(\.\w+)*=")  # run.total_steps=10
 
 app = typer.Typer(
     help="Deep-RL training on GPU multiplexing instances (GMIs).",
@@ -107,8 +111,22 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     def run(**options: Any) -> None:
         raise typer.Exit(guarded(lambda: function(**options)))
 
-    app.command()(run)
+    app.command(cls=_Command)(run)
     return function
+
+
+class _Command(TyperCommand):
+    """A command that tells how a setting is given where `--set` was forgotten."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_extra_args = True
+        extra: list[str] = super().parse_args(ctx, args)
+        if settings := [word for word in extra if _SETTING.match(word)]:
+            wanted = " ".join(f"--set {shlex.quote(word)}" for word in settings)
+            ctx.fail(f"{', '.join(settings)}: a setting is given by --set. Write {wanted}.")
+        if extra:
+            ctx.fail(f"unexpected: {' '.join(extra)}")
+        return extra
 
 
 def guarded(run: Callable[[], int]) -> int:

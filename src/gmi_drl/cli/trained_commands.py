@@ -96,19 +96,25 @@ def video(
     overrides: Overrides = None,
 ) -> int:
     """Film the policy of RUN as report/video.mp4, on a machine without a display too."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from gmi_drl.launcher.view.tables import printable
     from gmi_drl.trained.filming import record_video
 
     if output is not None:
         refuse_no_file("-o", output)
-    file = record_video(
-        run,
-        checkpoint=checkpoint,
-        episodes=episodes,
-        seed=seed,
-        max_frames=max_frames,
-        file=output,
-        overrides=overrides or (),
-    )
+    with Console(stderr=True).status("loading") as status:  # shown on a terminal alone
+        file = record_video(
+            run,
+            checkpoint=checkpoint,
+            episodes=episodes,
+            seed=seed,
+            max_frames=max_frames,
+            file=output,
+            overrides=overrides or (),
+            progress=lambda line: status.update(Text(f"{printable(run)}: {printable(line)}")),
+        )
     print(f"film: {file}")
     return 0
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 FILE: Final = "report/video.mp4"
 _DRAWERS: Final = ("egl", "osmesa")  # of MuJoCo, in the order they are tried in
 _GIF_EVERY: Final = 3  # pictures of which one is in a gif, which is large
+_TELL_EVERY: Final = 20  # pictures
 _LEAST_PIXELS: Final = 240  # of a picture's shorter side: smaller ones are enlarged
 
 
@@ -42,12 +44,13 @@ def record_video(
     file: Path | None = None,
     overrides: Iterable[str] = (),
     deadline: timedelta = timedelta(minutes=30),
+    progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Films `episodes` of a run's policy: as mp4, report/video.mp4 in its folder, or as gif.
 
     The environment is Gymnasium's of that id, whatever adapter the run was trained with. A film
     ends after `max_frames`. PolicyNotLoaded says what is missing; blocks until `deadline` for
-    each way of drawing.
+    each way of drawing. `progress` is called now and then with how far it is, as a line of text.
     """
     folder = RunFolder.existing(Path(run))
     target = (folder.path / FILE if file is None else file).absolute()
@@ -66,7 +69,7 @@ def record_video(
     }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _film(json.dumps(asked), folder.path, deadline)
+        _film(json.dumps(asked), folder.path, deadline, progress)
         partial.replace(target)
     except OSError as error:
         raise PolicyNotLoaded(
@@ -78,14 +81,16 @@ def record_video(
     return target
 
 
-def _film(asked: str, run: Path, deadline: timedelta) -> None:
+def _film(
+    asked: str, run: Path, deadline: timedelta, progress: Callable[[str], None] | None
+) -> None:
     """Has the film made that is `asked` for, by the first way of drawing that works."""
     chosen = os.environ.get("MUJOCO_GL")
     failures: list[str] = []
     for drawer in [chosen] if chosen else _DRAWERS:
         variables = {"MUJOCO_GL": drawer, "PYOPENGL_PLATFORM": drawer, "SDL_VIDEODRIVER": "dummy"}
         try:
-            answer = ask(__name__, "film_here", [asked], deadline, variables)
+            answer = ask(__name__, "film_here", [asked], deadline, variables, progress)
         except ChildFailed as failed:
             failures.append(f"{drawer}: {failed}")
             continue
@@ -128,6 +133,8 @@ def film_here(text: str) -> dict[str, str]:
             pictures = _pictures(policy, env, asked["episodes"], asked["seed"])
             film: Any = _writer(imageio, file, env.frames_per_s)
             for number, picture in enumerate(pictures, 1):
+                if number % _TELL_EVERY == 0:
+                    print(f"{number:,} pictures", file=sys.stderr, flush=True)
                 if file.suffix == ".gif" and number % _GIF_EVERY:
                     continue
                 film.append_data(_small(picture) if file.suffix == ".gif" else picture)

@@ -19,15 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from gmi_drl.runtime.errors import exit_text
 
 _LOOK_S: Final = 0.02
+_TELL_S: Final = 0.5  # from one look at what was printed to the next
 _LATE: Final = 124  # exit status of a deadline that has passed, as of coreutils' timeout
 _KILLED: Final = 128  # and more: the signal that ended it
 _SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
@@ -48,11 +49,13 @@ def ask(
     words: list[str],
     deadline: timedelta,
     variables: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Any:
     """Returns what a module's function gives, which is plain data; ChildFailed says why nothing.
 
-    `variables` are set in its environment. Blocks for `deadline` at the most, and some seconds more
-    on a machine that is busy.
+    `variables` are set in its environment; `progress` is called now and then with the line that it
+    printed last to stderr. Blocks for `deadline` at the most, and some seconds more on a machine
+    that is busy.
     """
     limit_s = deadline.total_seconds()
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
@@ -67,7 +70,13 @@ def ask(
             start_new_session=True,
         )
         try:
-            status = process.wait((deadline + _MARGIN).total_seconds())
+            end_s = time.monotonic() + (deadline + _MARGIN).total_seconds()
+            while progress is not None and process.poll() is None and time.monotonic() < end_s:
+                if line := _last_line(log):
+                    progress(line)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_TELL_S)
+            status = process.wait(max(end_s - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:  # what it kills does not go
             status = _LATE
         finally:
@@ -81,10 +90,15 @@ def ask(
         if status == _LATE:
             raise ChildFailed(f"it has not ended after {limit_s:g} s", late=True)
         how = exit_text(None, status - _KILLED) if status > _KILLED else exit_text(status, None)
-        log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
-        last = log.read().decode(errors="replace").strip().splitlines()[-1:]
-        raised = status == 1  # else what it printed last says nothing of its end
-        raise ChildFailed(": ".join([f"it {how}", *(last if raised else [])]))
+        last = _last_line(log) if status == 1 else ""  # else it says nothing of its end
+        raise ChildFailed(f"it {how}: {last}" if last else f"it {how}")
+
+
+def _last_line(log: IO[bytes]) -> str:
+    """Returns what was printed last; whoever prints shares the file's position, which stays."""
+    end = os.fstat(log.fileno()).st_size
+    text = os.pread(log.fileno(), 4096, max(0, end - 4096)).decode(errors="replace").strip()
+    return text.splitlines()[-1] if text else ""
 
 
 def _main(answer: str, deadline_s: str, module: str, function: str, *words: str) -> None:
