@@ -10,11 +10,13 @@ are 2.5 times as fast as it is with two.
     <task>/apex   an agent and a trainer apart, each with a core, against RLlib's DQN with an env
                   runner beside its learner on the same two cores: prioritised, three steps, an
                   update for every four steps on both sides (`peer_updates_per_step`)
+    <task>/to_return    seconds of such an agent and trainer until the mean return of the last
+                  episodes is 200, against our DQN in one GMI on one of the cores, seed by seed
 
 Run it on a machine that does nothing else; `--python` is an interpreter that has the peers:
 
     python bench/offpolicy.py --python .venv-peers/bin/python
-    python bench/offpolicy.py --tasks lunarlander_dqn --rounds 3
+    python bench/offpolicy.py --tasks lunarlander_dqn --rounds 3 --to-return 2
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from jobs import on_cores
-from modes import BENCH, Rates, in_turn, launched
-from report import emit_pairs
+from modes import BENCH, Rates, in_turn, launched, lines_of
+from report import emit_pairs, say
 
 from gmi_drl import runtime
 
@@ -45,6 +47,7 @@ NUM_ENV: Final = 8
 HORIZON: Final = 8
 START: Final = 256  # steps before the first update
 APEX_STEPS: Final = 20_480  # that are timed
+TO_RETURN: Final = 200.0
 APEX_WARMUP: Final = 32  # segments, four times the steps before the first update
 
 
@@ -115,6 +118,43 @@ def apex_config() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def seconds_to_return(way: str, seed: int) -> Rates:
+    """Trains until the return is there; returns the seconds of training and the steps."""
+    config = apex_config()
+    config["run"] |= {"total_steps": 300_000, "seed": seed, "target_return": TO_RETURN}
+    config["algorithm"] |= {
+        "replay_start": 2_000, "reward_scale": 0.1, "schedule": "linear", "epsilon": 0.02,
+        "epsilon_steps": 40_000,
+    }  # fmt: skip
+    if way == "dqn":
+        core = min(os.sched_getaffinity(0))
+        config |= {
+            "mode": "sync", "hardware": {"backend": "cpu", "num_gpus": 1, "cores": [core]},
+            "layout": {"template": "tcg_ex"},
+        }  # fmt: skip
+    last = lines_of(config)[-1]
+    return {
+        "seconds": last["time_s"], "steps": last["steps"], "return_mean": last["return_mean"]
+    }  # fmt: skip
+
+
+def measure_to_return(seeds: int) -> None:
+    """Measures row to_return; a run that ends without the return counts with all its seconds."""
+    found: dict[str, list[Rates]] = {"apex": [], "dqn": []}
+    for seed in range(seeds):
+        for way, runs in found.items():
+            runs += [seconds_to_return(way, seed)]
+            say(f"seed {seed}  {way}: {runs[-1]}")
+    seconds = {way: [one["seconds"] for one in runs] for way, runs in found.items()}
+    emit_pairs(
+        "offpolicy", f"{APEX}/to_return", "s", seconds["apex"], seconds["dqn"],
+        smaller_is_better=True, peer_name="DQN in one GMI", to_return=TO_RETURN,
+        steps=[one["steps"] for one in found["apex"]],
+        peer_steps=[one["steps"] for one in found["dqn"]],
+        reached=[sum(one["return_mean"] >= TO_RETURN for one in runs) for runs in found.values()],
+    )  # fmt: skip
+
+
 def measure_apex(python: str, rounds: int, seconds: float) -> None:
     """Measures row apex."""
     config = apex_config()
@@ -139,6 +179,7 @@ def measure_apex(python: str, rounds: int, seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=(*TASKS, APEX), default=[*TASKS, APEX])
+    parser.add_argument("--to-return", type=int, default=0, metavar="SEEDS")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of RLlib, in row apex")
     parser.add_argument("--python", default=sys.executable)
@@ -146,7 +187,10 @@ def main() -> None:
     both = sorted(os.sched_getaffinity(0))[:2]
     for task in options.tasks:
         if task == APEX:
-            measure_apex(options.python, options.rounds, options.seconds)
+            if options.rounds:
+                measure_apex(options.python, options.rounds, options.seconds)
+            if options.to_return:
+                measure_to_return(options.to_return)
             continue
         ways: dict[str, Callable[[], Rates]] = {}
         for word, cores in (("one", both[:1]), ("two", both)):

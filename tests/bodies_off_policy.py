@@ -73,11 +73,15 @@ def connected(made, group: Group):
 
 
 def steps_on_a_part(group: Group, kind, count):
-    """The parameters and those of the target after steps on this rank's part of minibatches."""
+    """The parameters after one step on this rank's part of minibatches, then those after all steps
+    and the target's."""
     made = algorithm(kind)
     learner = connected(made, group)
+    after_one = None
     for number in range(count):
         whole, part = rows_of(made, 10 + number), slice(group.rank, None, group.size)
         learner.step(Batch({name: column[part] for name, column in whole.columns.items()}))
+        if after_one is None:
+            after_one = learner.parameters.data.detach().clone().numpy()
     target = torch.cat([one.flatten() for one in made.target.parameters()])
-    return learner.parameters.data.detach().numpy(), target.numpy()
+    return after_one, learner.parameters.data.detach().numpy(), target.numpy()
