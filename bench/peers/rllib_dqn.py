@@ -38,7 +38,7 @@ def algorithm(config: dict[str, Any], workers: int) -> Any:
             rollout_fragment_length=its["horizon"],
         )
         .learners(num_learners=0)
-        .reporting(min_sample_timesteps_per_iteration=config["run"]["round_steps"])
+        .reporting(min_sample_timesteps_per_iteration=its["replay_start"])
         .rl_module(
             model_config=DefaultModelConfig(
                 fcnet_hiddens=its["network"], fcnet_activation=its["activation"],
