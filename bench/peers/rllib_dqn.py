@@ -24,7 +24,9 @@ def algorithm(config: dict[str, Any], workers: int) -> Any:
     from ray.rllib.algorithms.dqn import DQNConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    ray.init(num_cpus=workers + 1, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(
+        address="local", num_cpus=workers + 1, include_dashboard=False, logging_level=logging.ERROR
+    )  # fmt: skip
     env, its = config["env"], config["algorithm"]
     steps = env["num_env"] * its["horizon"] * workers  # of a round
     updates = steps * its["updates_per_row"]
