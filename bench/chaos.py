@@ -8,9 +8,10 @@
 A case is a run of one mode, drawn with its strikes from the case's seed. A strike is one blow or
 two to processes of the run (its launcher, its fork server, its GMIs and workers), at a random
 moment: SIGKILL, SIGSTOP for less or for more than the deadline of a hang, SIGTERM and SIGINT to the
-launcher, or a disk that is full for a while. After each, the run goes on or ends as the page says;
-one that has ended is resumed, and the last resume must finish. A third of the cases have a slow
-disk.
+launcher, a disk that is full for a while, a clock that jumps by a minute or a day (`time.time` of
+the run's processes alone), or a device that is lost: cores that the launcher may not use any more.
+After each, the run goes on or ends as the page says; one that has ended is resumed, and the last
+resume must finish. A third of the cases have a slow disk.
 
 Full disks, and shared memory that is the case's alone, need the right to mount: without it full
 disks are skipped, and counted.
@@ -92,8 +93,21 @@ MODES: Final[dict[str, dict[str, Any]]] = {
             "ranges": {"algorithm.learning_rate": {"log_uniform": [1e-4, 1e-2]}},
         },
     },
+    "two devices": _TWO_DEVICES,
 }  # fmt: skip
 BLOWS: Final = {"kill": 5, "pause": 2, "stop": 1}  # how often; a pause is shorter than HANG_S
+_JUMPS_S: Final = (-86_400, -60, 60, 86_400)
+# A link is read and replaced at once; its text is what the clock is ahead by.
+_CLOCK: Final = """
+import os, time
+_time = time.time
+def now_s():
+    try:
+        return _time() + int(os.readlink({path!r}))
+    except OSError:
+        return _time()
+time.time, time.time_ns = now_s, lambda: int(now_s() * 1e9)
+"""
 _SLOW_DISK: Final = """
 import os, time
 _fsync = os.fsync
@@ -106,10 +120,10 @@ os.fsync = fsync
 
 @dataclass(frozen=True)
 class Blow:
-    """Hits one process, or with `full` the disk."""
+    """Hits one process, or what all of them use."""
 
-    victim: str  # "launcher", "fork server", "process": any of the others
-    what: str  # a key of BLOWS, "term", "int" or "full"
+    victim: str  # "launcher", "fork server", "process" (any other), "disk", "clock", "device"
+    what: str  # a key of BLOWS, "term" or "int"; "full", "jump", "loss" of the last three
     which: float  # of several, as a share of their number
     lasts_s: float  # of a pause, a stop, and a full disk
     after_s: float  # after the blow before
@@ -155,9 +169,11 @@ class Case:
         self._private = _mounted(self._disk, "64m")
         for name in ("disk/tmp", "sockets", "site"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        patches = _CLOCK.format(path=str(folder / "clock"))
         if self._random.random() < 1 / 3:
-            (folder / "site" / "sitecustomize.py").write_text(_SLOW_DISK)
+            patches += _SLOW_DISK
             self._tell("the disk is slow")
+        (folder / "site" / "sitecustomize.py").write_text(patches)
         (self._disk / "config.yaml").write_text(yaml.safe_dump(self._config(seed)))
 
     def _config(self, seed: int) -> dict[str, Any]:
@@ -299,8 +315,13 @@ class Case:
             what = draw.choices(list(BLOWS), list(BLOWS.values()))[0]
             if victim == "launcher" and what == "kill":
                 what = draw.choice(("kill", "kill", "term", "int"))
-            if draw.random() < 0.1:
+            other = draw.random()
+            if other < 0.1:
                 victim, what = "disk", "full"
+            elif other < 0.17:
+                victim, what = "clock", "jump"
+            elif other < 0.3 and self._mode == "two devices":
+                victim, what = "device", "loss"
             lasts_s = HANG_S + draw.uniform(1, 4) if what == "stop" else draw.uniform(0.05, 2.0)
             after_s = draw.choice((0.0, draw.uniform(0, 0.5))) if index else 0.0
             blows.append(Blow(victim, what, draw.random(), lasts_s, after_s))
@@ -352,6 +373,10 @@ class Case:
             self._was_full |= self._private
             self._cut_off |= self._private
             return ("the disk", self._fill()) if self._private else ("", None)
+        if blow.victim == "clock":
+            return self._jump(_JUMPS_S[int(blow.which * len(_JUMPS_S))]), None
+        if blow.victim == "device":
+            return self._take_a_core(blow.which), None
         victims = sorted(
             (pid, name)
             for pid, name in self._family().items()
@@ -373,6 +398,23 @@ class Case:
             return "", None
         is_stopped = number == "SIGSTOP" and not (blow.what == "stop" and name.startswith("gmi "))
         return name, go_on if is_stopped else None
+
+    def _jump(self, by_s: int) -> str:
+        """Sets the clock of the run's processes to so much ahead of ours."""
+        (self._folder / "clock.new").symlink_to(str(by_s))
+        (self._folder / "clock.new").replace(self._folder / "clock")
+        return f"the clock by {by_s} s"
+
+    def _take_a_core(self, which: float) -> str:
+        """Keeps the launcher from a core, where it has another; "" where it has none."""
+        assert self._launcher is not None
+        with contextlib.suppress(ProcessLookupError):
+            cores = sorted(os.sched_getaffinity(self._launcher.pid))
+            if len(cores) > 1:
+                lost = cores[int(which * len(cores))]
+                os.sched_setaffinity(self._launcher.pid, set(cores) - {lost})
+                return f"core {lost}"
+        return ""
 
     def _fill(self) -> Callable[[], object]:
         """Leaves no room on the disk but a little; returns what makes room again."""
@@ -414,6 +456,9 @@ class Case:
                 if blow.what == "kill" and name.startswith(named):
                     pattern = rf"{name.split('.')[0]}\b.*killed by SIGKILL"
                     self._until(partial(self._said, pattern, since), pattern)
+                if blow.what == "loss":
+                    said = partial(self._said, r"is lost: .*cores", since)
+                    self._until(lambda: said() or not self._runs(), "word of the lost device")
             return "went on"
         whom = {blow.what for blow, _ in dealt if blow.ends}
         full = any(blow.what == "full" for blow, _ in dealt)
