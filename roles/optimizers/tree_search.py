@@ -25,6 +25,7 @@ from gmi_drl.roles.policies.search import GameNetwork, SearchPolicy
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.samples.replay.games import GameReplay
 from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.roles.telemetry.experience import ExperienceCodec, Kept, Use
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import Progress
 
@@ -75,9 +76,11 @@ class TreeSearchRounds(WholeRounds):
             self._best_parameters = FlatParameters(self._best)
         algorithm.policy.plays_by = self._best
         self._alone = SearchPolicy(candidate, simulations=0)
-        self.progress = Progress(mgr.layout, extra=2)
+        self._codec = ExperienceCodec(1, is_recorded=mgr.config.run.lineage > 0, has_replay=True)
+        self.progress = Progress(mgr.layout, extra=2 + self._codec.numel)
         self._clock = Clock(device)
         self._promoted = 0  # how often the candidate became the best network
+        self._best_version = 0  # which version of the candidate that is
         self._match = [0, 0, 0]  # of the last match
 
     def connect(self, group: Group, iteration: int) -> None:
@@ -113,7 +116,9 @@ class TreeSearchRounds(WholeRounds):
         with phase("reduce"):
             everyone = self._gather(positions)
         clock.stop()
-        self._replay.put(everyone)
+        self._replay.put(everyone, iteration + 1)
+        played_by = self._best_version if settings.gate_games else iteration
+        updates_before = learner.updates
         with phase("train"):
             learner.clock.begin("train")
             learner.noise.begin(settings.batch_size // self._group.size)
@@ -131,18 +136,23 @@ class TreeSearchRounds(WholeRounds):
         check_finite(stats)
         phases = [took.get(name, 0.0) + gate.get(name, 0.0) for name in
                   ("simulate", "infer", "train", "reduce")]  # fmt: skip
-        extra = (leaves, took["infer"])
+        mgr, played = self._mgr, len(positions.value)
+        use = Use(mgr.GMI_id, mgr.context.process, played_by, len(mine), played)
+        kept = Kept(len(self._replay), self._replay.oldest, learner.updates - updates_before)
+        told = self._codec.pack([use], iteration - played_by, kept)
+        extra = (leaves, took["infer"], *told)
         agreed = self.progress.agree(seen, phases, self._mgr.stop_requested(), extra=extra)
         paid = len(everyone.value)
         wins, draws, losses = self._match
         metrics = {
             "steps_per_s": paid / sum(phases),
-            "leaves_per_s": sum(its / s for its, s in agreed.extra),
+            "leaves_per_s": sum(its / s for its, s, *_ in agreed.extra),
             **agreed.metrics, **stats, "updates": learner.updates,
             "replay_rows": len(self._replay), "match_wins": wins, "match_draws": draws,
             "match_losses": losses, "promoted": self._promoted,
         }  # fmt: skip
-        return Round(paid, metrics, agreed.gmi_seconds, agreed.stop)
+        experience = self._codec.unpack([row[2:] for row in agreed.extra])
+        return Round(paid, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _gather(self, positions: Positions) -> Positions:
         """Returns the positions of all GMIs, in the order of their games."""
@@ -171,6 +181,7 @@ class TreeSearchRounds(WholeRounds):
         if match.wins and match.wins >= self._settings.gate_share * (match.wins + match.losses):
             self._best_parameters.data.detach().copy_(self.learner.parameters.data.detach())
             self._promoted += 1
+            self._best_version = iteration + 1
 
     def _curve(self, iteration: int) -> Seen:
         """Lets the candidate play without search against moves at random."""
@@ -191,6 +202,7 @@ class TreeSearchRounds(WholeRounds):
             "replay": self._replay.state_dict(),
             "match": list(self._match),
             "promoted": self._promoted,
+            "best_version": self._best_version,
             "episodes": self.progress.state_dict(),
         }
 
@@ -201,4 +213,5 @@ class TreeSearchRounds(WholeRounds):
         self.learner.load_state_dict({**state, "parameters": state["candidate"]})
         self._replay.load_state_dict(state["replay"])
         self._match, self._promoted = list(state["match"]), state["promoted"]
+        self._best_version = state["best_version"]
         self.progress.load_state_dict(state["episodes"])

@@ -8,6 +8,8 @@ import yaml
 import bodies_games
 import faults
 import gmi_drl
+from gmi_drl.report.policy_lineage import PolicyReader
+from gmi_drl.report.run_state import opened
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.trained import filming
@@ -48,8 +50,9 @@ def learned(result):
     replay = state["replay"]
     return [
         *(state[name].numpy().tobytes() for name in ("parameters", "candidate")),
-        *(replay[name].numpy().tobytes() for name in ("states", "policy", "value")),
+        *(replay[name].numpy().tobytes() for name in ("states", "policy", "value", "version")),
         replay["next"], replay["due"], state["match"], state["promoted"], state["updates"],
+        state["best_version"],
     ]  # fmt: skip
 
 
@@ -57,7 +60,7 @@ def learned(result):
 def undisturbed(tmp_path_factory, warm):
     """A run of two GMIs that nothing happened to, and the steps after which it ends."""
     path = config(tmp_path_factory.mktemp("undisturbed"), steps=GAMES * 9 * (ROUNDS - 1))
-    return gmi_drl.launch(path, view="none")
+    return gmi_drl.launch(path, view="none", keep_gcs=True)
 
 
 def test_two_gmis_play_and_learn(undisturbed):
@@ -70,6 +73,30 @@ def test_two_gmis_play_and_learn(undisturbed):
     assert sum(lines[1][f"match_{what}"] for what in ("wins", "draws", "losses")) == 4
     assert all(line["leaves_per_s"] > 0 for line in lines)
     assert undisturbed.gmis[0]["eval_episodes"] == 4
+
+
+def test_lineage_names_the_best_network_that_played_and_what_the_replay_held(undisturbed):
+    lines = metrics(undisturbed.folder)
+    best, before = 0, {"steps": 0, "updates": 0, "promoted": 0}
+    put_in = []  # by which version each position was
+    with opened(undisturbed.folder / "gcs.sqlite") as store:
+        reader = PolicyReader(store)
+        assert len(list(reader.chain())) == len(lines)
+        for number, line in enumerate(lines, 1):
+            policy = reader.policy(reader.find(f"policy@{number}"))
+            assert [sample.gmi_id for sample in policy.samples] == [0, 1]
+            assert {sample.sampled_with.number for sample in policy.samples} == {best}
+            assert sum(sample.parts for sample in policy.samples) == GAMES
+            steps = line["steps"] - before["steps"]
+            assert sum(sample.steps for sample in policy.samples) == steps
+            put_in = (put_in + [number] * steps)[-100:]
+            for replay in policy.replays:
+                assert (replay.rows, replay.oldest) == (len(put_in), put_in[0])
+                assert replay.minibatches == line["updates"] - before["updates"]
+            assert len(policy.replays) == 2
+            best = number if line["promoted"] > before["promoted"] else best
+            before = line
+    assert best > 0  # a candidate has become the best network
 
 
 @pytest.mark.parametrize(

@@ -249,10 +249,10 @@ def test_versions_that_are_undone_and_flushed(tmp_path, monkeypatch):
 def test_agents_that_send_all_the_time_one_of_which_is_killed(tmp_path, monkeypatch):
     faults.script(monkeypatch, path := tmp_path / "script", (0, "sampled", 6))
     roles = {"agent": bodies.TracedAgent, "trainer": bodies.TracedTrainer}
-    made = config(tmp_path, 40, mode="async", hardware={"num_gpus": 2}, layout={})
+    made = config(tmp_path, 120, mode="async", hardware={"num_gpus": 2}, layout={})
     folder = launch(made, roles=roles).folder
     trace = Trace(path)
-    assert check(folder, trace) == 40
+    assert check(folder, trace) == 120
     (dead,) = killed(folder)
     assert dead.versions == in_pieces(saw(trace, 0, 0)) != []
     lines = (folder / "metrics.jsonl").read_text().splitlines()

@@ -222,8 +222,8 @@ def replay(capacity=20, seed=1, **settings):
 
 def test_the_replay_keeps_the_newest_and_goes_on_as_it_was():
     game, kept = replay()
-    kept.put(positions(game, 13))
-    kept.put(positions(game, 13, first=13))
+    kept.put(positions(game, 13), 1)
+    kept.put(positions(game, 13, first=13), 2)
     assert sum(kept.ready() for _ in range(99)) == 5  # of 26 rows, 0.2 of each
     drawn = [kept.next(number, 0, 1) for number in range(40)]
     seen = torch.cat([one["value"] for one in drawn])
@@ -231,7 +231,7 @@ def test_the_replay_keeps_the_newest_and_goes_on_as_it_was():
     _, resumed = replay()
     resumed.load_state_dict(kept.state_dict())
     for its in (kept, resumed):
-        its.put(positions(game, 5, first=26))
+        its.put(positions(game, 5, first=26), 3)
     assert kept.ready()
     assert resumed.ready()
     assert not resumed.ready()
@@ -240,7 +240,7 @@ def test_the_replay_keeps_the_newest_and_goes_on_as_it_was():
     for capacity, rows in ((8, range(23, 31)), (50, range(11, 31))):
         _, other = replay(capacity)
         other.load_state_dict(kept.state_dict())
-        other.put(positions(game, 3, first=31))
+        other.put(positions(game, 3, first=31), 4)
         its = torch.cat([other.next(number, 0, 1)["value"] for number in range(60)])
         newest = list(rows)[3:] if capacity == 8 else list(rows)
         assert set(its.tolist()) == {*newest, 31, 32, 33}
@@ -248,7 +248,7 @@ def test_the_replay_keeps_the_newest_and_goes_on_as_it_was():
 
 def test_shares_of_a_minibatch_are_the_minibatch():
     game, kept = replay()
-    kept.put(positions(game, 15))
+    kept.put(positions(game, 15), 1)
     whole, parts = kept.next(3, 0, 1), [kept.next(3, rank, 2) for rank in (0, 1)]
     for name in ("observation", "policy", "value", "legal"):
         together = torch.stack([part[name] for part in parts], 1).flatten(0, 1)
@@ -257,7 +257,7 @@ def test_shares_of_a_minibatch_are_the_minibatch():
 
 def test_minibatches_are_of_all_symmetries_and_policies_follow_boards():
     game, kept = replay(batch_size=400)
-    kept.put(Positions(*(column[:1] for column in positions(game, 1))))  # a stone in a corner
+    kept.put(Positions(*(column[:1] for column in positions(game, 1))), 1)  # a stone in a corner
     batch = kept.next(0, 0, 1)
     stones, moves = batch["observation"][:, :9].argmax(1), batch["policy"].argmax(1)
     assert (batch["legal"].sum(1) == 8).all()

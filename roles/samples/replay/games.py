@@ -30,6 +30,7 @@ class GameReplay:
         self._states = np.zeros((capacity, game.state_size), np.int16)
         self._policy = np.zeros((capacity, game.actions), np.float32)
         self._value = np.zeros(capacity, np.float32)
+        self._version = np.zeros(capacity, np.int64)  # whose round put it in
         self._next = self._size = 0  # where the next one comes to lie; how many there are
         self._due = 0.0  # updates that are to be taken
         # What each symmetry does to observations and to moves; the first one does nothing.
@@ -41,8 +42,16 @@ class GameReplay:
     def __len__(self) -> int:
         return self._size
 
-    def put(self, positions: Positions) -> None:
-        """Takes in the positions of new games, for the oldest ones where there is no more room."""
+    @property
+    def oldest(self) -> int:
+        """Returns the version whose round put the oldest position in."""
+        return int(self._version[: self._size].min(initial=np.iinfo(np.int64).max))
+
+    def put(self, positions: Positions, version: int | np.ndarray) -> None:
+        """Takes in the positions of new games, for the oldest ones where there is no more room.
+
+        `version` is that of the round that puts them in, or of each position.
+        """
         capacity, count = len(self._value), len(positions.value)
         kept = min(count, capacity)
         places = (self._next + np.arange(count - kept, count)) % capacity
@@ -50,6 +59,7 @@ class GameReplay:
         self._states[places] = positions.states[newest]
         self._policy[places] = positions.policy[newest]
         self._value[places] = positions.value[newest]
+        self._version[places] = np.broadcast_to(version, count)[newest]
         self._next = (self._next + count) % capacity
         self._size = min(self._size + count, capacity)
         self._due += self._settings.updates_per_row * count
@@ -81,11 +91,11 @@ class GameReplay:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        kept = (self._states, self._policy, self._value)
-        states, policy, value = (torch.from_numpy(its[: self._size]) for its in kept)
+        kept = (self._states, self._policy, self._value, self._version)
+        states, policy, value, version = (torch.from_numpy(its[: self._size]) for its in kept)
         return {
-            "states": states, "policy": policy, "value": value, "next": self._next,
-            "due": self._due,
+            "states": states, "policy": policy, "value": value, "version": version,
+            "next": self._next, "due": self._due,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,7 +107,8 @@ class GameReplay:
             order = np.roll(order, -begin)
         self._next = self._size = 0
         names = ("states", "policy", "value")
-        self.put(Positions(*(state[name].cpu().numpy()[order] for name in names)))
+        version = state["version"].cpu().numpy()[order]
+        self.put(Positions(*(state[name].cpu().numpy()[order] for name in names)), version)
         if as_it_was:  # so that the same rows are drawn
             self._next = begin % capacity
         self._due = state["due"]

@@ -133,8 +133,8 @@ class PolicyReader:
         if not rows or not store.execute("SELECT 1 FROM policies LIMIT 1").fetchone():
             raise GcsError(
                 "no version of the policy is recorded: run.lineage was 0, nothing was trained yet, "
-                "optimizer tree_search or a role of the user's trains it, or an earlier gmi-drl "
-                f"recorded the run. What is recorded is in {_WHERE}; ask for a run that has some."
+                "a role of the user's trains it, or an earlier gmi-drl recorded the run. "
+                f"What is recorded is in {_WHERE}; ask for a run that has some."
             )
         # A runtime that launches several runs has them all in the store of the last one.
         # Within one launch a branch from nothing is of GMIs that died before the first checkpoint.
