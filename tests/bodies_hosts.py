@@ -73,6 +73,7 @@ def reduce_and_count(group, ready, told):
             break
     refused = {} if group.links is None else group.links.refused
     group.finish("done")
+    assert group.refused == sum(refused.values())
     return wrong, refused
 
 

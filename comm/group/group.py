@@ -65,6 +65,11 @@ class Group(ABC):
     generation: int  # one higher each time that processes of the group were replaced
     joined: int  # the generation this process came with; 0 unless it replaces another
 
+    @property
+    def refused(self) -> int:
+        """Returns how many connections and messages of strangers this rank has refused so far."""
+        return 0
+
     @abstractmethod
     def bucket(
         self, name: str, numel: int, dtype: torch.dtype | None = None,

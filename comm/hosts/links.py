@@ -58,6 +58,7 @@ class HostLinks:
         self._count = len(spec.members)
         self._peers = [peer for peer in range(self._count) if peer != spec.rank]
         self._refused: collections.Counter[str] = collections.Counter()
+        self._known: set[bytes] = set()  # keys of all rosters so far
         self.epoch = 0  # of the roster that these links are connected by
         self._endpoints: tuple[Endpoint | None, ...] = ()
         self._roster: Roster | None = None  # the newest that was read
@@ -98,8 +99,12 @@ class HostLinks:
 
     @property
     def refused(self) -> dict[str, int]:
-        """Returns how many connections and messages were refused, by what they were."""
-        return {"connections": self._handshakes.refused, **self._refused}
+        """Returns how many connections and messages were refused, by what they were.
+
+        Not those of a leader that had a roster before this one, and so came too early.
+        """
+        early = sum(self._authenticator.refused[key] for key in self._known)
+        return {"connections": self._handshakes.refused - early, **self._refused}
 
     # Forming ---------------------------------------------------------------------------------
 
@@ -162,6 +167,7 @@ class HostLinks:
         self._arrived = {peer: collections.deque() for peer in self._peers}
         ranks = {end.key.encode(): rank for rank, end in enumerate(roster.endpoints) if end}
         self._ranks = ranks
+        self._known |= {*ranks}
         for peer in self._peers:
             end = roster.endpoints[peer]
             assert end is not None

@@ -51,6 +51,10 @@ class HostsGroup(Group):
         self._timeout_s = timeout.total_seconds() * _SHARE
         self.links: HostLinks | None = None  # of a leader, from its first call on
 
+    @property
+    def refused(self) -> int:
+        return 0 if self.links is None else sum(self.links.refused.values())
+
     def bucket(
         self, name: str, numel: int, dtype: torch.dtype | None = None,
         device: torch.device | None = None,

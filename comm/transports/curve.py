@@ -6,6 +6,7 @@ whenever the owner of the socket looks for messages, so that no thread is needed
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -14,6 +15,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 _ZAP: Final = "inproc://zeromq.zap.01"
+_MOST_KEYS: Final = 1000  # of those refused that are remembered
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_ACCEPTED
@@ -33,6 +35,7 @@ class Authenticator:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Collection[bytes]) -> None:
         self.keys = keys
+        self.refused: Counter[bytes] = Counter()  # by key; of those that came first
         self.socket = context.socket(zmq.REP)  # readable when there is something to answer
         self.socket.bind(_ZAP)
 
@@ -48,6 +51,8 @@ class Authenticator:
             version, request, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
             key = z85.encode(credentials[0]) if len(credentials) == 1 else b""
             allowed = mechanism == b"CURVE" and key in self.keys
+            if not allowed and (key in self.refused or len(self.refused) < _MOST_KEYS):
+                self.refused[key] += 1
             status = (b"200", b"OK", key) if allowed else (b"400", b"not a key of this run", b"")
             self.socket.send_multipart([version, request, *status, b""])
 

@@ -81,6 +81,11 @@ class GmiContext:
             before = self.tally[self.gmi_id, "mem_peak_bytes"]  # of a process before this one, too
             self.tally[self.gmi_id, "mem_peak_bytes"] = max(before, self.memory.look())
 
+    def add(self, counter: str, more: int) -> None:
+        """Counts what all GMIs and the launcher are to see under `counter` of the tally."""
+        if self.tally is not None:
+            self.tally[self.gmi_id, counter] += more
+
     def of_mine(self, counter: str) -> int:
         """Returns what is noted of this GMI under `counter` of the tally."""
         return 0 if self.tally is None else self.tally[self.gmi_id, counter]

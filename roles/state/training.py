@@ -62,6 +62,7 @@ class Training:
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
         self._lineage: dict[str, Any] | None = None  # of the last iteration, where it is recorded
         self._restored = ""  # the checkpoint that training goes on from, or "peers"
+        self._refused = 0  # of strangers, at the last look
         self._snapshots = recovery.Snapshots()
         self._saver: saving.Saver | None = None
         if (folder := context.folder) is not None:
@@ -163,6 +164,7 @@ class Training:
         reached = run.target_return is not None and mean is not None and mean >= run.target_return
         self._finished = self._stopped or reached or self._steps >= self._end
         context.note_memory()
+        self._note_refused()
         peaks = context.of_all("mem_peak_bytes")  # others: as of their iteration's begin
         metrics = {
             "iteration": self._iteration,
@@ -172,6 +174,8 @@ class Training:
             "gmi_seconds": [rounded(seconds) for seconds in done.gmi_seconds],
             **({"mem_peak_bytes": max(peaks), "gmi_mem_peak_bytes": peaks} if peaks else {}),
         }
+        if self._mgr.layout.hosts > 1:
+            metrics["refused"] = sum(context.of_all("refused"))
         due = self._iteration % run.log_every == 0 or self._finished
         self._metrics = metrics if due else None
         if self._log is not None:
@@ -185,6 +189,20 @@ class Training:
         every = self._mgr.config.comm.checksum_every
         if every and self._iteration % every == 0:
             self._check_identical()
+
+    def _note_refused(self) -> None:
+        """Counts what strangers have tried since the last look; warns each time it has doubled."""
+        context, refused = self._mgr.context, self._group.refused
+        more, self._refused = refused - self._refused, refused
+        if more <= 0:
+            return
+        before = context.of_mine("refused")
+        context.add("refused", more)
+        if (before + more).bit_length() > before.bit_length():
+            self._mgr.warn(
+                f"gmi {self._mgr.GMI_id}: its port for other hosts has refused {before + more} "
+                "connections or messages that are not of this run. See who reaches that network."
+            )
 
     @property
     def _generation(self) -> int:

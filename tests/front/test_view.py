@@ -41,6 +41,14 @@ def test_the_live_view_shows_each_gmi_and_the_run():
     assert "ETA 0:03" in text
 
 
+def test_what_strangers_tried_is_shown_where_there_was_anything():
+    view = RunView(Screen("live"), CONFIG, LAYOUT)
+    view.show({**RECORD, "refused": 0})
+    assert "refused" not in drawn(view)
+    view.show({**RECORD, "refused": 3})
+    assert "3 refused" in drawn(view)
+
+
 def test_what_is_told_is_printed_whole_and_nothing_stands_beside_the_bar():
     screen = Screen("live")
     view = RunView(screen, CONFIG, LAYOUT)

@@ -14,7 +14,7 @@ from gmi_drl.placement import ClusterConfig, Config, Topology, counted
 from gmi_drl.runtime import ActorRuntimeError
 
 from .agent import NodeAgent, own_versions
-from .messages import BEAT_S, HostFacts, HostsError, Orders, Report
+from .messages import BEAT_S, SILENCE_S, HostFacts, HostsError, Orders, Report
 
 _ANSWER_S: Final = 60.0  # for an agent to start, and for its launcher to look at the devices
 _END_S: Final = 30.0
@@ -164,7 +164,7 @@ def _described(agents: Sequence[Any], config: Config) -> list[Host]:
     facts: list[HostFacts] = _answers([agent.facts.remote() for agent in agents], "start")
     pairs = sorted(zip(facts, range(len(agents)), strict=True), key=lambda pair: _place(pair[0]))
     ours = own_versions()
-    for fact, _ in pairs:
+    for fact, place in pairs:
         for name, version in ours.items():
             if fact.versions[name] != version:
                 raise HostsError(
@@ -172,10 +172,26 @@ def _described(agents: Sequence[Any], config: Config) -> list[Host]:
                     rule=f"it has {name} {fact.versions[name]}, and this program {version}",
                     remedy="Install the same on all hosts.",
                 )
+        _check_clock(fact, agents[place])
     told = cloudpickle.dumps(config)
     _answers([agent.tell.remote(told) for agent in agents], "be told the config")
     topologies = _topologies(agents, facts)
     return [Host(agents[place], fact, topologies[place]) for fact, place in pairs]
+
+
+def _check_clock(facts: HostFacts, agent: Any) -> None:
+    """HostsError if a host's clock and that of this program are too far apart."""
+    asked_s = time.time()
+    (there_s,) = _answers([agent.clock.remote()], "tell the time")
+    ahead_s, behind_s = there_s - time.time(), asked_s - there_s  # at least, as answers take time
+    if max(ahead_s, behind_s) > SILENCE_S:
+        raise HostsError(
+            value=f"host {facts.address} ({facts.name})",
+            rule=f"its clock is {max(ahead_s, behind_s):.0f} s "
+            f"{'ahead of' if ahead_s > 0 else 'behind'} that of this program; {SILENCE_S:g} s are "
+            "let pass",
+            remedy="Set both by NTP (`timedatectl` says on each whether it is).",
+        )
 
 
 def _place(facts: HostFacts) -> tuple[Any, ...]:

@@ -120,7 +120,7 @@ def _curve(folder: RunFolder, config: Config) -> Path | None:
 
 def summary_of(last: dict[str, Any]) -> dict[str, Any]:
     """Returns what is kept of a run's last iteration."""
-    keys = ("iteration", "steps", "steps_per_s", "return_mean", "time_s")
+    keys = ("iteration", "steps", "steps_per_s", "return_mean", "time_s", "refused")
     return {key: last[key] for key in keys if key in last}
 
 

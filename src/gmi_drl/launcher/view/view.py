@@ -174,6 +174,8 @@ class RunView:
         """Returns what a line ends with: the return, `between`, and how long it will take."""
         mean = record["return_mean"]
         left = f"ETA {duration(eta_s(self._config, record))}"
+        if refused := record.get("refused"):
+            left = f"{refused} refused  {left}"
         return [f"return {'-' if mean is None else format(mean, '.1f')}", *between, left]
 
     def render(self, width: int) -> Group:

@@ -1,0 +1,139 @@
+"""A cluster of hosts that are all this one, behind what our launch uses of Ray's interface.
+
+Agents are objects of this process, and start real launchers. What a host says of itself is given.
+"""
+
+import contextlib
+import socket
+import sys
+import types
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+
+@dataclass
+class FakeHost:
+    """One host; `versions` and `clock_off_s` are where it differs from this program."""
+
+    address: str
+    cpus: float = 1.0
+    versions: dict = field(default_factory=dict)
+    clock_off_s: float = 0.0
+
+    @property
+    def row(self):
+        """What ray.nodes has of it."""
+        return {
+            "Alive": True, "NodeID": self.address, "NodeManagerAddress": self.address,
+            "NodeManagerHostname": self.address, "Resources": {"CPU": self.cpus},
+        }  # fmt: skip
+
+
+class GetTimeoutError(Exception):
+    """Ray's."""
+
+
+class RayError(Exception):
+    """Ray's."""
+
+
+class Ref:
+    """The result of a call, which was made when it was asked for."""
+
+    def __init__(self, call):
+        self.error = self.value = None
+        try:
+            self.value = call()
+        except Exception as error:
+            self.error = error
+
+    def get(self):
+        """The value, or what was raised."""
+        if self.error is not None:
+            raise RayError(str(self.error))
+        return self.value
+
+
+class Handle:
+    """An actor's: `handle.method.remote(...)`."""
+
+    def __init__(self, ray, cls, host, args):
+        self._ray, self._host = ray, host
+        self._object = cls(*args)
+
+    def __getattr__(self, name):
+        def call(*args):
+            self._ray.current = self._host
+            value = getattr(self._object, name)(*args)
+            if name == "facts":
+                value = replace(value, versions={**value.versions, **self._host.versions})
+            return value + self._host.clock_off_s if name == "clock" else value
+
+        return types.SimpleNamespace(remote=lambda *args: Ref(lambda: call(*args)))
+
+
+class Group:
+    """A placement group: ready when there are as many hosts as bundles."""
+
+    def __init__(self, hosts, bundles):
+        self.is_ready = len(bundles) <= len(hosts)
+
+    def wait(self, timeout_seconds):
+        """Tells at once."""
+        return self.is_ready
+
+
+def modules_of(hosts):
+    """What is imported of Ray, by name."""
+    ray = types.ModuleType("ray")
+
+    def remote(cls):
+        def options(scheduling_strategy, **_):
+            host = hosts[scheduling_strategy.placement_group_bundle_index]
+            return types.SimpleNamespace(remote=lambda *args: Handle(ray, cls, host, args))
+
+        return types.SimpleNamespace(options=options)
+
+    def get(refs, timeout=None):
+        return refs.get() if isinstance(refs, Ref) else [ref.get() for ref in refs]
+
+    nothing = lambda *_, **__: None  # noqa: E731
+    context = types.SimpleNamespace(get_node_id=lambda: ray.current.address)
+    ray.remote, ray.get, ray.init, ray.shutdown, ray.kill = remote, get, nothing, nothing, nothing
+    ray.wait = lambda refs, **_: (list(refs), [])
+    ray.is_initialized = lambda: False
+    ray.nodes = lambda: [host.row for host in hosts]
+    ray.get_runtime_context = lambda: context
+    ray.exceptions = types.SimpleNamespace(GetTimeoutError=GetTimeoutError, RayError=RayError)
+    ray._raylet = None
+    ray.util = types.ModuleType("ray.util")
+    ray.util.get_node_ip_address = lambda: ray.current.address
+    placement = types.ModuleType("ray.util.placement_group")
+    placement.placement_group = lambda bundles, strategy: Group(hosts, bundles)
+    placement.remove_placement_group = nothing
+    strategies = types.ModuleType("ray.util.scheduling_strategies")
+    strategies.PlacementGroupSchedulingStrategy = types.SimpleNamespace
+    strategies.NodeAffinitySchedulingStrategy = types.SimpleNamespace
+    private = types.ModuleType("ray._private")
+    private.state = types.SimpleNamespace(
+        available_resources_per_node=lambda: {host.address: {"CPU": host.cpus} for host in hosts}
+    )
+    each = (ray, ray.util, placement, strategies, private)
+    return {module.__name__: module for module in each}
+
+
+@contextlib.contextmanager
+def cluster(*hosts):
+    """Yields the address of one; in this block `import ray` gives what knows its hosts."""
+    ours = [name for name in sys.modules if name.startswith("gmi_drl.runtime.engines.ray")]
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as server:
+        for name, module in modules_of(hosts).items():
+            patch.setitem(sys.modules, name, module)
+        for name in ours:  # they have imported another one
+            patch.delitem(sys.modules, name)
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            for name in [n for n in sys.modules if n.startswith("gmi_drl.runtime.engines.ray.")]:
+                del sys.modules[name]

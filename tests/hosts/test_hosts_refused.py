@@ -1,0 +1,114 @@
+"""What keeps hosts from training together is told before anything trains: value, rule, remedy."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import fake_ray
+from fake_ray import FakeHost
+from gmi_drl.launcher.hosts import host_launcher
+from gmi_drl.launcher.hosts.agent import NodeAgent, same_folder
+from gmi_drl.launcher.hosts.cluster import joined
+from gmi_drl.launcher.hosts.messages import HostPart, HostsError
+from gmi_drl.placement import Layout, Topology, load_config, tcg_ex
+
+CORE = min(os.sched_getaffinity(0))
+
+
+class Idle(NodeAgent):
+    """An agent that has started no launcher yet."""
+
+    def __init__(self, devices):
+        pass
+
+    def end(self):
+        pass
+
+
+def config(address, **cluster):
+    given = {"address": address, "hosts": 2, "trusted": True, "wait_s": 0.1, **cluster}
+    return load_config(
+        {
+            "version": 1,
+            "env": {"id": "CartPole-v1"},
+            "hardware": {"backend": "cpu", "cores": [CORE]},
+            "cluster": given,
+        }
+    )
+
+
+def refusal(monkeypatch, *hosts, **cluster):
+    """What `joined` says of a cluster of these hosts."""
+    monkeypatch.setattr("gmi_drl.launcher.hosts.cluster.NodeAgent", Idle)
+    with (
+        fake_ray.cluster(*hosts) as address,
+        pytest.raises(HostsError) as raised,
+        joined(config(address, **cluster)),
+    ):
+        pass
+    return str(raised.value)
+
+
+def test_hosts_that_are_alike_are_joined_in_the_order_of_their_addresses():
+    hosts = [FakeHost("127.0.0.20"), FakeHost("127.0.0.3", clock_off_s=2.0)]
+    with fake_ray.cluster(*hosts) as address, joined(config(address)) as found:
+        assert [host.facts.address for host in found] == ["127.0.0.3", "127.0.0.20"]
+        assert [len(host.topology.devices) for host in found] == [1, 1]
+
+
+@pytest.mark.parametrize("what", ["Python", "torch", "gmi-drl"])
+def test_a_host_with_another_version_is_named(what, monkeypatch):
+    told = refusal(
+        monkeypatch, FakeHost("127.0.0.2"), FakeHost("127.0.0.3", versions={what: "0.1"})
+    )
+    assert told.startswith("host 127.0.0.3 (")
+    assert f"it has {what} 0.1, and this program " in told
+    assert told.endswith("Install the same on all hosts.")
+
+
+@pytest.mark.parametrize(("off_s", "side"), [(3600.0, "ahead of"), (-3600.0, "behind")])
+def test_a_host_whose_clock_is_far_off_is_named(off_s, side, monkeypatch):
+    told = refusal(monkeypatch, FakeHost("127.0.0.2"), FakeHost("127.0.0.3", clock_off_s=off_s))
+    assert told.startswith("host 127.0.0.3 (")
+    assert f" s {side} that of this program; 10 s are let pass. Set both by NTP" in told
+
+
+def test_fewer_hosts_than_asked_are_told_with_what_each_has_free(monkeypatch):
+    told = refusal(monkeypatch, FakeHost("127.0.0.2", cpus=4.0))
+    assert told.startswith("cluster.hosts=2: each wants 1 CPU, and after 0.1 s the cluster at ")
+    assert "has 1 host: 127.0.0.2 has 4 of 4 CPU free. Add hosts" in told
+
+
+def test_a_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_launcher, "_SHARED_S", 0.0)
+    layout = Layout.joined([tcg_ex(Topology.from_cores([CORE]), 1, 8)] * 2)
+    part = HostPart(
+        host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
+        folder=tmp_path, started=1.0, resume=None, classes={}, role_folder=None, session="",
+        max_restarts=0, traced=frozenset(),
+    )  # fmt: skip
+    with pytest.raises(HostsError) as raised:
+        host_launcher._run(part, None)
+    told = str(raised.value)
+    assert told.startswith(f"run.folder={tmp_path}: host 1 (10.0.0.2) does not see what the driver")
+    assert told.endswith("Put it on a file system that all hosts share, at the same path.")
+
+
+def test_a_folder_is_shared_if_it_has_what_the_driver_has_written(tmp_path: Path):
+    (tmp_path / "run.json").write_text('{"started": 1.0}')
+    assert same_folder(tmp_path, 1.0, 0.0)
+    assert not same_folder(tmp_path, 2.0, 0.0)
+
+
+def test_an_address_where_nobody_answers_is_told():
+    with (
+        fake_ray.cluster(),
+        pytest.raises(HostsError) as raised,
+        joined(config("127.0.0.1:9")),
+    ):
+        pass
+    told = str(raised.value)
+    assert told.startswith("cluster.address=127.0.0.1:9: this cluster cannot be joined (")
+    assert "nothing answers there within 10 s" in told
+    assert told.endswith("give the address that `ray start --head` has printed.")
