@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gmi_drl.placement.config.algorithms import ALGORITHMS, mode_faults
-from gmi_drl.placement.config.config import Config
+from gmi_drl.placement.config.config import ClusterConfig, Config
 from gmi_drl.placement.config.section import AUTO
 from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counted, listed
 from gmi_drl.placement.layout import Layout, LayoutError
@@ -204,6 +204,7 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
     """Yields what hosts cannot do together: gradients travel between them, and nothing else."""
     if config.cluster is None:
         return
+    yield from _on_loss(config, config.cluster)
     name = template_of(config).name if layout is None else layout.template
     if name in TEMPLATES and name != "tcg_ex":
         yield Fault(
@@ -216,6 +217,20 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
             "algorithm.optimizer", config.algorithm.resolved_optimizer,
             "the hosts of a cluster train together by all_reduce alone",
             "Use an algorithm that runs under it, such as ppo; or leave out cluster.",
+        )  # fmt: skip
+
+
+def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:
+    """Yields why the run could not go on with fewer hosts, as it is said to."""
+    if cluster.hosts_min > cluster.hosts:
+        yield Fault(
+            "cluster.hosts_min", cluster.hosts_min,
+            f"the run has {counted(cluster.hosts, 'host')}", f"Use {cluster.hosts} or fewer.",
+        )  # fmt: skip
+    elif cluster.on_loss == "shrink" and config.layout.file is not None:
+        yield Fault(
+            "cluster.on_loss", "shrink", "layout.file says what GMIs there are",
+            "Use a template, or on_loss: wait or fail.",
         )  # fmt: skip
 
 

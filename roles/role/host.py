@@ -110,6 +110,7 @@ class Job:
     pause: Pause | None = None  # where training ends before run.total_steps, to be gone on with
     resizes: int = 0  # of the run so far
     plan: str = ""  # plan.json; none of a run that does not train
+    epoch: int = 0  # on several hosts: counts the run's gangs. One of a lower epoch writes no more
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""
@@ -182,6 +183,7 @@ class GmiHost:
             job.session, job.wires, tally, lives if rank is None else 0, lives,
             trace=self._trace(on_gpu), memory=memory, private=job.sockets, closing=self._closing,
             heartbeat=pulse, pause=job.pause, resizes=job.resizes,
+            epoch=job.epoch,
         )  # fmt: skip
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(config.run.deterministic)

@@ -65,6 +65,7 @@ class GmiContext:
     heartbeat: Heartbeat | None = None  # of a launched run
     pause: Pause | None = None  # where training ends before run.total_steps
     resizes: int = 0  # of the run so far
+    epoch: int = 0  # of the gang, where it is on several hosts
 
     @property
     def spec(self) -> GmiSpec:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout
+from gmi_drl.roles.errors import CheckpointError
 
 from . import checkpoint
 
@@ -17,11 +19,18 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Saver:
-    """One GMI's hand in the checkpoints of a run. `session`: the launch that writes them."""
+    """One GMI's hand in the checkpoints of a run. `session`: the launch that writes them.
 
-    def __init__(self, folder: Path, gmi_id: int, group: Group, session: str = "") -> None:
+    `epoch`: that of the gang, where the run is on several hosts. CheckpointError refuses to make a
+    checkpoint when run.json has a higher one: this host was cut off, and others have gone on.
+    """
+
+    def __init__(
+        self, folder: Path, gmi_id: int, group: Group, session: str = "", epoch: int = 0
+    ) -> None:
         self._folder = folder_of(folder)
-        self._gmi_id, self._group, self._session = gmi_id, group, session
+        self._gmi_id, self._group, self._epoch = gmi_id, group, epoch
+        self._known = {"session": session} | ({"epoch": epoch} if epoch else {})
 
     def save(
         self,
@@ -40,7 +49,7 @@ class Saver:
         room; when that fails as well nothing is left of the attempt.
         """
         first = self._group.rank == 0
-        manifest = manifest | {"session": self._session}
+        manifest = manifest | self._known
         unremoved, full = "", False
         removed: list[str] = []
 
@@ -58,6 +67,7 @@ class Saver:
         def commit(**more: bool) -> None:
             nonlocal unremoved
             if first:
+                self._check_epoch()
                 path = checkpoint.commit(self._folder, iteration, manifest | more)
                 unremoved = checkpoint.prune(self._folder, path, _KEPT)
 
@@ -98,7 +108,8 @@ class Saver:
         try:
             checkpoint.begin(self._folder, iteration)
             checkpoint.write_part(self._folder, iteration, "shared", shared)
-            manifest = manifest | {"session": self._session}
+            manifest = manifest | self._known
+            self._check_epoch()
             path = checkpoint.commit(self._folder, iteration, manifest)
         except OSError as error:
             checkpoint.discard(self._folder, iteration)
@@ -148,13 +159,24 @@ class Saver:
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint of this launch; older ones of the folder belong to others."""
-        mine = self._session
+        mine = self._known["session"]
         return checkpoint.newest(self._folder, lambda found: found.manifest.get("session") == mine)
 
     def mend(self) -> None:
         """Rank 0 clears away what a GMI was writing when it was killed, while nobody writes."""
         if self._group.rank == 0:
             checkpoint.mend(self._folder)
+
+    def _check_epoch(self) -> None:
+        if not self._epoch:
+            return
+        run = self._folder.parent / "run.json"
+        now = json.loads(run.read_text(encoding="utf-8")).get("epoch", 0)
+        if now > self._epoch:
+            raise CheckpointError(
+                f"{run} has epoch {now}, and this host is in epoch {self._epoch}: it was taken for "
+                "lost, and others have gone on. It writes nothing more of this run."
+            )
 
     def _together(self, action: Callable[[], object], failure: str = "") -> tuple[str, bool]:
         """Do `action` on every GMI: why it failed here, and whether it failed anywhere.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter, sleep, time
 from typing import Any, Final
 
 from gmi_drl.comm import CommError, GroupFinished, GroupReformed, assert_identical
@@ -28,6 +28,7 @@ from gmi_drl.roles.telemetry.progress import MetricsLog
 
 from . import checkpoint, recovery, request, saving
 
+_TOLD_S: Final = 12.0  # the driver takes a host for lost after ten
 _REMEDY: Final = (
     "Undo what was changed in the run's config.yaml, or in its role classes, or begin a new run."
 )
@@ -67,7 +68,9 @@ class Training:
         self._saver: saving.Saver | None = None
         if (folder := context.folder) is not None:
             optimizer.progress.wants_checkpoint = partial(self._is_requested, folder)
-            self._saver = saving.Saver(folder, mgr.GMI_id, self._group, context.session)
+            self._saver = saving.Saver(
+                folder, mgr.GMI_id, self._group, context.session, context.epoch
+            )
 
     def run(self) -> dict[str, Any]:
         """Train until the configured steps are done or the launcher asks to stop."""
@@ -80,12 +83,14 @@ class Training:
                     beat("start")
                     return self._train() | self._outcome()
                 except GroupReformed:
+                    if self._mgr.is_bereft:  # of a whole host
+                        return self._leave_state()
                     self._mgr.await_set_up()  # the new one makes its environments again
                 except GroupFinished as done:  # this GMI died between the end and its answer
                     result: dict[str, Any] = json.loads(done.outcome)
                     return result | self._outcome()
                 except CommError:
-                    if not self._mgr.is_bereft:
+                    if not self._is_bereft():
                         raise
                     return self._leave_state()
         finally:
@@ -128,6 +133,16 @@ class Training:
         result = self._evaluate()
         self._group.finish(json.dumps(result))
         return result
+
+    def _is_bereft(self) -> bool:
+        """Tells whether peers are lost for good; of a host the launcher may find out later."""
+        mgr = self._mgr
+        cluster = mgr.config.cluster
+        if cluster is not None and cluster.on_loss != "fail":
+            deadline_s = perf_counter() + _TOLD_S
+            while not mgr.is_bereft and perf_counter() < deadline_s:
+                sleep(0.05)
+        return mgr.is_bereft
 
     def _leave_state(self) -> dict[str, Any]:
         """Ends without peers that are lost; the heir saves its last iteration for a new layout."""

@@ -96,7 +96,7 @@ def waiting(address, folder):
     assert len(launchers()) >= 2 * 3  # a fork server and a GMI each
     yield program
     program.communicate(timeout=60)
-    until(lambda: not launchers(), 30)
+    until(lambda: not launchers(), within_s=30)
 
 
 @pytest.mark.slow
@@ -124,6 +124,49 @@ def test_two_hosts(tmp_path, monkeypatch):
         assert driver.returncode == 1
         (state,) = (tmp_path / "lost").glob("*/*/run.json")
         assert "its agent is gone" in json.loads(state.read_text())["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_goes_on_when_a_host_is_lost(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with cluster(2) as address:
+        for on_loss, hosts in (("wait", 2), ("shrink", 1)):
+            program = started(
+                run={
+                    "folder": str(tmp_path / on_loss), "total_steps": 100 * 2 * 8 * 16, "log": [],
+                    "eval_episodes": 0, "checkpoint_every": 1000,
+                },
+                algorithm={"network": [16], "minibatches": 2, "epochs": 2, "horizon": 16},
+                hardware={"backend": "cpu", "cores": CORES[:1]},
+                cluster={"address": address, "hosts": 2, "on_loss": on_loss},
+            )  # fmt: skip
+            try:
+                until(lambda: len(metrics(tmp_path / on_loss)) >= 10, within_s=100)  # noqa: B023
+                os.kill(agents()[0], 9)
+                output, _ = program.communicate(timeout=150)
+            finally:
+                program.kill()
+            assert program.returncode == 0, output
+            iterations = metrics(tmp_path / on_loss)
+            assert iterations == [*range(1, len(iterations) + 1)]  # none is lost, none made twice
+            (run,) = (tmp_path / on_loss).glob("*/*")
+            (last,) = run.glob(f"checkpoints/iteration_*{iterations[-1]}")
+            manifest = json.loads((last / "manifest.json").read_text())
+            assert manifest["epoch"] == 2
+            assert len(manifest["gmis"]) == hosts
+            (saved,) = [path for path in run.glob("checkpoints/*") if path != last]
+            assert json.loads((saved / "manifest.json").read_text())["iteration"] >= 10
+            until(lambda: not launchers(), within_s=30)
+
+
+def metrics(folder):
+    """Lists the iterations that a run has told of."""
+    texts = [path.read_text() for path in folder.glob("*/*/metrics.jsonl")]
+    lines = [line for text in texts for line in text.splitlines(keepends=True)]
+    return [json.loads(line)["iteration"] for line in lines if line.endswith("\n")]
 
 
 def assert_close(one, other):

@@ -80,6 +80,15 @@ def test_what_hosts_cannot_do_is_a_fault(override, told):
     assert check(config(), TWO_CORES) == []
 
 
+def test_fewer_hosts_than_there_may_be_are_a_fault(tmp_path):
+    (fault,) = check(config(hosts_min=3), TWO_CORES)
+    assert str(fault) == "cluster.hosts_min=3; the run has 2 hosts. Use 2 or fewer."
+    file = tmp_path / "layout.yaml"
+    file.write_text("version: 1\n")
+    shrinks = config(f"layout.file={file}", on_loss="shrink")
+    assert any("layout.file says what GMIs there are" in str(f) for f in check(shrinks, TWO_CORES))
+
+
 def test_plan_draws_host_by_host(tmp_path, capsys):
     file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
     file.write_text(

@@ -8,6 +8,7 @@ import torch
 
 import bodies_roles as bodies
 from gmi_drl.comm import solo_group
+from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.roles.state.saving import Saver
 from gmi_drl.runtime.cache_files import replace_file
@@ -181,3 +182,17 @@ class few_descriptors:
         for file in self._taken:
             file.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
+
+
+def test_who_was_taken_for_lost_writes_no_more(tmp_path):
+    run = tmp_path / "run.json"
+    saver = Saver(tmp_path, 0, solo_group(), "now", epoch=1)
+    run.write_text('{"epoch": 1}')
+    assert save(saver, 5)[0]
+    assert checkpoint.find(tmp_path).manifest["epoch"] == 1
+    run.write_text('{"epoch": 2}')  # as the driver has it when the others go on
+    with pytest.raises(CheckpointError, match="has epoch 2, and this host is in epoch 1"):
+        save(saver, 10)
+    with pytest.raises(CheckpointError, match="epoch 2"):
+        saver.save_alone(10, shared(True), {})
+    assert checkpoint.find(tmp_path).manifest["iteration"] == 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,10 +14,12 @@ from gmi_drl.placement import ClusterConfig, Config, Topology, counted
 from gmi_drl.runtime import ActorRuntimeError
 
 from .agent import NodeAgent, own_versions
-from .messages import BEAT_S, SILENCE_S, HostFacts, HostsError, Orders, Report
+from .messages import BEAT_S, SILENCE_S, HostFacts, HostLost, HostsError, Orders, Report
 
 _ANSWER_S: Final = 60.0  # for an agent to start, and for its launcher to look at the devices
+_BACK_S: Final = 20.0  # for an agent of a host that may be there again
 _END_S: Final = 30.0
+_SETTLE_S: Final = 5.0  # for agents that have just been started to end
 
 
 @dataclass(frozen=True)
@@ -27,21 +29,76 @@ class Host:
     agent: Any  # Ray's handle
     facts: HostFacts
     topology: Topology
+    place: int  # of its bundle in the placement group
 
     def __str__(self) -> str:
         return f"{self.facts.address} ({self.facts.name})"
 
 
+class Cluster:
+    """The hosts of a launch, by their rank, and what is set aside for it."""
+
+    def __init__(self, config: Config, group: Any, bundle: Mapping[str, float]) -> None:
+        assert config.cluster is not None
+        self._config, self._cluster = config, config.cluster
+        self._group, self._bundle = group, bundle
+        self._agents: dict[int, Any] = {}  # by the place of their bundle
+        self.hosts: list[Host] = []
+
+    def start(self, places: Sequence[int], within_s: float = _ANSWER_S) -> None:
+        """Starts an agent at each of these places; HostsError if one does not answer in time."""
+        self._agents = dict(zip(places, _started(places, self._group, self._bundle), strict=True))
+        self.hosts = _described(self._agents, self._config, within_s)
+
+    def renew(self, lost: Collection[int]) -> None:
+        """Starts all agents anew: without hosts of these ranks, or when there are as many again."""
+        import ray
+
+        places = [host.place for host in self.hosts]
+        for rank in lost:
+            ray.kill(self._agents.pop(places[rank]))  # it may not answer
+        self.end()
+        if self._cluster.on_loss == "shrink":
+            self.start([place for rank, place in enumerate(places) if rank not in lost])
+            return
+        deadline_s = time.monotonic() + self._cluster.wait_s
+        while True:
+            try:
+                self.start(places, _BACK_S)
+                return
+            except HostsError as error:
+                self.end(_SETTLE_S)
+                if time.monotonic() > deadline_s:
+                    raise HostLost(
+                        value=f"cluster.hosts={self._cluster.hosts}",
+                        rule=f"after {self._cluster.wait_s:g} s there are not as many ({error})",
+                        remedy="Go on from the last checkpoint when there are.",
+                    ) from error
+            time.sleep(1.0)  # for the cluster to find out who is there
+
+    def end(self, within_s: float = _END_S) -> None:
+        """Ends the agents; returns when the launchers of those in reach are gone."""
+        import ray
+
+        agents, self._agents = [*self._agents.values()], {}
+        if not agents:
+            return
+        with suppress(Exception):  # a cluster that is gone
+            ended = [agent.end.remote() for agent in agents]
+            ray.wait(ended, num_returns=len(ended), timeout=within_s)
+            for agent in agents:
+                ray.kill(agent)
+
+
 @contextmanager
-def joined(config: Config) -> Iterator[list[Host]]:
-    """Yields the hosts that the config asks for, by their rank; they are given back at the end.
+def joined(config: Config) -> Iterator[Cluster]:
+    """Yields the hosts that the config asks for; they are given back at the end.
 
     HostsError says what is missing, at the latest after `cluster.wait_s`.
     """
     cluster = config.cluster
     assert cluster is not None
     try:
-        import ray
         from ray.util.placement_group import remove_placement_group
 
         from gmi_drl.runtime.engines.ray import nodes
@@ -72,19 +129,18 @@ def joined(config: Config) -> Iterator[list[Host]]:
             remedy="See that it runs and has the token that this program has, and give the "
             "address that `ray start --head` has printed.",
         ) from error
-    group, agents = None, []
     try:
         bundle = _bundle(config, nodes.hosts())
         group = _placed(cluster, bundle)
-        agents = _started(cluster.hosts, group, bundle)
-        yield _described(agents, config)
-    finally:
-        with suppress(Exception):  # a cluster that is gone
-            ray.wait([agent.end.remote() for agent in agents], len(agents) or 1, timeout=_END_S)
-            for agent in agents:
-                ray.kill(agent)
-            if group is not None:
+        ours = Cluster(config, group, bundle)
+        try:
+            ours.start(range(cluster.hosts))
+            yield ours
+        finally:
+            ours.end()
+            with suppress(Exception):  # a cluster that is gone
                 remove_placement_group(group)
+    finally:
         nodes.leave()
 
 
@@ -138,7 +194,7 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
     )
 
 
-def _started(hosts: int, group: Any, bundle: Mapping[str, float]) -> list[Any]:
+def _started(places: Sequence[int], group: Any, bundle: Mapping[str, float]) -> list[Any]:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -153,15 +209,17 @@ def _started(hosts: int, group: Any, bundle: Mapping[str, float]) -> list[Any]:
                 placement_group=group, placement_group_bundle_index=place
             ),
         ).remote("GPU" in bundle)
-        for place in range(hosts)
+        for place in places
     ]
 
 
-def _described(agents: Sequence[Any], config: Config) -> list[Host]:
+def _described(by_place: Mapping[int, Any], config: Config, within_s: float) -> list[Host]:
     """Asks all agents for their hosts; returns these by address, as their rank goes by it."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    facts: list[HostFacts] = _answers([agent.facts.remote() for agent in agents], "start")
+    places, agents = [*by_place], [*by_place.values()]
+    asked = [agent.facts.remote() for agent in agents]
+    facts: list[HostFacts] = _answers(asked, "start", within_s)
     pairs = sorted(zip(facts, range(len(agents)), strict=True), key=lambda pair: _place(pair[0]))
     ours = own_versions()
     for fact, place in pairs:
@@ -176,7 +234,7 @@ def _described(agents: Sequence[Any], config: Config) -> list[Host]:
     told = cloudpickle.dumps(config)
     _answers([agent.tell.remote(told) for agent in agents], "be told the config")
     topologies = _topologies(agents, facts)
-    return [Host(agents[place], fact, topologies[place]) for fact, place in pairs]
+    return [Host(agents[at], fact, topologies[at], places[at]) for fact, at in pairs]
 
 
 def _check_clock(facts: HostFacts, agent: Any) -> None:
@@ -227,16 +285,16 @@ def _topologies(agents: Sequence[Any], facts: Sequence[HostFacts]) -> list[Topol
     return [found[place] for place in range(len(agents))]
 
 
-def _answers(references: Sequence[Any], what: str) -> list[Any]:
-    """Returns what all agents answer, within a minute."""
+def _answers(references: Sequence[Any], what: str, within_s: float = _ANSWER_S) -> list[Any]:
+    """Returns what all agents answer, in time."""
     import ray
 
     try:
-        return list(ray.get(list(references), timeout=_ANSWER_S))
+        return list(ray.get(list(references), timeout=within_s))
     except ray.exceptions.GetTimeoutError:
         raise HostsError(
             value="cluster",
-            rule=f"its agents did not {what} within {_ANSWER_S:g} s",
+            rule=f"its agents did not {what} within {within_s:g} s",
             remedy="See Ray's logs on the hosts, and whether gmi-drl is installed on each.",
         ) from None
     except ray.exceptions.RayError as error:

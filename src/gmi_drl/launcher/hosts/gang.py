@@ -49,6 +49,8 @@ def parts_of(
             session=job.session,
             max_restarts=max_restarts,
             traced=traced,
+            epoch=job.epoch,
+            resizes=job.resizes,
         )
         for rank in range(len(hosts))
     ]
@@ -62,6 +64,13 @@ class HostsGang:
         import cloudpickle  # type: ignore[import-untyped]
         import ray
 
+        config = parts[0].config
+        assert config.cluster is not None
+        self._is_to_go_on = config.cluster.on_loss != "fail"
+        self._leave_s = config.comm.timeout_s
+        self._lost: dict[int, str] = {}  # hosts, and how each was lost
+        self._lost_s = 0.0  # when the first one was
+        self._heir: int | None = None
         self._hosts, self._tally = list(hosts), tally
         self._own = [{gmi.gmi_id for gmi in part.layout.on_host(part.host)} for part in parts]
         self._lock = threading.Lock()
@@ -78,8 +87,12 @@ class HostsGang:
         self._ended = [False] * len(hosts)
         self._end = False
         self.asked_to_stop = self._stopped = False
-        for host, part in zip(hosts, parts, strict=True):
-            ray.get(host.agent.tell.remote(cloudpickle.dumps(part)), timeout=SILENCE_S)
+        for rank, (host, part) in enumerate(zip(hosts, parts, strict=True)):
+            try:
+                ray.get(host.agent.tell.remote(cloudpickle.dumps(part)), timeout=SILENCE_S)
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                self._lost[rank] = f"it cannot be told what to run ({error})"
+                raise self._loss() from error
         self._thread = threading.Thread(target=self._talk, name="hosts", daemon=True)
         self._thread.start()
 
@@ -175,6 +188,7 @@ class HostsGang:
                 end_s = end_s or now_s + _END_S
                 if now_s > end_s:
                     return
+            self._settle(now_s)
             for host in hosts:
                 waits = host in asked.values()
                 if not waits and not self._ended[host] and now_s - asked_s[host] >= BEAT_S:
@@ -207,6 +221,7 @@ class HostsGang:
             calls=calls,
             stop=self.asked_to_stop,
             end=self._end,
+            heir=self._heir,
             roster=roster,
             rows={gmi_id: row for gmi_id, row in self._rows.items() if gmi_id not in own},
         )
@@ -222,7 +237,7 @@ class HostsGang:
             for gmi_id, row in report.rows.items():
                 for name, value in zip(COUNTERS, row, strict=True):
                     self._tally[gmi_id, name] = value
-        if report.endpoint is not None:
+        if report.endpoint is not None and not self._lost:
             self._endpoints[host] = report.endpoint
             if None not in self._endpoints:
                 self._roster = next_roster(self._roster, self._endpoints) or self._roster
@@ -230,8 +245,7 @@ class HostsGang:
             self._fail(self._told_of(host, report.error))
         if report.ended:
             self._ended[host] = True
-            if not self._end:
-                self._fail(HostLost(f"{self._name(host)}: {report.ended}"))
+            self._lose(host, report.ended)
 
     def _told_of(self, host: int, error: BaseException) -> BaseException:
         """Returns what ended a host's part, with its name."""
@@ -243,14 +257,38 @@ class HostsGang:
         return told
 
     def _lose(self, host: int, why: str) -> None:
-        self._ended[host] = True
-        if not self._end:
-            self._fail(
-                HostLost(
-                    f"{self._name(host)}: {why}. What it ran ends within {SILENCE_S:g} s. Go on "
-                    "from the last checkpoint when the cluster has enough hosts again."
-                )
-            )
+        """Notes that a host is lost; where the run goes on, GMIs of the others save it and end."""
+        already, self._ended[host] = self._ended[host], True
+        if self._end or already:
+            return
+        self._lost[host] = why
+        self._lost_s = self._lost_s or time.monotonic()
+        if not self._is_to_go_on or self._roster is None or self.asked_to_stop:
+            self._fail(self._loss())
+            return
+        left = [gmis for rank, gmis in enumerate(self._own) if not self._ended[rank]]
+        if left:
+            self._heir = min(min(gmis) for gmis in left)
+            ends = [None if h in self._lost else end for h, end in enumerate(self._endpoints)]
+            self._roster = next_roster(self._roster, ends) or self._roster
+
+    def _settle(self, now_s: float) -> None:
+        """Fails for a host that is lost, when the others are done or late."""
+        if self._lost and not self._end:
+            late = [
+                host
+                for host, results in enumerate(self._results)
+                if not self._ended[host] and len(results) < len(self._methods)
+            ]
+            if not late or now_s > self._lost_s + self._leave_s:
+                self._fail(self._loss())
+
+    def _loss(self) -> HostLost:
+        """Returns the error that tells of all hosts that are lost."""
+        each = "; ".join(f"{self._name(host)}: {why}" for host, why in self._lost.items())
+        error = HostLost(f"{each}. What it ran ends within {SILENCE_S:g} s.")
+        error.ranks = () if self.asked_to_stop else tuple(sorted(self._lost))
+        return error
 
     def _fail(self, error: BaseException) -> None:
         """Keeps the first failure, and has all hosts end."""

@@ -33,7 +33,7 @@ from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.watch.watchdog import Watchdog
 from gmi_drl.placement import Config
 from gmi_drl.roles.loading import importable
-from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job, Wires
+from gmi_drl.roles.role.host import COUNTERS, HEIR, GmiHost, Job, Wires
 
 from .agent import same_folder
 from .messages import SILENCE_S, HostPart, HostsError, Orders, Report
@@ -193,6 +193,8 @@ def _job(part: HostPart) -> Job:
         tally=create_tally(len(layout.gmis), COUNTERS),
         wires=Wires(),
         lock=lock_of(part.folder),
+        epoch=part.epoch,
+        resizes=part.resizes,
     )
 
 
@@ -211,6 +213,9 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
             calls += orders.calls
             if orders.stop and not gang.asked_to_stop:
                 gang.request_stop()
+            if orders.heir is not None:  # before the roster by which they find out
+                for gmi_id in own:
+                    tally[gmi_id, "bereft"] = HEIR if gmi_id == orders.heir else 1
             if orders.roster is not None:
                 write_roster(meeting, orders.roster)
             for gmi_id, row in orders.rows.items():

@@ -23,7 +23,9 @@ class HostsError(GmiDrlError, RuntimeError):
 
 
 class HostLost(HostsError):
-    """A host of a run that trains is gone, or does not answer."""
+    """Hosts of a run that trains are gone, or do not answer: those of `ranks`."""
+
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class HostPart:
     session: str
     max_restarts: int
     traced: frozenset[int]
+    epoch: int  # of the job
+    resizes: int  # of the run so far
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Orders:
     calls: tuple[str, ...] = ()  # methods of GMIs to call, one after the other
     stop: bool = False  # GMIs shall come to an end
     end: bool = False  # the gang shall be stopped, and the launcher end
+    heir: int | None = None  # a host is lost: GMIs shall leave, and this one save the state first
     roster: Roster | None = None
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of other hosts' GMIs
 

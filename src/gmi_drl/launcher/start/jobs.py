@@ -42,7 +42,7 @@ from gmi_drl.roles.role.host import COUNTERS, Job
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
-    from gmi_drl.launcher.hosts.cluster import Host
+    from gmi_drl.launcher.hosts.cluster import Cluster, Host
     from gmi_drl.roles import DRL_role
 
 # Keys of `algorithm` that say nothing of what is learned, but which steps are kept, and drawn.
@@ -77,11 +77,10 @@ def new_job(
     locks: ExitStack,
     *,
     resolve: Resolve | None,
-) -> tuple[Job, list[str], list[Host]]:
-    """Returns the job of a new run, what to say of it and of what `auto` has become, and its hosts.
+) -> tuple[Job, list[str], Cluster | None]:
+    """Returns the job of a new run, what to say of it and of `auto`, and its cluster, if any.
 
-    Of these there are none unless the config names a cluster. `resolve` may measure first. `locks`
-    keeps the lock of the run's folder, and the hosts.
+    `resolve` may measure first. `locks` keeps the lock of the run's folder, and the hosts.
     """
     settings = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
@@ -97,7 +96,8 @@ def new_job(
             rule = "auto is tuned with the roles that the config names, and launch was given others"
             raise ConfigError([Fault("roles", sorted(roles), rule, remedy)], source)
         resolved, notes = resolve(resolved, import_path)
-    hosts = _hosts_of(resolved, locks)
+    cluster = _cluster_of(resolved, locks)
+    hosts = [] if cluster is None else cluster.hosts
     with importable(import_path):  # the environment's module may be there
         layout = planned(resolved, source, topologies=[host.topology for host in hosts])
     if faults := _user_code_faults(resolved, layout, import_path, roles):
@@ -106,13 +106,13 @@ def new_job(
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
     job, told = job_of(layout, resolved, folder, classes, import_path, notes=notes)
-    return job, told, hosts
+    return job, told, cluster
 
 
-def _hosts_of(config: Config, locks: ExitStack) -> list[Host]:
-    """Returns the hosts of the cluster that a config names, until `locks` is closed."""
+def _cluster_of(config: Config, locks: ExitStack) -> Cluster | None:
+    """Returns the cluster that a config names, with its hosts, until `locks` is closed."""
     if config.cluster is None:
-        return []
+        return None
     from gmi_drl.launcher.hosts.cluster import joined
 
     return locks.enter_context(joined(config))
@@ -159,8 +159,8 @@ def resumed_job(
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
     locks: ExitStack,
-) -> tuple[Job, list[str], list[Host]]:
-    """Returns the job of a run that goes on, longer perhaps, what to say of it, and its hosts."""
+) -> tuple[Job, list[str], Cluster | None]:
+    """Returns the job of a run that goes on, longer perhaps, what to say of it, and its cluster."""
     folder = RunFolder.existing(checkpoint)
     locks.enter_context(folder.held())
     folder.finish_change()
@@ -194,7 +194,8 @@ def resumed_job(
         rule = f"the run has begun on {counted(layout.hosts, 'host')}"
         fault = Fault("cluster.hosts", many, rule, "Give as many, or begin a new run.")
         raise ConfigError([fault], f"--resume {checkpoint}")
-    hosts = _hosts_of(resolved, locks)
+    cluster = _cluster_of(resolved, locks)
+    hosts = [] if cluster is None else cluster.hosts
     if strange := _hosts_fault(layout, hosts):
         raise ConfigError([strange], f"--resume {checkpoint}")
     folder.write_config(resolved)
@@ -205,7 +206,7 @@ def resumed_job(
         layout, resolved, folder, classes, import_path,
         resume=resume, resizes=len(resizes) if isinstance(resizes, list) else 0,
     )  # fmt: skip
-    return job, told, hosts
+    return job, told, cluster
 
 
 def _hosts_fault(layout: Layout, hosts: Sequence[Host]) -> Fault | None:
@@ -267,6 +268,24 @@ def shrunk_job(
     wanted = load_config(job.config.model_dump(mode="json"), words)
     words += follow(job.config, topology, wanted, find_devices(wanted, lost))
     return resized_job(job, words, roles, lost)
+
+
+def rehosted_job(
+    job: Job, hosts: Sequence[Host], roles: Mapping[str, type[DRL_role]] | None
+) -> tuple[Job, list[str]]:
+    """Returns the job that goes on with a run on these hosts, fewer or others than it had.
+
+    ConfigError where it cannot be.
+    """
+    assert job.folder is not None
+    resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
+    with importable(job.role_folder):
+        layout = planned(resolved, "hosts", topologies=[host.topology for host in hosts])
+    folder, classes = RunFolder(job.folder), classes_of(resolved, layout, roles)
+    return job_of(
+        layout, resolved, folder, classes, job.role_folder,
+        resume=folder.path, resizes=job.resizes + 1,
+    )  # fmt: skip
 
 
 def renewed_job(job: Job) -> tuple[Job, list[str]]:

@@ -28,6 +28,7 @@ from gmi_drl.launcher.folder.run_folder import (
     keep_gcs_in,
     resume_command,
 )
+from gmi_drl.launcher.hosts.messages import HostLost
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
@@ -40,7 +41,7 @@ from gmi_drl.launcher.watch.records import (
 )
 from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch, is_comparable
 from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
-from gmi_drl.placement import Config
+from gmi_drl.placement import Config, counted
 from gmi_drl.roles.loading import importable
 from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
@@ -52,7 +53,7 @@ from .resizer import Resizer
 from .result import RunEnd, RunResult, memory_held, nothing_left, result_of, summary_of
 
 if TYPE_CHECKING:
-    from gmi_drl.launcher.hosts.cluster import Host
+    from gmi_drl.launcher.hosts.cluster import Cluster
     from gmi_drl.roles import DRL_role
 
 _POLL = timedelta(milliseconds=100)
@@ -90,22 +91,22 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job, notes, hosts = resumed_job(Path(str(resume)), overrides, roles, locks)
+                job, notes, cluster = resumed_job(Path(str(resume)), overrides, roles, locks)
             else:
                 overrides = paper_config.apply_to(overrides)
-                job, notes, hosts = new_job(
+                job, notes, cluster = new_job(
                     config, overrides, roles, import_path, locks, resolve=resolve
                 )
             keep = not started if keep_gcs is None else keep_gcs
             # A run that is gone on with may have begun on another machine.
-            if job.resume is not None or hosts or not is_comparable(job.config):
+            if job.resume is not None or cluster or not is_comparable(job.config):
                 promise_of = None
             # What could not be undone has been warned of.
             kinds = (one.lease.kind for one in swept if one.undone)
             left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
             return _run(
                 job, view, keep, notes=left + notes, objects=objects, watch=watch,
-                promise_of=promise_of, roles=roles, hosts=hosts, follow=follow,
+                promise_of=promise_of, roles=roles, cluster=cluster, follow=follow,
             )  # fmt: skip
         finally:
             if not started:
@@ -122,7 +123,7 @@ def _run(
     watch: Watch | None,
     promise_of: PromiseOf | None,
     roles: Mapping[str, type[DRL_role]] | None,
-    hosts: Sequence[Host],  # of a cluster; else this machine is the only one
+    cluster: Cluster | None,  # None: this machine is the only one
     follow: Follow | None,
 ) -> RunResult:
     """Trains by one layout after another, shows what GMIs report, and writes down how it ended."""
@@ -137,7 +138,7 @@ def _run(
     if job.plan:
         folder.write_plan(job.plan)
     resizer = Resizer(folder, job, roles, follow)
-    run = _Run(folder, view, store, callbacks, resizer, watch, promise_of, hosts, started)
+    run = _Run(folder, view, store, callbacks, resizer, watch, promise_of, cluster, started)
     try:
         with importable(job.role_folder):
             made = [*made_callbacks(job.config, job.role_folder), *objects]
@@ -174,7 +175,7 @@ def _run(
 
 def _gang(
     job: Job,
-    hosts: Sequence[Host],
+    cluster: Cluster | None,
     traced: frozenset[int],
     budget: int,
     started: float,
@@ -182,10 +183,14 @@ def _gang(
 ) -> Gang:
     """Starts the GMIs: here, or on the hosts of a cluster."""
     assert job.folder is not None
-    if hosts:
+    if cluster is not None:
         from gmi_drl.launcher.hosts.gang import HostsGang, parts_of
 
-        parts = parts_of(job, hosts, max_restarts=budget, traced=traced, started=started)
+        run, hosts = RunFolder(job.folder), cluster.hosts
+        epoch = int(run.state().get("epoch", 0)) + 1
+        run.update(epoch=epoch)
+        told = replace(job, epoch=epoch)
+        parts = parts_of(told, hosts, max_restarts=budget, traced=traced, started=started)
         return cast("Gang", HostsGang(hosts, parts, job.tally.open()))  # what is used of one here
     return Gang(
         job.layout,
@@ -211,7 +216,7 @@ class _Run:
     resizer: Resizer
     watch: Watch | None
     promise_of: PromiseOf | None
-    hosts: Sequence[Host]
+    cluster: Cluster | None
     started: float
     last: dict[str, Any] = field(default_factory=dict)  # the last iteration
     restarts: int = 0
@@ -233,17 +238,17 @@ class _Run:
         traced = traced_gmis(job.config, job.layout)
         try:
             with (
-                at_work(None if self.hosts else job.layout.topology),
+                at_work(None if self.cluster else job.layout.topology),
                 importable(job.role_folder),  # a role may return a class of its own
                 new_traces(job.config, folder.path) as traces,
-                _gang(job, self.hosts, traced, budget, self.started, resizer.may_shrink) as gang,
+                _gang(job, self.cluster, traced, budget, self.started, resizer.may_shrink) as gang,
             ):
                 restarts = Restarts(gang, folder, budget, policies)
                 serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
                 with opened(self.view, lambda on: RunView(on, job.config, job.layout)) as screen:
                     for line in notes:
                         screen.show({"kind": "note", "message": line})
-                    for line in [] if self.hosts else overlaps(job.layout.topology):
+                    for line in [] if self.cluster else overlaps(job.layout.topology):
                         screen.show({"kind": "warning", "message": line})
                     warn = partial(_warn, screen)
                     self.callbacks.show_on(warn)
@@ -275,6 +280,10 @@ class _Run:
                     resumed = job.resume is not None and not self.last and not stopped
                     if resumed and (message := nothing_left(job, folder)):
                         screen.show({"kind": "note", "message": message})
+        except HostLost as error:
+            policies.flush()
+            self.notes = self._without(error)
+            return None
         except GmiDrlError as error:
             if isinstance(error, GmiDied):
                 how = exit_text(error.exit_code, error.signal)
@@ -293,6 +302,23 @@ class _Run:
             raise
         policies.flush()
         return RunEnd("stopped" if stopped else "finished", gmis, traces())
+
+    def _without(self, error: HostLost) -> Sequence[str]:
+        """Has the run go on as `cluster.on_loss` says; returns what to say. Or raises `error`."""
+        assert self.cluster is not None
+        config = self.job.config.cluster
+        assert config is not None
+        left = len(self.cluster.hosts) - len(error.ranks)
+        if config.on_loss == "fail" or not error.ranks:
+            raise error
+        if config.on_loss == "shrink" and left < config.hosts_min:
+            error.add_note(f"cluster.hosts_min={config.hosts_min}; {left} would be left.")
+            raise error
+        before = counted(len(self.cluster.hosts), "host")
+        self.cluster.renew(error.ranks)
+        change = self.resizer.rehost(self.cluster.hosts)
+        now = f"{before} become {counted(len(self.cluster.hosts), 'host')}"
+        return (f"a host is lost: {error}", f"{now}; {change}", *self.resizer.notes)
 
     def _own_watch(self, screen: RunView) -> list[Watch]:
         """Returns the watch that `launch` was given, or the one that holds a promise."""

@@ -32,9 +32,10 @@ from gmi_drl.placement import counted
 from gmi_drl.roles.role import readiness
 from gmi_drl.roles.role.host import HEIR, Job
 
-from .jobs import Follow, fixed_fault, renewed_job, resized_job, shrunk_job
+from .jobs import Follow, fixed_fault, rehosted_job, renewed_job, resized_job, shrunk_job
 
 if TYPE_CHECKING:
+    from gmi_drl.launcher.hosts.cluster import Host
     from gmi_drl.roles import DRL_role
 
 _LOOK_S: Final = 0.2
@@ -182,6 +183,14 @@ class Resizer:
             gang.request_stop()
         return what
 
+    def rehost(self, hosts: Sequence[Host]) -> str:
+        """Has the run go on with these hosts, as others are lost; returns what to say of that."""
+        self.give_up("a host was lost meanwhile: ask again when the run goes on")
+        self.settle()
+        self._new, self.notes = rehosted_job(self.job, hosts, self._roles)
+        self._shrinks = True
+        return self.change()
+
     def _offline(self) -> dict[int, str]:
         """Returns the groups of cores of which this process may use none any more, once a second.
 
@@ -257,7 +266,8 @@ class Resizer:
             return
         self._before, self._shrinks, job, text = None, False, self.job, _told(self.job)
         try:
-            self._folder.become(job.config, job.layout, job.plan)
+            if job.config.layout.file is None:  # else they are as they were
+                self._folder.become(job.config, job.layout, job.plan)
         except OSError as error:  # a full disk: training is worth more
             text += (
                 f" (not written to the run's folder, {error}: a resume may begin with the old one)"
