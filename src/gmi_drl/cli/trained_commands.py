@@ -73,8 +73,11 @@ def evaluate(
                     num_env=num_env,
                     overrides=overrides or (),
                     device=device,
-                    progress=lambda ended, of, run=run: status.update(  # type: ignore[misc]
-                        Text(f"{printable(run)}: {ended} of {of} episodes")
+                    progress=lambda ended, of, mean, run=run: status.update(  # type: ignore[misc]
+                        Text(
+                            f"{printable(run)}: {ended} of {of} episodes"
+                            + f", mean {mean:,.1f}" * (ended > 0)
+                        )
                     ),
                 )
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -105,7 +106,7 @@ def evaluate(
     num_env: int | None = None,
     overrides: Iterable[str] = (),
     device: str = "cpu",
-    progress: Callable[[int, int], None] = lambda ended, of: None,
+    progress: Callable[[int, int, float], None] = lambda ended, of, mean: None,
 ) -> Evaluation:
     """Plays whole episodes with the policy of a run, and keeps what came of it in its folder.
 
@@ -113,7 +114,8 @@ def evaluate(
     not divide them; by default each has an environment of its own. Without `seed` and `num_env`
     they are those of the run's own evaluation, and give what that gave. `stochastic` draws actions
     as in training; else the most likely one is taken. `progress` is called now and then with how
-    many episodes have ended, and of how many. The rest is as for `load_policy`, errors too.
+    many episodes have ended, of how many, and their mean return (nan while none has). The rest is
+    as for `load_policy`, errors too.
     """
     for name, value in (("episodes", episodes), ("num_env", num_env)):
         if value is not None and value < 1:
@@ -142,7 +144,7 @@ def _play(
     seed: int | None,
     stochastic: bool,
     num_env: int | None,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int, float], None],
 ) -> Iterator[_Episodes]:
     """Yields returns [n], lengths [n] and how many were cut, of one batch of environments each."""
     sampling_seed = None
@@ -157,11 +159,14 @@ def _play(
     else:
         at_once = min(num_env or episodes, episodes)
         batches = [(at_once, -(-episodes // at_once), None)]
-    total, before = sum(count * each for count, each, _ in batches), 0
+    total, before, paid = sum(count * each for count, each, _ in batches), 0, 0.0
     for count, each, gmi_id in batches:
 
-        def tell(episodes: EpisodeCount, before: int = before) -> None:
-            progress(before + int(episodes.ended.sum()), total)
+        def tell(episodes: EpisodeCount, before: int = before, paid: float = paid) -> None:
+            places = torch.arange(episodes.returns.shape[1], device=episodes.ended.device)
+            ended = episodes.returns[places < episodes.ended[:, None]]
+            count = before + len(ended)
+            progress(count, total, (paid + float(ended.sum())) / count if count else math.nan)
 
         with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
             played = play(env, policy.actor(env.num_env, sampling_seed), each, seed, tell)
@@ -179,7 +184,7 @@ def _play(
                 played.lengths.cpu().numpy().ravel(),
                 unfinished,
             )
-        before += count * each
+        before, paid = before + count * each, paid + float(played.returns.sum())
 
 
 def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:
