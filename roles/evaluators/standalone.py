@@ -219,6 +219,12 @@ class Evaluator:
         self._pulled = [_ask(s, "push", part, rate) for s, part in zip(shards, parts, strict=True)]
         return replace(made, vector=made.vector[:0])
 
+    def forget(self) -> None:
+        """Wait until the shards have taken what was pushed; the next `push` pulls anew."""
+        for answer in self._pulled:
+            _value(answer)
+        self._pulled = []
+
     def score(self, weights: Weights, number: int, first: int, end: int) -> Tried:
         """Tries directions `first` to `end` of round `number` around parameters, both ways each."""
         graph = self._graph

@@ -101,6 +101,13 @@ def test_a_setting_without_its_option_is_told_how_to_be_given(name, capsys):
     assert "--set run.total_steps=10 --set 'env.id=My Env'" in capsys.readouterr().err
 
 
+def test_a_command_without_settings_does_not_propose_one(capsys):
+    assert main.main(["runs", "x", "run.total_steps=10"]) == 2
+    told = capsys.readouterr().err
+    assert "unexpected: run.total_steps=10" in told
+    assert "--set" not in told
+
+
 def test_plan_shows_devices_gmis_and_reduction(config, capsys):
     assert main.main(["plan", str(config), "--set", "hardware.cores=[0]"]) == 0
     out = capsys.readouterr().out

@@ -136,6 +136,24 @@ def test_it_goes_on_from_a_file(make, tmp_path):
     assert second.updates == 4
 
 
+def test_a_parameter_server_goes_on_with_nothing_of_before(tmp_path, monkeypatch):
+    optimizer = rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 2, **RAW))
+    optimizer.step()
+    optimizer.save(tmp_path / "state.pt")
+    saved, _ = parameters(optimizer)
+    for _ in range(4):
+        optimizer.step()
+    optimizer.load(tmp_path / "state.pt")
+    gradient, its = rl.Evaluator.gradient, []
+    monkeypatch.setattr(
+        rl.Evaluator, "gradient",
+        lambda self, weights, steps: (its.append(weights["parameters"]),
+                                      gradient(self, weights, steps))[1],
+    )  # fmt: skip
+    assert optimizer.step()["updates"] == 2
+    assert torch.equal(torch.from_numpy(its[0]), saved)
+
+
 def test_what_one_optimizer_has_saved_another_one_goes_on_from(tmp_path):
     first = rl.AsyncGradients(rl.A2C, evaluators(rl.A2C, 1))
     for _ in range(3):

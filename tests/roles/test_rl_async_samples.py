@@ -160,6 +160,39 @@ def test_what_is_under_way_when_a_file_is_loaded_is_left_out(tmp_path):
     assert told["dropped"] == before + 2
 
 
+def test_a_batch_whose_update_fails_is_not_trained_on_again():
+    optimizer = rl.AsyncSamples(rl.IMPALA, evaluators(rl.IMPALA, 1))
+    update, batches = optimizer._learner.update, []
+
+    def failing(batch):
+        batches.append(batch["raw_observation"].clone())
+        if len(batches) == 1:
+            raise ArithmeticError("the first")
+        update(batch)
+
+    optimizer._learner.update = failing
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    optimizer.step()
+    assert not torch.equal(*batches)
+
+
+def test_a_batch_that_fills_up_when_a_file_is_loaded_is_left_out_and_counted(tmp_path):
+    optimizer = rl.AsyncSamples(rl.IMPALA, evaluators(rl.IMPALA, 1), samples=3)
+    rl.Local(rl.A2C, evaluators(rl.A2C, 1)).save(tmp_path / "state.pt")  # another one's goes, too
+    first = optimizer.fleet.first
+
+    def late():
+        raise EvaluatorLate("late")
+
+    optimizer.fleet.first = lambda: first() if not optimizer._lags else late()
+    with pytest.raises(EvaluatorLate):
+        optimizer.step()
+    optimizer.fleet.first = first
+    optimizer.load(tmp_path / "state.pt")
+    assert optimizer.step()["dropped"] == 2  # what was in the batch, and what was under way
+
+
 def test_a_function_changes_what_evaluators_get_and_the_policy_is_evaluated():
     def halve(graph):
         with torch.no_grad():

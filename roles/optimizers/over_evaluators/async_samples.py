@@ -67,11 +67,11 @@ class AsyncSamples(Learning):
             self._joined.put(len(self._lags), sample)
             self._lags.append(lag)
             self._seen = self._seen.plus(sample.episodes)
-        self._anneal()
-        self._learner.update(self._joined.batch)
-        self._batches += 1
         seen, lags = self._seen, self._lags
-        self._forget()
+        self._forget()  # first: an update that raises is not made again
+        self._anneal()
+        self._batches += 1
+        self._learner.update(self._joined.batch)
         return self._learned(seen, self._width * self._horizon_steps) | {"lag": max(lags)}
 
     def _ask_to_sample(self, number: int) -> None:
@@ -90,5 +90,7 @@ class AsyncSamples(Learning):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._learner.generator.set_state(state["draws"])
+        self.dropped += len(self._lags)
+        if "draws" in state:  # not of another optimizer's file
+            self._learner.generator.set_state(state["draws"])
         self._forget()

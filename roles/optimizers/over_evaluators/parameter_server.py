@@ -132,6 +132,10 @@ class ParameterServer(EvaluatorOptimizer):
         return super().state_dict() | {"shards": self._all("save")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._round += 1
+        while self.fleet.busy:  # with gradients of other parameters, which go to the shards
+            self._first()
+        self._ask_all(range(self.fleet.size), "forget")
         super().load_state_dict(state)
         self._restore(state["shards"])
 

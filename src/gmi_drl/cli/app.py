@@ -121,7 +121,8 @@ class _Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_extra_args = True
         extra: list[str] = super().parse_args(ctx, args)
-        if settings := [word for word in extra if _SETTING.match(word)]:
+        takes = any("--set" in one.opts for one in self.params)
+        if takes and (settings := [word for word in extra if _SETTING.match(word)]):
             wanted = " ".join(f"--set {shlex.quote(word)}" for word in settings)
             ctx.fail(f"{', '.join(settings)}: a setting is given by --set. Write {wanted}.")
         if extra:
