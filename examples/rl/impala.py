@@ -1,6 +1,6 @@
 """IMPALA from Python: two evaluators sample all the time, this process corrects and trains.
 
-CartPole in about a minute on two cores: python examples/rl/impala.py
+CartPole on two cores: python examples/rl/impala.py
 """
 
 import torch
