@@ -53,8 +53,8 @@ def refusal(monkeypatch, *hosts, **cluster):
 def test_hosts_that_are_alike_are_joined_in_the_order_of_their_addresses():
     hosts = [FakeHost("127.0.0.20"), FakeHost("127.0.0.3", clock_off_s=2.0)]
     with fake_ray.cluster(*hosts) as address, joined(config(address)) as found:
-        assert [host.facts.address for host in found] == ["127.0.0.3", "127.0.0.20"]
-        assert [len(host.topology.devices) for host in found] == [1, 1]
+        assert [host.facts.address for host in found.hosts] == ["127.0.0.3", "127.0.0.20"]
+        assert [len(host.topology.devices) for host in found.hosts] == [1, 1]
 
 
 @pytest.mark.parametrize("what", ["Python", "torch", "gmi-drl"])
@@ -86,7 +86,7 @@ def test_a_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):
     part = HostPart(
         host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
         folder=tmp_path, started=1.0, resume=None, classes={}, role_folder=None, session="",
-        max_restarts=0, traced=frozenset(),
+        max_restarts=0, traced=frozenset(), epoch=1, resizes=0,
     )  # fmt: skip
     with pytest.raises(HostsError) as raised:
         host_launcher._run(part, None)
