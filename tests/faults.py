@@ -62,7 +62,7 @@ def inject(faults, gmi, step):
         if fault.how == "hang":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             while True:
-                time.sleep(1)
+                time.sleep(1)  # for ever: who waits for it must end it
         os.kill(os.getpid(), getattr(signal, fault.how))
 
 

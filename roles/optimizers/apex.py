@@ -18,7 +18,7 @@ from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import MADE, MADE_OF
 from gmi_drl.roles.telemetry.experience import Kept
 
-from .async_samples import AsyncSamples
+from .async_samples import AsyncSampleRounds
 from .optimizer import NoMore, Round
 from .replay import goals_env, on_replay
 
@@ -48,7 +48,7 @@ def make(role: ActingRole) -> ApexRounds:
     return ApexRounds(role)
 
 
-class ApexRounds(AsyncSamples):
+class ApexRounds(AsyncSampleRounds):
     """One batch of segments a round into the replay, and the updates that are due for it."""
 
     trains_once, has_replay = False, True

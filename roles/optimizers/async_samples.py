@@ -58,13 +58,13 @@ _MARK: Final = 6  # numbers of a mark
 _NO_MARK: Final = (-1, -1, *([0] * (_MARK - 2)))
 
 
-def make(role: ActingRole) -> AsyncSamples:
+def make(role: ActingRole) -> AsyncSampleRounds:
     """The optimizer of a role, on the links from its agents."""
     role.build_for_spaces()
-    return AsyncSamples(role)
+    return AsyncSampleRounds(role)
 
 
-class AsyncSamples:
+class AsyncSampleRounds:
     """One batch of segments a round, its gradients averaged over the trainers."""
 
     trains_once: ClassVar[bool] = True  # on each segment, so that it must not be too old

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
 
-def make(role: ActingRole) -> Population:
+def make(role: ActingRole) -> PopulationRounds:
     """Make the optimizer of a role, over its own environments."""
     env = role.make_env()
     role.mgr.close_later(env.close)
@@ -47,10 +47,10 @@ def make(role: ActingRole) -> Population:
         env, role.policy.network, normalizer,  # type: ignore[arg-type]
         seed=role.mgr.config.run.seed, longest=settings.horizon, noise=settings.noise,
     )  # fmt: skip
-    return Population(role, role.algorithm, episodes)
+    return PopulationRounds(role, role.algorithm, episodes)
 
 
-class Population(WholeRounds):
+class PopulationRounds(WholeRounds):
     """Tries all directions once a round, and steps along them."""
 
     board_version: ClassVar = -1
