@@ -39,6 +39,7 @@ class Stepper:
         return step
 
     def deaf(self):
+        runtime.emit("deaf")
         faults.inject([faults.hang(self.spec.gmi_id, 0)], self.spec.gmi_id, 0)
 
     def follow(self, pid):

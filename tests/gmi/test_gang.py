@@ -269,10 +269,17 @@ def test_a_death_by_something_else_is_told_apart_from_those_before():
 
 LAUNCHER = """
 import sys
+import time
 from datetime import timedelta
 from bodies_gmi import Stepper
 from gmi_drl.gmi import Gang
 from gmi_drl.placement import GmiSpec, Layout, Topology
+
+def until_deaf(gang):  # one that has not begun yet obeys
+    told = set()
+    while len(told) < 3:
+        told.update(gmi for gmi, _ in gang.records())
+        time.sleep(0.01)
 
 topology = Topology.from_cores([{core}])
 gmis = tuple(GmiSpec(i, 0, ("trainer",), "cpu", ({core},), 1) for i in range(3))
@@ -335,7 +342,9 @@ def test_control_c_stops_all_of_them(launch):
 
 def test_control_c_after_a_request_to_stop_kills_at_once(launch):
     process, pids = launch(
-        grace=3600, method="deaf", inside="gang.request_stop(); print('ready', flush=True)"
+        grace=3600,
+        method="deaf",
+        inside="until_deaf(gang); gang.request_stop(); print('ready', flush=True)",
     )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
@@ -344,7 +353,9 @@ def test_control_c_after_a_request_to_stop_kills_at_once(launch):
 
 
 def test_a_second_control_c_kills_at_once(launch):
-    process, pids = launch(grace=3600, method="deaf", inside="print('ready', flush=True)")
+    process, pids = launch(
+        grace=3600, method="deaf", inside="until_deaf(gang); print('ready', flush=True)"
+    )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "leaving\n"
