@@ -27,7 +27,9 @@ def algorithm(config: dict[str, Any]) -> Any:
     from ray.tune.registry import register_env
 
     cores = len(os.sched_getaffinity(0))
-    ray.init(num_cpus=cores, include_dashboard=False, logging_level=logging.ERROR)
+    ray.init(
+        address="local", num_cpus=cores, include_dashboard=False, logging_level=logging.ERROR
+    )  # fmt: skip
     env, its = config["env"], config["algorithm"]
     make = importlib.import_module(env["id"]).parallel_env
     register_env("peer", lambda _: ParallelPettingZooEnv(make(**env["options"])))

@@ -116,10 +116,13 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
         return
     what = "samples" if wanted == "local" else "gradients"
     if name in TEMPLATES and not TEMPLATES[name].is_split:
+        remedy = "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce."
+        if config.env.adapter == "pettingzoo":  # for several agents there is tcg_ex alone
+            remedy = "Set algorithm.optimizer: all_reduce."
         yield Fault(
             "layout.template", name,
             f"under {wanted} agents send {what} to a trainer, and here each GMI is both",
-            "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce.",
+            remedy,
         )  # fmt: skip
     elif wanted == "async_gradients" and sum(trainers) > 1:
         yield Fault(

@@ -151,10 +151,12 @@ def test_agents_who_share_a_policy_learn(tmp_path):
         ({"multi_agent": {"self_play": {"snapshots": 0}}}, ["snapshots=0", "must be 1 or more"]),
         ({"algorithm": {"horizon": 12, "recurrent": {"size": 8}}},
          ["algorithm.recurrent", "Leave it out"]),
+        ({"algorithm": {"horizon": 12, "optimizer": "local"}},
+         ["agents send samples to a trainer", "Set algorithm.optimizer: all_reduce"]),
     ],
     ids=[
         "unknown", "unmapped", "spaces", "one agent", "algorithm", "several policies",
-        "several agents", "a league of two", "a league of none", "memory",
+        "several agents", "a league of two", "a league of none", "memory", "apart",
     ],
 )  # fmt: skip
 def test_check_names_what_does_not_fit(tmp_path, sections, words):

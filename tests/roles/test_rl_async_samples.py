@@ -266,6 +266,8 @@ def test_what_does_not_fit_is_refused():
         algorithm = rl.IMPALA if make is rl.AsyncSamples else rl.A2C
         with pytest.raises(RoleError, match=r"samples=0; a batch has 1 or more. Raise it"):
             make(algorithm, evaluators(algorithm, 1), samples=0)
+        with pytest.raises(RoleError, match=r"samples=2.5; a batch has a whole number of them"):
+            make(algorithm, evaluators(algorithm, 1), samples=2.5)
     with pytest.raises(RoleError, match=r"max_policy_lag=-1; must be 0 or more"):
         rl.AsyncSamples(rl.IMPALA, evaluators(rl.IMPALA, 1), max_policy_lag=-1)
     said = r"minibatches=3; must divide the 8 environments of a batch.*num_env=4 x samples=2"

@@ -21,6 +21,8 @@ class JoinedSamples:
 
 def checked_samples(samples: int) -> int:
     """Returns `samples` if a batch can have so many; RoleError if not."""
+    if not isinstance(samples, int):
+        raise RoleError(f"samples={samples!r}; a batch has a whole number of them. Round it.")
     if samples < 1:
         raise RoleError(f"samples={samples}; a batch has 1 or more. Raise it.")
     return samples
