@@ -279,7 +279,7 @@ def until_deaf(gang):  # one that has not begun yet obeys
     told = set()
     while len(told) < 3:
         told.update(gmi for gmi, _ in gang.records())
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
 
 topology = Topology.from_cores([{core}])
 gmis = tuple(GmiSpec(i, 0, ("trainer",), "cpu", ({core},), 1) for i in range(3))
