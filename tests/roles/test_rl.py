@@ -409,6 +409,6 @@ def test_cartpole_is_learned(make, algorithm):
     reached = 0.0
     while optimizer.steps < total_steps and reached < 400:
         reached = optimizer.step()["return_mean"] or 0.0  # None: no episode has ended yet
-    # How whole runs end is in docs/learning.md; this policy is that of a moment on the way.
+    # Whole runs of these algorithms, over GMIs, are in docs/learning.md; this policy is on the way.
     assert reached >= 400
     assert optimizer.evaluate()["eval_return"] >= 300

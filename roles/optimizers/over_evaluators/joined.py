@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Sample, codec_of
@@ -21,7 +23,7 @@ class JoinedSamples:
 
 def checked_samples(samples: int) -> int:
     """Returns `samples` if a batch can have so many; RoleError if not."""
-    if not isinstance(samples, int):
+    if not isinstance(samples, Integral):
         raise RoleError(f"samples={samples!r}; a batch has a whole number of them. Round it.")
     if samples < 1:
         raise RoleError(f"samples={samples}; a batch has 1 or more. Raise it.")
