@@ -74,8 +74,8 @@ _FOLDER = "GMI_DRL_TEST_FAULTS"
 def script(monkeypatch, path, *moments):
     """From now on launched GMIs are killed at `moments`: (gmi, point, iteration), each once.
 
-    A fourth word says what is done instead: "SIGSTOP", or "pause" for about a second. A moment
-    given twice comes true twice. What was done is in `path`.
+    A fourth word says what is done instead: "SIGSTOP", "pause" for about a second, or "gpu fault",
+    a fatal one of the GMI's GPU. A moment given twice comes true twice. What was done is in `path`.
     """
     path.mkdir()
     (path / "script.json").write_text(json.dumps(moments))
@@ -99,6 +99,8 @@ def strike(gmi, point, iteration, pid=None):
         how = moment[3] if len(moment) > 3 else "SIGKILL"
         if how == "pause":
             _pause()
+        elif how == "gpu fault":
+            _write_to_null()
         else:
             os.kill(pid or os.getpid(), getattr(signal, how))
 
@@ -109,6 +111,15 @@ def _pause():
     wake = f"until {is_stopped}; do sleep 0.01; done; sleep 1; kill -CONT {os.getpid()}"
     with subprocess.Popen(["sh", "-c", wake]):
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _write_to_null():
+    """Has a kernel write where no memory is, and waits for what CUDA says of it."""
+    import cupy
+
+    text = 'extern "C" __global__ void write(int* there) { *there = 1; }'
+    cupy.RawKernel(text, "write")((1,), (1,), (cupy.uint64(0),))
+    cupy.cuda.runtime.deviceSynchronize()
 
 
 def struck(path):

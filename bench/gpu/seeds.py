@@ -72,7 +72,7 @@ class CellError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
-    machine = "dry-cpu" if options.dry else slug(_gpu())
+    machine = "dry-cpu" if options.dry else slug(name_of_gpu())
     results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
     path = results / machine / "seeds.json"
     rows: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any("failed" in row for row in rows))
 
 
-def _gpu() -> str:
+def name_of_gpu() -> str:
     import torch
 
     return torch.cuda.get_device_name(0)
@@ -127,7 +127,7 @@ def _measured(way: str, count: int, options: argparse.Namespace) -> dict[str, An
         before = _progress(folder, count, launches, log)
         begin = time.perf_counter()
         activity = _activity(options.seconds)
-        after, seconds = _last(folder), time.perf_counter() - begin
+        after, seconds = last_metrics(folder), time.perf_counter() - begin
         if any(launch.poll() is not None for launch in launches):
             raise CellError(f"a launch has ended: {_tail(log)}")
     finally:
@@ -170,10 +170,10 @@ def _commands(way: str, count: int, folder: Path, options: argparse.Namespace) -
     return [[written(i + 1, backend, cores[i * per : (i + 1) * per])] for i in range(count)]
 
 
-def _last(folder: Path) -> dict[Path, dict[str, Any]]:
+def last_metrics(folder: Path, runs: str = "runs/*/*/metrics.jsonl") -> dict[Path, dict[str, Any]]:
     """Returns the last whole line of each run's metrics."""
     found = {}
-    for path in sorted(folder.glob("runs/*/*/metrics.jsonl")):
+    for path in sorted(folder.glob(runs)):
         lines = path.read_text().rpartition("\n")[0].splitlines()
         if lines:
             found[path] = json.loads(lines[-1])
@@ -186,7 +186,7 @@ def _progress(
     """Waits until all launches have made some updates; returns the last line of each."""
     deadline = time.monotonic() + _FIRST_S
     while time.monotonic() < deadline:
-        last = _last(folder)
+        last = last_metrics(folder)
         if len(last) == count and all(row.get("updates", 0) > 200 for row in last.values()):
             return last
         if any(launch.poll() is not None for launch in launches):

@@ -9,7 +9,7 @@
 # $BEFORE. The steps need no network and no git.
 #
 #   OUT             the folder of results (bench/results/gpu): <machine>/suite.json, probe.json,
-#                   update.json, seeds.json, and a log for each step; never more than eight files
+#                   update.json, seeds.json, trials.json, and a log for each step; at most eight files
 #   BEFORE          a folder of the same form with results of earlier slots (bench/results/gpu)
 #   STATE           what steps leave for later ones on this machine (/tmp/gmi-slot-<uid>)
 #   GMI_DRL_COMMIT  the commit that is measured, where git does not say it: in a copy of the tree
@@ -35,7 +35,7 @@ PACK=$(realpath -m "${PACK:-/tmp/gmi-drl-pack}")
 PARTS=$(realpath -m "${PARTS:-$ROOT/.pack}")
 export OUT BEFORE STATE PACK PARTS
 PYTHON=${PYTHON:-python3}
-LOGS=3  # at most, beside four files of results and earlier.log
+LOGS=2  # at most, beside five files of results and earlier.log
 
 # Two parts of a pack and the steps from facts to reduction fit into half an hour.
 steps() {
@@ -47,6 +47,7 @@ headline 570 training, k GMIs against one captured process at 4,096 and 16,384 e
 serving 270 serving, k GMIs against one captured process at 4,096 environments
 reduction 150 reduction of gradients among GMIs
 seeds 240 launches of SAC that share the GPU, k against one
+trials 240 a search whose trials share the GPU, k at a time against one
 num_env 240 throughput and memory against num_env
 update 180 one PPO update, eager and captured, in fp32 and tf32
 rest 570 everything else of the suite
@@ -143,6 +144,11 @@ step_reduction() {
 
 step_seeds() {
     "$PYTHON" bench/gpu/seeds.py ${SLOT_DRY:+--dry --counts 1 2 --seconds 4} --results "$OUT"
+}
+
+step_trials() {
+    "$PYTHON" bench/gpu/trials.py ${SLOT_DRY:+--dry --counts 1 2 --trials 2 --steps 600} \
+        --results "$OUT"
 }
 
 step_num_env() {

@@ -116,6 +116,18 @@ def test_a_gmi_that_is_killed_comes_back_and_the_run_is_whole(
     assert result.gmis[0] == result.gmis[1]
 
 
+def test_a_fatal_fault_of_one_gmi_ends_those_it_reaches_and_the_run_is_whole(
+    tmp_path, monkeypatch, backend
+):
+    faults.script(monkeypatch, tmp_path / "faults", (1, "simulate", 3, "gpu fault"))
+    result = launch(tmp_path, backend, 2, roles={"trainer": bodies_recovery.Mortal})
+    assert faults.struck(tmp_path / "faults") == 1
+    assert (result.state, result.iteration) == ("finished", ITERATIONS)
+    assert result.restarts == (1 if backend == "direct" else 2)
+    assert iterations(result.folder) == list(range(1, ITERATIONS + 1))
+    assert result.gmis[0] == result.gmis[1]
+
+
 @pytest.mark.parametrize("backend", ["mps"], indirect=True)
 def test_nothing_of_mps_is_left_when_the_slices_are_given_back(backend):
     with LayoutSlices(layout(backend, 2)) as slices:

@@ -96,14 +96,17 @@ def test_roles_apart_hand_over_what_is_on_the_gpu(tmp_path, backend, mode, templ
     assert result.steps > 0
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "dqn"])
-def test_updates_from_a_replay_that_are_captured_learn_the_same(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "sampler"),
+    [("sac", "uniform"), ("td3", "uniform"), ("dqn", "uniform"), ("dqn", "prioritized")],
+)
+def test_updates_from_a_replay_that_are_captured_learn_the_same(tmp_path, name, sampler):
     env = "CartPole-v1" if name == "dqn" else "Pendulum-v1"
     # Both ways draw the same numbers and launch the same work. A hundred updates or so: what little
     # a product may be rounded otherwise in a graph is then far below what a step more would do.
     algorithm = {
         "name": name, "network": [64, 64], "batch_size": 64, "replay_start": 256,
-        "updates_per_row": 2.0**-5,
+        "updates_per_row": 2.0**-5, "sampler": sampler,
     }  # fmt: skip
     parameters = []
     for capture in (True, False):

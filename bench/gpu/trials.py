@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Measures a search whose trials share one GPU: how long it takes, by how many share it.
+
+    bench/gpu/trials.py [--counts 1 4 8] [--steps 16000] [--trials 8]
+    bench/gpu/trials.py --dry                on CPU cores, small: shows that it works
+
+Claim: a search over what trains with many small kernels (SAC: 256 rows an update) takes much less
+time with `search.trials_per_device: K` than one trial after another. Each cell is a `gmi-drl
+search` by PBT of so many members that train once to their end: the same work in each.
+
+`value`: seconds of the whole command, starts and all. `ratio`: those of the cell of one trial at
+a time over it. `updates`: of all trials. Where the GPU has MPS the trials are its clients.
+
+Results: bench/results/gpu/<machine>/trials.json, written after each cell, and one JSON line each.
+Exit code 1 if a cell failed, which has a row that says why; 2 if results cannot be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import report
+
+from gmi_drl.launcher.interrupts import terminate_as_interrupt
+from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu
+from gpu.suite.store import DRY_NOTE, slug
+
+_LIMIT_S: Final = 300.0  # of a cell
+_END_S: Final = 15.0  # of one that was told to stop
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    machine = "dry-cpu" if options.dry else slug(name_of_gpu())
+    results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
+    path = results / machine / "trials.json"
+    rows: list[dict[str, Any]] = []
+    try:
+        for count in options.counts:
+            row = {"name": f"trials/{count}", "unit": "s", "trials": options.trials}
+            try:
+                row |= _measured(count, options)
+                row["ratio"] = round((rows[0] if rows else row).get("value", 0) / row["value"], 3)
+            except CellError as error:
+                row["failed"] = str(error)
+            row |= {"machine": report.machine(), "commit": report.commit()}
+            row |= {"note": DRY_NOTE} if options.dry else {}
+            rows.append(row)
+            report.keep(path, json.dumps(rows, indent=1) + "\n")
+            print(json.dumps({"bench": "gpu_trials", **row}), flush=True)
+    except report.Unwritable as error:
+        print(error, file=sys.stderr)
+        return 2
+    return int(any("failed" in row for row in rows))
+
+
+def _measured(count: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs a search of which `count` trials train at a time; what was measured of it."""
+    with tempfile.TemporaryDirectory(prefix="gmi-drl-trials-") as name:
+        folder = Path(name)
+        config = folder / "config.yaml"
+        config.write_text(json.dumps(_config(count, folder, options)))
+        words = [sys.executable, "-m", "gmi_drl", "search", "--plain", str(config)]
+        begin = time.perf_counter()
+        with (folder / "log").open("wb") as log:
+            search = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, process_group=0)
+            try:
+                code = search.wait(_LIMIT_S)
+            except BaseException as error:
+                search.terminate()
+                try:
+                    search.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    search.kill()
+                    search.wait()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise CellError(f"it took more than {_LIMIT_S:g} s") from None
+                raise
+        seconds = time.perf_counter() - begin
+        last = last_metrics(folder, "searches/*/*/trials/*/*/metrics.jsonl")
+        if code or len(last) < options.trials:
+            tail = (folder / "log").read_text(errors="replace")[-1500:]
+            raise CellError(f"exit code {code}, {len(last)} trials with metrics: {tail}")
+        return {
+            "value": round(seconds, 1),
+            "at_once": count,
+            "updates": sum(row["updates"] for row in last.values()),
+            "steps": sum(row["steps"] for row in last.values()),
+        }
+
+
+def _config(count: int, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    config = CONFIG | (DRY if options.dry else {})
+    search = {
+        "algorithm": "pbt", "population": options.trials, "interval_steps": options.steps,
+        "folder": str(folder / "searches"), "trials_at_once": count,
+        "ranges": {"algorithm.learning_rate": {"log_uniform": [1e-4, 1e-3]}},
+    }  # fmt: skip
+    hardware: dict[str, Any] = {"backend": "cpu"}
+    if not options.dry:
+        search["trials_per_device"] = count
+        hardware = {"num_gpus": 1}
+    run = {"name": "trials", "seed": 1, "total_steps": options.steps}
+    return {**config, "run": run, "hardware": hardware, "search": search}
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--steps", type=int, default=16_000, help="environment steps of a trial")
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
+    parser.add_argument("--results", type=Path, help="default: bench/results/gpu")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    with terminate_as_interrupt():  # what ends a step ends the search of its cell, too
+        raise SystemExit(main())
