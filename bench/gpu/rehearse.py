@@ -202,8 +202,8 @@ def calls(parts: Sequence[Path]) -> list[tuple[list[str], Path | None]]:
     last = unpacking.pop()
     unpacking.append(([*last[0], "facts"], last[1]))
     work = (
-        ["first"], ["headline"], ["serving", "reduction"], ["seeds", "trials"], ["num_env", "update"],
-        ["rest"],
+        ["first"], ["headline"], ["serving", "reduction"], ["seeds", "trials"],
+        ["num_env", "update"], ["rest"],
     )  # fmt: skip
     return unpacking + [(words, None) for words in work]
 
