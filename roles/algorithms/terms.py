@@ -23,13 +23,13 @@ def weighted_sum(
 
     `params`: the distribution parameters [..., P] that the network gives for the minibatch.
     """
-    total = policy_loss + settings.value_coef * value_loss
-    entropy = network.distribution.entropy(params, network.log_std)
+    total, distribution = policy_loss + settings.value_coef * value_loss, network.distribution
+    entropy = distribution.entropy(params, network.log_std)
     if settings.entropy_coef:
         total = total - settings.entropy_coef * entropy
     bounds_loss = value_loss.new_zeros(())
-    if settings.bounds_coef and network.log_std.numel():
-        distribution = network.distribution
+    # One of a role's own need not say whether its means have bounds.
+    if settings.bounds_coef and getattr(distribution, "bounded", network.log_std.numel() > 0):
         several = isinstance(distribution, Joint)
         bounds_loss = beyond_bounds(distribution.means(params) if several else params)
         total = total + settings.bounds_coef * bounds_loss

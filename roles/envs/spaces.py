@@ -102,6 +102,15 @@ def action_columns(space: Space[Any]) -> int:
     )
 
 
+def is_bounded(box: Box) -> bool:
+    """Tells whether a policy acts in [-1, 1], which is scaled to the bounds: all are finite.
+
+    Bounds as far apart as the largest numbers of float32 are none.
+    """
+    apart = box.high.astype(np.float64) - box.low.astype(np.float64)
+    return box.is_bounded() and bool((apart < np.finfo(np.float32).max).all())
+
+
 def flat_space(space: Space[Any]) -> Box:
     """Returns the vector that observations become: of its own type for a Box, else of float32.
 

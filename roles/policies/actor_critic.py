@@ -11,7 +11,13 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from gmi_drl.roles.envs.errors import EnvSpecError
-from gmi_drl.roles.envs.spaces import action_fault, flat_space, leaves, observation_fault
+from gmi_drl.roles.envs.spaces import (
+    action_fault,
+    flat_space,
+    is_bounded,
+    leaves,
+    observation_fault,
+)
 
 from .distributions import Bernoulli, Categorical, Distribution, Joint, Normal
 from .trunk import HiddenLayers, OwnTrunk, Precision, SeparateTrunks, Trunk
@@ -27,7 +33,7 @@ def distribution_for(space: spaces.Space[Any]) -> Distribution:
     parts: list[Normal | Categorical | Bernoulli] = []
     for _, leaf in leaves(space):
         if isinstance(leaf, spaces.Box):
-            parts.append(Normal(math.prod(leaf.shape)))
+            parts.append(Normal(math.prod(leaf.shape), bounded=is_bounded(leaf)))
         elif isinstance(leaf, spaces.MultiBinary):
             parts.append(Bernoulli(math.prod(leaf.shape)))
         else:

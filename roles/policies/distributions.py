@@ -5,7 +5,8 @@ policy head gives (means, or logits), so that a whole batch is evaluated in a fe
 `tests/roles/test_distributions.py` holds them to `torch.distributions`.
 
 Shapes: B rows; A = action dimensions (Box) or number of choices (Discrete). `deviations` counts
-the numbers of `log_std` that a distribution has.
+the numbers of `log_std` that a distribution has; `bounded` tells whether it has means that are to
+stay in [-1, 1].
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _LOG_2PI = math.log(2.0 * math.pi)
 class Normal:
     """Diagonal Gaussian with a log-std that does not depend on the state."""
 
-    def __init__(self, action_dim: int) -> None:
+    def __init__(self, action_dim: int, *, bounded: bool = True) -> None:
+        """`bounded`: whether actions are in [-1, 1], beyond which the environment clamps them."""
+        self.bounded = bounded
         self.parameters = self.deviations = action_dim  # head outputs per row
         self.action_columns = action_dim  # columns an action takes in the rollout buffer
         self.noise_columns = action_dim  # random columns one sample consumes
@@ -64,7 +67,7 @@ class Normal:
 class Categorical:
     """One of `choices` actions, from unnormalised logits; its methods do what `Normal`'s do."""
 
-    action_columns, deviations = 1, 0
+    action_columns, deviations, bounded = 1, 0, False
 
     def __init__(self, choices: int) -> None:
         self.parameters = self.noise_columns = choices
@@ -98,7 +101,7 @@ class Categorical:
 class Bernoulli:
     """`bits` actions that are 0 or 1 each, from logits; its methods do what `Normal`'s do."""
 
-    deviations = 0
+    deviations, bounded = 0, False
 
     def __init__(self, bits: int) -> None:
         self.parameters = self.action_columns = self.noise_columns = bits
@@ -137,6 +140,7 @@ class Joint:
         self.action_columns = sum(part.action_columns for part in parts)
         self.noise_columns = sum(part.noise_columns for part in parts)
         self.deviations = sum(part.deviations for part in parts)
+        self.bounded = any(part.bounded for part in parts)
         self._parameters = _slices([part.parameters for part in parts])
         self._actions = _slices([part.action_columns for part in parts])
         self._noise = _slices([part.noise_columns for part in parts])
@@ -181,9 +185,9 @@ class Joint:
         return torch.stack(each).sum()
 
     def means(self, params: Tensor) -> Tensor:
-        """Returns the means of the Normal parts, [..., deviations]."""
+        """Returns the means of the Normal parts that are `bounded`."""
         its = zip(self.parts, self._parameters, strict=True)
-        return torch.cat([params[..., mine] for part, mine in its if part.deviations], -1)
+        return torch.cat([params[..., mine] for part, mine in its if part.bounded], -1)
 
 
 def _slices(widths: Sequence[int]) -> list[slice]:

@@ -16,6 +16,7 @@ from torch.nn.functional import softplus
 
 from gmi_drl.placement import OffPolicyConfig, hidden_sizes, is_own_network
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.spaces import is_bounded
 
 from .actor_critic import observation_width
 from .convolutions import is_convolutional
@@ -386,6 +387,6 @@ def _split(out: Tensor) -> tuple[Tensor, Tensor]:
 
 def bounded_width(space: spaces.Space[Any]) -> int | None:
     """Returns the numbers of an action of a Box with bounds; None for any other space."""
-    if isinstance(space, spaces.Box) and space.is_bounded():
+    if isinstance(space, spaces.Box) and is_bounded(space):
         return math.prod(space.shape)
     return None

@@ -18,7 +18,7 @@ from torch import Tensor
 from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement.faults import closest
 from gmi_drl.roles.envs.agents import GroupedActions, rows_of
-from gmi_drl.roles.envs.spaces import action_columns, leaves
+from gmi_drl.roles.envs.spaces import action_columns, is_bounded, leaves
 from gmi_drl.roles.policies import ROW_MULTIPLE
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
@@ -334,7 +334,7 @@ def _to_box(space: spaces.Box, device: torch.device) -> Callable[[Tensor], Tenso
         return lambda action: action
     low = torch.as_tensor(space.low.ravel(), dtype=torch.float32, device=device)
     high = torch.as_tensor(space.high.ravel(), dtype=torch.float32, device=device)
-    if not space.is_bounded():
+    if not is_bounded(space):
         return lambda action: torch.minimum(torch.maximum(action, low), high)
     half, middle = (high - low) / 2, (high + low) / 2
     if bool((half == 1).all()) and bool((middle == 0).all()):

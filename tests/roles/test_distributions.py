@@ -1,9 +1,16 @@
 """The hand-written distributions against torch.distributions."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import distributions as td
 
+from gmi_drl.placement import IMPALAConfig
+from gmi_drl.roles.algorithms.terms import weighted_sum
+from gmi_drl.roles.policies.actor_critic import distribution_for
 from gmi_drl.roles.policies.distributions import Bernoulli, Categorical, Joint, Normal
 
 
@@ -109,3 +116,30 @@ def test_what_is_joint_is_the_sum_of_its_parts(generator):
     kls = [part.kl(old[:, its], old_log_std, params[:, its], log_std) for part, its, _ in parts]
     assert torch.allclose(joint.kl(old, old_log_std, params, log_std), sum(kls), atol=1e-5)
     assert torch.equal(joint.means(params), params[:, 3:5])
+
+
+UNBOUNDED = spaces.Box(-np.inf, np.inf, (2,))
+
+
+@pytest.mark.parametrize(
+    ("space", "bounds_loss"),
+    [
+        (UNBOUNDED, 0.0),
+        (spaces.Box(0.0, np.inf, (2,)), 0.0),
+        (spaces.Box(-2.0, 5.0, (2,)), 2.0),
+        (spaces.Discrete(2), 0.0),
+        (spaces.Tuple((UNBOUNDED, spaces.Box(-2.0, 5.0, (1,)))), 1.0),
+        (spaces.Tuple((UNBOUNDED, spaces.Discrete(2))), 0.0),
+    ],
+    ids=str,
+)
+def test_means_are_pushed_back_to_bounds_that_there_are(space, bounds_loss):
+    distribution = distribution_for(space)
+    network = SimpleNamespace(
+        distribution=distribution, log_std=torch.zeros(distribution.deviations)
+    )
+    zero, settings = torch.zeros(()), IMPALAConfig()
+    params = torch.full((3, distribution.parameters), 2.1)
+    total, stats = weighted_sum(network, params, zero, zero, settings)
+    assert float(stats["bounds_loss"]) == pytest.approx(bounds_loss)
+    assert float(total) == pytest.approx(settings.bounds_coef * bounds_loss)

@@ -294,6 +294,21 @@ def test_what_is_wrong_with_the_key_is_said(words, said):
         config(*words)
 
 
+@pytest.mark.parametrize("name", ["ppo", "a2c", "appo", "impala"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm.horizon=1"], "algorithm.horizon=1; must be 2 or more"),
+        (["algorithm.share_layers=false"], "algorithm.share_layers=False; policy and value of a"),
+    ],
+)
+def test_keys_that_do_not_go_with_it_are_told_whatever_the_algorithm(name, words, said):
+    mode = "async" if name in ("appo", "impala") else "sync"
+    its = config(f"mode={mode}", f"algorithm.name={name}", "algorithm.recurrent={}", *words)
+    faults = its.algorithm.faults(its, 1, 1)
+    assert [str(fault) for fault in faults if str(fault).startswith(said)]
+
+
 def test_by_default_it_is_an_lstm():
     its = config("algorithm.recurrent={}").algorithm
     assert its.recurrent == RecurrentConfig(cell="lstm", size=128)

@@ -220,6 +220,10 @@ def test_what_does_not_fit_is_refused():
         rl.AllReduce(rl.PPO, evaluators(rl.PPO, 1, minibatches=3, recurrent={}))
     with pytest.raises(RoleError, match=r"algorithm.horizon=1; must be 2 or more where"):
         rl.AllReduce(rl.A2C, evaluators(rl.A2C, 1, horizon=1, recurrent={}))
+    with pytest.raises(RoleError, match=r"algorithm.share_layers=False; policy and value of a rec"):
+        rl.AllReduce(rl.A2C, evaluators(rl.A2C, 1, share_layers=False, recurrent={}))
+    with pytest.raises(RoleError, match=r"follows the KL divergence .* schedule='constant'"):
+        rl.ParameterServer(rl.PPO, evaluators(rl.PPO, 1, epochs=1, minibatches=1))
     with pytest.raises(RoleError, match="no evaluators"):
         rl.Local(rl.A2C, [])
     with pytest.raises(EnvSpecError):

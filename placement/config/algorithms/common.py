@@ -112,6 +112,10 @@ class AlgorithmConfig(Section):
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields why it cannot learn so, with this many GMIs that hold an agent, and a trainer."""
+        yield from self.own_faults()
+
+    def own_faults(self) -> Iterator[Fault]:
+        """Yields which of its keys do not go together, whoever learns by it."""
         if self.layer_norm and is_own_network(self.network):
             yield Fault(
                 "algorithm.layer_norm", True, f"network={self.network!r} has layers of its own",
@@ -239,7 +243,7 @@ class ActorCriticConfig(AlgorithmConfig):
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     bounds_coef: float = Field(default=1e-4, ge=0)
-    """Weight of the loss on action means outside the action bounds."""
+    """Weight of the loss on action means outside the action bounds, where these are finite."""
     normalize_value: bool = True
     """Normalise value targets by their running mean and deviation."""
     init_log_std: float = Field(default=0.0, ge=-20, le=2)
@@ -271,9 +275,9 @@ class ActorCriticConfig(AlgorithmConfig):
         each = f"{self.minibatch_size(samples):,} samples in each {where}"
         return f"{self.minibatches} of {each}, {counted(self.epochs, 'epoch')}"
 
-    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+    def own_faults(self) -> Iterator[Fault]:
         """Yields a fault if the policy remembers, and has nothing to learn that from."""
-        yield from super().faults(config, agents, trainers)
+        yield from super().own_faults()
         if self.recurrent is not None and not self.share_layers:
             yield Fault(
                 "algorithm.share_layers", False,
@@ -485,6 +489,7 @@ class SegmentsConfig(ActorCriticConfig):
 
         V-trace needs segments whole, so that only environments can be shared out.
         """
+        yield from super().faults(config, agents, trainers)
         num_env, segments = config.env.num_env, config.experience.batch_segments
         yield from self.minibatch_faults(
             num_env * segments, "environments in a trainer's batch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -11,9 +11,6 @@ from gmi_drl.placement.config.section import Bounds, Int, broken
 from gmi_drl.placement.faults import Fault
 
 from .common import RecurrentConfig, ReplayConfig, short_horizon
-
-if TYPE_CHECKING:
-    from gmi_drl.placement.config.config import Config
 
 
 class DQNConfig(ReplayConfig):
@@ -92,9 +89,9 @@ class DQNConfig(ReplayConfig):
     def drawn_steps(self) -> int:
         return 1 if self.recurrent is None else self.horizon
 
-    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+    def own_faults(self) -> Iterator[Fault]:
         """Yields faults unless a network that remembers has sequences to learn that from."""
-        yield from super().faults(config, agents, trainers)
+        yield from super().own_faults()
         if self.recurrent is None:
             return
         if self.horizon < 2:

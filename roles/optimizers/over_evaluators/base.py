@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import ActorCriticConfig, Fault
-from gmi_drl.placement.config.algorithms.common import short_horizon
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
@@ -85,7 +84,7 @@ class EvaluatorOptimizer:
                 f"{type(self).__name__} trains on {self.trains_on}, and {algorithm.__name__} "
                 f"on {' or '.join(kinds)}. Use {' or '.join(_OPTIMIZERS[one] for one in kinds)}."
             )
-        self._check_minibatches()
+        self._check_settings()
         if self.single_step:
             updates = self._settings.gradient_steps(self._settings.horizon * self._num_env[0])
             updates *= getattr(self._settings, "epochs", 1)
@@ -102,14 +101,12 @@ class EvaluatorOptimizer:
         self._round = 0
         self._asked: dict[int, int] = {}  # by evaluator: in which round it was asked last
 
-    def _check_minibatches(self) -> None:
-        """RoleError unless the minibatches divide what an evaluator samples, as for a config."""
+    def _check_settings(self) -> None:
+        """RoleError unless settings go together, and minibatches divide samples, as in a config."""
         its = self._settings
-        if not isinstance(its, ActorCriticConfig):
-            return
-        faults = self._minibatch_faults(its, self._num_env[0])
-        if its.recurrent is not None and its.horizon < 2:
-            faults.append(short_horizon(its.horizon))
+        faults = list(its.own_faults())
+        if isinstance(its, ActorCriticConfig):
+            faults += self._minibatch_faults(its, self._num_env[0])
         if faults:
             raise RoleError(str(faults[0]))
 

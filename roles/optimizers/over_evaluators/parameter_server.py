@@ -81,6 +81,11 @@ class ParameterServer(EvaluatorOptimizer):
                 "(normalize_value), and here that lies in the shards. Give the evaluators settings "
                 "with normalize_value=False, and a reward_scale that brings returns near 1."
             )
+        if self._settings.followed_kl is not None:
+            raise RoleError(
+                "the learning rate follows the KL divergence (schedule='adaptive'), and shards do "
+                "not know it. Give the evaluators settings with schedule='constant'."
+            )
         parameters = self.graph.parameters
         pieces = parameters.numel // PARAMETER_MULTIPLE
         if not 1 <= shards <= pieces:

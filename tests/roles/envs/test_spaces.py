@@ -1,8 +1,10 @@
 """Which spaces a policy is trained on: one verdict everywhere, and remedies that work."""
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.spaces.utils import flatten
 from gymnasium.wrappers import FlattenObservation
 
@@ -162,3 +164,10 @@ def test_actions_stay_within_the_bounds_that_are_finite():
     to_env = env_action(bodies_spaces.HALF_OPEN, torch.device("cpu"))
     action = torch.tensor([[-3.0, -3.0], [7.0, 7.0]])
     assert to_env(action).tolist() == [[0.0, -1.0], [7.0, 1.0]]
+
+
+def test_bounds_of_the_largest_numbers_are_none():
+    largest = np.finfo(np.float32).max
+    to_env = env_action(spaces.Box(-largest, largest, (2,)), torch.device("cpu"))
+    action = torch.tensor([[-3.0, 7.0]])
+    assert to_env(action).tolist() == [[-3.0, 7.0]]
