@@ -18,6 +18,7 @@ OBSERVATIONS = {
     "Vector": (True, PAIR),
     "Whole": (True, S.Box(0, 10, (3,), np.int64)),
     "Bytes": (True, S.Box(0, 255, (6,), np.uint8)),
+    "Wide": (True, S.Box(0, 65535, (3,), np.uint16)),
     "Half": (True, S.Box(-1.0, 1.0, (3,), np.float16)),
     "Double": (True, S.Box(-1.0, 1.0, (3,), np.float64)),
     "Unbounded": (True, S.Box(-np.inf, np.inf, (3,), np.float32)),

@@ -1,5 +1,9 @@
 """Wrappers of a batch as users write them."""
 
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+
 from gmi_drl.roles.envs import EnvWrapper
 
 
@@ -10,6 +14,19 @@ class Doubled(EnvWrapper):
 
     def observe(self, observation):
         return observation * self._factor
+
+
+class WithOnes(EnvWrapper):
+    """Shows a 1 behind each observation, and says so in its space."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        space, one = env.observation_space, np.ones(1, np.float32)
+        low, high = (np.concatenate([bound, one]) for bound in (space.low, space.high))
+        self.observation_space = Box(low, high)
+
+    def observe(self, observation):
+        return torch.cat([observation, torch.ones(len(observation), 1)], 1)
 
 
 class Raises(EnvWrapper):

@@ -55,6 +55,8 @@ class EnvWrapper:
     def __getattr__(self, name: str) -> Any:
         if name == "env" or name.startswith("__"):  # a copy that is being made has none yet
             raise AttributeError(name)
+        if name == "structured_space" and self.observation_space != self.env.observation_space:
+            raise AttributeError(name)  # it shows vectors of its own, if it does not say more
         return getattr(self.env, name)
 
 
@@ -131,7 +133,6 @@ class KeepNumbers(EnvWrapper):
         self._places = torch.tensor(whole, device=env.device)
         low, high = space.low[whole], space.high[whole]
         self.observation_space = Box(low, high, dtype=space.dtype.type)
-        self.structured_space = self.observation_space
 
     def observe(self, observation: Tensor) -> Tensor:
         return observation.index_select(1, self._places)

@@ -26,9 +26,9 @@ class GymnasiumVecEnv:
     """Steps N environments in this process (`vectorization: sync`) or in one each (`async`).
 
     Observations are vectors (see `spaces`), and `structured_space` is what the environment has.
-    Those of an integer Box keep their type (images stay uint8), the others are handed over in
-    `dtype`. Actions are rows of numbers, [N] for a Discrete alone. Environments hold their state
-    where nobody can save it: `state_dict` is None.
+    Those of an integer Box keep their type (images stay uint8) but for uint16 and wider, which are
+    handed over in `dtype` as the others are. Actions are rows of numbers, [N] for a Discrete alone.
+    Environments hold their state where nobody can save it: `state_dict` is None.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
@@ -165,6 +165,7 @@ class GymnasiumVecEnv:
 def torch_dtype(space: gymnasium.Space[Any], floating: torch.dtype) -> torch.dtype:
     """Returns the type of the tensors that observations of a flat space are handed over in."""
     assert space.dtype is not None
-    if np.issubdtype(space.dtype, np.floating):
+    # torch reckons with no unsigned numbers but bytes.
+    if space.dtype.kind == "f" or (space.dtype.kind == "u" and space.dtype.itemsize > 1):
         return floating
     return torch.from_numpy(np.empty(0, dtype=space.dtype)).dtype

@@ -87,7 +87,9 @@ def image_of(space: spaces.Space[Any], name: str) -> tuple[tuple[int, int, int],
             ]
         )
     first, middle, last = shape
-    if last <= min(first, middle, _MOST_CHANNELS):
+    # What is square beside another number tells which is the channels; else they are the fewer.
+    is_last = first == middle or (middle != last and last <= min(first, middle, _MOST_CHANNELS))
+    if is_last:
         return (last, first, middle), True
     return (first, middle, last), False
 

@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 import gmi_drl
 from gmi_drl.placement import load_config
 from gmi_drl.roles.envs.errors import EnvSpecError
-from gmi_drl.roles.policies.convolutions import ConvolutionalTrunk
+from gmi_drl.roles.policies.convolutions import ConvolutionalTrunk, image_of
 
 
 def image(*shape):
@@ -31,6 +31,17 @@ def test_channels_may_lie_before_or_behind(name, features):
     plain = ConvolutionalTrunk(name, image(3, 48, 40))
     plain.load_state_dict(first.state_dict())
     assert torch.allclose(plain(vectors / 255), out, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        ((10, 10, 16), 16), ((16, 10, 10), 16), ((10, 10, 10), 10), ((84, 84, 48), 48),
+        ((40, 84, 84), 40), ((20, 30, 16), 16), ((16, 20, 30), 16),
+    ],
+)  # fmt: skip
+def test_channels_are_what_an_image_has_beside_its_sides(shape, channels):
+    assert image_of(image(*shape), "impala")[0][0] == channels
 
 
 def test_nature_is_the_network_of_its_paper():

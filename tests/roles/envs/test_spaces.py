@@ -116,6 +116,7 @@ def test_observations_become_what_gymnasium_flattens_them_to(name, space):
         assert flat[i].tolist() == pytest.approx(wanted.tolist(), rel=1e-6)
     assert env.observation_space.shape == (flat.shape[1],)
     assert (flat.dtype == torch.uint8) == (name in ("ShowsBytes", "ShowsImage"))
+    assert torch.cat([flat, flat > 0], 1).shape == (3, 2 * flat.shape[1])  # torch reckons with it
     assert env.observation_space.contains(flat[0].numpy().astype(env.observation_space.dtype))
     env.close()
 

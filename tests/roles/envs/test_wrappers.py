@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.placement import A2CConfig, ConfigError, load_config
 from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError, check_env, make_env
 from gmi_drl.roles.envs.batch_wrappers import ClipReward, FrameStack, KeepNumbers, unwrapped
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.policies.networks import actor_critic_of
 from toy_env import ToyEnv
 
 
@@ -77,6 +78,16 @@ def test_wrappers_are_put_on_in_their_order():
     assert torch.equal(env.reset(), (plain.reset()[:, [0, 2]] * 3).repeat(1, 4))
     assert env.observation_space.shape == (8,)
     env.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0"])
+def test_networks_are_for_what_the_outermost_wrapper_shows(env_id):
+    words = ["bodies_wrappers:WithOnes", {"frame_stack": {"count": 2}}, "bodies_wrappers:WithOnes"]
+    for i in range(len(words)):
+        env = make_env(env_id, 2, wrappers=words[: i + 1])
+        network = actor_critic_of(A2CConfig(network=[8]), env)
+        assert network(env.reset()).shape[0] == 2
+        env.close()
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
