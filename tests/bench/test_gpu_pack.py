@@ -344,6 +344,7 @@ def test_a_part_that_is_not_whole_is_refused_and_not_kept(node, parts, spoil, sa
     assert node.unpack(spared).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["waiting for more", "complete"])
 def test_a_part_of_another_pack_is_refused(node, parts, whole):
     made, others = parts("pack"), parts("other")

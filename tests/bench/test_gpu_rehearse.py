@@ -60,6 +60,7 @@ def suite_file(*keys):
     return json.dumps({"cells": [{"key": key, "steps_per_s": 1.0} for key in keys]})
 
 
+@pytest.mark.slow
 def test_every_step_is_called_with_a_part_at_most_and_each_limit_is_told(rehearse, played):
     code, kept = played({"first": {"gpu/suite.json": suite_file("a")}})
     assert (code, kept["faults"]) == (0, [])
@@ -106,6 +107,7 @@ def test_a_cell_that_is_lost_after_it_was_given_back_is_a_fault(played, keys):
     assert "slot.sh headline: lost or run again: ['a']" in kept["faults"]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_a_fault_with_its_last_words(played):
     code, kept = played({}, codes={"num_env": 2})
     assert code == 1

@@ -41,6 +41,7 @@ def launch(path=None, *overrides, **options):
     return gmi_drl.launch(path, overrides=overrides, view="none", **options)
 
 
+@pytest.mark.slow
 def test_one_agent_that_sends_gradients_is_a2c_in_one_gmi(tmp_path):
     apart = launch(config(tmp_path))
     together = launch(config(tmp_path, "tcg_ex", "a2c"))

@@ -182,7 +182,11 @@ def test_goals_are_set_in_hindsight_from_segments(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "rows"),
-    [("replay_capacity=200", 200), ("replay_save=false", 64), ("sampler=prioritized", 496)],
+    [
+        ("replay_capacity=200", 200),
+        pytest.param("replay_save=false", 64, marks=pytest.mark.slow),
+        pytest.param("sampler=prioritized", 496, marks=pytest.mark.slow),
+    ],
 )
 def test_how_a_replay_is_kept_may_change_on_resuming(tmp_path, change, rows):
     part = launch(tmp_path)
@@ -191,6 +195,7 @@ def test_how_a_replay_is_kept_may_change_on_resuming(tmp_path, change, rows):
     assert lines(resumed)[ITERATIONS]["replay_rows"] == rows
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_replay(tmp_path):
     part = launch(tmp_path)
     total = f"run.total_steps={2 * ITERATIONS * SAMPLES}"
@@ -200,7 +205,9 @@ def test_a_resumed_run_goes_on_with_its_replay(tmp_path):
     check_ratio(resumed)
 
 
-@pytest.mark.parametrize(("mode", "trainer"), [("sync", 0), ("async", 1)])
+@pytest.mark.parametrize(
+    ("mode", "trainer"), [("sync", 0), pytest.param("async", 1, marks=pytest.mark.slow)]
+)
 def test_a_replay_keeps_frames_of_stacks_and_learns_as_if_it_kept_them_whole(
     tmp_path, mode, trainer
 ):

@@ -444,6 +444,7 @@ def learned(example, tmp_path, *overrides):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_cartpole_is_learned_from_experience_that_is_old(tmp_path):
     quick = ("run.target_return=150", "run.eval_episodes=0")

@@ -84,6 +84,7 @@ def state_of(result_or_folder):
     return json.loads((result_or_folder / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_callback_is_told_of_everything_in_order(config, warm):
     notes = Notes()
     result = launch(config, notes)
@@ -217,6 +218,7 @@ def test_a_config_names_classes_beside_it_with_their_options(config, warm, mine)
     assert mine.read_text().split() == ["10", "20", "30", "40"]
 
 
+@pytest.mark.slow
 def test_each_seed_has_callbacks_of_its_own(config, tmp_path):
     class Writes:
         def on_start(self, run):
@@ -233,13 +235,21 @@ def test_each_seed_has_callbacks_of_its_own(config, tmp_path):
     ("entry", "said"),
     [
         ("own_callbacks:Mines", "Did you mean Mine?"),
-        ("nowhere_at_all:Mine", "importing nowhere_at_all failed"),
-        ("own_callbacks:Nothing", "it has none of on_start, on_iteration"),
+        pytest.param(
+            "nowhere_at_all:Mine", "importing nowhere_at_all failed", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "own_callbacks:Nothing", "it has none of on_start, on_iteration", marks=pytest.mark.slow
+        ),
         ("own_callbacks:Mine", "missing a required argument: 'file'"),
-        ("{own_callbacks:Mine: {files: x}}", "cannot be made with options"),
+        pytest.param(
+            "{own_callbacks:Mine: {files: x}}",
+            "cannot be made with options",
+            marks=pytest.mark.slow,
+        ),
         ("Mine", "which is no callback. Write module:Class"),
-        ("{own_callbacks:Mine: 3}", "which is no callback"),
-        ("3", "which is no callback"),
+        pytest.param("{own_callbacks:Mine: 3}", "which is no callback", marks=pytest.mark.slow),
+        pytest.param("3", "which is no callback", marks=pytest.mark.slow),
     ],
 )
 def test_check_says_what_is_wrong_with_a_callback(config, mine, capsys, entry, said):
@@ -345,6 +355,7 @@ def test_measured_candidates_have_no_callbacks_and_no_loggers(monkeypatch, confi
     assert (run.log, run.callbacks, run.video_every) == ((), (), 0)
 
 
+@pytest.mark.slow
 def test_the_example_keeps_the_best_checkpoint_and_says_how_it_ended(tmp_path):
     example = Path(__file__).parents[2] / "examples" / "callbacks.py"
     ended = subprocess.run(

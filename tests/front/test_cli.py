@@ -194,6 +194,7 @@ def test_what_a_faulty_module_says_is_quoted_printably(config, capsys):
     assert "\x1b" not in told
 
 
+@pytest.mark.slow
 def test_check_still_looks_at_the_rest_when_devices_are_missing(config, capsys):
     words = ["--set", "hardware.cores=[9999]", "--set", "algorithm.minibatches=7"]
     assert main.main(["check", str(config), *words]) == 1
@@ -219,6 +220,7 @@ def test_check_of_an_empty_file_shows_the_smallest_config_to_copy(tmp_path, caps
     assert "\n    version: 1\n    env:\n      id: CartPole-v1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "piece"),
     [
@@ -252,6 +254,7 @@ class MyDQN(Algorithm):
 """
 
 
+@pytest.mark.slow
 def test_check_reads_the_settings_of_an_algorithm_of_ones_own(config, capsys):
     (config.parent / "own_dqn.py").write_text(ALGORITHM)
     own = ["check", str(config), "--set", "algorithm={class: own_dqn:MyDQN, epsilon: 0.2}"]
@@ -424,6 +427,7 @@ def test_bad_configs_never_show_a_traceback(tmp_path, capsys):
         assert "fault" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_planning_and_checking_import_no_torch(config):
     code = (
         "import sys; from gmi_drl.cli.main import main\n"

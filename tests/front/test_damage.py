@@ -102,12 +102,13 @@ def test_a_disk_that_fills_before_the_first_checkpoint_costs_no_policy(tmp_path)
     [
         (bodies_front.LittleRoom, {"layout": {"gmi_per_gpu": 2}}),
         (bodies_front.LittleRoomOfTrainer, {"layout": {"template": "tdg_ex", "gmi_per_gpu": 2}}),
-        (
+        pytest.param(
             bodies_front.LittleRoomOfTrainer,
             {
                 "mode": "async", "hardware": {"num_gpus": 2},
                 "algorithm": {"name": "impala", "network": [128, 128], "minibatches": 1},
             },
+            marks=pytest.mark.slow,
         ),
     ],
 )  # fmt: skip

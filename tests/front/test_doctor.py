@@ -52,6 +52,7 @@ def run(capsys, *words):
     return code, capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(CORES) < 2, reason="two GMIs on cores need two cores")
 def test_on_cores_links_are_measured_and_plan_finds_them(monkeypatch, capsys, tmp_path):
     fake_nvml.install(monkeypatch)
@@ -88,6 +89,7 @@ def missing(name):
     return version
 
 
+@pytest.mark.slow
 def test_gpus_that_are_well(machine, capsys):
     machine(*boxes.a30())
     code, out = run(capsys, "--json", "--no-measure")

@@ -12,12 +12,21 @@ pytestmark = pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        ("MinAtar/Breakout-v1", ["algorithm.network=impala", "env.wrappers=[clip_reward]"]),
-        (
+        pytest.param(
+            "MinAtar/Breakout-v1",
+            ["algorithm.network=impala", "env.wrappers=[clip_reward]"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "MinAtar/Breakout-v1",
             ["algorithm.normalize_observation=false", "algorithm.recurrent={size: 8}"],
+            marks=pytest.mark.slow,
         ),
-        ("MinAtar/Breakout-v1", ["layout.template=tdg_ex", "layout.gmi_per_gpu=2"]),
+        pytest.param(
+            "MinAtar/Breakout-v1",
+            ["layout.template=tdg_ex", "layout.gmi_per_gpu=2"],
+            marks=pytest.mark.slow,
+        ),
         ("popgym-RepeatPreviousEasy-v0", ["algorithm.recurrent={size: 8}"]),
         ("LunarLander-v3", []),
     ],

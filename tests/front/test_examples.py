@@ -81,6 +81,7 @@ def test_parameter_server_loses_no_update_when_killed():
     assert error < 1e-6
 
 
+@pytest.mark.slow
 def test_policy_gradient_learns_while_a_simulator_is_killed():
     first, last, deaths = numbers(output_of("policy_gradient"))
     assert last > 2 * first
@@ -123,6 +124,7 @@ def test_a3c_learns_from_gradients_that_two_processes_send():
     assert numbers(lines[-1])[0] >= 450
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo_es", "a3c_es"])
 def test_an_optimizer_is_evaluated_by_what_it_makes_of_a_policy(name, monkeypatch):
     """A member of the population: the same noise gives the same, and its return counts alone."""
@@ -155,6 +157,7 @@ def test_the_page_of_the_runtime_does_what_it_says(tmp_path, monkeypatch):
     run_page("runtime.md")
 
 
+@pytest.mark.slow
 def test_the_page_of_the_control_store_does_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page("control-store.md")

@@ -97,6 +97,7 @@ def test_all_gmis_stopped_at_once_are_started_again(warm, tmp_path, monkeypatch)
         assert "is stopped by a signal (state T)" in entry["how"]
 
 
+@pytest.mark.slow
 def test_one_of_two_whose_environment_exits_comes_back(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "exits", "exit_here", [0])
     path = config(tmp_path, layout__gmi_per_gpu=2, run__total_steps=2 * 16 * 8 * 8)
@@ -106,6 +107,7 @@ def test_one_of_two_whose_environment_exits_comes_back(warm, tmp_path, monkeypat
     assert (entry["gmi_id"], entry["how"]) == (0, "exited with code 3")
 
 
+@pytest.mark.slow
 def test_of_two_the_one_that_hangs_is_ended_and_not_the_one_that_waits(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [1])
     path = config(tmp_path, layout__gmi_per_gpu=2, run__total_steps=2 * 16 * 8 * 8)

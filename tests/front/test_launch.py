@@ -96,6 +96,7 @@ def numbers(folder):
     return [{key: line[key] for key in UNTIMED} for line in metrics(folder)]
 
 
+@pytest.mark.slow
 def test_the_module_of_an_environment_is_found_beside_the_config(tmp_path, monkeypatch):
     (tmp_path / "corridor_of_mine.py").write_text(OWN_ENV)
     path = config(tmp_path, env="corridor_of_mine:Corridor-v0", run__total_steps=256)
@@ -113,6 +114,7 @@ def test_the_module_of_an_environment_is_found_beside_the_config(tmp_path, monke
     assert str(tmp_path) not in sys.path
 
 
+@pytest.mark.slow
 def test_an_ordinary_launch_imports_nothing_of_the_selector(tmp_path):
     code = (
         "import sys, gmi_drl\n"
@@ -190,6 +192,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, env):
     assert resumed.eval_return == whole.eval_return
 
 
+@pytest.mark.slow
 def test_what_was_written_after_the_checkpoint_is_made_again_once(tmp_path):
     path = config(tmp_path, run__checkpoint_every=2, run__total_steps=1536)
     run = launch(path)
@@ -212,6 +215,7 @@ def test_the_state_of_a_run_that_failed_has_the_first_line_of_the_error(tmp_path
     until(lambda: told in {its["reason"] for its in read_state(store).actors}, "it is written")
 
 
+@pytest.mark.slow
 def test_resuming_a_run_that_is_done_says_so_and_how_to_give_it_more(tmp_path, capfd):
     run = launch(config(tmp_path))
     capfd.readouterr()

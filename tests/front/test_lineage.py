@@ -168,6 +168,7 @@ def in_pieces(numbers):
     return pieces
 
 
+@pytest.mark.slow
 def test_two_gmis_one_of_which_is_killed_and_a_resume(tmp_path, monkeypatch, capsys):
     faults.script(monkeypatch, path := tmp_path / "script", (1, "sampled", 21))
     role = {"trainer": bodies.TracedHolistic}

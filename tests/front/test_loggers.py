@@ -80,6 +80,7 @@ def board(folder):
     }
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_number_of_the_metrics(trained):
     folder, lines = trained
     shown = board(folder)
@@ -137,6 +138,7 @@ def offline_records(path):
             whole = b""
 
 
+@pytest.mark.slow
 def test_wandb_gets_config_and_metrics_offline_and_goes_on_as_the_same_run(trained):
     needs("wandb")
     folder, lines = trained
@@ -160,6 +162,7 @@ def test_wandb_gets_config_and_metrics_offline_and_goes_on_as_the_same_run(train
     assert config["env"]["id"] == "CartPole-v1"
 
 
+@pytest.mark.slow
 def test_mlflow_gets_config_and_metrics_and_goes_on_as_the_same_run(trained):
     needs("mlflow")
     folder, lines = trained

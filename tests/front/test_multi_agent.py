@@ -70,6 +70,7 @@ def test_a_killed_gmi_comes_back_and_all_hold_the_same_policies(trained):
     assert last["return_mean"] is not None
 
 
+@pytest.mark.slow
 def test_its_policies_act_afterwards_each_in_its_own_space(trained, capsys):
     assert main.main(["export", str(trained.folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -96,6 +97,7 @@ def test_its_policies_act_afterwards_each_in_its_own_space(trained, capsys):
             gmi_drl.load_policy(trained.folder, policy_id=wrong)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_all_policies(trained, tmp_path):
     part = gmi_drl.launch(config(tmp_path, iterations=2), view="none")
     before = checkpoint.find(part.folder).load("shared")
@@ -114,6 +116,7 @@ def test_a_resumed_run_goes_on_with_all_policies(trained, tmp_path):
     assert counts == [48, 40, 96, 80]
 
 
+@pytest.mark.slow
 def test_agents_who_share_a_policy_learn(tmp_path):
     path = config(
         tmp_path,

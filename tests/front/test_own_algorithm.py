@@ -61,6 +61,7 @@ def learned(result):
     return torch.load(newest / "shared.pt", weights_only=True)
 
 
+@pytest.mark.slow
 def test_dqn_trains_in_two_gmis(tmp_path):
     result = launch(written(tmp_path, "two"))
     lines = numbers(result)
@@ -71,6 +72,7 @@ def test_dqn_trains_in_two_gmis(tmp_path):
     assert lines[-1]["replay_rows"] == 200
 
 
+@pytest.mark.slow
 def test_dqn_learns_the_same_where_its_agent_is_apart(tmp_path):
     one = launch(written(tmp_path, "one"))
     apart = launch(written(tmp_path, "apart"))
@@ -87,7 +89,11 @@ RAINBOW = {
 
 @pytest.mark.parametrize(
     ("layout", "settings"),
-    [("one", {}), ("apart", {}), ("two", RAINBOW)],
+    [
+        ("one", {}),
+        pytest.param("apart", {}, marks=pytest.mark.slow),
+        pytest.param("two", RAINBOW, marks=pytest.mark.slow),
+    ],
     ids=["one", "apart", "two-rainbow"],
 )
 def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout, settings):
@@ -104,6 +110,7 @@ def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout, setti
     assert torch.equal(learned(whole)["parameters"], learned(resumed)["parameters"])
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_not_saved_begins_anew(tmp_path):
     part = launch(written(tmp_path, "one", replay_save=False), "run.total_steps=256")
     lines = numbers(launch(None, "run.total_steps=512", resume=part.folder))
@@ -132,6 +139,7 @@ def test_a_dueling_network_of_quantiles_learns_to_balance_the_pole(tmp_path):
     assert result.return_mean >= 66
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "plan"])
 @pytest.mark.parametrize("example", ["dqn_cartpole.yaml", "own_algorithm/reinforce.yaml"])
 def test_commands_know_them(command, example):
@@ -144,10 +152,9 @@ def test_commands_know_them(command, example):
     assert ended.stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    "name", ["reinforce", pytest.param("reinforce_async", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_async"])
 def test_the_algorithm_of_the_page_learns_under_two_optimizers(tmp_path, name):
     result = launch(OWN / f"{name}.yaml", f"run.folder={tmp_path}", "run.total_steps=80_000")
     assert result.eval_return > 100

@@ -35,7 +35,9 @@ def launched(tmp_path, **changes):
     return gmi_drl.launch(load_config(config), view="none", import_path=tmp_path)
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", "my_env:Many-v0"])
+@pytest.mark.parametrize(
+    "env_id", [pytest.param("Pendulum-v1", marks=pytest.mark.slow), "my_env:Many-v0"]
+)
 def test_the_policy_and_the_environment_of_the_page_train(tmp_path, env_id):
     (tmp_path / "my_policy.py").write_text(printed("my_policy"))
     (tmp_path / "my_env.py").write_text(printed("my_env"))

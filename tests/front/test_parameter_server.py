@@ -74,7 +74,9 @@ def learned(result):
     return checkpoint.find(result.folder).load("shared")
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize(
+    "shards", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_one_agent_and_any_number_of_pieces_are_a2c_in_one_gmi(tmp_path, monkeypatch, shards):
     """Also its observations' statistics and Adam's state; the policy is on the whole evaluated."""
     together = launch(config(tmp_path, template="tcg_ex"))
@@ -98,6 +100,7 @@ def test_one_agent_and_any_number_of_pieces_are_a2c_in_one_gmi(tmp_path, monkeyp
     assert apart.eval_return > 0  # of the policy put together
 
 
+@pytest.mark.slow
 def test_gradients_of_several_agents_are_applied_to_several_pieces(tmp_path, monkeypatch):
     several(monkeypatch, 3, 2)
     rounds = 40
@@ -141,6 +144,7 @@ def test_who_is_killed_or_stopped_comes_back_and_the_run_is_whole(tmp_path, monk
     assert state["optimizer"]["state"][0]["step"] == 2 * ITERATIONS
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, monkeypatch):
     """Of one agent: with several it depends on who is first."""
     several(monkeypatch, 1, 2)

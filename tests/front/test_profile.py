@@ -196,6 +196,7 @@ def test_the_command_says_what_it_does_and_where_the_traces_are(tmp_path):
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_profiled_run_is_not_held_against_what_tuning_promised(tmp_path, monkeypatch):
     monkeypatch.delattr(launcher, "PromiseWatch")
     assert launch(tmp_path, iterations=4, watch=False).steps == 4 * T * 8 * 2
@@ -204,6 +205,7 @@ def test_a_profiled_run_is_not_held_against_what_tuning_promised(tmp_path, monke
 # When it does not go well -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_trace_that_cannot_be_written_is_told_and_training_goes_on(tmp_path):
     heard = Heard()
     result = launch(tmp_path, watch=heard, roles={"trainer": bodies_profile.Obstructs})
@@ -212,6 +214,7 @@ def test_a_trace_that_cannot_be_written_is_told_and_training_goes_on(tmp_path):
     assert told.startswith("gmi 0: no trace is written: IsADirectoryError")
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_too_early_says_what_to_do(tmp_path):
     heard = Heard()
     result = launch(tmp_path, watch=heard, iterations=3)

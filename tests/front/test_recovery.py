@@ -77,24 +77,29 @@ def check_whole(result, path, moments, gmis=2, lost=1):
     "moments",
     [
         [(1, "start", 0)],
-        [(0, "start", 0)],
-        [(1, "assembled", 0)],
-        [(1, "simulate", 0)],
-        [(1, "simulate", 3)],
         [(0, "simulate", 3)],
         [(1, "reduce", 3)],
-        [(0, "reduce", 2)],
-        [(1, "checkpoint", 4)],
         [(0, "checkpoint", 4)],
-        [(0, "committed", 4)],
-        [(1, "evaluate", 6)],
-        [(0, "evaluate", 6)],
-        [(1, "finished", 6)],
-        [(0, "finished", 6)],
-        [(1, "reduce", 3), (1, "reduce", 3)],
-        [(1, "reduce", 3), (1, "take over", 0)],
         [(1, "reduce", 3), (0, "take over", 3)],
-        [(0, "reduce", 1), (1, "reduce", 3), (0, "simulate", 5)],
+        *(
+            pytest.param(moments, marks=pytest.mark.slow)
+            for moments in (
+                [(0, "start", 0)],
+                [(1, "assembled", 0)],
+                [(1, "simulate", 0)],
+                [(1, "simulate", 3)],
+                [(0, "reduce", 2)],
+                [(1, "checkpoint", 4)],
+                [(0, "committed", 4)],
+                [(1, "evaluate", 6)],
+                [(0, "evaluate", 6)],
+                [(1, "finished", 6)],
+                [(0, "finished", 6)],
+                [(1, "reduce", 3), (1, "reduce", 3)],
+                [(1, "reduce", 3), (1, "take over", 0)],
+                [(0, "reduce", 1), (1, "reduce", 3), (0, "simulate", 5)],
+            )
+        ),
     ],
     ids=lambda moments: " and ".join(f"{g} at {p} {i}" for g, p, i in moments),
 )
@@ -128,6 +133,7 @@ def test_when_none_lives_all_go_on_from_the_last_checkpoint(tmp_path, monkeypatc
     assert set(begun(path, 0)) == set(range(ITERATIONS))
 
 
+@pytest.mark.slow
 def test_when_the_fork_server_is_killed_it_is_named_and_all_go_on(tmp_path, monkeypatch, capsys):
     path, before = tmp_path / "faults", runtime.preloaded().pid
     faults.script(monkeypatch, path, (1, "simulate", 3))

@@ -121,6 +121,7 @@ def steps_of(metrics):
     return [number for i, number in enumerate(each) if not i or number != each[i - 1]]
 
 
+@pytest.mark.slow
 def test_one_run_by_four_layouts(tmp_path):
     """Samples of an update stay; lineage, checkpoints and a resume know the layout of the time."""
     layouts = (

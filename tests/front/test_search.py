@@ -166,6 +166,7 @@ class StoppedByHand:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_one_trial_at_a_time_and_finds_the_same(
     searched, tmp_path, monkeypatch
 ):
@@ -280,6 +281,7 @@ def test_a_trial_that_hangs_is_ended_and_when_all_fail_the_first_is_told(tmp_pat
     assert "has written no metrics for 0.2 s (search.timeout_s)" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_search_in_which_nothing_works_ends_early(tmp_path):
     ranges = {RATE: {"log_uniform": [0.2, 1.0]}}
     path = written(

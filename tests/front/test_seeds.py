@@ -60,6 +60,7 @@ def metrics_of(folder):
     return [{key: json.loads(line)[key] for key in UNTIMED} for line in lines]
 
 
+@pytest.mark.slow
 def test_seeds_one_after_another_are_what_each_is_alone(config, tmp_path):
     result = gmi_drl.launch(config, seeds=2, view="none")
     assert [(run.seed, run.state) for run in result.runs] == [(3, "finished"), (4, "finished")]
@@ -74,6 +75,7 @@ def test_seeds_one_after_another_are_what_each_is_alone(config, tmp_path):
     assert "Comparison of 2 runs of 1 config" in result.page.read_text()
 
 
+@pytest.mark.slow
 def test_a_seed_that_fails_is_told_and_the_others_go_on(config, tmp_path, capsys):
     (tmp_path / "picky.py").write_text(PICKY)
     words = ["launch", str(config), "--seeds", "3", "--parallel", "2", "--plain"]
@@ -114,6 +116,7 @@ def are_training(folder):
     return all(states_in(folder).get(seed, ("", ""))[1] for seed in (3, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.cpu_count() == 1, reason="two seeds side by side need two cores")
 def test_ctrl_c_stops_all_seeds_and_says_how_to_go_on(config, tmp_path):
     process = started(config, "--seeds", "3", "--parallel", "2")
@@ -133,6 +136,7 @@ def test_ctrl_c_stops_all_seeds_and_says_how_to_go_on(config, tmp_path):
     assert "comparison: " in out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.cpu_count() == 1, reason="two seeds side by side need two cores")
 def test_launches_end_when_the_one_who_started_them_is_killed(config, tmp_path):
     process = started(config, "--seeds", "2", "--parallel", "2")
@@ -158,6 +162,7 @@ class Murder(gmi_drl.Holistic):
         return super().make_policy(env, generator)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_dies_is_a_failed_seed_and_roles_are_given_as_classes(config, capsys):
     result = gmi_drl.launch(config, seeds=2, view="plain", roles={"trainer": Murder})
     assert [run.state for run in result.runs] == ["failed", "finished"]
@@ -289,6 +294,7 @@ def test_launches_that_share_a_gpu_have_one_daemon_that_goes_with_them():
     assert fake_gpus.mps_pids() == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_launches_that_share_a_gpu_and_then_their_daemon(config, tmp_path, monkeypatch):
     """The launches are doubles, which take slices and do not train."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -97,6 +97,7 @@ def test_one_that_is_killed_meanwhile_or_later_gets_that_time_again(tmp_path, sc
     assert result.restarts == faults.struck(path) == 3
 
 
+@pytest.mark.slow
 def test_one_that_fails_ends_the_run_at_once_and_is_named(tmp_path):
     with pytest.raises(GmiDied, match=r"(?s)gmi 1 .*no environments"):
         gmi_drl.launch(config(tmp_path), view="none", roles={"trainer": bodies.Fails})

@@ -53,14 +53,13 @@ def quiet(tmp_path, monkeypatch):
     faults.script(monkeypatch, tmp_path / "none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
         pytest.param({}, id="ppo"),
-        pytest.param({"recurrent": {"size": 8}}, id="lstm", marks=pytest.mark.slow),
-        pytest.param(
-            {"name": "a2c", "minibatches": 1, "epochs": 1}, id="a2c", marks=pytest.mark.slow
-        ),
+        pytest.param({"recurrent": {"size": 8}}, id="lstm"),
+        pytest.param({"name": "a2c", "minibatches": 1, "epochs": 1}, id="a2c"),
     ],
 )
 def test_what_is_learned_is_what_the_first_ones_learn_alone(tmp_path, quiet, algorithm):

@@ -118,6 +118,7 @@ def test_two_agents_are_one_gmi_with_all_their_environments(tmp_path, monkeypatc
     assert torch.allclose(mine[moments]["moments"], its[moments]["moments"])
 
 
+@pytest.mark.slow
 def test_threads_of_one_process_learn_the_same(tmp_path, monkeypatch):
     """As green contexts have them; the one process may die as any other."""
     apart = launch(config(tmp_path))
@@ -131,6 +132,7 @@ def test_threads_of_one_process_learn_the_same(tmp_path, monkeypatch):
     assert (faults.struck(path), result.iteration, result.restarts) == (1, ITERATIONS, 2)
 
 
+@pytest.mark.slow
 def test_trainers_of_several_devices_hold_one_policy(tmp_path, monkeypatch):
     several(monkeypatch, agents=1, devices=2)
     result = launch(config(tmp_path, run__total_steps=ITERATIONS * 256))
@@ -156,7 +158,8 @@ def test_agents_work_for_the_trainer_of_their_device():
 # The end, and going on ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Hopper-v5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CartPole-v1", "Hopper-v5"])
 def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, env):
     path = config(tmp_path, env__id=env)
     whole = launch(path)
@@ -170,6 +173,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, env):
     assert resumed.eval_return == whole.eval_return
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_ends_its_iteration_and_can_go_on(tmp_path):
     path = config(tmp_path)
     whole = launch(path)
@@ -437,6 +441,7 @@ def test_a_part_that_an_agent_cannot_write_is_told(tmp_path, capsys):
 # Stragglers ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_trainer_goes_on_without_the_slowest(tmp_path, monkeypatch):
     several(monkeypatch, agents=3)
     rounds = 150
@@ -508,6 +513,7 @@ def test_with_the_slowest_left_out_who_is_killed_or_stopped_comes_back(
     check_whole(launch(job, roles=MORTAL), path, moments)
 
 
+@pytest.mark.slow
 def test_who_is_late_is_waited_for_at_a_checkpoint_and_the_run_resumed(tmp_path, monkeypatch):
     several(monkeypatch, agents=3)
     monkeypatch.setattr(jobs, "layout_faults_of", lambda config, layout: [])  # cores are shared

@@ -117,6 +117,7 @@ def test_show_starts_nothing_and_tells_what_is_not_there(config, tmp_path, capsy
         assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsys):
     row = DeviceSplit(1, "cpu")
     best, other = (Candidate(row, num_env, 16, 16 * num_env) for num_env in (32, 64))

@@ -56,6 +56,7 @@ def test_an_environment_that_ends_its_process_is_told_how():
     assert "it was killed by SIGSEGV" in fault
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypatch):
     told = tmp_path / "told"
     monkeypatch.setenv("HANGS_TOLD", str(told))
@@ -189,6 +190,7 @@ def test_a_policy_that_cannot_be_served_is_a_fault_in_the_words_of_launch(
     assert tried.sizes is not None
 
 
+@pytest.mark.slow
 def test_the_policy_of_this_config_is_no_fault_and_a_torn_one_is(tmp_path):
     folder = saved_policy(tmp_path)
     tried = try_user_code(serving(folder), OWN.parent)
