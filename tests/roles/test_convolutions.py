@@ -71,23 +71,32 @@ def test_what_is_no_image_is_refused():
     assert ConvolutionalTrunk("impala", image(12, 16)).features == 256
 
 
-@pytest.mark.timeout(400)  # 20 s where nothing else runs
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # 10 s each where nothing else runs
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("more", [{}, {"mode": "async"}], ids=["sync", "async"])
-def test_what_is_seen_is_learned(tmp_path, more):
-    network = {"network": "impala", "normalize_observation": False, "learning_rate": 1e-3}
-    algorithm = {**network, "horizon": 8, "minibatches": 2, "schedule": "constant"}
-    if more:
-        more = {**more, "hardware": {"num_gpus": 2}}
-        algorithm |= {"minibatches": 1, "horizon": 8}
+@pytest.mark.parametrize(
+    ("mode", "num_env", "learning_rate"), [("sync", 4, 1e-3), ("async", 8, 5e-4)]
+)
+def test_what_is_seen_is_learned(tmp_path, mode, num_env, learning_rate):
+    # It ends when it is learned. How many steps that takes is the machine's matter too: under
+    # `async` experience is as old as its load makes it.
     config = load_config(
         {
             "version": 1,
-            "run": {"total_steps": 6_000, "folder": str(tmp_path), "eval_episodes": 8, "seed": 1},
-            "env": {"id": "bodies_images:Side-v0", "num_env": 8},
-            "algorithm": algorithm,
-            **more,
+            "mode": mode,
+            "run": {
+                "total_steps": 40_000, "target_return": 7.0, "folder": str(tmp_path),
+                "eval_episodes": 8, "seed": 1,
+            },
+            "env": {"id": "bodies_images:Side-v0", "num_env": num_env},
+            "algorithm": {
+                "network": "impala", "normalize_observation": False, "horizon": 8,
+                "learning_rate": learning_rate, "schedule": "constant",
+                **({"minibatches": 2, "epochs": 2} if mode == "sync" else {"minibatches": 1}),
+            },
+            "hardware": {"num_gpus": 2},
         }
-    )
+    )  # fmt: skip
     result = gmi_drl.launch(config, view="none")
-    assert result.eval_return >= 7.5  # of 8; by chance 4
+    assert result.return_mean >= 7  # of 8, in the last 100 episodes; by chance 4
+    assert result.eval_return >= 6
