@@ -1,10 +1,12 @@
 """What GMIs of several hosts do in tests."""
 
+import time
+
 import torch
 
 import bodies_comm
 import bodies_rings
-from gmi_drl.comm import GroupReformed
+from gmi_drl.comm import GroupFinished, GroupReformed
 
 
 def everything(group, lengths):
@@ -31,6 +33,19 @@ def reduce_through_deaths(group, told):
                     return group.generation, total
         except GroupReformed:
             (group.spec.folder / f"told{group.rank}").touch()
+
+
+def finish_or_stay(group):
+    """GMIs of host 1 stay after the last meeting; those of other hosts finish."""
+    try:
+        group.reform()
+        group.bucket("gradient", 1000).reduce()
+        (group.spec.folder / f"reduced{group.rank}").write_text(str(group.generation))
+        if group.spec.rank == 1:
+            time.sleep(600)
+        group.finish("done")
+    except GroupFinished as done:
+        return done.rank, done.member, done.outcome
 
 
 def reduce_until_it_fails(group, ready):

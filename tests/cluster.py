@@ -22,7 +22,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from gmi_drl.comm import create_group
-from gmi_drl.comm.hosts import HostSpec, next_roster, read_endpoint, write_roster
+from gmi_drl.comm.hosts import (
+    HostSpec,
+    next_roster,
+    read_endpoint,
+    read_outcome,
+    write_outcome,
+    write_roster,
+)
 from ranks import Ranks
 
 _NEWNET = 0x40000000
@@ -188,7 +195,7 @@ def _inside(group, namespace, body, *args):
 
 
 class Driver:
-    """Hands round rosters: that of all endpoints there are, whenever one has changed."""
+    """Hands round rosters when an endpoint has changed, and the outcome of who has finished."""
 
     def __init__(self, folders):
         self.folders, self.roster, self.away = folders, None, set()
@@ -198,6 +205,10 @@ class Driver:
 
     def _run(self):
         while not self._stop.wait(0.01):
+            outcomes = [read_outcome(folder) for folder in self.folders]
+            for outcome in filter(None, outcomes[:] if None in outcomes else ()):
+                for folder in self.folders:
+                    write_outcome(folder, outcome)
             ends = [read_endpoint(folder) for folder in self.folders]
             if self.roster is None and None in ends:
                 continue

@@ -6,13 +6,17 @@ Importing this imports neither torch nor ZeroMQ.
 from .roster import (
     Endpoint,
     HostSpec,
+    Outcome,
     Roster,
     next_roster,
     read_endpoint,
+    read_outcome,
     read_roster,
+    write_outcome,
     write_roster,
 )
 
 __all__ = [
-    "Endpoint", "HostSpec", "Roster", "next_roster", "read_endpoint", "read_roster", "write_roster",
+    "Endpoint", "HostSpec", "Outcome", "Roster", "next_roster", "read_endpoint", "read_outcome",
+    "read_roster", "write_outcome", "write_roster",
 ]  # fmt: skip

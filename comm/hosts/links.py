@@ -23,13 +23,27 @@ from typing import Any, Final
 import numpy as np
 import zmq
 
-from gmi_drl.comm.errors import CommError, GroupMismatch, PeerLeft, ReduceTimeout
+from gmi_drl.comm.errors import (
+    CommError,
+    GroupFinished,
+    GroupMismatch,
+    PeerLeft,
+    ReduceTimeout,
+)
 from gmi_drl.comm.group.tags import describe
 from gmi_drl.comm.mailbox.files import check_private
 from gmi_drl.comm.shm.heartbeat import waiting
 from gmi_drl.comm.transports.curve import Authenticator, ConnectionMonitor
 
-from .roster import Endpoint, HostSpec, Roster, read_endpoint, read_roster, write_endpoint
+from .roster import (
+    Endpoint,
+    HostSpec,
+    Roster,
+    read_endpoint,
+    read_outcome,
+    read_roster,
+    write_endpoint,
+)
 from .steps import Part, Step
 
 _LOOK_MS: Final = 20
@@ -130,9 +144,15 @@ class HostLinks:
         return roster is not None and roster.epoch > self.epoch and self._is_mine(roster)
 
     def form(self, slice_s: float) -> int:
-        """Works on it for a moment; returns the epoch when every host is in it, else 0."""
+        """Works on it for a moment; returns the epoch when every host is in it, else 0.
+
+        GroupFinished if a GMI has finished: its host may have nobody who listens any more.
+        """
         end_s = time.monotonic() + slice_s
         while True:
+            if (outcome := read_outcome(self._spec.folder)) is not None:
+                names = [name for host in self._spec.members for name in host]
+                raise GroupFinished(outcome.rank, names[outcome.rank], outcome.text)
             if self.has_newer() and self._roster is not None and not self._roster.missing:
                 self._connect(self._roster)
             self._take_in()

@@ -1,11 +1,13 @@
 """Says what the GMIs of a host need so that they reduce with those of other hosts.
 
 Each host has one leader, rank 0 of its own group, which alone speaks to the leaders of the others.
-They find each other through two files in a private folder of each host:
+They find each other through files in a private folder of each host:
 
     endpoint.json   written by the leader: where it listens, and its public key. Its secret key
                     never leaves its process. Whoever runs the cluster reads it and hands it round.
     roster.json     written for the leader: the endpoints of all hosts, under an epoch.
+    outcome.json    written by a GMI that has finished, and for those of other hosts: who has come
+                    back after that meets nobody any more.
 
 There is one maker of rosters, the driver of the cluster. Whenever an endpoint changes (a GMI was
 restarted, a host came back) or a host is lost, it makes one with a higher epoch: every GMI of
@@ -31,6 +33,7 @@ from gmi_drl.runtime.cache_files import replace_file
 DEFAULT_WAIT: Final = timedelta(seconds=600)
 _ENDPOINT: Final = "endpoint.json"
 _ROSTER: Final = "roster.json"
+_OUTCOME: Final = "outcome.json"
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,14 @@ class Roster:
             ) from None
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What came of the work of a group, as a GMI says that has finished it."""
+
+    rank: int  # among the GMIs of all hosts
+    text: str
+
+
 def next_roster(
     last: Roster | None, endpoints: Sequence[Endpoint | None], epoch: int = 1
 ) -> Roster | None:
@@ -137,3 +148,16 @@ def write_roster(folder: Path, roster: Roster) -> None:
             "epochs only rise. It is from a driver that was replaced; stop that one."
         )
     replace_file(folder / _ROSTER, roster.to_json())
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Returns what came of the group's work; None while nobody is known to have finished it."""
+    try:
+        return Outcome(**json.loads((folder / _OUTCOME).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def write_outcome(folder: Path, outcome: Outcome) -> None:
+    """Says that a GMI has finished, here or on another host."""
+    replace_file(folder / _OUTCOME, json.dumps(dataclasses.asdict(outcome)))

@@ -24,7 +24,7 @@ from gmi_drl.comm.errors import CommError, GroupFinished, GroupReformed
 from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.group.group import Group, ReduceOp, Reducer
 from gmi_drl.comm.group.tags import make_tag
-from gmi_drl.comm.hosts import HostSpec, steps
+from gmi_drl.comm.hosts import HostSpec, Outcome, steps, write_outcome
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 
 from .bucket import SharedBucket
@@ -96,6 +96,7 @@ class HostsGroup(Group):
         return changed
 
     def finish(self, outcome: str) -> None:
+        write_outcome(self.spec.folder, Outcome(self.rank, outcome))
         self.local.finish(outcome)
         self._close()
 
@@ -156,6 +157,9 @@ class HostsGroup(Group):
         except Interrupted:
             if not self.local.is_disturbed():  # else the next meeting says by whom
                 self.local.renew()
+        except GroupFinished as done:
+            self.local.finish(done.outcome)
+            raise
         except CommError as error:
             self.local.leave(error)
             raise

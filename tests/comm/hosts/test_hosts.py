@@ -79,6 +79,18 @@ def test_a_host_that_is_lost_is_waited_for_and_comes_back():
         assert cluster.outcomes() == [(2, 3.0)] * 2
 
 
+def test_gmis_that_come_back_when_other_hosts_have_finished_are_told_the_outcome():
+    with Cluster(bodies.finish_or_stay, (1, 2)) as cluster:
+        cluster.until_reduced(0)
+        assert cluster.hosts[0].outcome(0) is None
+        for rank in (0, 1):
+            cluster.hosts[1].kill(rank)
+        for rank in (0, 1):
+            cluster.hosts[1].restart(rank)
+        told = [cluster.hosts[1].outcome(rank) for rank in (0, 1)]
+    assert told == [(0, "gmi 0", "done"), (0, "gmi 1", "done")]  # by the other host; by its leader
+
+
 def test_a_host_that_is_killed_is_named_within_the_deadline():
     listen, ready = pipe()
     args = [(None,), (None,), (ready,)]
