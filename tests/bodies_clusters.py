@@ -5,7 +5,9 @@ As a program: `python bodies_clusters.py HOSTS` prints the address and ends with
 """
 
 import json
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import gmi_drl
 from gmi_drl import runtime
+from gmi_drl.comm import GroupFinished
 
 CONFIG = {
     "version": 1,
@@ -35,8 +38,33 @@ class Waiter(gmi_drl.DRL_role):
         return self.GMI_id
 
 
+class LateDeath(gmi_drl.DRL_role):
+    """GMI 0 finishes at once; GMI 1 dies after that, and comes back."""
+
+    recoverable = True
+
+    def GMI_run(self):
+        self.mgr.await_set_up()
+        group, lives = self.mgr.context.group, self.mgr.context.process + 1
+        try:
+            group.reform()
+            group.barrier()
+            if self.GMI_id == 1:
+                finished = self.mgr.context.private / "hosts" / "outcome.json"
+                while not finished.exists():  # handed here by the launching program
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            group.finish("well done")
+        except GroupFinished as done:
+            return {"lives": lives, "outcome": done.outcome}
+        return {"lives": lives}
+
+
 def cluster(hosts):
-    """Starts one, and ends it when the input does."""
+    """Starts one, and ends it when the input does; a line of input kills the last raylet.
+
+    Prints the address, and the pid of that raylet.
+    """
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="gdt-ray-", dir="/tmp")  # paths of its sockets are long
@@ -46,10 +74,13 @@ def cluster(hosts):
         head_node_args={**options, "include_dashboard": False, "temp_dir": folder},
     )
     try:
-        for _ in range(hosts - 1):
-            started.add_node(**options)
-        print(started.address, flush=True)
-        sys.stdin.read()
+        for host in range(1, hosts):
+            node = started.add_node(**options, node_ip_address=f"127.0.0.{host + 1}")
+        raylet = node.all_processes["raylet"][0].process
+        print(started.address, raylet.pid, sep="\n", flush=True)
+        for _ in sys.stdin:
+            raylet.kill()
+            raylet.wait()  # its workers take a zombie for alive
     finally:
         started.shutdown()
         shutil.rmtree(folder, ignore_errors=True)

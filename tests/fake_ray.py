@@ -14,12 +14,23 @@ import pytest
 
 @dataclass
 class FakeHost:
-    """One host; `versions` and `clock_off_s` are where it differs from this program."""
+    """One host; `versions` and `clock_off_s` are where it differs from this program.
+
+    It is lost while `is_lost`, and when `lost_at` is called there.
+    """
 
     address: str
     cpus: float = 1.0
     versions: dict = field(default_factory=dict)
     clock_off_s: float = 0.0
+    is_lost: bool = False
+    lost_at: str = ""
+
+    def ask(self, name):
+        """Raises if it is lost."""
+        self.is_lost = self.is_lost or name == self.lost_at
+        if self.is_lost:
+            raise RayError(f"{self.address} is lost")
 
     @property
     def row(self):
@@ -64,6 +75,7 @@ class Handle:
 
     def __getattr__(self, name):
         def call(*args):
+            self._host.ask(name)
             self._ray.current = self._host
             value = getattr(self._object, name)(*args)
             if name == "facts":
@@ -71,6 +83,10 @@ class Handle:
             return value + self._host.clock_off_s if name == "clock" else value
 
         return types.SimpleNamespace(remote=lambda *args: Ref(lambda: call(*args)))
+
+    def kill(self):
+        """Ends what it has started."""
+        self._object.end()
 
 
 class Group:
@@ -91,7 +107,16 @@ def modules_of(hosts):
     def remote(cls):
         def options(scheduling_strategy, **_):
             host = hosts[scheduling_strategy.placement_group_bundle_index]
-            return types.SimpleNamespace(remote=lambda *args: Handle(ray, cls, host, args))
+
+            def versions():
+                host.ask("versions")
+                return {**cls(), **host.versions}
+
+            return types.SimpleNamespace(
+                remote=lambda *args: (
+                    Handle(ray, cls, host, args) if isinstance(cls, type) else Ref(versions)
+                )
+            )
 
         return types.SimpleNamespace(options=options)
 
@@ -100,7 +125,8 @@ def modules_of(hosts):
 
     nothing = lambda *_, **__: None  # noqa: E731
     context = types.SimpleNamespace(get_node_id=lambda: ray.current.address)
-    ray.remote, ray.get, ray.init, ray.shutdown, ray.kill = remote, get, nothing, nothing, nothing
+    ray.remote, ray.get, ray.init, ray.shutdown = remote, get, nothing, nothing
+    ray.kill = Handle.kill
     ray.wait = lambda refs, **_: (list(refs), [])
     ray.is_initialized = lambda: False
     ray.nodes = lambda: [host.row for host in hosts]

@@ -2,9 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,25 @@ from bodies_tasks import until
 
 BODIES = Path(bodies_clusters.__file__)
 CORES = sorted(os.sched_getaffinity(0))
+LAUNCHER = b"gmi_drl.launcher.hosts.host_launcher"
+MARK = f"GMI_DRL_TESTS={os.getpid()}"  # in the environment of all that these tests start
+
+
+@pytest.fixture(autouse=True)
+def _marked(monkeypatch):
+    monkeypatch.setenv(*MARK.split("="))
 
 
 @contextmanager
 def cluster(hosts):
-    """Yields the address of one, which has a token."""
+    """Yields the address of one, which has a token, its program, and the pid of a raylet."""
     program = subprocess.Popen(
         [sys.executable, str(BODIES), str(hosts)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     try:
         address = next(line for line in program.stdout if ":" in line and " " not in line)
-        yield address.strip()
+        yield address.strip(), program, int(program.stdout.readline())
     finally:
         program.communicate("", timeout=60)
 
@@ -51,18 +59,19 @@ def trained(folder, **config):
 
 
 def launchers():
-    """Pids of the launchers of hosts, and of all that they have started."""
+    """Pids of the launchers of these tests' hosts, and of all that they have started."""
     pids, parents = [], {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes()
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                marks = (entry / "environ").read_bytes().split(b"\0")
                 parents[int(entry.name)] = int(
                     (entry / "stat").read_text().rpartition(")")[2].split()[1]
                 )
             except OSError:
                 continue
-            if b"host_launcher" in words:
+            if LAUNCHER in words and MARK.encode() in marks:
                 pids.append(int(entry.name))
     for pid in pids:
         pids += [child for child, parent in parents.items() if parent == pid]
@@ -73,8 +82,7 @@ def agents():
     """Pids of the agents: the parents of the launchers."""
     found = set()
     for pid in launchers():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"host_launcher" in words:
+        if LAUNCHER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
             stat = Path(f"/proc/{pid}/stat").read_text()
             found.add(int(stat.rpartition(")")[2].split()[1]))
     return sorted(found)
@@ -99,13 +107,28 @@ def waiting(address, folder):
     until(lambda: not launchers(), within_s=30)
 
 
+def test_launchers_of_others_are_not_those_of_these_tests():
+    words = [sys.executable, "-c", "input()", LAUNCHER]
+    others = {name: value for name, value in os.environ.items() if name != MARK.split("=")[0]}
+    with (
+        subprocess.Popen(words, stdin=subprocess.PIPE) as own,
+        subprocess.Popen(words, stdin=subprocess.PIPE, env=others) as other,
+    ):
+        until(lambda: own.pid in launchers())
+        until(lambda: LAUNCHER in Path(f"/proc/{other.pid}/cmdline").read_bytes().split(b"\0"))
+        assert launchers() == [own.pid]
+        assert agents() == [os.getpid()]
+        for program in (own, other):
+            program.communicate(b"\n", timeout=30)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_hosts(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-    with cluster(2) as address:
+    with cluster(2) as (address, *_):
         two = {"address": address, "hosts": 2, "wait_s": 3}
         missing, _ = started(cluster={**two, "hosts": 3}).communicate(timeout=60)
         assert "each wants 1 CPU, and after 3 s the cluster at " in missing
@@ -132,7 +155,7 @@ def test_a_run_goes_on_when_a_host_is_lost(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-    with cluster(2) as address:
+    with cluster(2) as (address, hosts_program, _):
         for on_loss, hosts in (("wait", 2), ("shrink", 1)):
             program = started(
                 run={
@@ -145,7 +168,10 @@ def test_a_run_goes_on_when_a_host_is_lost(tmp_path, monkeypatch):
             )  # fmt: skip
             try:
                 until(lambda: len(metrics(tmp_path / on_loss)) >= 10, within_s=100)  # noqa: B023
-                os.kill(agents()[0], 9)
+                if on_loss == "wait":
+                    os.kill(agents()[0], 9)
+                else:
+                    print("kill", file=hosts_program.stdin, flush=True)  # a raylet, with its agent
                 output, _ = program.communicate(timeout=150)
             finally:
                 program.kill()
@@ -162,11 +188,77 @@ def test_a_run_goes_on_when_a_host_is_lost(tmp_path, monkeypatch):
             until(lambda: not launchers(), within_s=30)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_host_that_is_cut_off_is_done_without_and_taken_in_when_it_is_back(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with cluster(2) as (address, _, raylet):
+        program = started(
+            run={"folder": str(tmp_path), "total_steps": 10**9, "log": [], "eval_episodes": 0},
+            algorithm={"network": [16], "minibatches": 2, "epochs": 2, "horizon": 16},
+            hardware={"backend": "cpu", "cores": CORES[:1]},
+            cluster={"address": address, "hosts": 2, "on_loss": "shrink"},
+        )
+        cut = []
+        try:
+            until(lambda: len(metrics(tmp_path)) >= 10, within_s=100)
+            cut = stopped(raylet)
+            assert len(cut) >= 4  # it, the agent, its launcher, and a GMI
+            until(lambda: hosts_of(tmp_path)[-1] == 1, within_s=100)
+            for pid in cut:
+                os.kill(pid, signal.SIGCONT)
+            until(lambda: hosts_of(tmp_path)[-1] == 2, within_s=100)
+            program.send_signal(signal.SIGINT)
+            output, _ = program.communicate(timeout=60)
+        finally:
+            for pid in cut:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            program.kill()
+        assert program.returncode == 0, output
+        assert "hosts are there again" in output
+        hosts = hosts_of(tmp_path)
+        changes = [one for one, other in zip(hosts, [0, *hosts], strict=False) if one != other]
+        assert changes == [2, 1, 2]
+        iterations = metrics(tmp_path)
+        assert iterations == [*range(1, len(iterations) + 1)]
+        (last,) = tmp_path.glob(f"*/*/checkpoints/iteration_*{iterations[-1]}")
+        assert json.loads((last / "manifest.json").read_text())["epoch"] == 3
+        until(lambda: not launchers(), within_s=30)
+
+
+def stopped(raylet):
+    """Stops a raylet and all that it has started, as if its cable was cut; returns their pids."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                stat = (entry / "stat").read_text()
+                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    pids = [raylet]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids
+
+
+def hosts_of(folder):
+    """Lists how many hosts, of one GMI each, have made each iteration."""
+    return [len(one["gmi_seconds"]) for one in told(folder)]
+
+
 def metrics(folder):
     """Lists the iterations that a run has told of."""
+    return [one["iteration"] for one in told(folder)]
+
+
+def told(folder):
+    """Lists the metrics of all iterations of a run."""
     texts = [path.read_text() for path in folder.glob("*/*/metrics.jsonl")]
     lines = [line for text in texts for line in text.splitlines(keepends=True)]
-    return [json.loads(line)["iteration"] for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def assert_close(one, other):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from gmi_drl.placement import ClusterConfig, Config, Topology, counted
 from gmi_drl.runtime import ActorRuntimeError
@@ -18,8 +18,22 @@ from .messages import BEAT_S, SILENCE_S, HostFacts, HostLost, HostsError, Orders
 
 _ANSWER_S: Final = 60.0  # for an agent to start, and for its launcher to look at the devices
 _BACK_S: Final = 20.0  # for an agent of a host that may be there again
+_MOST_BACK: Final = 3  # times that a host is taken in again
 _END_S: Final = 30.0
 _SETTLE_S: Final = 5.0  # for agents that have just been started to end
+
+
+class _HostUnfit(HostsError):
+    """Hosts cannot train, or do not answer: those at `places`."""
+
+    places: frozenset[int] = frozenset()
+
+    @classmethod
+    def at(cls, places: Collection[int], text: str = "", **fields: str) -> Self:
+        """Makes one."""
+        error = cls(text) if text else cls(**fields)
+        error.places = frozenset(places)
+        return error
 
 
 @dataclass(frozen=True)
@@ -44,14 +58,28 @@ class Cluster:
         self._group, self._bundle = group, bundle
         self._agents: dict[int, Any] = {}  # by the place of their bundle
         self.hosts: list[Host] = []
+        self._asked: dict[int, Any] = {}  # places of lost hosts, and who is asked there
+        self._ask_s = 0.0  # when they are asked next
+        self._times_back = [0] * self._cluster.hosts  # by place
 
     def start(self, places: Sequence[int], within_s: float = _ANSWER_S) -> None:
         """Starts an agent at each of these places; HostsError if one does not answer in time."""
-        self._agents = dict(zip(places, _started(places, self._group, self._bundle), strict=True))
+        import ray
+
+        actor = ray.remote(NodeAgent)
+        self._agents = {
+            place: actor.options(max_restarts=0, max_concurrency=4, **self._at(place)).remote(
+                "GPU" in self._bundle
+            )
+            for place in places
+        }
         self.hosts = _described(self._agents, self._config, within_s)
 
-    def renew(self, lost: Collection[int]) -> None:
-        """Starts all agents anew: without hosts of these ranks, or when there are as many again."""
+    def renew(self, lost: Collection[int] = (), back: Collection[int] = ()) -> None:
+        """Starts all agents anew: without hosts of these ranks, or when there are as many again.
+
+        `back`: places of hosts that are there again, as `places_back` has told.
+        """
         import ray
 
         places = [host.place for host in self.hosts]
@@ -59,8 +87,34 @@ class Cluster:
             ray.kill(self._agents.pop(places[rank]))  # it may not answer
         self.end()
         if self._cluster.on_loss == "shrink":
-            self.start([place for rank, place in enumerate(places) if rank not in lost])
+            left = [place for rank, place in enumerate(places) if rank not in lost]
+            for place in back:
+                self._times_back[place] += 1
+            self._start_those_there([*left, *back])
+        else:
+            self._start_all(places)
+
+    def _start_those_there(self, places: Sequence[int]) -> None:
+        """Starts agents at these places, but for hosts that turn out to be lost as well."""
+        why = ""
+        while len(places) >= self._cluster.hosts_min:
+            try:
+                self.start(places)
+            except _HostUnfit as error:
+                self.end(_SETTLE_S)
+                places = [place for place in places if place not in error.places]
+                why = f" ({error})"
+                continue
+            self._ask_s = time.monotonic() + SILENCE_S  # by then what a lost one ran has ended
             return
+        raise HostLost(
+            value=f"cluster.hosts_min={self._cluster.hosts_min}",
+            rule=f"{counted(len(places), 'host')} would be left{why}",
+            remedy="Go on from the last checkpoint when there are more.",
+        )
+
+    def _start_all(self, places: Sequence[int]) -> None:
+        """Starts agents at all of these places, as soon as there are hosts for them."""
         deadline_s = time.monotonic() + self._cluster.wait_s
         while True:
             try:
@@ -75,6 +129,43 @@ class Cluster:
                         remedy="Go on from the last checkpoint when there are.",
                     ) from error
             time.sleep(1.0)  # for the cluster to find out who is there
+
+    def places_back(self) -> list[int]:
+        """Returns the places of lost hosts that answer again; asks them, and never waits.
+
+        What is asked of a place has an answer when Ray has put a host there.
+        """
+        import ray
+
+        there = {host.place for host in self.hosts}
+        lost = {p for p, times in enumerate(self._times_back) if times < _MOST_BACK} - there
+        if self._cluster.on_loss != "shrink" or not lost or time.monotonic() < self._ask_s:
+            return []
+        for place in lost - self._asked.keys():
+            probe = ray.remote(own_versions).options(max_retries=0, **self._at(place))
+            self._asked[place] = probe.remote()
+        ready, _ = ray.wait([*self._asked.values()], num_returns=len(self._asked), timeout=0)
+        back = []
+        for place, reference in [*self._asked.items()]:
+            if reference in ready:
+                del self._asked[place]
+                with suppress(ray.exceptions.RayError):  # it is asked again
+                    if ray.get(reference) == own_versions():
+                        back.append(place)
+        self._ask_s = time.monotonic() + BEAT_S * 4
+        return back
+
+    def _at(self, place: int) -> dict[str, Any]:
+        """Returns Ray's options for what is run on the host at this place."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return {
+            "num_cpus": self._bundle["CPU"],
+            "num_gpus": self._bundle.get("GPU", 0),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=place
+            ),
+        }
 
     def end(self, within_s: float = _END_S) -> None:
         """Ends the agents; returns when the launchers of those in reach are gone."""
@@ -194,56 +285,40 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
     )
 
 
-def _started(places: Sequence[int], group: Any, bundle: Mapping[str, float]) -> list[Any]:
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    actor = ray.remote(NodeAgent)
-    return [
-        actor.options(
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            max_restarts=0,
-            max_concurrency=4,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=place
-            ),
-        ).remote("GPU" in bundle)
-        for place in places
-    ]
-
-
 def _described(by_place: Mapping[int, Any], config: Config, within_s: float) -> list[Host]:
     """Asks all agents for their hosts; returns these by address, as their rank goes by it."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    places, agents = [*by_place], [*by_place.values()]
-    asked = [agent.facts.remote() for agent in agents]
-    facts: list[HostFacts] = _answers(asked, "start", within_s)
-    pairs = sorted(zip(facts, range(len(agents)), strict=True), key=lambda pair: _place(pair[0]))
+    asked = {place: agent.facts.remote() for place, agent in by_place.items()}
+    facts: dict[int, HostFacts] = _answers(asked, "start", within_s)
+    ranked = sorted(facts, key=lambda place: _address(facts[place]))
     ours = own_versions()
-    for fact, place in pairs:
+    for place in ranked:
+        fact = facts[place]
         for name, version in ours.items():
             if fact.versions[name] != version:
-                raise HostsError(
+                raise _HostUnfit.at(
+                    [place],
                     value=f"host {fact.address} ({fact.name})",
                     rule=f"it has {name} {fact.versions[name]}, and this program {version}",
                     remedy="Install the same on all hosts.",
                 )
-        _check_clock(fact, agents[place])
+        _check_clock(fact, place, by_place[place])
     told = cloudpickle.dumps(config)
-    _answers([agent.tell.remote(told) for agent in agents], "be told the config")
-    topologies = _topologies(agents, facts)
-    return [Host(agents[at], fact, topologies[at], places[at]) for fact, at in pairs]
+    asked = {place: agent.tell.remote(told) for place, agent in by_place.items()}
+    _answers(asked, "be told the config")
+    topologies = _topologies(by_place, facts)
+    return [Host(by_place[place], facts[place], topologies[place], place) for place in ranked]
 
 
-def _check_clock(facts: HostFacts, agent: Any) -> None:
+def _check_clock(facts: HostFacts, place: int, agent: Any) -> None:
     """HostsError if a host's clock and that of this program are too far apart."""
     asked_s = time.time()
-    (there_s,) = _answers([agent.clock.remote()], "tell the time")
+    there_s = _answers({place: agent.clock.remote()}, "tell the time")[place]
     ahead_s, behind_s = there_s - time.time(), asked_s - there_s  # at least, as answers take time
     if max(ahead_s, behind_s) > SILENCE_S:
-        raise HostsError(
+        raise _HostUnfit.at(
+            [place],
             value=f"host {facts.address} ({facts.name})",
             rule=f"its clock is {max(ahead_s, behind_s):.0f} s "
             f"{'ahead of' if ahead_s > 0 else 'behind'} that of this program; {SILENCE_S:g} s are "
@@ -252,7 +327,7 @@ def _check_clock(facts: HostFacts, agent: Any) -> None:
         )
 
 
-def _place(facts: HostFacts) -> tuple[Any, ...]:
+def _address(facts: HostFacts) -> tuple[Any, ...]:
     try:
         address = ipaddress.ip_address(facts.address)
     except ValueError:
@@ -260,47 +335,58 @@ def _place(facts: HostFacts) -> tuple[Any, ...]:
     return address.version, int(address), facts.node_id
 
 
-def _topologies(agents: Sequence[Any], facts: Sequence[HostFacts]) -> list[Topology]:
+def _topologies(agents: Mapping[int, Any], facts: Mapping[int, HostFacts]) -> dict[int, Topology]:
     """Waits for the launchers of all hosts to have looked at the devices there."""
     found: dict[int, Topology] = {}
     deadline_s = time.monotonic() + _ANSWER_S
     while len(found) < len(agents):
-        reports: list[Report] = _answers([agent.talk.remote(Orders()) for agent in agents], "talk")
-        for place, report in enumerate(reports):
+        asked = {place: agent.talk.remote(Orders()) for place, agent in agents.items()}
+        reports: dict[int, Report] = _answers(asked, "talk")
+        for place, report in reports.items():
             who = f"host {facts[place].address} ({facts[place].name})"
             if report.error is not None:
-                raise HostsError(f"{who}: {report.error}") from report.error
+                raise _HostUnfit.at([place], f"{who}: {report.error}") from report.error
             if report.ended:
-                raise HostsError(f"{who}: {report.ended}")
+                raise _HostUnfit.at([place], f"{who}: {report.ended}")
             if report.topology is not None:
                 found[place] = report.topology
         if time.monotonic() > deadline_s:
-            late = next(place for place in range(len(agents)) if place not in found)
-            raise HostsError(
+            late = next(place for place in agents if place not in found)
+            raise _HostUnfit.at(
+                [late],
                 value=f"host {facts[late].address} ({facts[late].name})",
                 rule=f"it has not looked at its devices within {_ANSWER_S:g} s",
                 remedy="See whether it is overloaded, or its GPU driver hangs (nvidia-smi there).",
             )
         time.sleep(BEAT_S)
-    return [found[place] for place in range(len(agents))]
+    return found
 
 
-def _answers(references: Sequence[Any], what: str, within_s: float = _ANSWER_S) -> list[Any]:
-    """Returns what all agents answer, in time."""
+def _answers(asked: Mapping[int, Any], what: str, within_s: float = _ANSWER_S) -> dict[int, Any]:
+    """Returns what the agents answer, by place, if all of them do in time."""
     import ray
 
-    try:
-        return list(ray.get(list(references), timeout=within_s))
-    except ray.exceptions.GetTimeoutError:
-        raise HostsError(
+    ready, _ = ray.wait([*asked.values()], num_returns=len(asked), timeout=within_s)
+    answers, why = {}, ""
+    for place, reference in asked.items():
+        if reference in ready:
+            try:
+                answers[place] = ray.get(reference)
+            except ray.exceptions.RayError as error:
+                why = str(error).strip().splitlines()[-1]
+    silent = frozenset(asked) - frozenset(answers)
+    if not silent:
+        return answers
+    if why:
+        raise _HostUnfit.at(
+            silent,
             value="cluster",
-            rule=f"its agents did not {what} within {within_s:g} s",
-            remedy="See Ray's logs on the hosts, and whether gmi-drl is installed on each.",
-        ) from None
-    except ray.exceptions.RayError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise HostsError(
-            value="cluster",
-            rule=f"an agent could not {what} ({last})",
+            rule=f"an agent could not {what} ({why})",
             remedy="Install gmi-drl on each host, in the same version.",
-        ) from error
+        )
+    raise _HostUnfit.at(
+        silent,
+        value="cluster",
+        rule=f"{len(silent)} of {counted(len(asked), 'agent')} did not {what} in {within_s:g} s",
+        remedy="See Ray's logs on the hosts, and whether gmi-drl is installed on each.",
+    )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, Self
 
-from gmi_drl.comm.hosts import Endpoint, Roster, next_roster
+from gmi_drl.comm.hosts import Endpoint, Outcome, Roster, next_roster
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import GmiDied
 from gmi_drl.roles.role.host import COUNTERS, Job
@@ -82,10 +82,11 @@ class HostsGang:
         self._endpoints: list[Endpoint | None] = [None] * len(hosts)
         self._roster: Roster | None = None
         self._told: list[Roster | None] = [None] * len(hosts)
+        self._outcome: Outcome | None = None  # of the GMIs' work, once one has finished
         self._rows: dict[int, tuple[int, ...]] = {}
         self._failure: BaseException | None = None
         self._ended = [False] * len(hosts)
-        self._end = False
+        self._end = self._room = False
         self.asked_to_stop = self._stopped = False
         for rank, (host, part) in enumerate(zip(hosts, parts, strict=True)):
             try:
@@ -161,6 +162,13 @@ class HostsGang:
         """Asks every GMI to come to an end."""
         self.asked_to_stop = True
 
+    def make_room(self) -> None:
+        """Asks every GMI to end at a checkpoint, for a gang that goes on from it.
+
+        What is lost meanwhile is lost as at any other time.
+        """
+        self._room = True
+
     def kill(self) -> None:
         """Ends all hosts' parts; returns when they have ended, or are out of reach."""
         self._stopped = self._end = True
@@ -219,10 +227,11 @@ class HostsGang:
         own = self._own[host]
         return Orders(
             calls=calls,
-            stop=self.asked_to_stop,
+            stop=self.asked_to_stop or self._room,
             end=self._end,
             heir=self._heir,
             roster=roster,
+            outcome=self._outcome,
             rows={gmi_id: row for gmi_id, row in self._rows.items() if gmi_id not in own},
         )
 
@@ -241,6 +250,7 @@ class HostsGang:
             self._endpoints[host] = report.endpoint
             if None not in self._endpoints:
                 self._roster = next_roster(self._roster, self._endpoints) or self._roster
+        self._outcome = self._outcome or report.outcome
         if report.error is not None:
             self._fail(self._told_of(host, report.error))
         if report.ended:

@@ -21,7 +21,13 @@ from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
-from gmi_drl.comm.hosts import HostSpec, read_endpoint, write_roster
+from gmi_drl.comm.hosts import (
+    HostSpec,
+    read_endpoint,
+    read_outcome,
+    write_outcome,
+    write_roster,
+)
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
@@ -218,6 +224,8 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
                     tally[gmi_id, "bereft"] = HEIR if gmi_id == orders.heir else 1
             if orders.roster is not None:
                 write_roster(meeting, orders.roster)
+            if orders.outcome is not None:
+                write_outcome(meeting, orders.outcome)
             for gmi_id, row in orders.rows.items():
                 for name, value in zip(COUNTERS, row, strict=True):
                     tally[gmi_id, name] = value
@@ -238,6 +246,7 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
                 gmi_id: tuple(tally[gmi_id, name] for name in COUNTERS) for gmi_id in own
             }
             report.endpoint = read_endpoint(meeting)
+            report.outcome = read_outcome(meeting)
             driver.report(report)
 
 

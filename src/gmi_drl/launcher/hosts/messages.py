@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.hosts import Endpoint, Roster
+    from gmi_drl.comm.hosts import Endpoint, Outcome, Roster
     from gmi_drl.placement import Config, Layout, Topology
     from gmi_drl.roles import DRL_role
 
@@ -67,6 +67,7 @@ class Orders:
     end: bool = False  # the gang shall be stopped, and the launcher end
     heir: int | None = None  # a host is lost: GMIs shall leave, and this one save the state first
     roster: Roster | None = None
+    outcome: Outcome | None = None  # a GMI has finished, on whatever host
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of other hosts' GMIs
 
 
@@ -80,6 +81,7 @@ class Report:
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     results: list[dict[int, Any]] = field(default_factory=list)  # of calls, in their order
     endpoint: Endpoint | None = None
+    outcome: Outcome | None = None  # a GMI of this host has finished
     error: BaseException | None = None  # that ended the launcher there
     ended: str = ""  # how its process ended
 
@@ -91,5 +93,6 @@ class Report:
         self.rows = later.rows or self.rows
         self.results += later.results
         self.endpoint = later.endpoint or self.endpoint
+        self.outcome = self.outcome or later.outcome
         self.error = self.error or later.error
         self.ended = self.ended or later.ended

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -29,6 +29,7 @@ from gmi_drl.launcher.folder.run_folder import (
     resume_command,
 )
 from gmi_drl.launcher.hosts.messages import HostLost
+from gmi_drl.launcher.hosts.returns import ReturnWatch
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
@@ -257,6 +258,8 @@ class _Run:
                     propose = resizer.propose if job.config.run.resize == "auto" else None
                     watches.append(NoiseWatch(screen, folder, job.config, job.layout, propose))
                     watches += [self.callbacks, *self._own_watch(screen)]
+                    returns = None if self.cluster is None else ReturnWatch(self.cluster)
+                    watches += [] if returns is None else [returns]
                     records = _Records(gang, screen, serving, watches, self.last)
                     try:
                         stopped = _watch(job, records, restarts, resizer)
@@ -268,6 +271,16 @@ class _Run:
                     gmis = list(gang.results().values())
                     close_all(gang, screen)
                     records.show()
+                    if returns is not None and returns.places:
+                        stopped = stopped or self.callbacks.asks_to_stop
+                        if not stopped and _is_to_go_on(gmis, is_shrinking=False):
+                            gang.kill()  # agents end their launchers before others are started
+                            policies.flush()
+                            self.notes = (
+                                "hosts are there again",
+                                *self._rehosted(back=returns.places),
+                            )
+                            return None
                     if resizer.is_wanted and self.callbacks.asks_to_stop:
                         resizer.give_up("a callback asked for the run's end")
                         stopped = True
@@ -308,17 +321,18 @@ class _Run:
         assert self.cluster is not None
         config = self.job.config.cluster
         assert config is not None
-        left = len(self.cluster.hosts) - len(error.ranks)
         if config.on_loss == "fail" or not error.ranks:
             raise error
-        if config.on_loss == "shrink" and left < config.hosts_min:
-            error.add_note(f"cluster.hosts_min={config.hosts_min}; {left} would be left.")
-            raise error
+        return (f"a host is lost: {error}", *self._rehosted(error.ranks))
+
+    def _rehosted(self, lost: Collection[int] = (), back: Collection[int] = ()) -> Sequence[str]:
+        """Has the run go on without the `lost` hosts, by rank, and with those that are back."""
+        assert self.cluster is not None
         before = counted(len(self.cluster.hosts), "host")
-        self.cluster.renew(error.ranks)
+        self.cluster.renew(lost, back)
         change = self.resizer.rehost(self.cluster.hosts)
         now = f"{before} become {counted(len(self.cluster.hosts), 'host')}"
-        return (f"a host is lost: {error}", f"{now}; {change}", *self.resizer.notes)
+        return (f"{now}; {change}", *self.resizer.notes)
 
     def _own_watch(self, screen: RunView) -> list[Watch]:
         """Returns the watch that `launch` was given, or the one that holds a promise."""
