@@ -61,6 +61,7 @@ class Cluster:
         self._asked: dict[int, Any] = {}  # places of lost hosts, and who is asked there
         self._ask_s = 0.0  # when they are asked next
         self._times_back = [0] * self._cluster.hosts  # by place
+        self._untried: Collection[int] = ()  # places of hosts that are back and have not trained
 
     def start(self, places: Sequence[int], within_s: float = _ANSWER_S) -> None:
         """Starts an agent at each of these places; HostsError if one does not answer in time."""
@@ -82,6 +83,7 @@ class Cluster:
         """
         import ray
 
+        self._untried = back
         places = [host.place for host in self.hosts]
         for rank in lost:
             ray.kill(self._agents.pop(places[rank]))  # it may not answer
@@ -129,6 +131,15 @@ class Cluster:
                         remedy="Go on from the last checkpoint when there are.",
                     ) from error
             time.sleep(1.0)  # for the cluster to find out who is there
+
+    @property
+    def untried(self) -> tuple[int, ...]:
+        """Returns the ranks of hosts that are there again and have not trained since."""
+        return tuple(rank for rank, host in enumerate(self.hosts) if host.place in self._untried)
+
+    def is_trained_on(self) -> None:
+        """Notes that GMIs train on all hosts."""
+        self._untried = ()
 
     def places_back(self) -> list[int]:
         """Returns the places of lost hosts that answer again; asks them, and never waits.

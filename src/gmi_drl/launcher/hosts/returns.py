@@ -20,7 +20,9 @@ class ReturnWatch:
 
     def show(self, record: dict[str, Any]) -> None:
         """Takes in a record: by its first iteration a gang has come up."""
-        self._trains = self._trains or record.get("kind") == "iteration"
+        if record.get("kind") == "iteration" and not self._trains:
+            self._trains = True
+            self._cluster.is_trained_on()
 
     def tick(self, gang: Gang) -> None:
         """Asks the hosts, once the gang trains; they are taken in all at a time."""

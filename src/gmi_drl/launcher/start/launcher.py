@@ -305,6 +305,11 @@ class _Run:
             policies.flush()
             if isinstance(error, CallbackError):  # says nothing of the layout
                 raise
+            if self.cluster is not None and (ranks := self.cluster.untried):
+                lost = HostLost(f"a host that was taken in again does not train: {error}")
+                lost.ranks = ranks
+                self.notes = self._without(lost)
+                return None
             if resizer.job is not job:  # the GMIs made room; what they had was not given back
                 self.notes = (*self.notes, str(error))
                 return None
@@ -331,7 +336,7 @@ class _Run:
         before = counted(len(self.cluster.hosts), "host")
         self.cluster.renew(lost, back)
         change = self.resizer.rehost(self.cluster.hosts)
-        now = f"{before} become {counted(len(self.cluster.hosts), 'host')}"
+        now = f"{before} before, {counted(len(self.cluster.hosts), 'host')} now"
         return (f"{now}; {change}", *self.resizer.notes)
 
     def _own_watch(self, screen: RunView) -> list[Watch]:
