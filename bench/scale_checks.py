@@ -73,11 +73,14 @@ def h100_rows() -> list[Row]:
     """Foretells the H100's cells that the file was not fitted to."""
     hardware, _ = machine_of("nvidia-h100")
     fitted = "Ant alone with 4,096 and 16,384 environments, and 4 GMIs with 16,384"
-    files = [("Ant-v5", "suite.json"), ("Ant-v5", "suite-eager.json"),
+    files = [("Ant-v5", "suite.json"), ("Ant-v5", "suite-num-env.json"),
+             ("Ant-v5", "suite-async.json"),
              ("BallBalance-v0", "suite-ballbalance.json")]  # fmt: skip
-    used = {  # the first of BallBalance, too
+    used = {  # the first of BallBalance, too; and another day's of those that were fitted to
         "training/4 GMIs, 4096 in all/exclusive#0", "training/4 GMIs, 16384 in all/exclusive#0",
         "training/4 GMIs, 16384 in all/mps-uncapped#0",
+        "num_env/ant 4096/exclusive#0", "num_env/ant 16384/exclusive#0",
+        "num_env/ant 16384/4 mps#0",
     }  # fmt: skip
     rows = []
     for env_id, file in files:
