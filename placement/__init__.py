@@ -68,7 +68,7 @@ from .faults import ABSENT, ConfigError, Fault, counted
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .layout_yaml import from_yaml, to_yaml
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
-from .resolve import choose_backend, layout_of, resolved, simplest, template_of
+from .resolve import choose_backend, layout_of, resolved, simplest
 from .slicing import sliced
 from .templates import (
     TEMPLATES,
@@ -98,5 +98,5 @@ __all__ = [
     "algorithm_1", "algorithm_config", "check", "choose_backend", "counted", "decoupled",
     "format_cores", "from_yaml", "hidden_sizes", "is_own_network", "layout_faults_of",
     "layout_of", "load_config", "parameter_server", "reducing", "resolved", "settings_of",
-    "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex", "template_of", "to_yaml",
+    "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex", "to_yaml",
 ]  # fmt: skip

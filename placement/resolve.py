@@ -11,7 +11,7 @@ from .layout import Layout
 from .layout_yaml import read_layout
 from .mig import whole_instances
 from .slicing import sliced
-from .templates import TEMPLATES, Shape, Template, templates_of
+from .templates import Shape
 from .topology import Device, Topology
 
 _VOLTA = (7, 0)  # the first whose MPS limits SMs
@@ -86,18 +86,12 @@ def resolved(
 
 def simplest(config: Config) -> Config:
     """Returns `config` with the fewest GMIs and 64 environments where it says `auto`."""
-    fewest = template_of(config).least_gmis
+    fewest = config.template.least_gmis
     return resolved(
         config,
         gmi_per_gpu=fewest if config.layout.gmi_per_gpu == AUTO else None,
         num_env=_NUM_ENV if config.env.num_env == AUTO else None,
     )
-
-
-def template_of(config: Config) -> Template:
-    """Returns what `layout.template` means in the config's mode; a file has one of its own."""
-    name = config.layout.template
-    return templates_of(config.mode)[0] if name == "auto" else TEMPLATES[name]
 
 
 def shape_of(config: Config, topology: Topology) -> Shape:
@@ -128,6 +122,6 @@ def layout_of(config: Config, topology: Topology) -> Layout:
         layout = file.on(topology, num_env, backend_of(config, topology, file.most_on_a_device))
     else:
         each, backend = config.layout.gmi_per_gpu, backend_of(config, topology)
-        template, trainer_gpus = template_of(config), config.layout.trainer_gpus
+        template, trainer_gpus = config.template, config.layout.trainer_gpus
         layout = template(topology, each, num_env, backend, trainer_gpus)
     return sliced(layout, config.hardware)

@@ -11,7 +11,7 @@ from gmi_drl.placement.config.section import AUTO
 from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest, counted, listed
 from gmi_drl.placement.layout import Layout, LayoutError
 from gmi_drl.placement.reduction import shape_fault
-from gmi_drl.placement.resolve import backend_of, layout_of, shape_of, simplest, template_of
+from gmi_drl.placement.resolve import backend_of, layout_of, shape_of, simplest
 from gmi_drl.placement.templates import TEMPLATES, Template, templates_of
 from gmi_drl.placement.topology import Topology
 
@@ -39,8 +39,8 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     config = simplest(config)
     of_mode: list[Fault] = []
     if config.layout.file is None:
-        of_mode += _mode_of(template_of(config), config)
-        faults += template_of(config).shape_faults(shape_of(config, topology))
+        of_mode += _mode_of(config.template, config)
+        faults += config.template.shape_faults(shape_of(config, topology))
         faults += _cores(config, topology)
     if not faults:
         try:
@@ -95,7 +95,7 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
     settings = config.algorithm
     known = settings.optimizer != "auto" or bool(settings.optimizers_in(config.mode))
     wanted = settings.resolved_optimizer if known and config.mode == "sync" else ""
-    name = template_of(config).name if layout is None else layout.template
+    name = config.template.name if layout is None else layout.template
     if wanted and (wanted == "parameter_server") != (name == "parameter_server"):
         yield Fault(
             "layout.template", name,
@@ -164,7 +164,7 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
             f"{', '.join(policies)}",
             "Use ppo, or one policy.",
         )  # fmt: skip
-    name = template_of(config).name if layout is None else layout.template
+    name = config.template.name if layout is None else layout.template
     if name in TEMPLATES and name != "tcg_ex":
         yield Fault(
             "layout.template", name, f"{several}, who are trained where they act",
@@ -208,7 +208,7 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
     if config.cluster is None:
         return
     yield from _on_loss(config, config.cluster)
-    name = template_of(config).name if layout is None else layout.template
+    name = config.template.name if layout is None else layout.template
     if name in TEMPLATES and name != "tcg_ex":
         yield Fault(
             "layout.template", name,
@@ -305,14 +305,14 @@ def _counts(config: Config, topology: Topology, layout: Layout | None, role: str
         return [len(gmis) for gmis in layout.mpl_of(role)]
     if config.layout.file is not None:
         return []
-    planned = template_of(config).planned(shape_of(config, topology))
+    planned = config.template.planned(shape_of(config, topology))
     return [sum(role in roles for roles in device) for device in planned]
 
 
 def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
     if layout is None and config.layout.file is not None:
         return
-    template = template_of(config) if layout is None else TEMPLATES[layout.template]
+    template = config.template if layout is None else TEMPLATES[layout.template]
     known = [role for roles in template.gmis for role in roles]
     for name, role in config.roles.items():
         where = f"roles.{name}"

@@ -20,9 +20,15 @@ from pydantic import (
 )
 
 from gmi_drl.placement.reduction import Strategy
-from gmi_drl.placement.templates import TEMPLATES
+from gmi_drl.placement.templates import TEMPLATES, Template, templates_of
 
-from .algorithms import AlgorithmConfig, PPOConfig, algorithm_config, algorithms_of
+from .algorithms import (
+    TEMPLATE_OF_OPTIMIZER,
+    AlgorithmConfig,
+    PPOConfig,
+    algorithm_config,
+    algorithms_of,
+)
 from .multi_agent import MultiAgentConfig
 from .search import SearchConfig
 from .section import (
@@ -245,11 +251,14 @@ class LayoutConfig(Section):
     """A layout in YAML, as `gmi-drl plan --layout` writes it, counted from the config's folder. It
     takes the place of the keys below. `null`: the template."""
     template: _Template = Field(
-        default="auto", description=f"{_MEANINGS}. `auto`: the first one of the mode."
+        default="auto",
+        description=f"{_MEANINGS}. `auto`: the one that `algorithm.optimizer` needs, or else the "
+        "first of the mode.",
     )
     gmi_per_gpu: Count = 1
     """GMIs on each device; an even number with template `tdg`. `auto`: what `gmi-drl tune` finds to
-    be fastest."""
+    be fastest. Left out it is 2 with templates `tdg_ex`, `parameter_server` and `tdg`, which have
+    no fewer."""
     trainer_gpus: Int = Field(default=1, ge=1)
     """Template `decoupled`: so many devices, the last ones, hold trainers; the others simulate and
     infer."""
@@ -430,6 +439,17 @@ def with_algorithm(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "algorithm": {"name": names[0], **algorithm}}
 
 
+def _template(name: str, mode: str, algorithm: AlgorithmConfig, env: EnvConfig) -> Template:
+    """Returns the template of this name; `auto` is what the optimizer needs, or the mode's own."""
+    if name != "auto":
+        return TEMPLATES[name]
+    own = templates_of(mode)[0]
+    known = algorithm.optimizer != "auto" or bool(algorithm.optimizers)  # or its class is to load
+    if mode != "sync" or not known or env.adapter == "pettingzoo":
+        return own
+    return TEMPLATES[TEMPLATE_OF_OPTIMIZER.get(algorithm.resolved_optimizer, own.name)]
+
+
 class Config(Section):
     """A whole config."""
 
@@ -449,7 +469,7 @@ class Config(Section):
     infer only, nothing is learned."""
     hardware: HardwareConfig = HardwareConfig()
     """The devices to use."""
-    layout: LayoutConfig = LayoutConfig()
+    layout: LayoutConfig = Field(default=LayoutConfig(), validate_default=True)
     """The placement."""
     cluster: ClusterConfig | None = None
     """Hosts of a Ray cluster that train together; `null`: this machine alone."""
@@ -469,6 +489,11 @@ class Config(Section):
     def is_resolved(self) -> bool:
         """Tells whether nothing says `auto` that tuning has to find before this can run."""
         return AUTO not in (self.env.num_env, self.layout.gmi_per_gpu)
+
+    @property
+    def template(self) -> Template:
+        """What `layout.template` means here; a layout file has one of its own."""
+        return _template(self.layout.template, self.mode, self.algorithm, self.env)
 
     @model_validator(mode="before")
     @classmethod
@@ -490,7 +515,12 @@ class Config(Section):
                 "together",
                 "Give env.num_env, or a template in place of layout.file.",
             )
-        return value
+        given = value.file is not None or "gmi_per_gpu" in value.model_fields_set
+        if given or not {"mode", "algorithm", "env"} <= set(info.data):
+            return value
+        names = (info.data[key] for key in ("mode", "algorithm", "env"))
+        fewest = _template(value.template, *names).least_gmis
+        return value.model_copy(update={"gmi_per_gpu": fewest}) if fewest > 1 else value
 
     @field_validator("tune")
     @classmethod

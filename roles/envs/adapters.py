@@ -204,8 +204,8 @@ def _registering(env_id: str) -> str:
             f"and write its module before the id, module:{namespace}/Id."
         )
     return (
-        "Write module:Id for one that a module of yours registers. Those of this machine: "
-        "python -c 'import gymnasium; gymnasium.pprint_registry()'."
+        "Write module:Id for one that a module of yours registers. gmi-drl envs lists those of "
+        "this machine."
     )
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from gmi_drl import runtime
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import ALGORITHMS, AlgorithmConfig, EvolutionConfig, ReplayConfig
+from gmi_drl.placement.config.algorithms import validated
 from gmi_drl.placement.faults import listed
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs import make_env
@@ -88,12 +89,18 @@ class Evaluator:
 
         `settings` are the algorithm's keys.
 
-        Raises EnvSpecError or pydantic's ValidationError for what is wrong with them. Nothing is
+        Raises EnvSpecError, ConfigError or RoleError for what is wrong with them. Nothing is
         sampled before `begin`.
         """
+        if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+            raise RoleError(
+                f"algorithm={algorithm!r}; must be a class of an algorithm. Use one such as rl.A2C."
+            )
+        if num_env < 1:
+            raise RoleError(f"num_env={num_env}; must be 1 or more. Raise it.")
         self._id, self._num_env, self._seed = env, num_env, seed
         self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
-        its = algorithm.Settings(**(settings or {}))
+        its = validated(algorithm.Settings, settings or {})
         self._kinds = trained_on(algorithm, its)
         if not self._kinds:
             raise RoleError(
@@ -115,7 +122,7 @@ class Evaluator:
         self._collector: Collector | None = None
 
     @classmethod
-    def remote(cls, **arguments: Any) -> runtime.ActorHandle:
+    def remote(cls, *arguments: Any, **named: Any) -> runtime.ActorHandle:
         """Starts one as an actor of the runtime, which is started if it is not there.
 
         One that is killed comes back, with new episodes, and is asked again what it was asked.
@@ -123,7 +130,7 @@ class Evaluator:
         if not runtime.is_initialized():
             runtime.init(["gmi_drl.rl"])
         actor = runtime.remote(max_restarts=-1, checkpoint_every=1, num_threads=1)(cls)
-        handle: runtime.ActorHandle = actor.remote(**arguments)
+        handle: runtime.ActorHandle = actor.remote(*arguments, **named)
         return handle
 
     def begin(self, rank: int, total: int) -> Begun:

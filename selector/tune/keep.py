@@ -31,7 +31,6 @@ from gmi_drl.placement import (
     Topology,
     counted,
     resolved,
-    template_of,
 )
 from gmi_drl.placement.config.algorithms.common import (
     ActorCriticConfig,
@@ -89,7 +88,7 @@ def as_given(config: Config, topology: Topology) -> Config:
 
 def least_gmis(config: Config, topology: Topology) -> int:
     """Returns the fewest GMIs of a device: of its template, and with one that is not dropped."""
-    template, dropped = template_of(config), config.algorithm.dropped_agents
+    template, dropped = config.template, config.algorithm.dropped_agents
     if template.is_split:
         return max(template.least_gmis, dropped + 2 if dropped else 0)
     return max(template.least_gmis, -(-(dropped + 1) // max(len(topology.devices), 1)))
@@ -317,7 +316,7 @@ def _preference(
 
 def _roles(config: Config, topology: Topology) -> tuple[int, int]:
     """Counts the GMIs that simulate, and those that train, of all devices."""
-    planned = template_of(config).planned(shape_of(config, topology))
+    planned = config.template.planned(shape_of(config, topology))
     gmis = [roles for device in planned for roles in device]
     return sum("simulator" in r for r in gmis), sum("trainer" in r for r in gmis)
 

@@ -20,7 +20,7 @@ from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
-from gmi_drl.placement import Config, Topology, TuneConfig, counted, template_of
+from gmi_drl.placement import Config, Topology, TuneConfig, counted
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import TunerBusy
 from gmi_drl.selector.record import identity
@@ -363,7 +363,7 @@ def _header_of(request: TuneRequest, space: Space, held: list[str]) -> dict[str,
         "key": request.path.stem, "identity": request.identity, "started": time.time(),
         "machine": identity.machine_text(request.topology), "versions": identity.versions(),
         "commit": identity.commit(), "env": config.env.id, "mode": config.mode,
-        "template": template_of(config).name, "devices": len(request.topology.devices),
+        "template": config.template.name, "devices": len(request.topology.devices),
         "algorithm": tune.algorithm, "budget_s": tune.budget_s,
         "objective": "learning" if by_learning(config) else "steps",
         "held": held, "space_size": space.size, "config": config.model_dump(mode="json"),

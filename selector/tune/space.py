@@ -27,7 +27,6 @@ from gmi_drl.placement import (
     layout_of,
     resolved,
     sliced,
-    template_of,
     to_yaml,
 )
 from gmi_drl.placement.checks.layout import layout_faults
@@ -226,7 +225,7 @@ def _held_fixed(config: Config, topology: Topology) -> Iterator[str]:
     """Lists what no candidate changes, as the report says it."""
     algorithm, tune = config.algorithm, config.tune
     yield f"env {config.env.id}"
-    yield f"mode {config.mode}, template {template_of(config).name}"
+    yield f"mode {config.mode}, template {config.template.name}"
     if config.mode != "serving":
         sizes = algorithm.network
         network = sizes if isinstance(sizes, str) else ":".join(map(str, sizes))
@@ -283,7 +282,7 @@ def _splits_of(
             if given == 1.0:
                 yield DeviceSplit(count, backend, _OVERCOMMIT)
             shape = replace(shape_of(config, topology), gmi_per_gpu=count)
-            for percents in _unequal(template_of(config).planned(shape)[0]):
+            for percents in _unequal(config.template.planned(shape)[0]):
                 yield DeviceSplit(count, backend, 1.0, percents)
 
 

@@ -105,14 +105,17 @@ def told(*words):
 
 
 def test_where_gradients_cannot_be_sent_it_is_said():
-    (fault,) = told("algorithm.name=a3c")
+    assert not told("algorithm.name=a3c")  # with the template that it needs
+    (fault,) = told("algorithm.name=a3c", "layout.template=tcg_ex")
     assert fault.startswith("layout.template='tcg_ex'; under async_gradients agents send gradients")
     assert not told("algorithm.name=a3c", "layout.template=tdg_ex", "layout.gmi_per_gpu=2")
     two = ("algorithm.name=a3c", "layout.template=tdg_ex", "layout.gmi_per_gpu=2", "two")
     (fault,) = told(*two)
     assert "one GMI holds the parameters, and the layout has 2 trainers" in fault
     for name, optimizer in (("a2c", "async_gradients"), ("ppo", "local")):
-        (fault,) = told(f"algorithm.name={name}", f"algorithm.optimizer={optimizer}")
+        words = f"algorithm.name={name}", f"algorithm.optimizer={optimizer}"
+        assert not told(*words)
+        (fault,) = told(*words, "layout.template=tcg_ex")
         assert f"under {optimizer} agents send" in fault
         assert "Use tdg_ex" in fault
     words = ("algorithm.optimizer=local", "layout.template=tdg_ex", "layout.gmi_per_gpu=2")

@@ -169,13 +169,14 @@ def test_what_cannot_run_so_is_refused():
     here = ["layout.template=parameter_server", "layout.gmi_per_gpu=3"]
     server = "algorithm.optimizer=parameter_server"
     assert not told(server, *here)
-    (fault,) = told(server)
+    assert not told(server)  # with the template that it needs
+    (fault,) = told(server, "layout.template=tcg_ex")
     assert "optimizer parameter_server needs template parameter_server" in fault
     (fault,) = told(*here)
     assert "optimizer all_reduce does not run in template parameter_server" in fault
     (fault,) = told(server, *here, "algorithm.normalize_value=true")
     assert "algorithm.normalize_value=True; values are kept by changing" in fault
-    (fault,) = told(server, "layout.template=parameter_server")
+    (fault,) = told(server, "layout.gmi_per_gpu=1")
     assert "Use 2 or more" in fault
     (fault,) = told(server, *here, "algorithm.drop_slowest=1")
     assert "applied as it comes, and nobody waits" in fault

@@ -49,6 +49,14 @@ def test_what_strangers_tried_is_shown_where_there_was_anything():
     assert "3 refused" in drawn(view)
 
 
+def test_steps_that_came_too_late_are_shown_where_there_were_any():
+    view = RunView(Screen("live"), CONFIG, LAYOUT)
+    view.show({**RECORD, "dropped_steps": 0})
+    assert "dropped" not in drawn(view)
+    view.show({**RECORD, "dropped_steps": 64})
+    assert "64 steps dropped" in drawn(view)
+
+
 def test_what_is_told_is_printed_whole_and_nothing_stands_beside_the_bar():
     screen = Screen("live")
     view = RunView(screen, CONFIG, LAYOUT)

@@ -162,7 +162,7 @@ def test_tdg_pairs_a_simulator_with_an_agent_on_one_device():
     )
     assert [gmi.roles for gmi in layout.gmis] == [("simulator",), ("agent",)] * 2
     assert [gmi.num_env for gmi in layout.gmis] == [64, 0, 64, 0]
-    (fault,) = told(cores(2), "mode=serving", "layout.template=tdg")
+    (fault,) = told(cores(2), "mode=serving", "layout.template=tdg", "layout.gmi_per_gpu=1")
     assert fault.endswith("Use 2, or template tcg.")
     with pytest.raises(LayoutError, match="pairs a simulator GMI with an agent"):
         tdg(cores(3), 3, 8)
@@ -189,15 +189,15 @@ def test_only_trainers_need_a_reduction():
 def test_an_algorithm_trains_in_its_own_mode():
     (fault,) = told(cores(2), "algorithm.name=impala", "algorithm.minibatches=2")
     assert fault == (
-        "algorithm.name='impala'; it trains in mode async, and the mode is sync. Use ppo, a2c, "
-        "pg, a3c, dqn, sac, td3, ddpg, es, ars, mappo, vdn, qmix, alphazero, mbpo or cem, or set "
-        "mode: async."
+        "algorithm.name='impala'; it trains in mode async, and the mode is sync. Set mode: async, "
+        "or use ppo, a2c, pg, a3c, dqn, sac, td3, ddpg, es, ars, mappo, vdn, qmix, alphazero, mbpo "
+        "or cem."
     )
     asynchronous = "mode=async", "hardware.num_gpus=2"
     assert told(cores(2, 2), *asynchronous) == []
     (fault,) = told(cores(2, 2), *asynchronous, "algorithm.name=ppo")
     rule = (
-        "it trains in mode sync, and the mode is async. Use impala, appo, dqn, sac, td3 or ddpg, or"
+        "it trains in mode sync, and the mode is async. Set mode: sync, or use impala, appo, dqn, "
     )
     assert rule in fault
 

@@ -264,7 +264,8 @@ def test_uneven_gangs_have_no_rings_of_one_gmi_each(tmp_path):
 
 
 def test_a_template_that_needs_two_gmis_says_so():
-    wanted = {"version": 1, "env": {"id": "Ant-v5"}, "layout": {"template": "tdg_ex"}}
+    layout = {"template": "tdg_ex", "gmi_per_gpu": 1}
+    wanted = {"version": 1, "env": {"id": "Ant-v5"}, "layout": layout}
     (fault,) = check(load_config(wanted), machine())
     assert str(fault).startswith("layout.gmi_per_gpu=1; template tdg_ex has a trainer GMI on each")
 

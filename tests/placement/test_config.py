@@ -142,8 +142,14 @@ def test_an_optimizer_must_be_one_that_the_algorithm_runs_under():
     assert load_config(MINIMAL).algorithm.resolved_optimizer == "all_reduce"
     assert only_fault(MINIMAL, "algorithm.optimizer=async_samples") == (
         "--set algorithm.optimizer='async_samples'; the algorithm runs under all_reduce or "
-        "local. Use all_reduce, or auto."
+        "local: what agents send meanwhile is of an older policy, which it does not correct for. "
+        "Use all_reduce, or auto, or algorithm.name: appo or impala, which do."
     )
+    assert "one gradient for each batch, and it takes several steps" in only_fault(
+        MINIMAL, "algorithm.optimizer=parameter_server"
+    )
+    a3c = {**MINIMAL, "algorithm": {"name": "a3c"}}
+    assert "or algorithm.name: a2c." in only_fault(a3c, "algorithm.optimizer=local")
     config = load_config({**MINIMAL, "mode": "async"})
     assert config.algorithm.resolved_optimizer == "async_samples"
 
@@ -551,3 +557,37 @@ def test_only_a_slip_of_an_algorithm_is_guessed_at(name, told):
     assert fault.where == "algorithm.name"
     assert told in str(caught.value)
     assert ("Did you mean" in str(caught.value)) == ("Did you mean" in told)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "template", "gmis"),
+    [
+        ({}, "tcg_ex", 1),
+        ({"optimizer": "local"}, "tdg_ex", 2),
+        ({"name": "a3c"}, "tdg_ex", 2),
+        ({"name": "a2c", "optimizer": "parameter_server"}, "parameter_server", 2),
+        ({"class": "my_module:Own"}, "tcg_ex", 1),
+        ({"class": "my_module:Own", "optimizer": "async_gradients"}, "tdg_ex", 2),
+    ],
+)
+def test_a_template_that_is_auto_is_the_one_that_the_optimizer_needs(algorithm, template, gmis):
+    config = load_config({**MINIMAL, "algorithm": algorithm})
+    assert (config.template.name, config.layout.gmi_per_gpu) == (template, gmis)
+    again = load_config(config.model_dump(mode="json"))
+    assert (again.template, again.layout.gmi_per_gpu) == (config.template, gmis)
+    given = load_config({**MINIMAL, "algorithm": algorithm}, ["layout.gmi_per_gpu=3"])
+    assert (given.template.name, given.layout.gmi_per_gpu) == (template, 3)
+    named = load_config({**MINIMAL, "algorithm": algorithm}, ["layout.template=tcg_ex"])
+    assert (named.template.name, named.layout.gmi_per_gpu) == ("tcg_ex", 1)
+
+
+@pytest.mark.parametrize("name", ["a2c", "impala", "dqn"])
+@pytest.mark.parametrize(
+    "optimizer", [{"name": "local", "drop": 1}, {"drop_slowest": 1}, ["local"]]
+)
+def test_an_optimizer_that_is_no_name_is_told_how_to_be_written(name, optimizer):
+    mode = "async" if name == "impala" else "sync"
+    section = {"name": name, "optimizer": optimizer}
+    fault = only_fault({**MINIMAL, "mode": mode, "algorithm": section})
+    assert "algorithm.optimizer" in fault
+    assert "Write optimizer: local, or optimizer: {name: local, drop_slowest: 1}." in fault

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gmi_drl import rl, runtime
+from gmi_drl.placement import ConfigError
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.errors import CheckpointError, EvaluatorLate, RoleError
 from stops import stopped
@@ -196,6 +197,26 @@ def test_what_a_function_changes_of_a_policy_is_what_evaluators_get():
         assert 8 <= optimizer.evaluate(num_env=3)["eval_return"] <= 500
         optimizer.step()
         assert torch.allclose(parameters(optimizer)[0], before / 2, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ("algorithm.horizn; unknown key. Did you mean algorithm.horizon?", {"horizn": 3}),
+        ("algorithm.horizon=0; must be 1 or more. Correct it", {"horizon": 0}),
+    ],
+)
+def test_settings_that_are_wrong_are_told_as_those_of_a_config(said, arguments):
+    with pytest.raises(ConfigError) as caught:
+        rl.Evaluator("CartPole-v1", rl.A2C, settings=arguments)
+    assert said in str(caught.value)
+
+
+def test_an_evaluator_that_cannot_be_is_refused_with_a_remedy():
+    with pytest.raises(RoleError, match=r"algorithm='A2C'; must be a class .* such as rl.A2C"):
+        rl.Evaluator("CartPole-v1", "A2C")
+    with pytest.raises(RoleError, match=r"num_env=0; must be 1 or more"):
+        rl.Evaluator("CartPole-v1", rl.A2C, num_env=0)
 
 
 def test_what_does_not_fit_is_refused():

@@ -251,7 +251,8 @@ class OfGames(rl.A2C):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(RoleError, match=r"AsyncSamples .* sent .* PPO on fresh .* Use AllR"):
+    said = r"AsyncSamples .* sent .* PPO on fresh .* Use AllReduce or Local, or IMPALA or APPO"
+    with pytest.raises(RoleError, match=said):
         rl.AsyncSamples(rl.PPO, evaluators(rl.PPO, 1))
     with pytest.raises(RoleError, match=r"DQN on kept experience. Use Replay or Apex"):
         rl.AsyncSamples(rl.DQN, [rl.Evaluator("CartPole-v1", rl.DQN, num_env=2)])

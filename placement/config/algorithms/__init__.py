@@ -11,12 +11,13 @@ from .a2c import A2CConfig, A3CConfig, PGConfig
 from .alphazero import AlphaZeroConfig
 from .common import (
     MODE_OF_OPTIMIZER,
+    TEMPLATE_OF_OPTIMIZER,
     ActorCriticConfig,
     AlgorithmConfig,
     RecurrentConfig,
     ReplayConfig,
 )
-from .custom import CustomAlgorithmConfig, settings_of
+from .custom import CustomAlgorithmConfig, settings_of, validated
 from .dqn import DQNConfig
 from .evolution import ARSConfig, ESConfig, EvolutionConfig
 from .impala import APPOConfig, IMPALAConfig
@@ -27,13 +28,13 @@ from .ppo import PPOConfig
 from .team import QMIXConfig, VDNConfig
 
 __all__ = [
-    "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "A2CConfig", "A3CConfig",
-    "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig", "AlphaZeroConfig",
-    "CEMConfig", "CustomAlgorithmConfig",
-    "DDPGConfig", "DQNConfig", "ESConfig", "EvolutionConfig", "IMPALAConfig", "MAPPOConfig",
-    "MBPOConfig", "OffPolicyConfig", "PGConfig", "PPOConfig", "QMIXConfig", "RecurrentConfig",
-    "ReplayConfig", "SACConfig", "TD3Config", "VDNConfig", "algorithm_config", "algorithms_of",
-    "mode_faults", "section_class", "settings_of",
+    "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "TEMPLATE_OF_OPTIMIZER",
+    "A2CConfig", "A3CConfig", "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig",
+    "AlphaZeroConfig", "CEMConfig", "CustomAlgorithmConfig", "DDPGConfig", "DQNConfig", "ESConfig",
+    "EvolutionConfig", "IMPALAConfig", "MAPPOConfig", "MBPOConfig", "OffPolicyConfig", "PGConfig",
+    "PPOConfig", "QMIXConfig", "RecurrentConfig", "ReplayConfig", "SACConfig", "TD3Config",
+    "VDNConfig", "algorithm_config", "algorithms_of", "mode_faults", "section_class", "settings_of",
+    "validated",
 ]  # fmt: skip
 
 # Of those that train in a mode the first one is its default.
@@ -103,7 +104,7 @@ def mode_faults(settings: AlgorithmConfig, mode: str) -> Iterator[Fault]:
     if home != mode and not fitting and settings.name in ALGORITHMS:
         yield Fault(
             "algorithm.name", settings.name, f"it trains {rule}",
-            f"Use {listed(algorithms_of(mode), 'or')}, or set mode: {home}.",
+            f"Set mode: {home}, or use {listed(algorithms_of(mode), 'or')}.",
         )  # fmt: skip
     elif home != mode:
         other = f"Use {listed(fitting, 'or')}, or set" if fitting else "Set"

@@ -69,6 +69,13 @@ class A3CConfig(NStepConfig):
 
     name: Literal["a3c"] = "a3c"
 
+    @classmethod
+    def why_not(cls, optimizer: str) -> tuple[str, str]:
+        """Says that without sent gradients it is A2C."""
+        if optimizer in A2CConfig.optimizers:
+            return "agents send gradients, and without that it is a2c", "algorithm.name: a2c"
+        return super().why_not(optimizer)
+
 
 class PGConfig(OneStepConfig):
     """REINFORCE with a baseline: an action is worth what followed it, less the state's value."""

@@ -33,6 +33,13 @@ MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
     "tree_search": "sync",
 }
 
+# The templates of optimizers that do not run in their mode's own.
+TEMPLATE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
+    "local": "tdg_ex",
+    "async_gradients": "tdg_ex",
+    "parameter_server": "parameter_server",
+}
+
 Horizon = Annotated[Int, Field(ge=1, le=1_000_000)]
 
 
@@ -182,13 +189,35 @@ class AlgorithmConfig(Section):
         """Returns what an update of this many samples in each `where` consists of."""
         return f"{samples:,} samples in each {where}"
 
-    @field_validator("optimizer")
+    @model_validator(mode="before")
     @classmethod
-    def _check_optimizer(cls, value: str) -> str:
+    def _expand_optimizer(cls, value: Any) -> Any:
+        its = value.get("optimizer") if isinstance(value, dict) else None
+        if not isinstance(its, dict) or not {"name"} <= set(its) <= {"name", "drop_slowest"}:
+            return value
+        dropped = {key: its[key] for key in its if key != "name"}
+        return {**dropped, **value, "optimizer": its["name"]}
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _check_optimizer(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            raise broken(
+                "must be a name, or one with drop_slowest",
+                "Write optimizer: local, or optimizer: {name: local, drop_slowest: 1}.",
+            )
         if value not in ("auto", *cls.optimizers):
-            names = listed(cls.optimizers, "or")
-            raise broken(f"the algorithm runs under {names}", f"Use {cls.optimizers[0]}, or auto.")
+            names, (why, otherwise) = listed(cls.optimizers, "or"), cls.why_not(value)
+            raise broken(
+                f"the algorithm runs under {names}{why and ': '}{why}",
+                f"Use {cls.optimizers[0]}, or auto{otherwise and ', or '}{otherwise}.",
+            )
         return value
+
+    @classmethod
+    def why_not(cls, optimizer: str) -> tuple[str, str]:
+        """Says why an optimizer cannot run it, and what else would; both may be empty."""
+        return "", ""
 
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -318,14 +347,16 @@ class RowsConfig(ActorCriticConfig):
     tcg_ex: the same of all GMIs, and those that are late stop sampling; see
     [stragglers](templates.md#stragglers). Also `optimizer: {name: local, drop_slowest: 1}`."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _expand_optimizer(cls, value: Any) -> Any:
-        its = value.get("optimizer") if isinstance(value, dict) else None
-        if not isinstance(its, dict) or not {"name"} <= set(its) <= {"name", "drop_slowest"}:
-            return value
-        dropped = {key: its[key] for key in its if key != "name"}
-        return {**dropped, **value, "optimizer": its["name"]}
+    def why_not(cls, optimizer: str) -> tuple[str, str]:
+        """Says why what trains on fresh experience cannot do otherwise, or with other gradients."""
+        if optimizer == "async_samples":
+            old = "what agents send meanwhile is of an older policy, which it does not correct for"
+            return old, "algorithm.name: appo or impala, which do"
+        if optimizer in ("async_gradients", "parameter_server"):
+            one = "agents send one gradient for each batch, and it takes several steps"
+            return one, "algorithm.name: a3c or pg"
+        return "", ""
 
     @property
     def dropped_agents(self) -> int:
@@ -342,7 +373,7 @@ class RowsConfig(ActorCriticConfig):
                 "Leave it out.",
             )  # fmt: skip
         elif self.drop_slowest:
-            has_agents = each > 1 or config.layout.template == "tdg_ex"
+            has_agents = each > 1 or config.template.name == "tdg_ex"
             whole, what = (each, "agents of a trainer") if has_agents else (trainers, "GMIs")
             if self.drop_slowest >= whole:
                 yield Fault(

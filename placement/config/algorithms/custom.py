@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import (
@@ -43,9 +44,9 @@ class CustomAlgorithmConfig(AlgorithmConfig):
         self.__dict__["name"] = self.class_.rpartition(":")[2]  # it is frozen
         return self
 
-    @field_validator("optimizer")
+    @field_validator("optimizer", mode="before")
     @classmethod
-    def _check_optimizer(cls, value: str) -> str:
+    def _check_optimizer(cls, value: Any) -> Any:
         if value not in ("auto", *MODE_OF_OPTIMIZER):
             near = closest(value, MODE_OF_OPTIMIZER)
             names = ", ".join(MODE_OF_OPTIMIZER)
@@ -65,8 +66,6 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 
 def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConfig:
     """Returns the validated settings of a loaded class; ConfigError has what is wrong with them."""
-    from gmi_drl.placement.config.schema import ConfigSchema, explain
-
     settings = algorithm.Settings
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmConfig)):
         rule = "its Settings is no subclass of gmi_drl.placement.AlgorithmConfig"
@@ -81,8 +80,15 @@ def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConf
         "name": algorithm.__name__,
     }
     bound: type[AlgorithmConfig] = type(settings.__name__, (settings,), named)
+    return validated(bound, keys)
+
+
+def validated(settings: type[AlgorithmConfig], keys: Mapping[str, Any]) -> AlgorithmConfig:
+    """Returns the settings with these keys; ConfigError has what is wrong with them."""
+    from gmi_drl.placement.config.schema import ConfigSchema, explain
+
     try:
-        return bound.model_validate(keys)
+        return settings.model_validate(dict(keys))
     except ValidationError as error:
         raise ConfigError(
             explain(error, {}, schema=ConfigSchema(algorithm=settings), prefix=("algorithm",))

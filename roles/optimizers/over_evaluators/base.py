@@ -80,9 +80,11 @@ class EvaluatorOptimizer:
         self._settings: Any = specs[0].settings
         kinds = trained_on(algorithm, self._settings)
         if self.trains_on not in kinds:
+            corrected = ", or IMPALA or APPO, which correct for how old it is"
             raise RoleError(
                 f"{type(self).__name__} trains on {self.trains_on}, and {algorithm.__name__} "
-                f"on {' or '.join(kinds)}. Use {' or '.join(_OPTIMIZERS[one] for one in kinds)}."
+                f"on {' or '.join(kinds)}. Use {' or '.join(_OPTIMIZERS[one] for one in kinds)}"
+                f"{corrected if self.trains_on == 'sent experience' else ''}."
             )
         self._check_settings()
         if self.single_step:

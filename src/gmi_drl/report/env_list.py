@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from rich.console import Console
 
 from gmi_drl.launcher.view.tables import cut, print_table
 from gmi_drl.placement import counted
 from gmi_drl.placement.faults import install
 from gmi_drl.roles.envs.listing import known_envs, lacking
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _SHOWN: Final = 60  # characters of a space
 
@@ -20,7 +19,11 @@ def print_envs(console: Console, text: str) -> int:
 
     One that cannot be made is told of with its reason where it was asked for, else counted.
     """
-    found = list(known_envs(text))
+    found = []
+    with Console(stderr=True).status("looking at each of them") as status:  # on a terminal alone
+        for one in known_envs(text):
+            found.append(one)
+            status.update(f"looking at each of them: {one.env_id}")
     there = [one for one in found if not one.fault]
     rows = [
         [one.env_id, ", ".join(one.adapters), cut(one.observation, _SHOWN), cut(one.action, _SHOWN)]

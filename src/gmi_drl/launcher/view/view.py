@@ -176,6 +176,8 @@ class RunView:
         left = f"ETA {duration(eta_s(self._config, record))}"
         if refused := record.get("refused"):
             left = f"{refused} refused  {left}"
+        if dropped := record.get("dropped_steps"):
+            left = f"{dropped} steps dropped  {left}"
         return [f"return {'-' if mean is None else format(mean, '.1f')}", *between, left]
 
     def render(self, width: int) -> Group:
