@@ -122,10 +122,10 @@ def test_a_replay_that_is_not_saved_begins_anew(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_dqn_balances_the_pole(tmp_path):
-    # The end of such runs is in docs/learning.md; a third of their steps is enough to tell.
-    until = ("run.target_return=300", "run.eval_episodes=0")
+    # The end of such runs is in docs/learning.md; chance gives 22.
+    until = ("run.target_return=150", "run.eval_episodes=0")
     result = launch(EXAMPLES / "dqn_cartpole.yaml", f"run.folder={tmp_path}", *until)
-    assert result.return_mean >= 300
+    assert result.return_mean >= 150
 
 
 @pytest.mark.slow
@@ -133,7 +133,9 @@ def test_dqn_balances_the_pole(tmp_path):
 def test_a_dueling_network_of_quantiles_learns_to_balance_the_pole(tmp_path):
     # Three times what chance gives. Whole runs, and those of C51, are in docs/learning.md.
     until = ("run.target_return=66", "run.eval_episodes=0")
-    parts = ("distributional=qr", "quantiles=25", "noisy=true", "dueling=true")
+    parts = (
+        "network=[64, 64]", "distributional=qr", "quantiles=25", "noisy=true", "dueling=true",
+    )  # fmt: skip
     settings = (f"algorithm.{part}" for part in parts)
     result = launch(EXAMPLES / "dqn_cartpole.yaml", f"run.folder={tmp_path}", *until, *settings)
     assert result.return_mean >= 66
@@ -156,8 +158,9 @@ def test_commands_know_them(command, example):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["reinforce", "reinforce_async"])
 def test_the_algorithm_of_the_page_learns_under_two_optimizers(tmp_path, name):
-    result = launch(OWN / f"{name}.yaml", f"run.folder={tmp_path}", "run.total_steps=80_000")
-    assert result.eval_return > 100
+    until = ("run.target_return=100", "run.eval_episodes=0")
+    result = launch(OWN / f"{name}.yaml", f"run.folder={tmp_path}", *until)
+    assert result.return_mean >= 100  # by chance 22
 
 
 def test_the_page_shows_the_example_as_it_is():

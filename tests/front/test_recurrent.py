@@ -49,16 +49,16 @@ def policy_of(result):
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_ppo_learns_what_is_to_be_remembered_and_the_policy_is_served(tmp_path, cell):
     path = config(tmp_path, recurrent={"cell": cell, "size": 32})
-    trained = launch(path)
-    assert trained.eval_return >= 0.9 * BEST
+    trained = launch(path, f"run.target_return={0.85 * BEST}")
+    assert trained.eval_return >= 0.8 * BEST
     for template, gmis in (("tcg", 1), ("tdg", 2)):
         served = launch(
             path, "mode=serving", f"run.policy={trained.folder}", f"layout.template={template}",
             f"layout.gmi_per_gpu={gmis}", "run.total_steps=4096", "run.checkpoint_every=0",
             "env.num_env=8", "run.eval_episodes=0",
         )  # fmt: skip
-        assert served.return_mean >= 0.9 * BEST
-    without = launch(path, "algorithm.recurrent=null")
+        assert served.return_mean >= 0.8 * BEST
+    without = launch(path, "algorithm.recurrent=null", f"run.total_steps={trained.iteration * 512}")
     assert without.eval_return <= BEST / 2
 
 
@@ -66,11 +66,13 @@ def test_ppo_learns_what_is_to_be_remembered_and_the_policy_is_served(tmp_path, 
 @pytest.mark.parametrize("name", ["impala", "appo"])
 def test_segments_carry_what_was_remembered(tmp_path, name):
     path = config(
-        tmp_path, 120_000, "decoupled", name=name, minibatches=1, learning_rate=3e-3,
+        tmp_path, 400_000, "decoupled", name=name, minibatches=1, learning_rate=3e-3,
         normalize_value=True,
     )  # fmt: skip
-    found = launch(path, "mode=async", "layout.gmi_per_gpu=1", "hardware.num_gpus=2")
-    assert found.return_mean >= 0.6 * BEST
+    until = 0.6 * BEST
+    words = ("mode=async", "layout.gmi_per_gpu=1", "hardware.num_gpus=2", "run.eval_episodes=0")
+    found = launch(path, *words, f"run.target_return={until}")
+    assert found.return_mean >= until
 
 
 # Environments that can be saved, and few: the cores of a GMI do not change how it rounds.
