@@ -18,6 +18,7 @@ from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts.agent import NodeAgent
 from gmi_drl.launcher.hosts.messages import HostLost, HostPart, HostsError, Report
 from gmi_drl.launcher.hosts.returns import ReturnWatch
+from gmi_drl.launcher.watch import watchdog
 from gmi_drl.placement import Topology, load_config
 from gmi_drl.roles.role.host import COUNTERS
 
@@ -145,6 +146,7 @@ class Scripted(Instant):
     """An agent whose GMIs train by a script; those of a host in `broken` cannot."""
 
     broken: ClassVar[set] = set()
+    closes = True
 
     def __init__(self, devices):
         self.part, self.iteration, self.is_done = None, 0, False
@@ -177,9 +179,19 @@ class Scripted(Instant):
             self.is_done = True
             answer = {"iteration": self.iteration, "steps": self.iteration, "stopped": True}
             report.results = [{gmi.gmi_id: answer}]
-        if orders.calls == ("close",):
+        if orders.calls == ("close",) and self.closes:
             report.results.append({gmi.gmi_id: []})
         return report
+
+
+class Once(gmi_drl.Callback):
+    """Ends the run after an iteration."""
+
+    def on_start(self, run):
+        self.request_stop = run.request_stop
+
+    def on_iteration(self, iteration, metrics):
+        self.request_stop("it is enough")
 
 
 class Losses(gmi_drl.Callback):
@@ -205,6 +217,12 @@ class Losses(gmi_drl.Callback):
             Scripted.broken.clear()
         else:
             self.request_stop("it is enough")
+
+
+def launched(config, folder, callback):
+    """Launches it, to train until the callback ends it."""
+    run = {"folder": str(folder), "log": [], "eval_episodes": 0, "total_steps": 10**9}
+    return gmi_drl.launch({**config, "run": run}, view="plain", callbacks=[callback])
 
 
 class Gang:
@@ -242,9 +260,17 @@ def test_a_run_goes_on_over_losses_and_with_hosts_that_come_back(tmp_path, monke
     monkeypatch.setattr(clusters, "SILENCE_S", 1.0)
     with three_hosts(monkeypatch, agent=Scripted, on_loss="shrink") as (hosts, config):
         losses = Losses(hosts)
-        run = {"folder": str(tmp_path), "log": [], "eval_episodes": 0, "total_steps": 10**9}
-        result = gmi_drl.launch({**config, "run": run}, view="none", callbacks=[losses])
+        result = launched(config, tmp_path, losses)
     # One is lost, and another one at the restart; that comes back, and cannot train at first.
     assert losses.trained == [3, 1, 1, 2]
     assert result.state == "stopped"
     assert json.loads((result.folder / "run.json").read_text())["epoch"] == 5
+
+
+def test_gmis_that_do_not_close_hold_up_a_run_for_some_time_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(watchdog, "_CLOSING_S", 0.1)
+    monkeypatch.setattr(Scripted, "closes", False)
+    with three_hosts(monkeypatch, agent=Scripted) as (_, config):
+        assert launched(config, tmp_path, Once()).state == "stopped"
+    told = "".join(capsys.readouterr())
+    assert "a gmi on another host: close() of the environments has not returned after 0.1 s" in told

@@ -191,11 +191,12 @@ def _close(gang: Gang) -> str:
                 gmi_id, death = deaths[0]
                 how = exit_text(death.exit_code, death.signal)
                 return f"gmi {gmi_id} {how} while it closed its environments."
-            if time.monotonic() > deadline_s and (late := list(gang.at_work())):
-                stack = f" The log of gmi {late[0]} ends with its Python stack."
-                stack = stack if gang.write_stacks(late[0]) else ""
+            if time.monotonic() > deadline_s:
+                late, stack = list(gang.at_work()), ""
+                if late and gang.write_stacks(late[0]):
+                    stack = f" The log of gmi {late[0]} ends with its Python stack."
                 gang.kill()
-                who = ", ".join(f"gmi {gmi_id}" for gmi_id in late)
+                who = ", ".join(f"gmi {gmi_id}" for gmi_id in late) or "a gmi on another host"
                 return (
                     f"{who}: close() of the environments has not returned after {_CLOSING_S:g} s, "
                     f"and the process was killed.{stack}"
