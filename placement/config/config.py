@@ -393,8 +393,9 @@ class ClusterConfig(Section):
     hosts_min: Int = Field(default=1, ge=1, le=4096)
     """With `on_loss: shrink`, the fewest hosts to go on with; at most `hosts`."""
     on_loss: Literal["fail", "shrink", "wait"] = "fail"
-    """When a host is lost the run ends (`fail`), goes on with those that are left (`shrink`), or
-    waits for as many as it had, at most `wait_s` (`wait`)."""
+    """When a host is lost the run ends (`fail`), goes on with those that are left and takes one
+    that comes back in again (`shrink`), or waits for as many as it had, at most `wait_s` (`wait`).
+    """
     trusted: bool = False
     """Join a cluster without token authentication, on which whoever reaches its port can run any
     code. For networks where only you are."""
