@@ -36,6 +36,8 @@ CART = """
 </mujoco>
 """
 N = 3
+# These tests compile much and take few steps: quick to compile by XLA, and slower to run.
+QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def apart(body, *args, within_s=280):
@@ -47,6 +49,8 @@ def apart(body, *args, within_s=280):
 
 def _strictly(body, args):
     warnings.simplefilter("error")
+    if body is not on_a_gpu:
+        os.environ["XLA_FLAGS"] = QUICK
     body(*args)
 
 

@@ -89,8 +89,9 @@ def test_the_config_and_the_tasks_know_the_same():
 
 
 @pytest.mark.slow
-def test_two_gmis_train_a_policy_that_is_evaluated_and_exported(tmp_path):
+def test_two_gmis_train_a_policy_that_is_evaluated_and_exported(tmp_path, monkeypatch):
     """JAX starts in the GMIs, each on its core; not in what they are forked from."""
+    monkeypatch.setenv("XLA_FLAGS", bodies_mjx.QUICK)
     model = tmp_path / "cart.xml"
     model.write_text(bodies_mjx.CART)
     config = {
