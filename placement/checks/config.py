@@ -221,6 +221,12 @@ def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
             "the hosts of a cluster train together by all_reduce alone",
             "Use an algorithm that runs under it, such as ppo; or leave out cluster.",
         )  # fmt: skip
+    elif config.algorithm.dropped_agents and config.cluster.hosts > 1:
+        yield Fault(
+            "algorithm.drop_slowest", config.algorithm.dropped_agents,
+            "who has sampled first is told by a clock, and each host has its own",
+            "Leave it out, or cluster.",
+        )  # fmt: skip
 
 
 def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:

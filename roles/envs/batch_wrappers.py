@@ -187,7 +187,7 @@ class FrameStack(EnvWrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state["env"])
-        self._stack = state["stack"]
+        self._stack = state["stack"].to(self.device)
 
     def _frames(self, observation: Tensor) -> Tensor:
         return observation.view(len(observation), *self._shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from numpy.typing import NDArray
 
 from .errors import EnvError
-from .spaces import Leaf, Path, flat_space, leaves, width_of
+from .spaces import Leaf, Path, action_columns, flat_space, leaves, width_of
 
 
 class Flattener:
@@ -87,7 +86,7 @@ def _columns(space: Space[Any], rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Yields the part of each leaf."""
     end = 0
     for _, leaf in leaves(space):
-        begin, end = end, end + (1 if isinstance(leaf, Discrete) else math.prod(leaf.shape))
+        begin, end = end, end + action_columns(leaf)
         yield rows[:, begin:end]
 
 

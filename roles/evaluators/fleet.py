@@ -22,6 +22,11 @@ class Fleet:
         """`evaluators`: `Evaluator` objects, or handles of actors of that class."""
         if not evaluators:
             raise RoleError("no evaluators; an optimizer needs one or more. Make some first.")
+        if len(set(map(id, evaluators))) < len(evaluators):
+            raise RoleError(
+                "an evaluator is there more than once, and it samples for itself alone. Make one "
+                "for each place, as by [rl.Evaluator(...) for _ in range(4)]."
+            )
         self._evaluators, self.timeout = list(evaluators), timeout
         self._refs: dict[runtime.ObjectRef, int] = {}
         self._answers: deque[tuple[int, Any]] = deque()  # of objects, which answer at once

@@ -71,6 +71,7 @@ def test_what_is_wrong_with_the_section_is_told(cluster, told):
         ("mode=serving", "between the hosts of a cluster gradients travel, and no experience"),
         ("layout.template=tdg_ex", "gradients travel, and no experience. Use tcg_ex"),
         ("algorithm={name: dqn}", "train together by all_reduce alone"),
+        ("algorithm.drop_slowest=1", "told by a clock, and each host has its own. Leave it out"),
         ("env.num_env=auto", "it is tuned on one machine, and cluster has several"),
     ],
 )

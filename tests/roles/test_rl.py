@@ -245,6 +245,8 @@ def test_what_does_not_fit_is_refused():
         rl.AllReduce(rl.A2C, evaluators(rl.A2C, 1, share_layers=False, recurrent={}))
     with pytest.raises(RoleError, match=r"follows the KL divergence .* schedule='constant'"):
         rl.ParameterServer(rl.PPO, evaluators(rl.PPO, 1, epochs=1, minibatches=1))
+    with pytest.raises(RoleError, match="an evaluator is there more than once"):
+        rl.AllReduce(rl.A2C, evaluators(rl.A2C, 1) * 2)
     with pytest.raises(RoleError, match="no evaluators"):
         rl.Local(rl.A2C, [])
     with pytest.raises(EnvSpecError):

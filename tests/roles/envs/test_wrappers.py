@@ -10,7 +10,7 @@ import torch
 from gmi_drl.placement import A2CConfig, ConfigError, load_config
 from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError, check_env, make_env
 from gmi_drl.roles.envs.batch_wrappers import ClipReward, FrameStack, KeepNumbers, unwrapped
-from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.policies.networks import actor_critic_of
 from toy_env import ToyEnv
 
@@ -58,6 +58,24 @@ def test_a_stack_goes_on_from_its_state():
     for _ in range(6):
         one, two = (e.step(torch.zeros(2, 1)) for e in (env, other))
         assert all(map(torch.equal, one, two))
+
+
+class Elsewhere(ToyEnv):
+    """Has its tensors on another device than checkpoints, which are read on the CPU."""
+
+    def __init__(self):
+        super().__init__(2, limit=5)
+        self.device = torch.device("meta")
+
+    def step(self, action):
+        return Step(*(part.to(self.device) for part in super().step(action)))
+
+
+def test_a_stack_goes_on_where_its_environments_are():
+    saved, env = FrameStack(ToyEnv(2, limit=5), 2), FrameStack(Elsewhere(), 2)
+    saved.reset()
+    env.load_state_dict(saved.state_dict())
+    assert env.step(torch.zeros(2, 1)).observation.device == env.device
 
 
 def test_rewards_are_clipped_and_numbers_hidden():
