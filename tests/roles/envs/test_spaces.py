@@ -167,6 +167,14 @@ def test_actions_stay_within_the_bounds_that_are_finite():
     assert to_env(action).tolist() == [[0.0, -1.0], [7.0, 1.0]]
 
 
+def test_whole_actions_are_the_nearest():
+    space = spaces.Box(-2, 2, (1,), np.int32)
+    rows = env_action(space, torch.device("cpu"))(torch.linspace(-1.0, 1.0, 4001)[:, None])
+    chosen, counts = np.unique(unflattened_action(space, rows.numpy()), return_counts=True)
+    assert chosen.tolist() == [-2, -1, 0, 1, 2]
+    assert counts / counts.sum() == pytest.approx([1 / 8, 1 / 4, 1 / 4, 1 / 4, 1 / 8], abs=1e-3)
+
+
 def test_bounds_of_the_largest_numbers_are_none():
     largest = np.finfo(np.float32).max
     to_env = env_action(spaces.Box(-largest, largest, (2,)), torch.device("cpu"))
