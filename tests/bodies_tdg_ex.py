@@ -67,7 +67,9 @@ class MortalAgent(_Torn, Agent):
     iteration = 0
 
     def strike(self, at):
-        faults.strike(self.GMI_id, at, self.iteration)
+        # One that sends gradients is not asked in each iteration: others may bring all of it.
+        late = self.mgr.config.algorithm.sends_gradients
+        faults.strike(self.GMI_id, at, self.iteration, late=late)
 
     def make_env(self, num_env=None, seed=0):
         self.strike("start")

@@ -87,10 +87,16 @@ def folder():
     return Path(os.environ[_FOLDER])
 
 
-def strike(gmi, point, iteration, pid=None):
-    """Does this process, or `pid`, what the script has for here if it has not been done yet."""
+def strike(gmi, point, iteration, pid=None, *, late=False):
+    """Does this process, or `pid`, what the script has for here if it has not been done yet.
+
+    `late`: also in an iteration after the script's, where it is not sure that this one comes.
+    """
     for index, moment in enumerate(json.loads((folder() / "script.json").read_text())):
-        if tuple(moment[:3]) != (gmi, point, iteration):
+        when = moment[2]
+        if tuple(moment[:2]) != (gmi, point) or not (
+            when == iteration or (late and when < iteration)
+        ):
             continue
         try:
             os.close(os.open(folder() / f"struck{index}", os.O_CREAT | os.O_EXCL))

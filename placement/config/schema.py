@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from gmi_drl.placement.faults import ABSENT, Fault, closest, listed
 
-from .algorithms import ALGORITHMS, DISTRIBUTIONAL, LACKING, AlgorithmConfig, algorithms_of
+from .algorithms import ALGORITHMS, CALLED_HERE, LACKING, AlgorithmConfig, algorithms_of
 from .config import Config
 from .section import Section
 from .yaml_text import write_yaml
@@ -180,8 +180,8 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
             if value.lower() in LACKING:
                 has = (f"mode {m} has {listed(algorithms_of(m))}" for m in ("sync", "async"))
                 rule = f"gmi-drl does not have this algorithm: {', '.join(has)}"
-                if value.lower() in DISTRIBUTIONAL:
-                    return rule, f"Use dqn with distributional: {DISTRIBUTIONAL[value.lower()]}."
+                if here := CALLED_HERE.get(value.lower()):
+                    return "gmi-drl does not have this algorithm by that name", f"Use {here}."
                 return rule, "Use one of these, or algorithm.class for one of yours."
         near = closest(value, known)
         rule = f"must be {'one of ' if known[1:] else ''}{', '.join(known)}"
@@ -191,6 +191,17 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
     if kind == "model_type" and (section := schema.section_at(keys)) is not None:
         return f"must be a section with keys {', '.join(keys_of(section))}", _correct(field)
     return _RULES.get(kind, detail["msg"]).format(**context), _correct(field)
+
+
+# Keys as other libraries call them, and as they are called here.
+_ELSEWHERE: Final = {
+    "buffer_size": "replay_capacity", "clip_param": "clip", "clip_range": "clip",
+    "frame_stack": "wrappers", "gae_lambda": "lam", "gru": "recurrent", "lambda": "lam",
+    "learning_starts": "replay_start", "lr": "learning_rate", "lstm": "recurrent",
+    "n_epochs": "epochs", "n_steps": "horizon", "net_arch": "network", "num_steps": "horizon",
+    "rollout_fragment_length": "horizon", "target_kl": "kl_target", "use_lstm": "recurrent",
+    "vf_coef": "value_coef",
+}  # fmt: skip
 
 
 def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
@@ -207,7 +218,9 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
             return f"is a setting of {names}, and the algorithm is {own}", remedy
     where = ".".join(keys[:-1])
     known_keys = f"{where or 'the top level'} has {', '.join(known)}"
-    close = closest(last, known)
+    close = _ELSEWHERE.get(last)
+    if close not in known:
+        close = closest(last, known)
     near = [".".join((*keys[:-1], close))] if close else []
     sections = ((name, schema.section_at((name,))) for name in schema.root.model_fields)
     elsewhere = [f"{name}.{last}" for name, other in sections if other and last in keys_of(other)]

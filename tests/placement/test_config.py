@@ -591,3 +591,31 @@ def test_an_optimizer_that_is_no_name_is_told_how_to_be_written(name, optimizer)
     fault = only_fault({**MINIMAL, "mode": mode, "algorithm": section})
     assert "algorithm.optimizer" in fault
     assert "Write optimizer: local, or optimizer: {name: local, drop_slowest: 1}." in fault
+
+
+@pytest.mark.parametrize(
+    ("override", "here"),
+    [
+        ("algorithm.lr=0.1", "algorithm.learning_rate"),
+        ("algorithm.gae_lambda=0.9", "algorithm.lam"),
+        ("algorithm.n_steps=8", "algorithm.horizon"),
+        ("algorithm.use_lstm=true", "algorithm.recurrent"),
+        ("env.frame_stack=4", "env.wrappers"),
+    ],
+)
+def test_a_key_as_other_libraries_call_it_is_answered_with_ours(override, here):
+    assert f"unknown key. Did you mean {here}?" in only_fault(MINIMAL, override)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("reinforce", "Use pg."), ("R2D2", "Use dqn with recurrent."), ("apex", "optimizer is apex")],
+)
+def test_an_algorithm_that_is_here_by_another_name_is_named(name, here):
+    assert here in only_fault({**MINIMAL, "algorithm": {"name": name}})
+
+
+def test_a_recurrent_cell_may_be_given_by_its_name_alone():
+    config = load_config(MINIMAL, ["algorithm.recurrent=gru"])
+    assert config == load_config(MINIMAL, ["algorithm.recurrent={cell: gru, size: 128}"])
+    assert "must be one of lstm, gru" in only_fault(MINIMAL, "algorithm.recurrent=rnn")

@@ -28,7 +28,7 @@ from .ppo import PPOConfig
 from .team import QMIXConfig, VDNConfig
 
 __all__ = [
-    "ALGORITHMS", "DISTRIBUTIONAL", "LACKING", "MODE_OF_OPTIMIZER", "TEMPLATE_OF_OPTIMIZER",
+    "ALGORITHMS", "CALLED_HERE", "LACKING", "MODE_OF_OPTIMIZER", "TEMPLATE_OF_OPTIMIZER",
     "A2CConfig", "A3CConfig", "APPOConfig", "ARSConfig", "ActorCriticConfig", "AlgorithmConfig",
     "AlphaZeroConfig", "CEMConfig", "CustomAlgorithmConfig", "DDPGConfig", "DQNConfig", "ESConfig",
     "EvolutionConfig", "IMPALAConfig", "MAPPOConfig", "MBPOConfig", "OffPolicyConfig", "PGConfig",
@@ -68,8 +68,17 @@ LACKING: Final = frozenset(
     }
 )  # fmt: skip
 
-# Those that are settings of dqn.
-DISTRIBUTIONAL: Final = {"c51": "c51", "qr-dqn": "qr", "qrdqn": "qr"}
+# Those of them that are here by another name, or as settings of another one.
+CALLED_HERE: Final = {
+    "apex": "dqn, sac, td3 or ddpg in mode: async, whose optimizer is apex",
+    "c51": "dqn with distributional: c51",
+    "qr-dqn": "dqn with distributional: qr",
+    "qrdqn": "dqn with distributional: qr",
+    "r2d2": "dqn with recurrent",
+    "rainbow": "dqn with its settings of Rainbow",
+    "reinforce": "pg",
+    "vpg": "pg",
+}
 
 
 def algorithms_of(mode: str) -> list[str]:

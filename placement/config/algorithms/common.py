@@ -238,6 +238,11 @@ class RecurrentConfig(Section):
     size: Int = Field(default=128, ge=1, le=1_000_000)
     """Numbers that the cell puts out."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_shorthand(cls, value: Any) -> Any:
+        return {"cell": value} if isinstance(value, str) else value
+
 
 def short_horizon(horizon: int) -> Fault:
     """Returns the fault of a horizon of one step, for a policy that remembers."""
@@ -281,8 +286,8 @@ class ActorCriticConfig(AlgorithmConfig):
     """The hidden layers serve policy and value; `false`: each has its own, alike."""
     recurrent: RecurrentConfig | None = None
     """A policy that remembers what it saw in an episode: the `cell`, `lstm` (default) or `gru`, and
-    its `size` (128); `{}` is the defaults. Minibatches are whole environments with all their steps
-    then. `null`: it acts by what it sees. See [policies that
+    its `size` (128); `{}` is the defaults, and `gru` short for `{cell: gru}`. Minibatches are whole
+    environments with all their steps then. `null`: it acts by what it sees. See [policies that
     remember](writing-a-role.md#policies-that-remember)."""
 
     @property
