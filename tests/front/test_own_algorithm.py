@@ -135,6 +135,7 @@ def test_a_dueling_network_of_quantiles_learns_to_balance_the_pole(tmp_path):
     until = ("run.target_return=66", "run.eval_episodes=0")
     parts = (
         "network=[64, 64]", "distributional=qr", "quantiles=8", "noisy=true", "dueling=true",
+        "updates_per_row=0.25",
     )  # fmt: skip
     settings = (f"algorithm.{part}" for part in parts)
     result = launch(EXAMPLES / "dqn_cartpole.yaml", f"run.folder={tmp_path}", *until, *settings)
