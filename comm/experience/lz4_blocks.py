@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gmi_drl.comm.shm.alignment import round_up
+from gmi_drl.runtime.store.alignment import round_up
 
 from .schema import WORD
 

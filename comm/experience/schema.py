@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from gmi_drl.comm.errors import SchemaError
-from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.comm.transports import StreamSpec
 from gmi_drl.placement.faults import install
+from gmi_drl.runtime.store.alignment import round_up
 
 _FORMAT: Final = 1
 _ALIGN: Final = 64  # a block begins in a cache line of its own

@@ -69,8 +69,8 @@ from gmi_drl.comm.errors import (
     ReduceTimeout,
 )
 from gmi_drl.comm.shm.futex import Fence, Futex
-from gmi_drl.comm.shm.heartbeat import waiting
 from gmi_drl.comm.shm.liveness import claim
+from gmi_drl.runtime.process.progress import waiting
 
 from .tags import REFORM, describe
 

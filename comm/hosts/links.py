@@ -32,8 +32,8 @@ from gmi_drl.comm.errors import (
 )
 from gmi_drl.comm.group.tags import describe
 from gmi_drl.comm.mailbox.files import check_private
-from gmi_drl.comm.shm.heartbeat import waiting
 from gmi_drl.comm.transports.curve import Authenticator, ConnectionMonitor
+from gmi_drl.runtime.process.progress import waiting
 
 from .roster import (
     Endpoint,

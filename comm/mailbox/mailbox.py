@@ -36,7 +36,7 @@ from gmi_drl.comm.errors import (
     PeerRestarted,
 )
 from gmi_drl.comm.group.group import DEFAULT_TIMEOUT
-from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.runtime.process.progress import waiting
 from gmi_drl.runtime.wire.packing import dump
 
 from .files import check_private, next_number, numbers_of, remove_before, socket_path

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.group import tags as _tags
-from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement.faults import install
+from gmi_drl.runtime.store.alignment import round_up
 
 from .staged import DeviceReducer
 from .sums import rank_slice

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.group.tags import make_tag
-from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.runtime.process.progress import waiting
 
 if TYPE_CHECKING:
     from .shared_group import SharedGroup

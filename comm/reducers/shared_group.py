@@ -21,7 +21,7 @@ from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.group.barrier import YIELDS, Barrier, header_bytes
 from gmi_drl.comm.group.group import Group, Reducer
 from gmi_drl.comm.group.tags import describe, make_tag
-from gmi_drl.comm.shm.alignment import round_up
+from gmi_drl.runtime.store.alignment import round_up
 
 from .bucket import SharedBucket, bucket_bytes
 from .local import checked

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.shm.alignment import round_up
+from gmi_drl.runtime.store.alignment import round_up
 
 if TYPE_CHECKING:
     from .bucket import SharedBucket

@@ -38,11 +38,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.errors import BoardError, BoardTimeout
+from gmi_drl.runtime.process.progress import waiting
+from gmi_drl.runtime.store.alignment import round_up
 from gmi_drl.runtime.store.memfd import Memfd
 
-from .alignment import round_up
 from .futex import Fence, Futex
-from .heartbeat import waiting
 from .liveness import claim, peer_text
 
 if TYPE_CHECKING:

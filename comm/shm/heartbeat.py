@@ -2,20 +2,20 @@
 
 A beat is one word in the tally, about a microsecond. The word names the process that wrote it: one
 that has been restarted is not taken for the one before it. While a GMI waits for another its word
-says so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role; in
-other threads `beat` and `waiting` do nothing. Nothing here imports torch.
+says so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role (see
+`gmi_drl.runtime.process.progress`). Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from typing import Final, NamedTuple
+
+from gmi_drl.runtime.process.progress import SET_UP
 
 from .tally import Tally
 
 COUNTER: Final = "heartbeat"  # its name in the tally
-SET_UP: Final = "set-up"
 # What a GMI can be in; "" says nothing of what it does, so that it may be silent for ever.
 _PHASES: Final = (
     "", SET_UP, "start", "iteration", "rollout", "update", "sending", "checkpoint", "evaluation",
@@ -68,33 +68,3 @@ class Heartbeat:
         """Shows that the GMI waits for another one, until its next beat."""
         self._word = ((self._word | _WAITS) + _BEAT) & _WORD
         self._write(self._word)
-
-
-_here: Final = threading.local()
-
-
-def bind(heartbeat: Heartbeat | None) -> None:
-    """Makes `heartbeat` that of this thread, or takes it away."""
-    _here.heartbeat = heartbeat
-
-
-def beat(phase: str | None = None) -> None:
-    """Shows progress of the GMI of this thread; see Heartbeat.beat."""
-    heartbeat: Heartbeat | None = getattr(_here, "heartbeat", None)
-    if heartbeat is not None:
-        heartbeat.beat(phase)
-
-
-class _Waiting:
-    """Inside the block the GMI of this thread waits for another one."""
-
-    def __enter__(self) -> None:
-        heartbeat: Heartbeat | None = getattr(_here, "heartbeat", None)
-        if heartbeat is not None:
-            heartbeat.begin_wait()
-
-    def __exit__(self, *_: object) -> None:
-        beat()
-
-
-waiting: Final = _Waiting()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .alignment import round_up
+from gmi_drl.runtime.store.alignment import round_up
 
 _warned = False  # by this process, that memory is not pinned
 

@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.errors import LinkError
-from gmi_drl.comm.shm.alignment import round_up
+from gmi_drl.runtime.store.alignment import round_up
 
 from .control_message import pack_hello, unpack_hello
 from .doorbell import DoorbellSpec

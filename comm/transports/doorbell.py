@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.comm.shm.futex import Fence, Futex
-from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.runtime.process.progress import waiting
 from gmi_drl.runtime.process.spin import Spin
 from gmi_drl.runtime.store.memfd import Memfd
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout
 from gmi_drl.comm.group.group import DEFAULT_TIMEOUT
-from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.runtime.process.progress import waiting
 
 from .doorbell import Doorbell
 from .packet import Packet, PacketSlot

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkError, SchemaDiffers
-from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.comm.shm.futex import Fence
 from gmi_drl.comm.shm.liveness import claim, is_alive, peer_text
 from gmi_drl.comm.shm.pinned import PinnedMemory
 from gmi_drl.gmi.usage.processes import host_memory
+from gmi_drl.runtime.store.alignment import round_up
 from gmi_drl.runtime.store.memfd import Memfd
 
 from .doorbell import DOORBELL_BYTES, Doorbell

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.policies.perturbed import GreedyNetwork, PerturbedPolicies
 from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.runtime.process.progress import beat
 
 _KEPT_STEPS: Final = 16
 _NOISE: Final = 8  # the stream of seeds that directions are drawn by

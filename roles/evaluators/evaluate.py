@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
-from gmi_drl.comm import Group
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.policies.policy import GreedyActor, Policy, SamplingActor
 from gmi_drl.roles.samples.batch import env_action
+from gmi_drl.runtime.process.progress import beat
+
+if TYPE_CHECKING:
+    from gmi_drl.comm import Group
 
 _STEPS_BETWEEN_MEETINGS: Final = 50
 _LONGEST: Final = 30_000  # steps; a game of ALE ends after 27,000

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import LinkClosed
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import LinkSpec, Packet, StreamSpec, wait_any
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
@@ -29,6 +28,7 @@ from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.state import checkpoint, saving
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.roles.telemetry.progress import WORKER_STATS
+from gmi_drl.runtime.process.progress import beat
 
 from .evaluator import restore
 from .orders import FAILED, LOOK_S, Codec, Order, age_of, late_one, order_of

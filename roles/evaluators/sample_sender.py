@@ -33,7 +33,6 @@ from gmi_drl.comm.experience import (
     ucc,
 )
 from gmi_drl.comm.shm.board import BoardReader
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import round_steps
@@ -52,6 +51,7 @@ from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.seeds import LOSSES
 from gmi_drl.roles.telemetry.phases import phase
 from gmi_drl.runtime.cache_files import replace_file
+from gmi_drl.runtime.process.progress import beat
 
 from .first_priorities import FirstPriorities
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.placement import MBPOConfig
+from gmi_drl.runtime.process.progress import beat
 
 from .ensemble import EnsembleModel
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.algorithms.evolution import Evolution
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.aggregator import Tried
 from gmi_drl.roles.evaluators.episodes import RETURN, STEPS, direction_of
+from gmi_drl.runtime.process.progress import beat
 
 from .descent import one_thread
 from .learner import Learner

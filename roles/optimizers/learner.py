@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import Group
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses, checked
 from gmi_drl.roles.graphs import Pool, static_on
 from gmi_drl.roles.policies.policy_map import PolicyMap
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.minibatch import Minibatch
 from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.runtime.process.progress import beat
 
 from .gradient_step import GradientStep, Together, meet_timed
 

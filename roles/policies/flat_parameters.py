@@ -12,8 +12,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.roles.errors import CheckpointError
+from gmi_drl.runtime.store.alignment import round_up
 
 from . import PARAMETER_MULTIPLE
 from .normalize import Normalizers

@@ -50,7 +50,7 @@ class PlanningPolicy(ExploringPolicy):
 
     @torch.no_grad()
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        settings, rows = self._settings, len(observation)
+        settings, rows = self._settings, observation.shape[0]
         mean = observation.new_zeros(rows, 1, settings.plan_length, self.action_columns)
         std = torch.ones_like(mean)
         for noise in self._noise:

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.placement import AlphaZeroConfig, hidden_sizes
 from gmi_drl.roles.games import Game
 from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
+from gmi_drl.runtime.process.progress import beat
 
 from .greedy import NoiselessPolicy
 from .trunk import ACTIVATIONS, HiddenLayers, Precision, Trunk

@@ -77,7 +77,7 @@ class TeamValues(nn.Module):
         each = observation.view(-1, self.agents, self._width)
         whose = torch.eye(self.agents, device=each.device, dtype=each.dtype)
         values: Tensor = self.head(
-            self.trunk(torch.cat([each, whose.expand(len(each), -1, -1)], -1))
+            self.trunk(torch.cat([each, whose.expand(each.shape[0], -1, -1)], -1))
         )
         return values
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig, Config, Layout
 from gmi_drl.placement.faults import closest
 from gmi_drl.roles.algorithms import algorithm_class, with_settings
@@ -21,7 +20,6 @@ from gmi_drl.roles.envs.protocol import Stacking, VecEnv
 from gmi_drl.roles.envs.spaces import space_faults
 from gmi_drl.roles.errors import PolicyError, RoleError
 from gmi_drl.roles.graphs import Pool, graphs_on
-from gmi_drl.roles.optimizers.gradient_step import bucket_numel
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.description import described
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
@@ -225,10 +223,12 @@ def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -
     Makes the role of the layout's first trainer outside a run, with one environment, and has it
     build its own network. None for a class that reduces no such gradient.
     """
+    from gmi_drl.roles.optimizers.gradient_step import bucket_numel  # of those that train alone
+
     if not issubclass(role_class, ActingRole):
         return None
     spec = layout.holding("trainer")[0]
-    context = GmiContext(spec.gmi_id, layout, with_settings(config), solo_group())
+    context = GmiContext(spec.gmi_id, layout, with_settings(config))
     GMI_manager.bind(context)
     try:
         role = role_class(spec.gmi_id, "+".join(spec.roles), spec.gpu_id)

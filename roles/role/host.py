@@ -11,31 +11,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TextIO
+from typing import Any, ClassVar, Final, TextIO
 
 from gmi_drl import runtime
 from gmi_drl.comm.shm import heartbeat
 from gmi_drl.gmi import backend_of
 from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.gmi.usage.memory import DeviceMemory
-from gmi_drl.placement import Config, Layout
 from gmi_drl.roles.telemetry import phases
 from gmi_drl.runtime import shared_lock
+from gmi_drl.runtime.process import progress
 
 from . import readiness
 from .closing import Closing
-
-if TYPE_CHECKING:
-    from gmi_drl.comm import GroupSpec
-    from gmi_drl.comm.shm.board import BoardSpec
-    from gmi_drl.comm.shm.tally import TallySpec
-    from gmi_drl.comm.transports import LinkSpec
-
-    from .role import DRL_role
-
+from .job import Job
 
 # What became of the segments that a trainer was sent, when the run is over.
 FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated", "under_way")
@@ -49,82 +39,9 @@ COUNTERS: Final = (
     "bereft",  # written by the launcher: peers are lost for good; HEIR: this one saves the state
     heartbeat.COUNTER,
 )  # fmt: skip
-HEIR: Final = 2  # of "bereft"
 
 _LOGGER: Final = "gmi_drl"
 _NUMBER: Final = re.compile(r"\d+")
-
-
-@dataclass(frozen=True)
-class Wires:
-    """The links for experience and the board for policies that join a GMI with others.
-
-    The launcher makes them before any process is started. None where a GMI has all roles.
-    """
-
-    links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
-    board: BoardSpec | None = None  # what agents read policies from; the first trainer writes
-
-    def of(self, gmi_id: int) -> Wires:
-        """Returns the wires of one GMI, as a call carries 253 descriptors at most."""
-        links = tuple(link for link in self.links if gmi_id in link[:2])
-        return Wires(links, self.board)
-
-    def out_of(self, gmi_id: int) -> dict[int, LinkSpec]:
-        """The links that a GMI sends by, by the receiver's gmi_id."""
-        return {target: link for source, target, link in self.links if source == gmi_id}
-
-    def into(self, gmi_id: int) -> dict[int, LinkSpec]:
-        """The links that a GMI receives by, by the sender's gmi_id."""
-        return {source: link for source, target, link in self.links if target == gmi_id}
-
-
-@dataclass(frozen=True)
-class Pause:
-    """The part of a training that ends at `steps`, or a little above, always with a checkpoint.
-
-    `learning_rate` is that to go on with, instead of the checkpoint's, if it is resumed.
-    """
-
-    steps: int
-    learning_rate: float | None
-
-
-@dataclass(frozen=True)
-class Job:
-    """The facts that all GMIs of a run are told; of wires each is told its own."""
-
-    layout: Layout
-    config: Config
-    group: GroupSpec | None  # of the GMIs that train, by their ids; None when nothing is trained
-    sockets: Path  # the run's private folder for ipc sockets
-    folder: Path | None  # the run's folder
-    resume: Path | None  # the checkpoint, or the run's folder, to continue from
-    classes: dict[str, type[DRL_role] | str]  # or module:Class, by the last role of a GMI
-    role_folder: Path | None  # where modules that it names lie: beside the config file
-    session: str  # names this launch among those of the folder
-    tally: TallySpec  # what GMIs have done, kept over their deaths
-    wires: Wires  # as given to a GMI: its own
-    traced: bool = False  # whether the GMI that is told so records a trace
-    lock: Path | None = None  # a file whose lock all of them hold: who has it trains this run
-    pause: Pause | None = None  # where training ends before run.total_steps, to be gone on with
-    resizes: int = 0  # of the run so far
-    plan: str = ""  # plan.json; none of a run that does not train
-    epoch: int = 0  # on several hosts: counts the run's gangs. One of a lower epoch writes no more
-
-    def class_of(self, gmi_id: int) -> type[DRL_role] | str:
-        """The class that runs a GMI."""
-        return self.classes[self.layout.gmi(gmi_id).roles[-1]]
-
-    def rank_of(self, gmi_id: int) -> int | None:
-        """The rank of a GMI in the group of its host; None if it is not in it."""
-        host = self.layout.host_of(gmi_id)
-        trainers = [
-            gmi.gmi_id
-            for gmi in self.layout.holding("trainer")
-            if self.layout.host_of(gmi.gmi_id) == host
-        ]
-        return trainers.index(gmi_id) if self.group is not None and gmi_id in trainers else None
 
 
 class GmiHost:
@@ -170,7 +87,7 @@ class GmiHost:
         lives = tally[self._gmi_id, "lives"]
         tally[self._gmi_id, "lives"] = lives + 1
         pulse = heartbeat.Heartbeat(tally, self._gmi_id)
-        heartbeat.bind(pulse)
+        progress.bind(pulse)
         tally[self._gmi_id, "sm_count"] = backend_of(spec.backend).sm_count()
         rank = job.rank_of(self._gmi_id)
         if rank is None or job.group is None:  # of no trainer: a group of its own
@@ -216,7 +133,7 @@ class GmiHost:
                 mailbox.close()
                 group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
-            heartbeat.bind(None)
+            progress.bind(None)
             with suppress(Exception):  # of a GPU that is lost; why the role ended is to be told
                 context.note_memory()
                 tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -20,25 +20,30 @@ import torch
 from torch import Tensor
 
 from gmi_drl import runtime
-from gmi_drl.comm import Group, Reducer, solo_group
-from gmi_drl.comm.shm import heartbeat
 from gmi_drl.placement import Config, GmiSpec, Layout
 from gmi_drl.roles.envs import VecEnv, choose_adapter, make_env
 from gmi_drl.roles.envs.batch_wrappers import unwrapped
 from gmi_drl.roles.envs.compiling import AT_RESET, COMPILES, compiling
 from gmi_drl.roles.errors import ContextError
 from gmi_drl.roles.seeds import seed_of
+from gmi_drl.runtime.process.progress import SET_UP, beat
 
 from . import readiness
 from .closing import Closing
-from .host import HEIR, Pause, Wires
+from .job import HEIR, Pause, Wires
 
 if TYPE_CHECKING:
-    from gmi_drl.comm import Mailbox
+    from gmi_drl.comm import Group, Mailbox, Reducer
     from gmi_drl.comm.shm.heartbeat import Heartbeat
     from gmi_drl.comm.shm.tally import Tally
     from gmi_drl.gmi.usage.memory import DeviceMemory
     from gmi_drl.roles.telemetry.phases import Trace
+
+
+def _solo_group() -> Group:
+    from gmi_drl.comm import solo_group  # which whoever only acts does without
+
+    return solo_group()
 
 
 @dataclass
@@ -48,7 +53,7 @@ class GmiContext:
     gmi_id: int
     layout: Layout
     config: Config
-    group: Group
+    of_group: Group | None = None  # that it trains with; None: it is alone
     mailbox: Mailbox | None = None
     folder: Path | None = None  # the run's folder
     resume: Path | None = None  # a checkpoint to continue from
@@ -71,10 +76,15 @@ class GmiContext:
     def spec(self) -> GmiSpec:
         return self.layout.gmi(self.gmi_id)
 
+    @cached_property
+    def group(self) -> Group:
+        """Returns the group that it reduces with, of itself alone where it was given none."""
+        return self.of_group or _solo_group()
+
     @property
     def replaced(self) -> int:
         """0, or another number in each process that takes a dead one's place."""
-        return max(self.group.joined, self.lives)
+        return max(0 if self.of_group is None else self.of_group.joined, self.lives)
 
     def note_memory(self) -> None:
         """Puts the most memory that this GMI has held where all GMIs and the launcher see it."""
@@ -148,7 +158,7 @@ class GMI_manager:
     def get_group(self, GMI_id: int, peer: int | None = None) -> Group:
         """The reduction group of a GMI, which must hold `peer` too when one is given."""
         if self._bound is None:
-            self._alone = self._alone or solo_group()
+            self._alone = self._alone or _solo_group()
             return self._alone
         for gmi_id in (GMI_id, GMI_id if peer is None else peer):
             self._bound.layout.gmi(gmi_id)  # an unknown one is named
@@ -198,12 +208,12 @@ class GMI_manager:
 
     def send(self, data: Any, dst_GMI_id: int) -> None:
         """Send to another GMI; waits for it only when its mailbox is full."""
-        heartbeat.beat()
+        beat()
         self._mailbox("send").send(dst_GMI_id, data)
 
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
         """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
-        heartbeat.beat()
+        beat()
         return self._mailbox("recv").recv(src_GMI_id, timeout or self.timeout)
 
     def _mailbox(self, verb: str) -> Mailbox:
@@ -277,7 +287,7 @@ class GMI_manager:
         if context.tally is not None:
             readiness.say(context.tally, self.GMI_id)
             readiness.wait_for_all(context.tally, [gmi.gmi_id for gmi in context.layout.gmis])
-            heartbeat.beat("")  # what comes next says so itself
+            beat("")  # what comes next says so itself
 
     def begin_set_up(self) -> None:
         """Takes back that this GMI is set up: it makes environments again, as for an evaluation.
@@ -285,7 +295,7 @@ class GMI_manager:
         The others wait for it where they `await_set_up`, if they know: meet them after this call.
         """
         if self.context.tally is not None:
-            heartbeat.beat(heartbeat.SET_UP)
+            beat(SET_UP)
             readiness.take_back(self.context.tally, self.GMI_id)
 
     @property
@@ -329,7 +339,7 @@ class GMI_manager:
         """
         if self._bound is None:
             return
-        heartbeat.beat("iteration")
+        beat("iteration")
         self._bound.note_memory()
         if self._bound.trace is not None:
             self._bound.trace.begin_iteration()
@@ -360,7 +370,7 @@ class GMI_manager:
 
     def report(self, record: Any) -> None:
         """Send a record up to the launcher; never waits."""
-        heartbeat.beat()
+        beat()
         runtime.emit(record)
 
     def warn(self, message: str) -> None:

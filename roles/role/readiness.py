@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from time import perf_counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gmi_drl.comm.shm.heartbeat import waiting
-from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.placement import Layout
 from gmi_drl.roles.errors import SetUpTimeout
+from gmi_drl.runtime.process.progress import waiting
+
+if TYPE_CHECKING:
+    from gmi_drl.comm.shm.tally import Tally
 
 Heartbeats = Callable[[int], int]  # a number that changes with each sign of life of a GMI
 

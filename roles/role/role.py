@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gmi_drl.roles.errors import RoleLoadError
 from gmi_drl.roles.loading import check_class, load_class
 
 from .manager import GMI_manager
+
+if TYPE_CHECKING:
+    from gmi_drl.comm import Group
 
 
 class DRL_role(ABC):
@@ -33,7 +37,11 @@ class DRL_role(ABC):
         self.gpu_id = gpu_id
         self.mgr = GMI_manager.add_GMI(GMI_id)
         self.mgr.set_GPU(GMI_id, gpu_id)
-        self.group = self.mgr.get_group(GMI_id, GMI_id)
+
+    @cached_property
+    def group(self) -> Group:
+        """Returns the group of GMIs that this one reduces with."""
+        return self.mgr.get_group(self.GMI_id, self.GMI_id)
 
     @abstractmethod
     def GMI_run(self, **params: Any) -> Any:

@@ -15,13 +15,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement.faults import closest
 from gmi_drl.roles.envs.agents import GroupedActions, rows_of
 from gmi_drl.roles.envs.spaces import action_columns, is_bounded, leaves
 from gmi_drl.roles.policies import ROW_MULTIPLE
 from gmi_drl.roles.policies.normalize import RunningNormalizer, normalized
 from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.runtime.store.alignment import round_up
 
 from .frames import Frames, Observed
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.envs.protocol import Step, VecEnv
@@ -23,6 +22,7 @@ from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
 from gmi_drl.roles.policies.normalize import normalized
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.runtime.process.progress import beat
 
 from .batch import Batch, env_action
 from .episodes import EpisodeStats, Seen

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import torch
 
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
 from gmi_drl.roles.policies.description import load_policy
@@ -30,6 +29,7 @@ from gmi_drl.roles.samples.collector import Steady
 from gmi_drl.roles.samples.episodes import EpisodeStats, Seen
 from gmi_drl.roles.telemetry.clock import Clock, Leash
 from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.runtime.process.progress import beat
 
 _REPORT_S: Final = 0.5
 

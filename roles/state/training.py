@@ -15,7 +15,6 @@ from time import perf_counter, sleep, time
 from typing import Any, Final
 
 from gmi_drl.comm import CommError, GroupFinished, GroupReformed, assert_identical
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.evaluators.evaluate import evaluate_together, longest_episode
@@ -25,6 +24,7 @@ from gmi_drl.roles.role.manager import GMI_manager
 from gmi_drl.roles.telemetry.experience import Experience
 from gmi_drl.roles.telemetry.phases import rounded
 from gmi_drl.roles.telemetry.progress import MetricsLog
+from gmi_drl.runtime.process.progress import beat
 
 from . import checkpoint, recovery, request, saving
 

@@ -24,7 +24,8 @@ from gmi_drl.launcher.start.jobs import job_of
 from gmi_drl.launcher.watch.watchdog import is_recoverable
 from gmi_drl.placement import Config, Layout
 from gmi_drl.roles.loading import classes_of
-from gmi_drl.roles.role.host import GmiHost, Job, Pause
+from gmi_drl.roles.role.host import GmiHost
+from gmi_drl.roles.role.job import Job, Pause
 from gmi_drl.runtime import TaskError
 
 if TYPE_CHECKING:

@@ -142,5 +142,6 @@ def test_what_was_learned_plays_afterwards_by_the_best_network(undisturbed, tmp_
     assert policy.act(board) == 2
     with pytest.raises(PolicyNotLoaded, match="searches games, which is no function of tensors"):
         export_policy(policy, "pt2", tmp_path / "policy.pt2")
+    assert "bit for bit" in export_policy(policy, "safetensors", tmp_path / "policy.safetensors")
     with pytest.raises(EnvSpecError, match="films are of Gymnasium's environments"):
         filming._drawable(policy)

@@ -10,12 +10,12 @@ import yaml
 import bodies_hang as bodies
 import bodies_spaces
 import gmi_drl
-from gmi_drl.comm.shm.heartbeat import Heartbeat, pulse, waiting
-from gmi_drl.comm.shm.heartbeat import bind as bind_heartbeat
+from gmi_drl.comm.shm.heartbeat import Heartbeat, pulse
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import GmiDied
 from gmi_drl.launcher.watch import watchdog
 from gmi_drl.launcher.watch.watchdog import Watchdog
+from gmi_drl.runtime.process.progress import bind, waiting
 
 HANG_S = 6.0  # far longer than a step takes on a busy machine
 
@@ -274,14 +274,14 @@ def test_who_waits_for_another_is_not_ended_and_has_all_the_time_after_it(watche
     (first, second), passes, _ = watched
     first.beat("")
     second.beat("update")
-    bind_heartbeat(second)
+    bind(second)
     try:
         with waiting:
             assert passes(100) == []
         assert passes(8) == []
         assert passes(4) == [1]
     finally:
-        bind_heartbeat(None)
+        bind(None)
 
 
 def test_a_process_that_is_stopped_is_ended_whatever_its_gmi_says(watched, monkeypatch):

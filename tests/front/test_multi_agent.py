@@ -19,6 +19,7 @@ from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.trained import filming
+from gmi_drl.trained.exporting import export_policy
 from gmi_drl.trained.policy import PolicyNotLoaded
 from run_files import metrics
 
@@ -71,13 +72,16 @@ def test_a_killed_gmi_comes_back_and_all_hold_the_same_policies(trained):
 
 
 @pytest.mark.slow
-def test_its_policies_act_afterwards_each_in_its_own_space(trained, capsys):
+def test_its_policies_act_afterwards_each_in_its_own_space(trained, capsys, monkeypatch):
     assert main.main(["export", str(trained.folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     told = gmi_drl.evaluate(trained.folder, episodes=4)
     assert told.mean == pytest.approx(trained.eval_return)
     meadow = bodies_agents.Meadow()
     observations, _ = meadow.reset()
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # as the module lies there
+    assert main.main(["video", str(trained.folder)]) == 2
+    assert "films are of environments of one agent" in capsys.readouterr().err
     for name, agent in (("dogs", "wolf_0"), ("sheep", "sheep_1")):
         policy = gmi_drl.load_policy(trained.folder, policy_id=name)
         action = policy.act(observations[agent])
@@ -184,6 +188,8 @@ def test_qmix_finds_the_eight_of_the_two_step_game_where_a_sum_finds_seven(
     words = [f"algorithm.name={algorithm}", f"run.folder={tmp_path}", "run.total_steps=12_000"]
     result = gmi_drl.launch(example, overrides=words, view="none")
     assert result.eval_return == paid
+    policy = gmi_drl.load_policy(result.folder)  # of the team
+    assert "bit for bit" in export_policy(policy, "pt2", tmp_path / "policy.pt2")
 
 
 def test_agents_who_keep_their_steps_learn_and_must_stay_together(tmp_path):

@@ -11,7 +11,8 @@ from gmi_drl.gmi.backends.direct import DirectBackend
 from gmi_drl.gmi.process import grouped
 from gmi_drl.launcher.plan.wiring import wires_fault, wires_of
 from gmi_drl.placement import Device, MigSlice, Topology, decoupled, tcg_ex, tdg, tdg_ex
-from gmi_drl.roles.role.host import COUNTERS, Job
+from gmi_drl.roles.role.host import COUNTERS
+from gmi_drl.roles.role.job import Job
 from gmi_drl.runtime import SerializationError
 from gmi_drl.runtime.wire import packing
 

@@ -23,7 +23,6 @@ from gmi_drl.roles.models.terminations import TERMINATIONS, termination_of
 from gmi_drl.roles.optimizers.descent import one_thread
 from gmi_drl.roles.policies.planning import PlanningPolicy
 from gmi_drl.trained.exporting import export_policy
-from gmi_drl.trained.policy import PolicyNotLoaded
 from run_files import metrics
 
 SMALL = {
@@ -217,17 +216,17 @@ def test_a_gmi_that_is_killed_beside_another_begins_with_a_new_model(tmp_path, m
         assert all(np.isfinite(line["model_error"]) for line in lines[-3:])
 
 
-def test_a_policy_that_plans_is_loaded_and_not_exported(tmp_path):
+@pytest.mark.slow
+def test_a_policy_that_plans_is_loaded_and_exported(tmp_path):
     settings = {
         **SMALL, "name": "cem", "ensemble": 2, "candidates": 8, "plan_elites": 2,
-        "plan_length": 3, "plan_iterations": 2,
+        "plan_length": 2, "plan_iterations": 1,
     }  # fmt: skip
     result = launch(tmp_path, 80, settings)
     assert result.state == "finished"
     policy = gmi_drl.load_policy(result.folder)
     assert policy.act(policy.observation_space.sample()).shape == (1,)
-    with pytest.raises(PolicyNotLoaded, match="tries many plans for each action"):
-        export_policy(policy, "pt2", tmp_path / "policy.pt2")
+    assert "bit for bit" in export_policy(policy, "pt2", tmp_path / "policy.pt2")
 
 
 # Planning -----------------------------------------------------------------------------------------

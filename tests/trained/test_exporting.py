@@ -134,6 +134,21 @@ def test_a_file_that_acts_otherwise_is_refused_and_removed(train, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("form", ["pt2", *slowly("onnx")])
+def test_a_network_that_an_exporter_does_not_take_is_told(train, tmp_path, monkeypatch, form):
+    policy = gmi_drl.load_policy(train("ppo"))
+    for package in exporting._KINDS[form].needs:
+        pytest.importorskip(package)
+    monkeypatch.setattr(exporting, "_some", lambda examples: (_Unknown(),))
+    with pytest.raises(PolicyNotLoaded, match=rf"--format {form}: .*cannot be written so.*safet"):
+        export_policy(policy, form, tmp_path / "policy")
+    assert not list(tmp_path.iterdir())
+
+
+class _Unknown:
+    """What no exporter takes."""
+
+
 def test_missing_packages_are_named(train, tmp_path, monkeypatch):
     onnx = dataclasses.replace(exporting._KINDS["onnx"], needs=("onnx", "no_such_package"))
     monkeypatch.setitem(exporting._KINDS, "onnx", onnx)

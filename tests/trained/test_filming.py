@@ -100,7 +100,7 @@ def test_a_terminal_is_shown_how_far_films_and_evaluations_are(train, tmp_path):
 
 def test_what_has_no_pictures_is_told(train, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where the environment's module lies
-    with pytest.raises(PolicyNotLoaded, match="render"):
+    with pytest.raises(PolicyNotLoaded, match="its __init__ take render_mode"):
         record_video(train("structure"), max_frames=5)
 
 

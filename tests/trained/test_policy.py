@@ -126,14 +126,15 @@ def test_stable_baselines3_evaluates_it(train):
 
 @pytest.mark.parametrize("task", [
     "ppo", "async",  # of two GMIs
-    pytest.param("sac", marks=pytest.mark.slow), pytest.param("lstm", marks=pytest.mark.slow),
+    *(pytest.param(task, marks=pytest.mark.slow) for task in ("sac", "lstm")),
 ])  # fmt: skip
 def test_a_program_of_its_own_loads_it_and_starts_nothing(train, task):
-    """It does without what starts processes: those modules are not to be had."""
+    """It does without GMIs, their links, and what starts processes: no such module is to be had."""
     code = """
 import os, sys, threading
 gone = [f"gmi_drl.launcher.{part}" for part in ("plan", "start", "hosts", "watch")]
 gone += [f"gmi_drl.runtime.{part}" for part in ("scheduler", "engines", "process.forkserver")]
+gone += ["gmi_drl.comm", "gmi_drl.gmi"]
 sys.modules.update(dict.fromkeys(gone))  # to import one of them raises ModuleNotFoundError
 started = []
 parts = "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.bind", "socket.connect"
@@ -143,6 +144,8 @@ import gmi_drl
 from gmi_drl import runtime
 policy = gmi_drl.load_policy(sys.argv[1])
 print(policy.act(np.zeros(policy.observation_space.shape, np.float32)))
+assert len(gmi_drl.evaluate(sys.argv[1], episodes=2, num_env=2, seed=0).returns) == 2
+assert all(sys.modules[name] is None for name in gone)
 assert not started, started
 assert not runtime.is_initialized()
 children = open(f"/proc/self/task/{os.getpid()}/children").read().split()

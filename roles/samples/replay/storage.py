@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.roles.envs.protocol import Stacking
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.graphs import static_on
@@ -133,6 +132,8 @@ class Storage:
         if self.device.type == "cuda":
             free, has = torch.cuda.mem_get_info(self.device)[0], "the GPU"
         else:
+            from gmi_drl.gmi.usage.processes import host_memory  # of who trains
+
             memory = host_memory()
             free, has = memory.free_bytes, memory.whose
         if more > free:

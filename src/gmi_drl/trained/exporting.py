@@ -29,7 +29,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
-from gmi_drl.placement import AlphaZeroConfig, CEMConfig
+from gmi_drl.placement import AlphaZeroConfig
 
 from .policy import PolicyModule, PolicyNotLoaded, TrainedPolicy
 
@@ -90,16 +90,12 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     `policy` is one, of those of a run that has several. PolicyNotLoaded if packages are missing, if
     its name says another format, or if it does not act as the policy does.
     """
-    if isinstance(policy.origin.config.algorithm, AlphaZeroConfig):
+    searches = isinstance(policy.origin.config.algorithm, AlphaZeroConfig)
+    if searches and form != "safetensors":
         raise PolicyNotLoaded(
-            f"{policy.origin.folder.path}: its policy searches games, which is no function of "
-            "tensors. Act by gmi_drl.load_policy(run); the network is its module.network."
-        )
-    if isinstance(policy.origin.config.algorithm, CEMConfig):
-        raise PolicyNotLoaded(
-            f"{policy.origin.folder.path}: its policy tries many plans for each action, which is "
-            "not written as one function. Act by gmi_drl.load_policy(run); the model is its "
-            "module.network."
+            f"--format {form}: the policy of {policy.origin.folder.path} searches games, which is "
+            "no function of tensors. Act by gmi_drl.load_policy(run), or take --format "
+            "safetensors, which holds its network."
         )
     kind, named = _KINDS[form], file.suffix.lstrip(".")
     if named in FORMATS and named != form:
@@ -131,6 +127,15 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     except OSError as error:
         raise PolicyNotLoaded(
             f"{file} cannot be written ({error.strerror}). Give another path: -o FILE."
+        ) from error
+    except PolicyNotLoaded:
+        raise
+    except Exception as error:  # of torch's exporter or ONNX Runtime, which take not every module
+        told = next(iter(str(error).strip().splitlines()), "")
+        raise PolicyNotLoaded(
+            f"--format {form}: the network of {policy.origin.folder.path} cannot be written so "
+            f"({type(error).__name__}: {told}). Take another --format; safetensors holds its "
+            "parameters whatever it does."
         ) from error
     finally:
         with suppress(OSError):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.plan.child_process import ChildFailed, ask
 
-from .policy import PolicyNotLoaded, TrainedPolicy, load_policy
+from .policy import PolicyNotLoaded, TrainedPolicy, load_all
 
 if TYPE_CHECKING:
     from gmi_drl.roles.envs.gymnasium import GymnasiumVecEnv
@@ -122,7 +122,7 @@ def film_here(text: str) -> dict[str, str]:
     except ImportError as error:
         return {"fault": f"{error}. pip install 'gmi-drl[video]'"}
     try:
-        policy = load_policy(
+        policy = load_all(
             asked["run"], checkpoint=asked["checkpoint"], overrides=asked["overrides"]
         )
         env = _drawable(policy)
@@ -176,6 +176,14 @@ def _drawable(policy: TrainedPolicy) -> GymnasiumVecEnv:
     options.pop("vectorization", None)
     if check_env(env.id, "gymnasium", options, env.wrappers):  # some are of the run's adapter alone
         options = drawn
+    if faults := check_env(env.id, "gymnasium", options, env.wrappers):
+        raise EnvSpecError(
+            [
+                f"env.id={env.id!r}: a film is of an environment that draws by Gymnasium's "
+                f"render_mode='rgb_array' ({faults[0]}) Have its __init__ take render_mode, and "
+                "its render() return a picture; or act by gmi_drl.load_policy."
+            ]
+        )
     made: Any = make_env(
         env.id,
         1,

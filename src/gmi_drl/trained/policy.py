@@ -23,18 +23,17 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gmi_drl.comm import solo_group
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.placement import Config, Layout, load_config
-from gmi_drl.roles import GMI_manager, GmiContext, load_role
+from gmi_drl.roles import DRL_role, GMI_manager, GmiContext, load_role
 from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import Leaf, action_columns, leaves
 from gmi_drl.roles.envs.spaces import Path as SpacePath
-from gmi_drl.roles.loading import classes_of, importable
+from gmi_drl.roles.loading import OUR_CLASSES, classes_of, importable
 from gmi_drl.roles.policies.description import load_policy as load_weights
 from gmi_drl.roles.policies.policy import GreedyActor, SamplingActor
 from gmi_drl.roles.policies.policy_map import NormalizerMap, PolicyMap
@@ -80,6 +79,13 @@ class PolicyModule(nn.Module):
             return self.to_env(self._policy.mode(seen)), state
         after = state.clone()  # which becomes what it is after this step
         return self.to_env(self._policy.mode(seen, after)), after
+
+
+class ActorAlone(ActingRole):
+    """Is a role of this package as far as it acts, as they all do alike, and imports no other."""
+
+    def GMI_run(self, **params: Any) -> None:
+        raise AssertionError("a role that is made of a run's folder is not run")
 
 
 @dataclass(frozen=True)
@@ -413,13 +419,15 @@ def _role_of(origin: Origin, gmi_id: int, device: torch.device) -> ActingRole:
     config, layout = with_settings(origin.config), origin.layout
     spec = layout.gmi(gmi_id)
     named = classes_of(config, layout, None)[spec.roles[-1]]
-    kind = load_role(named, origin.import_path) if isinstance(named, str) else named
+    kind: type[DRL_role] = ActorAlone
+    if named not in OUR_CLASSES:
+        kind = load_role(named, origin.import_path)
     if not issubclass(kind, ActingRole):
         raise PolicyNotLoaded(
             f"{origin.folder.path}: its {spec.roles[-1]} is a {kind.__name__}, which has no policy "
             "that is known here. Derive it from gmi_drl.Holistic, Trainer or Agent."
         )
-    context = GmiContext(gmi_id, layout, config, solo_group(), device=device)
+    context = GmiContext(gmi_id, layout, config, device=device)
     GMI_manager.bind(context)
     try:
         return kind(gmi_id, "+".join(spec.roles), spec.gpu_id)

@@ -16,7 +16,8 @@ from typing import Any, Final, Self
 from gmi_drl.comm.hosts import Endpoint, Outcome, Roster, next_roster
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import GmiDied
-from gmi_drl.roles.role.host import COUNTERS, Job
+from gmi_drl.roles.role.host import COUNTERS
+from gmi_drl.roles.role.job import Job
 
 from .cluster import Host
 from .messages import BEAT_S, SILENCE_S, HostLost, HostPart, HostsError, Orders, Report

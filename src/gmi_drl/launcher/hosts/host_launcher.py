@@ -39,7 +39,8 @@ from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.watch.watchdog import Watchdog
 from gmi_drl.placement import Config
 from gmi_drl.roles.loading import importable
-from gmi_drl.roles.role.host import COUNTERS, HEIR, GmiHost, Job, Wires
+from gmi_drl.roles.role.host import COUNTERS, GmiHost
+from gmi_drl.roles.role.job import HEIR, Job, Wires
 
 from .agent import same_folder
 from .messages import SILENCE_S, HostPart, HostsError, Orders, Report

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from gmi_drl import runtime
 from gmi_drl.comm.plan.capability import LinkFacts, fault
 from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
-from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.launcher.callbacks.loading import logger_faults
@@ -39,6 +38,7 @@ from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
 from gmi_drl.roles.envs.wrappers import named_faults
 from gmi_drl.roles.policies import PARAMETER_MULTIPLE
+from gmi_drl.runtime.store.alignment import round_up
 
 from .wiring import wires_fault
 

@@ -12,7 +12,7 @@ from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Fault, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name, spec_fault
 from gmi_drl.placement.templates import TEMPLATES
-from gmi_drl.roles.role.host import Wires
+from gmi_drl.roles.role.job import Wires
 from gmi_drl.runtime.wire.packing import MAX_FDS
 
 

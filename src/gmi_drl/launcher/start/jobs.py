@@ -38,7 +38,8 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.config.load import with_places
 from gmi_drl.roles.loading import Classes, classes_of, importable
-from gmi_drl.roles.role.host import COUNTERS, Job
+from gmi_drl.roles.role.host import COUNTERS
+from gmi_drl.roles.role.job import Job
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan

@@ -44,7 +44,8 @@ from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch, is_comp
 from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
 from gmi_drl.placement import Config, counted
 from gmi_drl.roles.loading import importable
-from gmi_drl.roles.role.host import GmiHost, Job
+from gmi_drl.roles.role.host import GmiHost
+from gmi_drl.roles.role.job import Job
 from gmi_drl.roles.role.readiness import Start
 from gmi_drl.runtime.errors import exit_text, truncate
 

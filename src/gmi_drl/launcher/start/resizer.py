@@ -30,7 +30,7 @@ from gmi_drl.launcher.folder.resize_request import (
 from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
 from gmi_drl.placement import counted
 from gmi_drl.roles.role import readiness
-from gmi_drl.roles.role.host import HEIR, Job
+from gmi_drl.roles.role.job import HEIR, Job
 
 from .jobs import Follow, fixed_fault, rehosted_job, renewed_job, resized_job, shrunk_job
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gmi_drl.launcher.folder.run_folder import RunFolder, note_end, number_in, resume_command
 from gmi_drl.launcher.watch.records import SegmentCounts, segment_counts_of
 from gmi_drl.placement import Config
-from gmi_drl.roles.role.host import Job
+from gmi_drl.roles.role.job import Job
 
 # What a role says of the episodes of the trained policy.
 _EVALUATION: Final = {"eval_return": float, "eval_std": float, "eval_episodes": int}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
-from gmi_drl.comm.shm.heartbeat import COUNTER, SET_UP, Pulse, pulse
+from gmi_drl.comm.shm.heartbeat import COUNTER, Pulse, pulse
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.launcher.folder.run_folder import RunFolder
@@ -26,6 +26,7 @@ from gmi_drl.launcher.view.view import RunView
 from gmi_drl.launcher.watch.policy_log import PolicyLog
 from gmi_drl.roles.loading import OUR_CLASSES
 from gmi_drl.runtime.errors import exit_text
+from gmi_drl.runtime.process.progress import SET_UP
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
