@@ -42,6 +42,7 @@ def test_trainers_with_shares_take_the_steps_of_one_with_all_of_it():
             assert np.allclose(value, alone[part], rtol=1e-4, atol=1e-5), part
 
 
+@pytest.mark.slow
 def test_all_trainers_hold_the_same_bits_whatever_minibatches_they_draw():
     first, second = run_ranks(bodies_roles.async_updates, 2, "impala", 3)
     for part, value in first.items():

@@ -236,6 +236,7 @@ def test_a_central_value_is_of_all_and_actions_are_of_what_each_sees():
     assert torch.allclose(head[:, :-1], flat["parameters"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_central_value_knows_what_an_agent_alone_cannot():
     algorithm, batch, collector = central(num_env=8, minibatches=2, epochs=4)
     learner = Learner(algorithm, torch.Generator().manual_seed(2), batch)

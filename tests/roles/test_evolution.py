@@ -201,6 +201,7 @@ def test_episodes_are_whole_and_counted_once():
     assert (cut.play(torch.zeros(3), 0, range(2))[..., 1] == 3).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["es", "ars"])
 def test_lqr_comes_to_its_riccati_optimum(name):
     settings = {

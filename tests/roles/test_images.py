@@ -142,6 +142,7 @@ def as_floats(batch):
     return Batch(columns, bootstrap, batch.row_constants, packed, rows.row_layout, batch.sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -179,6 +179,7 @@ def test_configs_of_before_are_written_as_they_were():
     assert (written["layer_norm"], written["share_layers"]) == (True, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [

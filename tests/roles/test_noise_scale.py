@@ -42,6 +42,7 @@ def test_parts_are_averaged_before_they_are_divided():
     assert scale.value == pytest.approx(50, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gmis", [1, 2, 4])
 def test_it_is_right_and_the_same_on_all_gmis(kind, gmis):

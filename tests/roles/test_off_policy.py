@@ -260,6 +260,7 @@ def test_a_parameter_without_a_group_is_named():
         FlatParameters(made.policy.network).of_group("mind")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sac", "sac_choices", "td3"])
 def test_gmis_with_a_part_each_take_the_steps_of_one_with_all(kind):
     alone = bodies.steps_on_a_part(solo_group(), kind, 5)

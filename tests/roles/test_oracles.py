@@ -316,6 +316,7 @@ def torchrl_gradients(params, loss):
     return torch.autograd.grad(loss, trained, retain_graph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_of_torchrl(double):
     objectives = pytest.importorskip("torchrl.objectives")

@@ -281,6 +281,7 @@ def test_what_could_never_be_is_a_fault(algorithm, rule):
     assert rule in str(fault)
 
 
+@pytest.mark.slow
 def test_only_a_network_that_remembers_repeats_what_it_saw():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -34,6 +34,7 @@ def config_in(folder, **run):
     return path
 
 
+@pytest.mark.slow
 def test_films_are_kept_and_shown_by_tensorboard(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = gmi_drl.launch(config_in(tmp_path), view="none").folder
@@ -49,6 +50,7 @@ def test_films_are_kept_and_shown_by_tensorboard(tmp_path):
     assert all(image.encoded_image_string.startswith(b"GIF8") for image in shown)
 
 
+@pytest.mark.slow
 def test_a_film_that_fails_is_told_and_the_last_one_is_made_all_the_same(tmp_path, monkeypatch):
     folder = gmi_drl.launch(config_in(tmp_path, video_every=0), view="none").folder
     newest = max((folder / "checkpoints").iterdir())

@@ -68,6 +68,7 @@ def test_box2d_that_is_not_there_is_named(monkeypatch):
     assert "[box2d]" in fault
 
 
+@pytest.mark.slow
 def test_they_are_listed_with_adapters_and_spaces(capsys):
     found = {one.env_id: one for one in known_envs("pole")}
     assert found["CartPole-v1"].adapters[:2] == ("torch", "gymnasium")

@@ -120,6 +120,7 @@ def actions(env, steps):
     return (torch.rand(steps, N, len(high), generator=generator) * 2 - 1) * high
 
 
+@pytest.mark.slow
 def test_every_step_from_their_state_equals_theirs(pair):
     ours, theirs = pair
     for_observation, for_reward = STEP[ours.env_id]
