@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic_core import PydanticCustomError
 
-# The hidden layers of the six policies in the GMI-DRL paper (its Table 6).
+# Hidden layers by name: a usual small network, and the six of the GMI-DRL paper (its Table 6).
 NETWORKS: Final[dict[str, tuple[int, ...]]] = {
+    "mlp": (64, 64),
     "ant": (256, 128, 64),
     "anymal": (256, 128, 64),
     "ballbalance": (256, 128, 64),

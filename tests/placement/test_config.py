@@ -25,6 +25,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.config.load import with_places
 from gmi_drl.placement.config.schema import keys_of
+from gmi_drl.placement.config.section import hidden_sizes
 
 MINIMAL = {"version": 1, "env": {"id": "Ant-v5"}}
 
@@ -52,6 +53,10 @@ def test_defaults_are_the_papers_settings_for_ant():
     assert (algorithm.learning_rate, algorithm.kl_target) == (3e-4, 0.008)
     assert (algorithm.horizon, algorithm.epochs, algorithm.value_coef) == (16, 4, 2.0)
     assert NETWORKS["humanoid"] == (200, 400, 100)  # the paper's, not IsaacGymEnvs'
+    assert hidden_sizes(load_config(MINIMAL, ["algorithm.network=mlp"]).algorithm.network) == (
+        64,
+        64,
+    )
 
 
 def test_a_resolved_config_reads_back_as_itself(tmp_path):

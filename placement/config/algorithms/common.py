@@ -71,7 +71,7 @@ class AlgorithmConfig(Section):
     `auto`: the algorithm's own for the mode."""
     network: Network = Field(
         default="ant",
-        description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
+        description="Hidden layers of the policy: a list of sizes, or `mlp` or one of the paper's: "
         + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
         + "; for images `nature` (Mnih et al., 2015) or `impala` (Espeholt et al., 2018); or "
         "module:Class for [hidden layers of yours](writing-a-role.md#networks).",
