@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import warp_cache
 from gmi_drl import runtime
@@ -24,6 +25,13 @@ from gmi_drl.launcher.start.preload import PRELOAD
 _PR_SET_CHILD_SUBREAPER = 36
 _LINGER_S = 20.0  # for what is on its way out when the test ends
 _OURS = ("gmi-drl", "gmi_drl")
+
+# On a busy machine nothing is too slow; in CI each run tries the same examples.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+)  # fmt: skip
+settings.load_profile("any machine")
 
 
 def pytest_collection_finish(session):

@@ -43,7 +43,7 @@ def test_float64_is_reduced_in_float64():
         np.testing.assert_allclose(outcomes[2][index], want, atol=1e-15)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.integers(2, 4),
     st.lists(st.integers(0, 5000), min_size=1, max_size=12),

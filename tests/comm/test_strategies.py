@@ -76,7 +76,8 @@ def test_any_number_of_ranks_and_devices(tmp_path, strategy, size):
 
 layouts = st.lists(st.integers(0, 3), min_size=2, max_size=6)
 lengths_of = st.lists(st.integers(0, 5000), min_size=1, max_size=4)
-relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow_or_shared = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+relaxed = settings(suppress_health_check=slow_or_shared)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gmi_drl.placement import (
@@ -237,7 +237,6 @@ def planned(draw):
     return config, topology
 
 
-@settings(deadline=None)
 @given(planned())
 def test_every_templates_layout_passes_the_check(plan):
     config, topology = plan

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gmi_drl.placement import TEMPLATES
@@ -38,7 +38,6 @@ def test_bytes_are_those_of_tables_4_and_5():
     assert TDG.com_s(w) == 211 / 50
 
 
-@settings(deadline=None)
 @given(WORKLOADS, st.integers(1, 64))
 def test_roles_together_occupy_no_less_and_send_no_more_than_split(w, n):
     for together, split in ((TCG, TDG), (TCG_EX, TDG_EX)):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gmi_drl.placement import (
@@ -42,7 +42,6 @@ def gpus(count, cores=8):
     )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["cpu", "direct", "mps", "green", "mig"]), st.integers(1, 3), st.integers(2, 7),
     st.sampled_from([tcg, tdg_ex]),

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gmi_drl.placement import Device, LayoutError, MigInstance, MigSlice, Topology, tcg
@@ -26,7 +26,6 @@ def shares(gmis, backend, device=H100, hardware=None, **edits):
     return sliced(layout, hardware or HardwareConfig()).gmis
 
 
-@settings(deadline=None)
 @given(st.integers(1, 48), st.sampled_from([1.0, 1.5, 2.0, 8.0, 60.0]))
 def test_mps_shares_add_up_to_the_device(gmis, overcommit):
     found = shares(gmis, "mps", hardware=HardwareConfig(sm_overcommit=overcommit))
@@ -42,7 +41,6 @@ def test_what_a_gmi_asks_for_stays_and_the_others_share_the_rest():
     assert [gmi.mem_bytes for gmi in found] == [20 * GIB, 39 * GIB, 20 * GIB]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 16))
 def test_green_shares_are_whole_groups_and_disjoint(gmis):
     groups = [groups_of(gmi.sm_percent, 16) for gmi in shares(gmis, "green")]

@@ -222,7 +222,7 @@ def test_td3_and_ddpg_of_stable_baselines3(monkeypatch, name, update):
     assert_alike(list(target.critics.parameters()), list(model.critic_target.parameters()))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16), steps=st.integers(2, 40), n_step=st.integers(1, 6),
     capacity=st.integers(3, 50),
@@ -507,7 +507,7 @@ def test_ddpg_of_torchrl():
     assert_alike([2 * its for its in found[count:]], wanted)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**16), steps=st.integers(2, 30), n_step=st.integers(1, 6))
 def test_n_step_transitions_of_torchrl(seed, steps, n_step):
     """Within one batch, which is all that it sums over."""

@@ -114,7 +114,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     events=EVENTS,
     count=st.integers(2, 5),

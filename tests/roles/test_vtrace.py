@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gmi_drl.roles.returns import gae, vtrace
@@ -37,7 +37,6 @@ def segments(draw):
 truncation = st.sampled_from([0.3, 1.0, 1.7])
 
 
-@settings(deadline=None)
 @given(segments(), truncation, truncation, st.sampled_from([0.0, 0.5, 1.0]))
 def test_vtrace_is_the_sum_that_defines_it(segment, rho_clip, c_clip, lam):
     found_vs, found_advantages = vtrace(*segment, rho_clip, c_clip, lam)
@@ -61,7 +60,6 @@ def test_a_case_worked_by_hand():
     assert found_advantages[:, 0].tolist() == [2.25, 2.5]
 
 
-@settings(deadline=None)
 @given(segments(), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_on_policy_it_is_generalised_advantage_estimation(segment, lam):
     log_rhos, discounts, rewards, values, last = segment

@@ -36,7 +36,6 @@ from gmi_drl.runtime.scheduler.scheduler import Scheduler
 from scheduler_state import state
 
 SETTINGS = settings(
-    deadline=None,
     report_multiple_bugs=False,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
     max_examples=120,

@@ -482,5 +482,5 @@ def overlap(block, offset, nbytes):
     return block.start * PAGE < offset + nbytes and offset < block.stop * PAGE
 
 
-StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
 TestAnyRequestsAnyEngine = StoreMachine.TestCase

@@ -129,7 +129,7 @@ COUNTS = st.lists(st.sampled_from([2**n for n in range(17)]), min_size=1, unique
 
 
 @given(st.lists(ANSWERS, min_size=1, max_size=30), ROWS, COUNTS, st.integers(0, 40))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_on_any_answers_it_ends_and_chooses_what_was_measured(answers, rows, counts, spent):
     its = Space(
         tuple(tuple(Candidate(r, n, 8, n * r.gmi_per_gpu * 8) for n in counts) for r in rows)

@@ -198,7 +198,7 @@ def test_simulated_ends_lose_nothing_and_train_on_nothing_twice():
 
     run_state_machine_as_test(
         Simulated,
-        settings=settings(max_examples=150, stateful_step_count=25, deadline=None, database=None),
+        settings=settings(max_examples=150, stateful_step_count=25, database=None),
     )
 
 

@@ -119,7 +119,7 @@ class Queues(RuleBasedStateMachine):
             self.ended = True
 
 
-Queues.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Queues.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 class TestQueues(Queues.TestCase):
