@@ -36,6 +36,7 @@ from gmi_drl.roles.samples.minibatch import Minibatch, joined
 from gmi_drl.roles.seeds import ACTIONS, ENVIRONMENTS, LOSSES, seed_of
 
 from .aggregator import Tried
+from .counts import checked_count
 from .episodes import PerturbedEpisodes
 from .evaluate import evaluate_together
 from .first_priorities import FirstPriorities
@@ -96,9 +97,8 @@ class Evaluator:
             raise RoleError(
                 f"algorithm={algorithm!r}; must be a class of an algorithm. Use one such as rl.A2C."
             )
-        if num_env < 1:
-            raise RoleError(f"num_env={num_env}; must be 1 or more. Raise it.")
-        self._id, self._num_env, self._seed = env, num_env, seed
+        self._id, self._num_env = env, checked_count("num_env", num_env, 1)
+        self._seed = seed = checked_count("seed", seed, 0, 2**32 - 1)
         self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
         its = validated(algorithm.Settings, settings or {})
         self._kinds = trained_on(algorithm, its)

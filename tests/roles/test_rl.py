@@ -215,8 +215,10 @@ def test_settings_that_are_wrong_are_told_as_those_of_a_config(said, arguments):
 def test_an_evaluator_that_cannot_be_is_refused_with_a_remedy():
     with pytest.raises(RoleError, match=r"algorithm='A2C'; must be a class .* such as rl.A2C"):
         rl.Evaluator("CartPole-v1", "A2C")
-    with pytest.raises(RoleError, match=r"num_env=0; must be 1 or more"):
+    with pytest.raises(RoleError, match=r"num_env=0; must be a whole number, 1 or more"):
         rl.Evaluator("CartPole-v1", rl.A2C, num_env=0)
+    with pytest.raises(RoleError, match=r"seed=-1; must be a whole number, from 0 to 4294967295"):
+        rl.Evaluator("CartPole-v1", rl.A2C, seed=-1)
 
 
 def test_what_does_not_fit_is_refused():
@@ -229,10 +231,11 @@ def test_what_does_not_fit_is_refused():
     for make in (rl.AsyncGradients, rl.ParameterServer):
         with pytest.raises(RoleError, match=r"PPO takes 4 for each batch. Use AllReduce or Local"):
             make(rl.PPO, evaluators(rl.PPO, 1))
-    with pytest.raises(RoleError, match=r"drop_slowest=2; must be .* less than the 2 evaluators"):
+    with pytest.raises(RoleError, match=r"drop_slowest=2; must be .* from 0 to 1, of 2 evaluators"):
         rl.Local(rl.A2C, evaluators(rl.A2C, 2), drop_slowest=2)
-    with pytest.raises(RoleError, match=r"shards=99; must be between 1 and"):
-        rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 1, **RAW), shards=99)
+    for shards in (99, 1.5):
+        with pytest.raises(RoleError, match=rf"shards={shards}; must be a whole number, from 1 to"):
+            rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 1, **RAW), shards=shards)
     with pytest.raises(RoleError, match=r"A2C keeps its values .* normalize_value=False"):
         rl.ParameterServer(rl.A2C, evaluators(rl.A2C, 1))
     with pytest.raises(RoleError, match=r"minibatches=3; must divide the 32 samples of an eval"):

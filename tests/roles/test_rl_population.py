@@ -124,7 +124,7 @@ def test_it_goes_on_from_a_file(alone, tmp_path):
 
 def test_what_does_not_fit_is_refused():
     its = evaluators(2)
-    with pytest.raises(RoleError, match=r"fan_out=1; a tree has 2 or more below each"):
+    with pytest.raises(RoleError, match=r"fan_out=1; must be a whole number, 2 or more"):
         rl.Population(rl.ES, its, fan_out=1)
     with pytest.raises(RoleError, match=r"the seeds \[5, 6\], .* Give all the same seed"):
         rl.Population(rl.ES, [*evaluators(1), *evaluators(1, seed=6)])

@@ -9,7 +9,7 @@ import torch
 
 from gmi_drl.placement import ActorCriticConfig, Fault
 from gmi_drl.roles.algorithms.algorithm import Algorithm
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.evaluators.counts import checked_count
 from gmi_drl.roles.evaluators.standalone import Sample
 from gmi_drl.roles.optimizers.in_flight import InFlight
 from gmi_drl.roles.optimizers.learner import Learner
@@ -17,7 +17,7 @@ from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.seeds import DRAWS, seed_of
 
 from .base import Learning
-from .joined import JoinedSamples, checked_samples
+from .joined import JoinedSamples
 
 
 class AsyncSamples(Learning):
@@ -45,9 +45,9 @@ class AsyncSamples(Learning):
         `max_policy_lag`: a sample whose policy is older is not trained on, and counted in
         `dropped`; None: all are.
         """
-        self._width = checked_samples(samples)
-        if max_policy_lag is not None and max_policy_lag < 0:
-            raise RoleError(f"max_policy_lag={max_policy_lag}; must be 0 or more. Raise it.")
+        self._width = checked_count("samples", samples, 1)
+        if max_policy_lag is not None:
+            max_policy_lag = checked_count("max_policy_lag", max_policy_lag, 0)
         self._max_lag = max_policy_lag
         super().__init__(algorithm, evaluators, **rest)
         self._in_flight: InFlight[Sample] = InFlight(self._idle, self._ask_to_sample, self._first)

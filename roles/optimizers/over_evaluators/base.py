@@ -20,6 +20,7 @@ from gmi_drl.comm import solo_group
 from gmi_drl.placement import ActorCriticConfig, Fault
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import CheckpointError, RoleError
+from gmi_drl.roles.evaluators.counts import checked_count
 from gmi_drl.roles.evaluators.fleet import TIMEOUT, Fleet
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Begun, trained_on
@@ -240,6 +241,10 @@ class Learning(EvaluatorOptimizer):
         learner.connect(solo_group())
         self.graph.parameters = learner.parameters
 
+    def _checked_drop(self, drop_slowest: int) -> int:
+        size = self.fleet.size
+        return checked_count("drop_slowest", drop_slowest, 0, size - 1, f"of {size} evaluators")
+
     def _anneal(self) -> None:
         """Set the learning rate for how far training is, if it is scheduled."""
         if self._total_steps:
@@ -257,16 +262,6 @@ class Learning(EvaluatorOptimizer):
         super().load_state_dict(state)
         self._learner.descent.load_state_dict(state["descent"])
         self._learner.updates = self.updates
-
-
-def checked_drop(drop_slowest: int, size: int) -> int:
-    """Returns `drop_slowest` if so many of `size` evaluators can be left out; RoleError if not."""
-    if not 0 <= drop_slowest < size:
-        raise RoleError(
-            f"drop_slowest={drop_slowest}; must be at least 0 and less than the {size} evaluators. "
-            "Lower it, or make more."
-        )
-    return drop_slowest
 
 
 def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -17,7 +17,7 @@ from gmi_drl.roles.optimizers.in_flight import InFlight
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.samples.episodes import Seen
 
-from .base import Learning, checked_drop
+from .base import Learning
 
 
 class AllReduce(Learning):
@@ -35,7 +35,7 @@ class AllReduce(Learning):
     ) -> None:
         """`drop_slowest`: a round goes on with all but so many, those who sampled first."""
         super().__init__(algorithm, evaluators, **rest)
-        self._drop = checked_drop(drop_slowest, self.fleet.size)
+        self._drop = self._checked_drop(drop_slowest)
         self._learn_by(Learner(self.graph.algorithm, torch.Generator()))
 
     def step(self) -> dict[str, Any]:

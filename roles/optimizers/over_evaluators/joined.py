@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
-from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Sample, codec_of
 
@@ -19,12 +16,3 @@ class JoinedSamples:
     def put(self, place: int, sample: Sample) -> None:
         """Copy a sample into the environments of that place."""
         self._codec.unpack(tensor_of(sample.memory), self.batch, place * self._num_env)
-
-
-def checked_samples(samples: int) -> int:
-    """Returns `samples` if a batch can have so many; RoleError if not."""
-    if not isinstance(samples, Integral):
-        raise RoleError(f"samples={samples!r}; a batch has a whole number of them. Round it.")
-    if samples < 1:
-        raise RoleError(f"samples={samples}; a batch has 1 or more. Raise it.")
-    return samples

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from gmi_drl.roles.algorithms.algorithm import Algorithm
+from gmi_drl.roles.evaluators.counts import checked_count
 from gmi_drl.roles.optimizers.learner import Learner, Shard
 from gmi_drl.roles.samples.codec import complete
 from gmi_drl.roles.samples.episodes import Seen
 
-from .base import Learning, checked_drop
-from .joined import JoinedSamples, checked_samples
+from .base import Learning
+from .joined import JoinedSamples
 
 
 class Local(Learning):
@@ -39,9 +40,9 @@ class Local(Learning):
         `drop_slowest`: a batch is what all but so many have answered first.
         """
         super().__init__(algorithm, evaluators, **rest)
-        self._drop = checked_drop(drop_slowest, self.fleet.size)
+        self._drop = self._checked_drop(drop_slowest)
         several = self.fleet.size - self._drop if samples is None else samples
-        self._width = checked_samples(several)
+        self._width = checked_count("samples", several, 1)
         num_env, graph = self._num_env[0], self.graph
         self._joined = JoinedSamples(graph, num_env, self._width)
         each = graph.pieces_each

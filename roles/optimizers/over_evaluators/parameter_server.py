@@ -18,6 +18,7 @@ from gmi_drl import runtime
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.errors import EvaluatorLate, RoleError
+from gmi_drl.roles.evaluators.counts import checked_count
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Evaluator
 from gmi_drl.roles.optimizers.descent import Descent
@@ -88,11 +89,8 @@ class ParameterServer(EvaluatorOptimizer):
             )
         parameters = self.graph.parameters
         pieces = parameters.numel // PARAMETER_MULTIPLE
-        if not 1 <= shards <= pieces:
-            raise RoleError(
-                f"shards={shards}; must be between 1 and {pieces}, as parameters are cut in "
-                f"pieces of {PARAMETER_MULTIPLE}. Choose one of these."
-            )
+        of = f"as parameters are cut in pieces of {PARAMETER_MULTIPLE}"
+        shards = checked_count("shards", shards, 1, pieces, of)
         make: Callable[..., Any] = ParameterShard
         if not all(isinstance(one, Evaluator) for one in evaluators):
             options = {"max_restarts": -1, "checkpoint_every": _CHECKPOINT_EVERY, "num_threads": 1}

@@ -12,6 +12,7 @@ from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.algorithms.evolution import Evolution
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.evaluators.aggregator import Aggregator
+from gmi_drl.roles.evaluators.counts import checked_count
 from gmi_drl.roles.evaluators.episodes import RETURN, STEPS
 from gmi_drl.roles.optimizers.evolution_step import EvolutionStep
 from gmi_drl.roles.optimizers.learner import Learner
@@ -45,8 +46,8 @@ class Population(Learning):
         evaluators are.
         """
         super().__init__(algorithm, evaluators, **rest)
-        if fan_out is not None and fan_out < 2:
-            raise RoleError(f"fan_out={fan_out}; a tree has 2 or more below each. Raise it.")
+        if fan_out is not None:
+            fan_out = checked_count("fan_out", fan_out, 2)
         self._learn_by(Learner(self.graph.algorithm, torch.Generator()))
         assert isinstance(self.graph.algorithm, Evolution)
         self._step = EvolutionStep(self.graph.algorithm, self._learner, self._spec.seed)
