@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how soon the page shows a run, and what it costs one that trains (docs/page.md).
 
-    bench/page.py [--rounds 7] [--seconds 10] [--only open]
+    bench/page.py [--rounds 7] [--seconds 10] [--only open|memory|cost]
     bench/page.py --dry            small folders, one second: shows that it works
 
 Claims: folders of a run of 1,000 iterations and of 100 runs are there within a second; looking on
@@ -9,6 +9,8 @@ costs a run one iteration in 200 at most, which is 0.5 %.
 
 - `open/run_of_1000_iterations`, `open/folder_of_100_runs`: milliseconds from the request of a page
   that has just started until everything that it shows has come. The ratio is a second over it.
+- `memory/run_of_100000_iterations`: MiB of the page's process when it has shown one, over those
+  with a hundredth of the iterations: what it keeps is bounded.
 - `browser/...`: the same in Chromium, until the curves are drawn, or the last row of the list is
   there; where playwright and Chromium are.
 - `cost/processor`: the CPU time of the page's process while a viewer looks at a run of CartPole on
@@ -116,15 +118,28 @@ def events(base: str, token: str, query: str) -> Iterator[str]:
                 yield name
 
 
+def look_at(base: str, token: str, query: str, wanted: Sequence[str]) -> None:
+    """Returns when all events that are wanted have come."""
+    missing = set(wanted)
+    with contextlib.closing(events(base, token, query)) as stream:
+        while missing:
+            missing.discard(next(stream))
+
+
 def opening_ms(folder: Path, query: str, wanted: Sequence[str]) -> float:
     """Times the first look at a page that has just started."""
     with page(folder) as (base, token, _):
         began = time.perf_counter()
-        missing = set(wanted)
-        with contextlib.closing(events(base, token, query)) as stream:
-            while missing:
-                missing.discard(next(stream))
+        look_at(base, token, query, wanted)
         return 1000 * (time.perf_counter() - began)
+
+
+def showing_mib(folder: Path) -> float:
+    """Returns the memory of a page that has shown the run in `folder`."""
+    (run,) = folder.glob("*/*")
+    with page(folder) as (base, token, process):
+        look_at(base, token, f"?run={id_of(run)}&gmi=0", WHOLE_RUN)
+        return float(process.memory_info().rss / 2**20)
 
 
 @contextlib.contextmanager
@@ -248,14 +263,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each look at a run")
-    parser.add_argument("--only", choices=("open", "cost"))
+    parser.add_argument("--only", choices=("open", "memory", "cost"))
     parser.add_argument("--dry", action="store_true", help="small and short; keeps nothing")
     options = parser.parse_args(arguments)
     rounds, seconds = (1, 3.0) if options.dry else (options.rounds, options.seconds)
     lines, runs = (20, 3) if options.dry else (1000, 100)
-    if options.only != "cost":
+    if options.only in (None, "open"):
         measure_opening(rounds, lines, runs, keeps=not options.dry)
-    if options.only != "open":
+    if options.only in (None, "memory"):
+        measure_memory(rounds, lines, keeps=not options.dry)
+    if options.only in (None, "cost"):
         measure_costs(rounds, seconds, keeps=not options.dry)
 
 
@@ -289,6 +306,25 @@ def measure_opening(rounds: int, lines: int, runs: int, keeps: bool) -> None:
                     "page", case, value=round(middle, 1), unit="ms", peer=CLAIM_MS,
                     ratio=CLAIM_MS / middle, repeats=rounds, spread=_spread(took),
                 )  # fmt: skip
+
+
+def measure_memory(rounds: int, lines: int, keeps: bool) -> None:
+    """Measures what a page holds that shows a run of so many lines, and of a hundred times more."""
+    with tempfile.TemporaryDirectory(prefix="gmi-page-") as name:
+        short, long = Path(name).resolve() / "short", Path(name).resolve() / "long"
+        write_run(short / "ant" / "t0", lines)
+        write_run(long / "ant" / "t0", 100 * lines)
+        held = [(showing_mib(long), showing_mib(short)) for _ in range(rounds)]
+    of_long, of_short = map(list, zip(*held, strict=True))
+    both = (
+        f"{statistics.median(of_long):>8.1f} MiB, {statistics.median(of_short):.1f} of a short run"
+    )
+    print(f"{'memory':<32}{both}", file=sys.stderr)
+    if keeps:
+        emit_pairs(
+            "page", f"memory/run_of_{100 * lines}_iterations", "MiB", of_long, of_short,
+            smaller_is_better=True, digits=1,
+        )  # fmt: skip
 
 
 def measure_costs(rounds: int, seconds: float, keeps: bool) -> None:
