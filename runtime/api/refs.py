@@ -7,6 +7,7 @@ import collections
 import contextlib
 import copy
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -250,6 +251,9 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
+_LOOK_UP_S: Final = 0.5  # at signals
+
+
 class Gate:
     """Opens after a number of arrivals.
 
@@ -270,8 +274,17 @@ class Gate:
             self._shut.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Returns True when it has opened, False when the time is up."""
-        return self._shut.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+        """Returns True when it has opened, False when the time is up.
+
+        It looks up now and then: a signal that comes just before the lock is waited for, or to
+        another thread, does not end that wait, and its handler would not be called.
+        """
+        left_s = math.inf if timeout_s is None else max(0.0, timeout_s)
+        deadline_s = time.monotonic() + left_s
+        while not self._shut.acquire(timeout=min(left_s, _LOOK_UP_S)):
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                return False
+        return True
 
 
 def wait_for(

@@ -86,7 +86,7 @@ def test_ends_of_episodes_that_outgrow_the_memory_are_told(monkeypatch):
     world = World(3)
     storage = storage_of(world, 30_000)
     memory = SimpleNamespace(free_bytes=100, whose="the machine")
-    monkeypatch.setattr("gmi_drl.roles.samples.replay.storage.host_memory", lambda: memory)
+    monkeypatch.setattr("gmi_drl.gmi.usage.processes.host_memory", lambda: memory)
 
     def put_many():
         for _ in range(200):

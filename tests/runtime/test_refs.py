@@ -1,6 +1,9 @@
 """References in a process that learns from the driver that objects are there."""
 
 import contextlib
+import signal
+import sys
+import threading
 
 import pytest
 
@@ -54,3 +57,27 @@ def test_a_value_is_waited_for_though_it_is_told_again_that_it_is_there(known_be
         assert refs.get_value(ref) == 3
         assert driver.wanted == [(b"object", True)]
         assert not driver.messages
+
+
+def test_an_interrupt_that_does_not_end_the_wait_for_the_lock_ends_the_wait():
+    """As one that another thread receives, or that comes just before the lock is waited for."""
+    gate, main = refs.Gate(1), threading.get_ident()
+    last = threading.Timer(20, gate.arrived)
+
+    def interrupt():
+        while sys._current_frames()[main].f_code is not refs.Gate.wait.__code__:
+            pass
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    threads = [last, threading.Thread(target=interrupt)]
+    for thread in threads:
+        thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        gate.wait(None)
+    assert not gate.open
+    last.cancel()
+    for thread in threads:
+        thread.join()
+    assert not gate.wait(0.01)
+    gate.arrived()
+    assert gate.wait(None)
