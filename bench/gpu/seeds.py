@@ -228,16 +228,22 @@ def _end(launches: Sequence[subprocess.Popen[bytes]]) -> None:
             launch.wait()
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parser_of(text: str | None, counts: Sequence[int]) -> argparse.ArgumentParser:
+    """Returns a parser of what measurements of one GPU that is shared have in common."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=text, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--config", type=Path, help="JSON of another config than SAC's")
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--counts", type=int, nargs="+", default=list(counts))
     parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
     parser.add_argument("--results", type=Path, help="default: bench/results/gpu")
+    return parser
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = parser_of(__doc__, [1, 2, 4, 8])
+    parser.add_argument("--config", type=Path, help="JSON of another config than SAC's")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--seconds", type=float, default=12.0)
     return parser.parse_args(arguments)
 
 

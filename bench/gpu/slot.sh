@@ -147,7 +147,7 @@ step_seeds() {
 }
 
 step_trials() {
-    "$PYTHON" bench/gpu/trials.py ${SLOT_DRY:+--dry --counts 1 2 --trials 2 --steps 600} \
+    "$PYTHON" bench/gpu/trials.py ${SLOT_DRY:+--dry --counts 1 2 --trials 2 --steps 1500} \
         --results "$OUT"
 }
 

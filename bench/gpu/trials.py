@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
-from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu
+from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu, parser_of
 from gpu.suite.store import DRY_NOTE, slug
 
 _LIMIT_S: Final = 300.0  # of a cell
@@ -115,14 +115,9 @@ def _config(count: int, folder: Path, options: argparse.Namespace) -> dict[str, 
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 4, 8])
+    parser = parser_of(__doc__, [1, 4, 8])
     parser.add_argument("--steps", type=int, default=16_000, help="environment steps of a trial")
     parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
-    parser.add_argument("--results", type=Path, help="default: bench/results/gpu")
     return parser.parse_args(arguments)
 
 
