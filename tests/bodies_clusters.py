@@ -34,7 +34,7 @@ class Waiter(gmi_drl.DRL_role):
         self.mgr.await_set_up()
         self.mgr.report({"kind": "note", "message": f"gmi {self.GMI_id} of host is there"})
         while not runtime.stop_requested():
-            time.sleep(0.05)
+            time.sleep(0.05)  # between two looks
         return self.GMI_id
 
 
@@ -52,7 +52,7 @@ class LateDeath(gmi_drl.DRL_role):
             if self.GMI_id == 1:
                 finished = self.mgr.context.private / "hosts" / "outcome.json"
                 while not finished.exists():  # handed here by the launching program
-                    time.sleep(0.01)
+                    time.sleep(0.01)  # between two looks
                 os.kill(os.getpid(), signal.SIGKILL)
             group.finish("well done")
         except GroupFinished as done:

@@ -33,7 +33,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,19 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         alone = next((row.get("value") for row in kept if row["name"] == _ALONE), None)
         for count in options.counts:
             for way in options.ways if count > 1 else WAYS[:1]:
-                row = {
+                about = {
                     "name": f"seeds/{way}/{count}",
                     "unit": "updates/s",
                     "seconds": options.seconds,
                 }
-                try:
-                    row |= _measured(way, count, options)
+                row = row_of(about, partial(_measured, way, count, options), options.dry)
+                if "value" in row:
                     alone = row["value"] if count == 1 else alone
                     row["ratio"] = alone and round(row["value"] / alone, 3)
-                except CellError as error:
-                    row["failed"] = str(error)
-                row |= {"machine": report.machine(), "commit": report.commit()}
-                row |= {"note": DRY_NOTE} if options.dry else {}
                 rows.append(row)
                 kept = [old for old in kept if old["name"] != row["name"]] + [row]
                 report.keep(path, json.dumps(kept, indent=1) + "\n")
@@ -103,6 +100,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return int(any("failed" in row for row in rows))
+
+
+def row_of(
+    about: dict[str, Any], measure: Callable[[], dict[str, Any]], dry: bool
+) -> dict[str, Any]:
+    """Returns the row of a cell: what it measures, or `failed`, why it has not been measured."""
+    row = about | {"machine": report.machine(), "commit": report.commit()}
+    row |= {"note": DRY_NOTE} if dry else {}
+    try:
+        return row | measure()
+    except CellError as error:
+        return row | {"failed": str(error)}
 
 
 def name_of_gpu() -> str:

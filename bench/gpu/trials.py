@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import report
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
-from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu, parser_of
-from gpu.suite.store import DRY_NOTE, slug
+from gpu.seeds import CONFIG, DRY, CellError, last_metrics, name_of_gpu, parser_of, row_of
+from gpu.suite.store import slug
 
 _LIMIT_S: Final = 300.0  # of a cell
 _END_S: Final = 15.0  # of one that was told to stop
@@ -47,15 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     try:
         for count in options.counts:
-            row = {"name": f"trials/{count}", "unit": "s", "trials": options.trials}
-            try:
-                row |= _measured(count, options)
-                row["ratio"] = round((rows[0] if rows else row).get("value", 0) / row["value"], 3)
-            except CellError as error:
-                row["failed"] = str(error)
-            row |= {"machine": report.machine(), "commit": report.commit()}
-            row |= {"note": DRY_NOTE} if options.dry else {}
+            about = {"name": f"trials/{count}", "unit": "s", "trials": options.trials}
+            row = row_of(about, partial(_measured, count, options), options.dry)
             rows.append(row)
+            alone = next((its["value"] for its in rows if its.get("at_once") == 1), None)
+            if alone and "value" in row:
+                row["ratio"] = round(alone / row["value"], 3)
             report.keep(path, json.dumps(rows, indent=1) + "\n")
             print(json.dumps({"bench": "gpu_trials", **row}), flush=True)
     except report.Unwritable as error:

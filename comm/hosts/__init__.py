@@ -5,8 +5,8 @@ Importing this imports neither torch nor ZeroMQ.
 
 from .roster import (
     Endpoint,
+    GroupOutcome,
     HostSpec,
-    Outcome,
     Roster,
     next_roster,
     read_endpoint,
@@ -17,6 +17,14 @@ from .roster import (
 )
 
 __all__ = [
-    "Endpoint", "HostSpec", "Outcome", "Roster", "next_roster", "read_endpoint", "read_outcome",
-    "read_roster", "write_outcome", "write_roster",
+    "Endpoint",
+    "GroupOutcome",
+    "HostSpec",
+    "Roster",
+    "next_roster",
+    "read_endpoint",
+    "read_outcome",
+    "read_roster",
+    "write_outcome",
+    "write_roster",
 ]  # fmt: skip

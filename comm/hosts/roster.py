@@ -99,8 +99,8 @@ class Roster:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of the work of a group, as a GMI says that has finished it."""
+class GroupOutcome:
+    """Says what came of a group's work, once one of its GMIs has finished it."""
 
     rank: int  # among the GMIs of all hosts
     text: str
@@ -150,14 +150,14 @@ def write_roster(folder: Path, roster: Roster) -> None:
     replace_file(folder / _ROSTER, roster.to_json())
 
 
-def read_outcome(folder: Path) -> Outcome | None:
+def read_outcome(folder: Path) -> GroupOutcome | None:
     """Returns what came of the group's work; None while nobody is known to have finished it."""
     try:
-        return Outcome(**json.loads((folder / _OUTCOME).read_text()))
+        return GroupOutcome(**json.loads((folder / _OUTCOME).read_text()))
     except FileNotFoundError:
         return None
 
 
-def write_outcome(folder: Path, outcome: Outcome) -> None:
+def write_outcome(folder: Path, outcome: GroupOutcome) -> None:
     """Says that a GMI has finished, here or on another host."""
     replace_file(folder / _OUTCOME, json.dumps(dataclasses.asdict(outcome)))

@@ -24,7 +24,7 @@ from gmi_drl.comm.errors import CommError, GroupFinished, GroupReformed
 from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.group.group import Group, ReduceOp, Reducer
 from gmi_drl.comm.group.tags import make_tag
-from gmi_drl.comm.hosts import HostSpec, Outcome, steps, write_outcome
+from gmi_drl.comm.hosts import GroupOutcome, HostSpec, steps, write_outcome
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 
 from .bucket import SharedBucket
@@ -96,7 +96,7 @@ class HostsGroup(Group):
         return changed
 
     def finish(self, outcome: str) -> None:
-        write_outcome(self.spec.folder, Outcome(self.rank, outcome))
+        write_outcome(self.spec.folder, GroupOutcome(self.rank, outcome))
         self.local.finish(outcome)
         self._close()
 

@@ -493,7 +493,7 @@ class Config(Section):
 
     @property
     def template(self) -> Template:
-        """What `layout.template` means here; a layout file has one of its own."""
+        """Returns the template that `layout.template` means here; a layout file has its own."""
         return _template(self.layout.template, self.mode, self.algorithm, self.env)
 
     @model_validator(mode="before")

@@ -12,7 +12,7 @@ SET_UP: Final = "set-up"  # the phase before a process does what it is for
 
 
 class Watched(Protocol):
-    """What is told of the progress of a thread."""
+    """Is told of the progress of a thread."""
 
     def beat(self, phase: str | None = None) -> None:
         """Shows progress in `phase`; None: in the one that it was in."""

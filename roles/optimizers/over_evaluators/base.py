@@ -7,6 +7,7 @@ round; between rounds an optimizer can be asked for its policy, evaluated, saved
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +37,7 @@ _OPTIMIZERS: Final = {
 }
 
 
-class EvaluatorOptimizer:
+class EvaluatorOptimizer(ABC):
     """Holds what the optimizers share: the policy graph of the driver, its evaluators, the counts.
 
     `steps` counts the steps of environments that were learned from, `updates` those of the
@@ -121,9 +122,9 @@ class EvaluatorOptimizer:
         what = "environments of an evaluator, whose steps stay together"
         return [*its.minibatch_faults(num_env, what, f"num_env={num_env}", "recurrent")]
 
+    @abstractmethod
     def step(self) -> dict[str, Any]:
         """Takes one round; returns how far it is and what it came to."""
-        raise NotImplementedError
 
     def foreach_policy(self, function: Callable[[PolicyGraph], Any]) -> list[Any]:
         """Returns what `function` gives for the policy graph of each policy: here there is one.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final, Self
 
-from gmi_drl.comm.hosts import Endpoint, Outcome, Roster, next_roster
+from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster, next_roster
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import GmiDied
 from gmi_drl.roles.role.host import COUNTERS
@@ -83,7 +83,7 @@ class HostsGang:
         self._endpoints: list[Endpoint | None] = [None] * len(hosts)
         self._roster: Roster | None = None
         self._told: list[Roster | None] = [None] * len(hosts)
-        self._outcome: Outcome | None = None  # of the GMIs' work, once one has finished
+        self._outcome: GroupOutcome | None = None  # of the GMIs' work, once one has finished
         self._rows: dict[int, tuple[int, ...]] = {}
         self._failure: BaseException | None = None
         self._ended = [False] * len(hosts)

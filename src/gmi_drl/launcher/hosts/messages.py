@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.hosts import Endpoint, Outcome, Roster
+    from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster
     from gmi_drl.placement import Config, Layout, Topology
     from gmi_drl.roles import DRL_role
 
@@ -67,7 +67,7 @@ class Orders:
     end: bool = False  # the gang shall be stopped, and the launcher end
     heir: int | None = None  # a host is lost: GMIs shall leave, and this one save the state first
     roster: Roster | None = None
-    outcome: Outcome | None = None  # a GMI has finished, on whatever host
+    outcome: GroupOutcome | None = None  # a GMI has finished, on whatever host
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of other hosts' GMIs
 
 
@@ -81,7 +81,7 @@ class Report:
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     results: list[dict[int, Any]] = field(default_factory=list)  # of calls, in their order
     endpoint: Endpoint | None = None
-    outcome: Outcome | None = None  # a GMI of this host has finished
+    outcome: GroupOutcome | None = None  # a GMI of this host has finished
     error: BaseException | None = None  # that ended the launcher there
     ended: str = ""  # how its process ended
 
