@@ -18,7 +18,7 @@ RUN apt-get update \
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 RUN pip install "$TORCH"
 COPY . /opt/gmi-drl
-RUN pip install "/opt/gmi-drl[mujoco,video,export]"
+RUN pip install "/opt/gmi-drl[mujoco,video,export,page]"
 
 RUN useradd --create-home trainer && mkdir /work && chown trainer /work
 USER trainer

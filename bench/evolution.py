@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures evaluations a second of ARS: ours, a multiprocessing.Pool, and bare environments.
+"""Measures evaluations a second of ARS: ours, a multiprocessing.Pool, evosax, bare environments.
 
 Claim to be tried: a run of `algorithm.name: ars` evaluates perturbed policies at nine tenths or
 more of what its environments do alone on the same cores, and faster than the program that everyone
 writes: a `multiprocessing.Pool` of workers, each with an environment of Gymnasium's, which is
-given parameters' seeds and answers with returns.
+given parameters' seeds and answers with returns; and than evosax, whose ARS asks and tells in JAX,
+and has the same pool play what it asks.
 
     <environment>        a linear policy of normalised observations, episodes of 1,000 steps
     <environment>/64x64  two hidden layers of 64 tanh units
@@ -13,9 +14,10 @@ An evaluation is an episode of one perturbed policy. Ours is a whole job, from t
 round on: perturbing, evaluating, exchanging, stepping and writing metrics; GMIs are as many as
 cores. The pool does the same in NumPy, normalisation and update included, by as many workers. Bare
 are the environments of ours, in as many processes, stepped with random actions of deviation 0.2 and
-nothing else. The sides take turns, round after round.
+nothing else. The sides take turns, round after round. evosax runs under an interpreter that has it:
 
-    bench/evolution.py --rounds 3
+    pip install evosax gymnasium mujoco     # into an environment of its own
+    bench/evolution.py --rounds 3 --python .venv-peers/bin/python
     bench/evolution.py --rows Swimmer-v5 --rounds 1 --seconds 2     # a smoke test
 
 Run it on a machine that does nothing else.
@@ -24,16 +26,19 @@ Run it on a machine that does nothing else.
 from __future__ import annotations
 
 import argparse
-import itertools
+import functools
+import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
-import gymnasium
 import numpy as np
-from modes import Rates, in_turn, lines_of
+from modes import BENCH, Rates, in_turn, lines_of
+from peers.pool_worker import Seen, Vector, begin, numel_of, play, sizes_of
 from report import emit
 
 ROWS: Final = ("Swimmer-v5", "HalfCheetah-v5", "HalfCheetah-v5/64x64")
@@ -41,9 +46,8 @@ LENGTH: Final = 1_000  # steps of an episode; none of these environments ends on
 PER_CORE: Final = 16  # directions, one environment each
 NOISE: Final = 0.05
 STEP: Final = 0.02
-Vector = np.ndarray[Any, Any]
 
-_worker: dict[str, Any] = {}  # what a process of the pool has
+_worker: dict[str, Any] = {}  # what a process that steps bare environments has
 
 
 def ours(environment: str, hidden: list[int], cores: int, seconds: float) -> Rates:
@@ -108,18 +112,12 @@ def _step_alone(environment: str, seconds: float) -> float:
 
 def pooled(environment: str, hidden: list[int], cores: int, seconds: float) -> Rates:
     """The same of ARS in NumPy, with a pool of workers."""
-    space = gymnasium.make(environment)
-    sizes = [space.observation_space.shape[0], *hidden, space.action_space.shape[0]]  # type: ignore[index]
-    space.close()
-    theta = np.zeros(sum(a * b + b for a, b in itertools.pairwise(sizes)))
-    width, count = sizes[0], 0.0
-    total, squares = np.zeros(width), np.zeros(width)
+    sizes = sizes_of(environment, hidden)
+    theta, seen = np.zeros(numel_of(sizes)), Seen(sizes[0])
     directions, number, evaluated, began = PER_CORE * cores, 0, 0, 0.0
-    with multiprocessing.get_context("spawn").Pool(cores, _begin, (environment, sizes)) as pool:
+    with multiprocessing.get_context("spawn").Pool(cores, begin, (environment, sizes)) as pool:
         while not began or time.perf_counter() - began < seconds:
-            mean = total / max(count, 1)
-            deviation = np.sqrt(np.maximum(squares / max(count, 1) - mean * mean, 0)) + 1e-8
-            deviation = deviation if count else np.ones(width)
+            mean, deviation = seen.moments()
             seeds = range(number * directions, (number + 1) * directions)
             asked = [(theta, mean, deviation, seed, sign) for seed in seeds for sign in (1, -1)]
             answers = pool.starmap(_evaluate, asked, chunksize=1)
@@ -127,9 +125,7 @@ def pooled(environment: str, hidden: list[int], cores: int, seconds: float) -> R
             differences = (returns[:, 0] - returns[:, 1]) / (returns.std() + 1e-8)
             for seed, difference in zip(seeds, differences, strict=True):
                 theta = theta + STEP / directions * difference * _direction(seed, len(theta))
-            total += sum(answer[1] for answer in answers)
-            squares += sum(answer[2] for answer in answers)
-            count += LENGTH * len(answers)
+            seen.add(answers, LENGTH)
             number += 1
             if began:
                 evaluated += len(answers)
@@ -139,10 +135,6 @@ def pooled(environment: str, hidden: list[int], cores: int, seconds: float) -> R
     return {"evaluations_per_s": evaluated / elapsed}
 
 
-def _begin(environment: str, sizes: list[int]) -> None:
-    _worker["env"], _worker["sizes"] = gymnasium.make(environment), sizes
-
-
 def _direction(seed: int, size: int) -> Vector:
     return np.random.default_rng(seed).standard_normal(size)
 
@@ -150,28 +142,23 @@ def _direction(seed: int, size: int) -> Vector:
 def _evaluate(
     theta: Vector, mean: Vector, deviation: Vector, seed: int, sign: int
 ) -> tuple[float, Vector, Vector]:
-    env, sizes = _worker["env"], _worker["sizes"]
-    theta = theta + sign * NOISE * _direction(seed, len(theta))
-    layers, at = [], 0
-    for a, b in itertools.pairwise(sizes):
-        weight = theta[at : at + a * b].reshape(b, a)
-        layers.append((weight, theta[at + a * b : at + a * b + b]))
-        at += a * b + b
-    observation, _ = env.reset(seed=seed)
-    paid, total, squares = 0.0, np.zeros(sizes[0]), np.zeros(sizes[0])
-    ended = False
-    while not ended:
-        total += observation
-        squares += observation * observation
-        out = (observation - mean) / deviation
-        for place, (weight, bias) in enumerate(layers):
-            out = weight @ out + bias
-            if place < len(layers) - 1:
-                out = np.tanh(out)
-        observation, reward, terminated, truncated, _ = env.step(np.clip(out, -1.0, 1.0))
-        paid += float(reward)
-        ended = terminated or truncated
-    return paid, total, squares
+    return play(theta + sign * NOISE * _direction(seed, len(theta)), mean, deviation, seed)
+
+
+def by_evosax(
+    python: str, environment: str, hidden: list[int], cores: int, seconds: float
+) -> Rates:
+    """Measures the evaluations a second of evosax's ARS, by bench/peers/evosax_es.py."""
+    command = [
+        python, str(BENCH / "peers" / "evosax_es.py"), f"--environment={environment}",
+        f"--cores={cores}", f"--population={2 * PER_CORE * cores}", f"--length={LENGTH}",
+        f"--noise={NOISE}", f"--learning-rate={STEP}", f"--seconds={seconds}",
+        "--hidden", *map(str, hidden),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(f"evosax_es.py failed:\n{done.stderr[-2000:]}")
+    return {"evaluations_per_s": json.loads(done.stdout.splitlines()[-1])["evaluations_per_s"]}
 
 
 def main() -> None:
@@ -180,30 +167,38 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each side in each round")
+    parser.add_argument("--python", help="an interpreter that has evosax, to measure it too")
     options = parser.parse_args()
     cores, seconds = len(os.sched_getaffinity(0)), options.seconds
     for row in options.rows:
         environment, _, shape = row.partition("/")
         hidden = [int(size) for size in shape.split("x")] if shape else []
-        rates = in_turn(
-            {
-                "ours": lambda e=environment, h=hidden: ours(e, h, cores, seconds),  # type: ignore[misc]
-                "bare": lambda e=environment: bare(e, cores, seconds),  # type: ignore[misc]
-                "pool": lambda e=environment, h=hidden: pooled(e, h, cores, seconds),  # type: ignore[misc]
-            },
-            options.rounds,
-        )
+        sides: dict[str, Callable[[], Rates]] = {
+            "ours": functools.partial(ours, environment, hidden, cores, seconds),
+            "bare": functools.partial(bare, environment, cores, seconds),
+            "pool": functools.partial(pooled, environment, hidden, cores, seconds),
+        }
+        if options.python:
+            sides["evosax"] = functools.partial(
+                by_evosax, options.python, environment, hidden, cores, seconds
+            )
+        rates = in_turn(sides, options.rounds)
         each = {side: [its["evaluations_per_s"] for its in all_] for side, all_ in rates.items()}
-        shares = [mine / alone for mine, alone in zip(each["ours"], each["bare"], strict=True)]
-        ratios = [mine / peer for mine, peer in zip(each["ours"], each["pool"], strict=True)]
+        middle = {side: round(statistics.median(its), 2) for side, its in each.items()}
+        ratio = {
+            side: statistics.median(a / b for a, b in zip(each["ours"], its, strict=True))
+            for side, its in each.items()
+        }
+        more = {}
+        if options.python:
+            more = {"evosax": middle["evosax"], "ratio_to_evosax": round(ratio["evosax"], 3)}
         emit(
-            "evolution", row, value=round(statistics.median(each["ours"]), 2),
-            unit="evaluations/s", peer=round(statistics.median(each["pool"]), 2),
-            ratio=statistics.median(ratios), repeats=options.rounds,
+            "evolution", row, value=middle["ours"],
+            unit="evaluations/s", peer=middle["pool"], ratio=ratio["pool"],
+            repeats=options.rounds,
             spread=[round(min(each["ours"]), 2), round(max(each["ours"]), 2)],
             peer_name="multiprocessing.Pool", gmis=cores,
-            bare=round(statistics.median(each["bare"]), 2),
-            share_of_bare=round(statistics.median(shares), 3),
+            bare=middle["bare"], share_of_bare=round(ratio["bare"], 3), **more,
         )  # fmt: skip
 
 

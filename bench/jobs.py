@@ -85,6 +85,28 @@ def run_peer(
 ) -> Job:
     """Run one peer's job to its end."""
     command = [python, str(BENCH / "peers" / script), *settings.arguments()]
+    return _job_of_a_script(command, script, timeout, cores)
+
+
+def run_rl(
+    settings: Settings,
+    optimizer: str,
+    evaluators: int,
+    timeout: timedelta,
+    cores: Sequence[int] | None = None,
+    algorithm: dict[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
+) -> Job:
+    """Train this job from Python, by an optimizer of `gmi_drl.rl`, over so many evaluators."""
+    config = our_config(settings, Path(), evaluators, algorithm=algorithm, wrappers=wrappers)
+    script = BENCH / "rl" / "job.py"
+    command = [sys.executable, str(script), optimizer, str(evaluators), json.dumps(config)]
+    return _job_of_a_script(command, script.name, timeout, cores)
+
+
+def _job_of_a_script(
+    command: list[str], script: str, timeout: timedelta, cores: Sequence[int] | None
+) -> Job:
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         out, log = Path(folder, "out"), Path(folder, "log")
         _run(on_cores(cores, command), out, log, timeout, lambda pid: None)

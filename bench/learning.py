@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import Cell, Cells, evaluations, thinned
-from jobs import STOP, Job, JobError, importable, run_ours, run_peer
+from jobs import STOP, Job, JobError, importable, run_ours, run_peer, run_rl
 from learning_page import write_curves, write_page
 from learning_tasks import TASKS
 from report import commit, emit, machine
@@ -60,6 +60,10 @@ def train(cell: Cell, options: argparse.Namespace, core: int, progress: dict[Cel
         progress[cell] = f"{taken:,} of {steps:,} steps"
 
     settings = replace(task.ours, seed=cell.seed, steps=steps)
+    if task.rl is not None:
+        return run_rl(
+            settings, task.rl, task.agents, timeout, [core], task.algorithm, task.wrappers
+        )
     return run_ours(
         settings, timeout, task.agents, [core], task.algorithm, show, wrappers=task.wrappers,
         sections=task.sections, gmis=task.gmis,
@@ -75,6 +79,8 @@ def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> d
     extra = {"algorithm": task.algorithm} if cell.system == "ours" and task.algorithm else {}
     if cell.system == "ours" and task.sections:
         extra["sections"] = task.sections
+    if task.rl is not None:
+        extra["rl"] = task.rl
     if task.wrappers:
         extra["wrappers"] = list(task.wrappers)
     return {

@@ -47,7 +47,8 @@ evaluates to about 900: on Ant the training return says more.
 the algorithm's own: `all_reduce` for PPO, A2C and PG, `async_gradients` for A3C (which is what A2C
 is under it), `async_samples` for IMPALA and APPO. GMIs that sample and those that train
 share one core there, so *CPU s* says little of those rows. Of APPO, and of PG under
-`async_gradients`, two seeds of five end below 400.
+`async_gradients`, two seeds of five end below 400. `CartPole-v1-rl-apex` is trained from Python by
+[`rl.Apex`](rl.md) over two evaluators, on one core with them.
 
 SB3's zoo publishes one run of A2C on HalfCheetah: one environment, and updates of 5 steps by
 RMSProp. The same settings end far below it here, so that run is no mean. Ours are other settings:
@@ -151,6 +152,8 @@ def _settings(record: dict[str, Any]) -> str:
         parts.append(f"entropy_coef {settings['entropy_coef']}")
     parts += [f"{key} {value}" for key, value in algorithm.items()]
     parts += [f"{key} {value}" for key, value in settings.get("sections", {}).items()]
+    if optimizer := settings.get("rl"):
+        parts.append(f"rl.{optimizer}")
     if wrappers := settings.get("wrappers"):
         parts.append(f"wrappers {wrappers}")
     if record["system"] == "sb3":

@@ -25,6 +25,8 @@ class Task:
     gmis: int = 1  # with more than one, all but the last sample, and share the environments
     # Fields of other sections, by section, and `mode`.
     sections: dict[str, Any] = field(default_factory=dict)
+    # Trained from Python by this class of `gmi_drl.rl`; what samples are then its evaluators.
+    rl: str | None = None
 
     @property
     def agents(self) -> int:
@@ -309,6 +311,40 @@ TASKS = {
         algorithm=_DQN | {"reward_scale": 0.1, "distributional": "qr", "quantiles": 51},
         sb3=None,
         reference="500 at best",
+    ),
+    "CartPole-v1-hidden-r2d2": Task(  # examples/r2d2_cartpole.yaml
+        env="CartPole-v1",
+        steps=100_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=8, horizon=16, net="128", activation="relu", gamma=0.99,
+            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
+        ),
+        algorithm={
+            "name": "dqn", "recurrent": {"cell": "lstm", "size": 64}, "reward_scale": 0.1,
+            "batch_size": 16, "replay_capacity": 100_000, "replay_start": 2_000,
+            "updates_per_row": 0.0625, "target_every": 64, "n_step": 3, "sampler": "prioritized",
+            "epsilon": 0.02, "epsilon_steps": 16_000,
+        },
+        sb3=None,
+        reference="500 (SB3 zoo, RecurrentPPO, 100 k, one run)",
+        wrappers=({"keep_numbers": {"places": [0, 2]}},),
+    ),
+    "CartPole-v1-rl-apex": Task(  # examples/rl/apex.py
+        env="CartPole-v1",
+        steps=80_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=16, horizon=16, net="128:128", activation="relu", gamma=0.99,
+            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
+        ),
+        algorithm={
+            "name": "dqn", "reward_scale": 0.1, "batch_size": 64, "updates_per_row": 0.25,
+            "target_every": 128, "n_step": 3, "sampler": "prioritized", "epsilon": 0.4,
+            "epsilon_alpha": 7.0, "epsilon_steps": 10_000,
+        },
+        sb3=None,
+        reference="500 (SB3 zoo's DQN, 50 k, one run)",
+        gmis=3,  # two evaluators, and who trains
+        rl="Apex",
     ),
     "LunarLander-v3-dqn": Task(
         env="LunarLander-v3",

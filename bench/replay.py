@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Measures the replay in one process on one core: beside cpprb's, and stacks of frames.
+"""Measures the replay in one process on one core: beside peers' replays, and stacks of frames.
 
     prioritized/<rows>   microseconds to draw a prioritised minibatch of 256 and to learn its new
                          priorities, out of 2^16 and of 2^20 transitions
+    prioritized/<rows>/torchrl
+                         the same beside TorchRL's, in the same rounds
     uniform/<rows>       to draw a uniform one
     insert               microseconds to put 64 steps of 16 environments in, priorities included
     memory               bytes of a transition, of the prioritised ones
@@ -12,28 +14,31 @@
     lz4/pong, minatar    how many times smaller LZ4 makes the frames of random play, each by
                          itself, and microseconds to unpack those of a minibatch of 32
 
-The first four are beside cpprb's, with the same transitions: those of HalfCheetah, 17 numbers
-observed, actions of 6. What is drawn is of the type that networks take, float32, on both sides.
-Ours counts what a training step does: the draws of a torch generator, next observations made from
-the step that follows, and a check of the priorities that are learned. cpprb's are its numpy arrays
-as they come.
+The first five are beside peers' replays, with the same transitions: those of HalfCheetah, 17
+numbers observed, actions of 6. What is drawn is of the type that networks take, float32, on all
+sides. Ours counts what a training step does: the draws of a torch generator, next observations made
+from the step that follows, and a check of the priorities that are learned. cpprb's are its numpy
+arrays as they come, TorchRL's its TensorDictPrioritizedReplayBuffer over a LazyTensorStorage.
+Stable-Baselines3 and sb3-contrib have no prioritised replay (2.9.2).
 
     python bench/replay.py [--rounds 15] [--rows prioritized insert]
 
-Needs cpprb (gmi-drl[bench]); rows lz4 need gmi-drl[atari,minatar] and lz4. Run it on a machine that
-does nothing else.
+Needs cpprb (gmi-drl[bench]); without TorchRL, or where its extension is of another torch than the
+one that is installed, its rows are left out, and the bench says so. Rows lz4 need
+gmi-drl[atari,minatar] and lz4. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from time import perf_counter_ns
 from typing import Any, Final
 
 import numpy as np
 import torch
-from report import emit, emit_pairs
+from report import emit, emit_pairs, say
 
 from gmi_drl.roles.envs import Stacking, make_env
 from gmi_drl.roles.samples.batch import Batch
@@ -148,6 +153,33 @@ class Cpprb:
         return float(sum(its.itemsize * its[0].size for its in kept.values()))
 
 
+class TorchRL:
+    """TorchRL's prioritised buffer of the same transitions; ImportError where it cannot be had."""
+
+    def __init__(self, rows: int) -> None:
+        import torchrl._torchrl  # noqa: F401 - its trees: a compiled extension
+        from tensordict import TensorDict
+        from torchrl import torchrl_logger
+        from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+
+        torchrl_logger.setLevel("WARNING")  # it logs to standard output
+        self._buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=ALPHA, beta=BETA, eps=1e-6, storage=LazyTensorStorage(rows), batch_size=SIZE
+        )
+        names = ("raw_observation", "action", "reward", "next_observation", "done")
+        batch = steps()
+        columns = {name: batch[name].flatten(0, 1) for name in names}
+        kept = TensorDict(columns, batch_size=[STEPS * ENVS])
+        for _ in range(-(-rows // (STEPS * ENVS))):
+            self._buffer.extend(kept)
+        self._priorities = torch.rand(SIZE)
+
+    def draw_and_learn(self) -> None:
+        """A minibatch is drawn, and its priorities are learned."""
+        drawn = self._buffer.sample()
+        self._buffer.update_priority(drawn["index"], self._priorities)
+
+
 def stacks(steps: int = 16, num_env: int = 8) -> Batch:
     """Steps of environments that show stacks of images, whose episodes do not end."""
     generator = torch.Generator().manual_seed(0)
@@ -189,7 +221,7 @@ class OfStacks:
 def stack_rows(rounds: int) -> None:
     """Measures what keeping frames once takes and costs."""
     frames, whole = OfStacks(1 << 14, Stacking(FRAMES, 1)), OfStacks(1 << 14, None)
-    compare("stacks/draw", frames.draw, whole.draw, rounds, times=50, peer="whole stacks")
+    compare("stacks/draw", frames.draw, {"whole stacks": whole.draw}, rounds, times=50)
     del frames
     ours, peer = OfStacks(1 << 17, Stacking(FRAMES, 1)).nbytes, whole.nbytes
     emit(
@@ -243,19 +275,39 @@ def microseconds(work: Callable[[], None], times: int) -> float:
 def compare(
     name: str,
     ours: Callable[[], None],
-    theirs: Callable[[], None],
+    peers: Mapping[str, Callable[[], None]],
     rounds: int,
     *,
     times: int = 200,
-    peer: str = "cpprb",
 ) -> None:
-    """Measures both in turn, the first round not counted, and emits a row."""
-    found: tuple[list[float], list[float]] = [], []
+    """Measures all in turn, the first round not counted, and emits a row for each of the peers.
+
+    The first peer's row has the name itself, those of others end with `/peer`.
+    """
+    found: list[list[float]] = [[] for _ in range(1 + len(peers))]
     for number in range(rounds + 1):
-        for work, kept in zip((ours, theirs), found, strict=True):
+        for work, kept in zip((ours, *peers.values()), found, strict=True):
             took = microseconds(work, times)
             kept += [took] if number else []
-    emit_pairs("replay", name, "us", *found, smaller_is_better=True, peer_name=peer, digits=2)
+    for number, (peer, theirs) in enumerate(zip(peers, found[1:], strict=True)):
+        row = f"{name}/{peer.split()[0]}" if number else name
+        emit_pairs(
+            "replay", row, "us", found[0], theirs, smaller_is_better=True, digits=2,
+            peer_name=peer,
+        )  # fmt: skip
+
+
+def prioritized_peers(rows: int) -> dict[str, Callable[[], None]]:
+    """Returns what draws and learns in each of the peers that there are, by their names."""
+    peers = {"cpprb": Cpprb(rows, True).draw_and_learn}
+    try:
+        peers[f"torchrl {version('torchrl')}"] = TorchRL(rows).draw_and_learn
+    except ImportError as error:  # PackageNotFoundError is one
+        say(
+            f"no rows beside TorchRL: {error!s:.150}. Install gmi-drl[bench], with a torch that "
+            "torchrl's extension was built for."
+        )
+    return peers
 
 
 def main() -> None:
@@ -268,16 +320,15 @@ def main() -> None:
     torch.set_num_threads(1)
     for power in (16, 20):
         if "prioritized" in options.rows:
-            ours, peer = Ours(1 << power, True), Cpprb(1 << power, True)
-            name = f"prioritized/2^{power}"
-            compare(name, ours.draw_and_learn, peer.draw_and_learn, options.rounds)
+            ours, peers = Ours(1 << power, True), prioritized_peers(1 << power)
+            compare(f"prioritized/2^{power}", ours.draw_and_learn, peers, options.rounds)
         if "uniform" in options.rows:
             ours, peer = Ours(1 << power, False), Cpprb(1 << power, False)
-            compare(f"uniform/2^{power}", ours.draw, peer.draw, options.rounds)
+            compare(f"uniform/2^{power}", ours.draw, {"cpprb": peer.draw}, options.rounds)
     if {"insert", "memory"} & set(options.rows):
         ours, peer = Ours(1 << 20, True), Cpprb(1 << 20, True)
         if "insert" in options.rows:
-            compare("insert", ours.insert, peer.insert, options.rounds)
+            compare("insert", ours.insert, {"cpprb": peer.insert}, options.rounds)
         if "memory" in options.rows:
             emit(
                 "replay", "memory", value=round(ours.nbytes, 1), unit="bytes/transition",

@@ -2,13 +2,17 @@
 """Measures what resizes cost a run: its return, and its pause (docs/resize.md).
 
     bench/resize.py [--seeds 5] [--only cartpole]
+    bench/resize.py --cores 4 --only cartpole
+                                          its return alone, as if there were four cores: those
+                                          beyond the real ones share them
     bench/resize.py --dry                 one tiny run of each kind: shows that it works
 
 Runs of an example from one seed after another, as they are with one GMI, and resized on the way, at
 a quarter, at half and at three quarters of their steps: 1 -> 2 -> 4 -> 2 GMIs with four cores or
 more, 1 -> 2 -> 1 -> 2 with fewer. An update keeps its samples (the rule `update`).
 
-- `return/<case>`: the mean return of the greedy policy at the end, resized over not resized.
+- `return/<case>`: the mean return of the greedy policy at the end, resized over not resized; with
+  `--cores`, `return/<case>/<cores> cores`.
 - `pause/<case>`: seconds from the last iteration of a layout to the end of the first of the next
   one. The claim is two iterations of the longer of both, or 2 s, whichever is more; the ratio is
   the claim over the pause.
@@ -29,10 +33,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from report import emit, emit_pairs
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from report import emit, emit_pairs, machine
+
+import fake_cores
 import gmi_drl
+from gmi_drl import runtime
 from gmi_drl.launcher.callbacks.callback import StartedRun
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
 
 EXAMPLES: Final = Path(__file__).resolve().parents[1] / "examples"
@@ -106,14 +115,25 @@ def trained(case: str, seed: int, gmis: Sequence[int], steps: int | None, folder
     )
 
 
+def _pretend(cores: int) -> None:
+    """Has this process, and those of runs, find so many cores."""
+    machine()  # is kept: results are of the real ones
+    fake_cores.install(cores)
+    os.environ["FAKE_CORES"] = str(cores)
+    runtime.init((*PRELOAD, "fake_cores"))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=CASES, help="one case")
+    parser.add_argument("--cores", type=int, help="so many, which share the real ones")
     parser.add_argument("--dry", action="store_true", help="tiny runs; keeps nothing")
     options = parser.parse_args(arguments)
+    if options.cores is not None:
+        _pretend(options.cores)
     gmis = (2, 4, 2) if len(os.sched_getaffinity(0)) >= 4 else (2, 1, 2)
     way = " -> ".join(map(str, (1, *gmis)))
     for case in ["cartpole"] if options.dry else [options.only] if options.only else CASES:
@@ -130,12 +150,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(json.dumps({"case": case, "pauses_s": pauses, "limit_s": limit_s}), flush=True)
             continue
         both = resized, plain
+        shared = {} if options.cores is None else {"conditions": "cores that share the real ones"}
+        suffix = "" if options.cores is None else f"/{options.cores} cores"
         emit_pairs(
-            "resize", f"return/{case}", "return",
+            "resize", f"return/{case}{suffix}", "return",
             [run.eval_return for run in resized], [run.eval_return for run in plain],
             gmis=way, each=[[round(run.eval_return, 1) for run in runs] for runs in both],
             seconds=[round(statistics.median(r.seconds for r in runs), 1) for runs in both],
+            **shared,
         )  # fmt: skip
+        if options.cores is not None:
+            continue
         emit(
             "resize", f"pause/{case}", value=round(statistics.median(pauses), 3), unit="s",
             peer=round(limit_s, 3), ratio=limit_s / statistics.median(pauses), repeats=len(pauses),

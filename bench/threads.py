@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures what a GMI with several cores makes of them: threads that spin before they sleep.
+"""Measures what a GMI with several cores makes of them: as many threads as its network keeps busy.
 
 PPO in one GMI on two cores, steps a second of the whole job:
 
-    <task>/spin      against threads that sleep at once (GOMP_SPINCOUNT 0)
+    <task>/busy      against a thread a core
     <task>/second    against the same GMI with one core
+    <task>/spin      a thread a core, against threads that sleep at once (GOMP_SPINCOUNT 0)
 
 Run it on a machine that does nothing else:
 
@@ -16,11 +17,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from modes import Rates, in_turn, launched
 from report import emit_pairs
 
+import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
@@ -30,25 +33,38 @@ TASKS: Final = {"cartpole": 120_000, "halfcheetah": 80_000, "lstm_cartpole": 20_
 _SPIN: Final = "GOMP_SPINCOUNT"
 
 
-def config_of(task: str, cores: list[int]) -> Mapping[str, Any]:
+class ThreadACore(gmi_drl.Holistic):
+    """Trains as it would, but computes with a thread a core, whatever its network is."""
+
+    def use_threads(self) -> AbstractContextManager[None]:
+        """Leaves them as they are."""
+        return nullcontext()
+
+
+def config_of(task: str, cores: list[int], *, thread_a_core: bool) -> Mapping[str, Any]:
     """The example of a task, in one GMI."""
     words = [
         f"run.total_steps={TASKS[task]}", "run.eval_episodes=0", "run.checkpoint_every=0",
         "run.log_every=1", "layout.gmi_per_gpu=1", "layout.template=tcg_ex",
         "hardware.backend=cpu", "hardware.num_gpus=1", f"hardware.cores={cores}",
     ]  # fmt: skip
+    if thread_a_core:
+        words.append("roles.trainer=threads:ThreadACore")
     config = load_config(f"examples/{task}.yaml", words)
     return config.model_dump(mode="json", exclude_unset=True)
 
 
-def job(task: str, cores: list[int], spin: str) -> Callable[[], Rates]:
+def job(
+    task: str, cores: list[int], spin: str, *, thread_a_core: bool = False
+) -> Callable[[], Rates]:
     """Returns what runs it once, under a fork server whose threads spin so long."""
 
     def run() -> Rates:
         runtime.shutdown()
         forkserver_process.ONE_THREAD[_SPIN] = spin
         runtime.init(PRELOAD)
-        return {"steps_per_s": launched(config_of(task, cores))["training_samples_per_s"]}
+        config = config_of(task, cores, thread_a_core=thread_a_core)
+        return {"steps_per_s": launched(config)["training_samples_per_s"]}
 
     return run
 
@@ -61,14 +77,16 @@ def main() -> None:
     cores, usual = sorted(os.sched_getaffinity(0))[:2], forkserver_process.ONE_THREAD[_SPIN]
     for task in options.tasks:
         ways = {
-            "spin": job(task, cores, usual),
-            "sleep": job(task, cores, "0"),
+            "busy": job(task, cores, usual),
+            "spin": job(task, cores, usual, thread_a_core=True),
+            "sleep": job(task, cores, "0", thread_a_core=True),
             "one": job(task, cores[:1], usual),
         }
         found = in_turn(ways, options.rounds)
         rates = {way: [one["steps_per_s"] for one in runs] for way, runs in found.items()}
+        emit_pairs("threads", f"{task}/busy", "steps/s", rates["busy"], rates["spin"])
+        emit_pairs("threads", f"{task}/second", "steps/s", rates["busy"], rates["one"])
         emit_pairs("threads", f"{task}/spin", "steps/s", rates["spin"], rates["sleep"])
-        emit_pairs("threads", f"{task}/second", "steps/s", rates["spin"], rates["one"])
     runtime.shutdown()
 
 

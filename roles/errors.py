@@ -111,9 +111,13 @@ class SetUpTimeout(RoleError):
 class CheckpointError(RoleError):
     """A checkpoint that cannot be written, or is torn, foreign or of another layout."""
 
+    command_exit_code = 2  # of a command that is told to use it
+
 
 class RoleLoadError(RoleError):
     """A `module:Class` that does not import or is not a DRL_role."""
+
+    command_exit_code = 2
 
 
 class PolicyError(RoleError):

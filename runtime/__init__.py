@@ -41,6 +41,7 @@ from .api.session import (
     init,
     is_initialized,
     keep_gcs,
+    merge_gcs,
     preloaded,
     record_rows,
     run_directory,
@@ -76,7 +77,7 @@ __all__ = [
     "TaskCancelledError", "TaskError", "TaskOptions", "WorkerDiedError", "available_resources",
     "bound_rows", "cancel", "cluster_resources", "context", "death", "deaths", "dropped_records",
     "emit", "get", "get_actor", "get_gpu_ids", "get_runtime_context", "init", "is_initialized",
-    "keep_gcs", "kill", "label_records", "log_tail", "method", "preloaded", "process_id", "put",
-    "record_rows", "records", "remote", "request_stop", "run_directory", "set_title", "shutdown",
-    "stop", "stop_requested", "util", "wait", "write_stacks",
+    "keep_gcs", "kill", "label_records", "log_tail", "merge_gcs", "method", "preloaded",
+    "process_id", "put", "record_rows", "records", "remote", "request_stop", "run_directory",
+    "set_title", "shutdown", "stop", "stop_requested", "util", "wait", "write_stacks",
 ]  # fmt: skip

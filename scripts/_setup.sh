@@ -9,6 +9,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$root/.venv}
 torch=${TORCH:-torch==2.13.0}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+unset PYTHONDONTWRITEBYTECODE # else each process compiles again what it imports, for seconds
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -60,7 +61,8 @@ stamp_text() {
 setup() {
     local extra=$1 stamp=$venv/installed-$1
     if command -v flock >/dev/null; then # two scripts at once: the second waits
-        exec 9<"$root/scripts"
+        mkdir -p "$venv"
+        exec 9<"$venv"
         flock 9
     fi
     make_venv

@@ -1,9 +1,11 @@
 """Starts a Ray cluster of several hosts on this one, and roles and launches that run on it.
 
 As a program: `python bodies_clusters.py HOSTS` prints the address and ends with its input;
-`python bodies_clusters.py launch JSON` launches CONFIG with what it is given beside.
+`python bodies_clusters.py launch JSON` launches CONFIG with what it is given beside;
+`python bodies_clusters.py drained ADDRESS` says when Ray drains the last host.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -11,11 +13,14 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.comm import GroupFinished
+
+_SUBREAPER = 36  # what has lost its parent becomes this program's
 
 CONFIG = {
     "version": 1,
@@ -60,13 +65,30 @@ class LateDeath(gmi_drl.DRL_role):
         return {"lives": lives}
 
 
+def descendants(*pids):
+    """These processes' children, and theirs, by pid."""
+    parents, found = {}, [*pids]
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                stat = (entry / "stat").read_text()
+                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[len(pids) :]
+
+
 def cluster(hosts):
-    """Starts one, and ends it when the input does; a line of input kills the last raylet.
+    """Starts one, and ends it when the input does; lines of input say what to kill.
 
-    Prints the address, and the pid of that raylet.
+    That is the last `raylet`, or the `head`: its control service. `drain` has Ray drain the last
+    host. Prints the address, and the pid of that raylet.
     """
+    from ray._raylet import GcsClient
     from ray.cluster_utils import Cluster
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     folder = tempfile.mkdtemp(prefix="gdt-ray-", dir="/tmp")  # paths of its sockets are long
     options = {"num_cpus": 1, "object_store_memory": 80_000_000}
     started = Cluster(
@@ -77,18 +99,60 @@ def cluster(hosts):
         for host in range(1, hosts):
             node = started.add_node(**options, node_ip_address=f"127.0.0.{host + 1}")
         raylet = node.all_processes["raylet"][0].process
+        victims = {
+            "raylet": raylet,
+            "head": started.head_node.all_processes["gcs_server"][0].process,
+        }
         print(started.address, raylet.pid, sep="\n", flush=True)
-        for _ in sys.stdin:
-            raylet.kill()
-            raylet.wait()  # its workers take a zombie for alive
+        for line in sys.stdin:
+            if line.strip() == "drain":
+                reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+                GcsClient(address=started.address).drain_node(node.node_id, reason, "a test", 0)
+                continue
+            victim = victims[line.strip()]
+            victim.kill()
+            victim.wait()  # workers of a raylet take a zombie for alive
     finally:
         started.shutdown()
+        for pid in descendants(os.getpid()):  # agents of Ray's that wait for a head that is gone
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def drained(address):
+    """Holds the last host by an actor, and says when it is held and when Ray drains it."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from gmi_drl.launcher.hosts.drains import Drains
+    from gmi_drl.runtime.engines.ray import nodes
+
+    class Holder:
+        def answer(self):
+            return True
+
+    nodes.join(
+        address, trusted=True, num_cpus=None, num_gpus=0, resources={}, object_store_bytes=None
+    )
+    (node,) = [n["NodeID"] for n in nodes.hosts() if n["NodeManagerAddress"] == "127.0.0.2"]
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    holder = ray.remote(num_cpus=1)(Holder).options(scheduling_strategy=there).remote()
+    ray.get(holder.answer.remote(), timeout=60)  # else Ray would end the node at once
+    drains = Drains()
+    print("it is held, and", "drained" if drains.nodes else "not drained", flush=True)
+    while drains.nodes != {node}:
+        time.sleep(0.05)  # between two looks
+    print("it is drained", flush=True)
+    drains.close()
+    nodes.leave()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "launch":
         config = {**CONFIG, **json.loads(sys.argv[2])}
         gmi_drl.launch(config, view="plain", import_path=Path(__file__).parent)
+    elif sys.argv[1] == "drained":
+        drained(sys.argv[2])
     else:
         cluster(int(sys.argv[1]))

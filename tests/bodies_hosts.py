@@ -7,10 +7,12 @@ import torch
 import bodies_comm
 import bodies_rings
 from gmi_drl.comm import GroupFinished, GroupReformed
+from gmi_drl.comm.reducers.hosts_gloo import HostsGloo
 
 
 def everything(group, lengths):
     """Sums, means, gathers, broadcasts, numbers, and who this rank is."""
+    group.by_gloo_from = 1
     found = bodies_rings.reduce_many_ways(group, lengths)
     group.barrier()
     outcome = found, group.exchange(group.rank + 2**63), group.rank, group.generation
@@ -20,6 +22,7 @@ def everything(group, lengths):
 
 def reduce_through_deaths(group, told):
     """Reduces until a rank is told to stop, over all deaths; a file says in which generation."""
+    group.by_gloo_from = 1
     while True:
         try:
             group.reform()
@@ -50,6 +53,7 @@ def finish_or_stay(group):
 
 def reduce_until_it_fails(group, ready):
     """Reduces, and says so after the first time, until an error ends it."""
+    group.by_gloo_from = 1
     bucket = group.bucket("gradient", 1000)
     bucket.reduce()
     if ready is not None:
@@ -70,7 +74,25 @@ def reduce_then_fail(group):
 
 def differently(group):
     """The GMIs of the second host ask for another size."""
+    group.by_gloo_from = 1
     group.bucket("gradient", 100 + (group.spec.rank == 1)).reduce()
+
+
+def count_gloo(group):
+    """How many sums of two, of 63 and 64 KB, this GMI has made by gloo."""
+    found, all_reduce = [], HostsGloo.all_reduce
+
+    def counted(self, vector, tag):
+        found.append(vector.nbytes >> 10)
+        all_reduce(self, vector, tag)
+
+    HostsGloo.all_reduce = counted
+    for kilobytes in (63, 64):
+        bucket = group.bucket(f"{kilobytes} KB", kilobytes << 8)
+        bucket.buffer.fill_(1.0)
+        assert bucket.reduce("sum")[0] == group.size
+    group.finish("done")
+    return found
 
 
 def reduce_and_count(group, ready, told):

@@ -118,3 +118,17 @@ for kind, members in BROKEN.items():
     _register(f"Broken{kind}", **members)
 _register("CloseRaises", close=_raise)
 _register("CloseHangs", close=lambda self: time.sleep(1000))
+
+
+def _of_mode(self, render_mode=None):
+    self.render_mode = render_mode
+
+
+_DRAWS = {"__init__": _of_mode, "metadata": {"render_modes": ["rgb_array"], "render_fps": 30}}
+_register("DrawRaises", **_DRAWS, render=_raise)
+_SHIFTED = OBSERVATIONS["Shifted"][1]
+_register("DrawsNothing", **_DRAWS, observation_space=_SHIFTED, render=lambda self: None)
+_PICTURE = np.zeros((8, 8, 3), "u1")
+_register("DrawnStepRaises", **_DRAWS, observation_space=_SHIFTED,
+          render=lambda self: _PICTURE, step=_raise)  # fmt: skip
+_register("RewardRaises", compute_reward=_raise)

@@ -8,7 +8,6 @@ import collections
 import contextlib
 import ctypes
 import fcntl
-import multiprocessing
 import os
 import select
 import shutil
@@ -21,6 +20,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+from fork_context import CONTEXT
 from gmi_drl.comm import create_group
 from gmi_drl.comm.hosts import (
     HostSpec,
@@ -37,7 +37,6 @@ _ALL_FRAMES = 3  # ETH_P_ALL
 _RCVBUFFORCE = 33
 _SIOCETHTOOL = 0x8946
 _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)  # of sent checksums, TSO, GSO, GRO
-_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def _ip(*args):
@@ -109,7 +108,7 @@ class Network:
             thread = threading.Thread(target=_without_offloads, args=(name, device))
             thread.start()
             thread.join()
-        self._relay = _CONTEXT.Process(target=relay, args=(self.switch, ports, self.delay_s))
+        self._relay = CONTEXT.Process(target=relay, args=(self.switch, ports, self.delay_s))
         self._relay.start()
 
     def __exit__(self, *_):
@@ -228,12 +227,13 @@ class Cluster:
     """The ranks of one group over hosts of `sizes` GMIs, which all run `body(group, *args)`.
 
     `args_of` has what each GMI is given beside, by rank in the group. `options` is what
-    create_group is told for each host. `network`: their namespaces.
+    create_group is told for each host, and `spec` its HostSpec. `network`: their namespaces.
     """
 
     def __init__(
-        self, body, sizes, *args, args_of=None, network=None, timeout_s=40.0, wait_s=60.0, **options
-    ):
+        self, body, sizes, *args, args_of=None, network=None, timeout_s=40.0, wait_s=60.0, spec=(),
+        **options,
+    ):  # fmt: skip
         self.base = Path(tempfile.mkdtemp(prefix="gdt-hosts-", dir="/tmp"))
         self.folders = folders = [self.base / f"host{host}" for host in range(len(sizes))]
         numbers = iter(range(sum(sizes)))
@@ -242,12 +242,12 @@ class Cluster:
         for host, folder in enumerate(folders):
             folder.mkdir(mode=0o700)
             address = network.addresses[host] if network else f"127.0.0.{host + 1}"
-            spec = HostSpec(host, members, address, folder, timedelta(seconds=wait_s))
+            own = HostSpec(host, members, address, folder, timedelta(seconds=wait_s), **dict(spec))
             per_host = {
                 name: value[host] if isinstance(value, list) else value
                 for name, value in options.items()
             }
-            group = create_group(members[host], directory=folder, hosts=spec, **per_host)
+            group = create_group(members[host], directory=folder, hosts=own, **per_host)
             namespace = network.names[host] if network else None
             own_args = args_of[sum(sizes[:host]) :] if args_of else [()] * sizes[host]
             self.hosts.append(

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, settings
 import warp_cache
 from gmi_drl import runtime
 from gmi_drl.gmi import lease
+from gmi_drl.launcher.folder import curve
 from gmi_drl.launcher.start.preload import PRELOAD
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,15 +36,21 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-def pytest_collection_finish(session):
-    """Compiles warp's kernels for the CPU before the first test, if one on the CPU needs them."""
-    items = getattr(session, "items", ())  # the controller of several processes has none
-    if session.config.option.collectonly:
-        return
-    on_cpu = [item for item in items if not item.get_closest_marker("gpu")]
-    if any(hasattr(getattr(item, "module", None), "warp_cache") for item in on_cpu):
-        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-        warp_cache.prepare(terminal.write_line if terminal else lambda line: None)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Compiles warp's kernels for the CPU before the first test that needs them.
+
+    Outside the test's time limit; other processes of the session go on meanwhile.
+    """
+    if hasattr(getattr(item, "module", None), "warp_cache") and not item.get_closest_marker("gpu"):
+        _prepare_warp(item.config)
+    return (yield)
+
+
+@functools.cache
+def _prepare_warp(config):
+    terminal = config.pluginmanager.get_plugin("terminalreporter")  # of one process alone
+    warp_cache.prepare(terminal.write_line if terminal else lambda line: None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -89,6 +97,18 @@ def warm():
     runtime.init(PRELOAD)
     yield
     runtime.shutdown()
+
+
+@pytest.fixture
+def learning_curve():
+    """A test that asks for this has launches draw their learning curves."""
+
+
+@pytest.fixture(autouse=True)
+def _no_learning_curve(request, monkeypatch):
+    """Launches of this process draw none: half a second each, and few tests look at it."""
+    if "learning_curve" not in request.fixturenames:
+        monkeypatch.setattr(curve, "draw_curve", lambda folder, title: None)
 
 
 @pytest.fixture(autouse=True)
@@ -178,9 +198,13 @@ def _descendants():
         if not entry.isdigit():
             continue
         with contextlib.suppress(OSError):
-            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-            state, parent = fields[0], int(fields[1])
-            if state == "Z":
+            file = os.open(f"/proc/{entry}/stat", os.O_RDONLY)
+            try:
+                state, parent = os.read(file, 512).rpartition(b")")[2].split(None, 2)[:2]
+            finally:
+                os.close(file)
+            parent = int(parent)
+            if state == b"Z":
                 if parent == os.getpid():
                     os.waitpid(int(entry), os.WNOHANG)
                 continue

@@ -1,15 +1,10 @@
 """Processes at the ends of links and boards: shared memory goes to them with their arguments."""
 
-import multiprocessing
 import time
 from multiprocessing import reduction
 
+from fork_context import CONTEXT
 from gmi_drl.runtime import Memfd
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["torch", "gmi_drl.comm.shm.board", "gmi_drl.comm.experience.batcher"]
-)
 
 
 def _passed(memfd):
@@ -45,7 +40,7 @@ class Ends:
             process.join()
 
     def start(self, name, body, *args):
-        self._processes[name] = _CONTEXT.Process(target=_main, args=(body, args))
+        self._processes[name] = CONTEXT.Process(target=_main, args=(body, args))
         self._processes[name].start()
 
     def kill(self, name):

@@ -7,16 +7,20 @@ import contextlib
 import socket
 import sys
 import types
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
+
+_heads = {}  # what listens at the address of each cluster
 
 
 @dataclass
 class FakeHost:
     """One host; `versions` and `clock_off_s` are where it differs from this program.
 
-    It is lost while `is_lost`, and when `lost_at` is called there.
+    It is lost while `is_lost`, and when `lost_at` is called there. `asked`: how often each method
+    was called.
     """
 
     address: str
@@ -24,10 +28,13 @@ class FakeHost:
     versions: dict = field(default_factory=dict)
     clock_off_s: float = 0.0
     is_lost: bool = False
+    is_drained: bool = False
     lost_at: str = ""
+    asked: Counter = field(default_factory=Counter)
 
     def ask(self, name):
         """Raises if it is lost."""
+        self.asked[name] += 1
         self.is_lost = self.is_lost or name == self.lost_at
         if self.is_lost:
             raise RayError(f"{self.address} is lost")
@@ -72,6 +79,7 @@ class Handle:
     def __init__(self, ray, cls, host, args):
         self._ray, self._host = ray, host
         self._object = cls(*args)
+        self._object.leave = sys.exit  # of its thread: the process is that of the tests
 
     def __getattr__(self, name):
         def call(*args):
@@ -110,7 +118,9 @@ def modules_of(hosts):
 
             def versions():
                 host.ask("versions")
-                return {**cls(), **host.versions}
+                ray.current = host
+                node, versions = cls()
+                return node, {**versions, **host.versions}
 
             return types.SimpleNamespace(
                 remote=lambda *args: (
@@ -145,21 +155,34 @@ def modules_of(hosts):
     private.state = types.SimpleNamespace(
         available_resources_per_node=lambda: {host.address: {"CPU": host.cpus} for host in hosts}
     )
-    each = (ray, ray.util, placement, strategies, private)
+    state = types.ModuleType("ray._private.state")
+    state.state = types.SimpleNamespace(
+        get_draining_nodes=lambda: {host.address: 0 for host in hosts if host.is_drained}
+    )
+    each = (ray, ray.util, placement, strategies, private, state)
     return {module.__name__: module for module in each}
+
+
+def lose_head(address):
+    """Has nobody answer at the address of a cluster any more."""
+    _heads[address].close()
 
 
 @contextlib.contextmanager
 def cluster(*hosts):
     """Yields the address of one; in this block `import ray` gives what knows its hosts."""
     ours = [name for name in sys.modules if name.startswith("gmi_drl.runtime.engines.ray")]
-    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as server:
+    head = socket.create_server(("127.0.0.1", 0), backlog=4096)  # nobody takes them
+    with pytest.MonkeyPatch.context() as patch, head:
         for name, module in modules_of(hosts).items():
             patch.setitem(sys.modules, name, module)
         for name in ours:  # they have imported another one
             patch.delitem(sys.modules, name)
         try:
-            yield f"127.0.0.1:{server.getsockname()[1]}"
+            address = f"127.0.0.1:{head.getsockname()[1]}"
+            _heads[address] = head
+            yield address
         finally:
+            _heads.clear()
             for name in [n for n in sys.modules if n.startswith("gmi_drl.runtime.engines.ray.")]:
                 del sys.modules[name]

@@ -1,20 +1,16 @@
 """Runs the ends of links in processes of their own, to be killed and started again."""
 
-import multiprocessing
 import os
 import time
 from multiprocessing import reduction
 
+from fork_context import CONTEXT
 from gmi_drl.comm.transports import DoorbellSpec, ring_ends
 from gmi_drl.comm.transports.cuda_ipc import CudaSpec
 from gmi_drl.comm.transports.ring import RingSpec
 from gmi_drl.runtime import Memfd
 
 assert ring_ends  # loaded before a test says that processes are gone
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [f"gmi_drl.comm.transports.{module}" for module in ("ring_ends", "zeromq_ends")]
-)
 
 
 class Passed:
@@ -63,8 +59,8 @@ class End:
 
     def start(self):
         body, spec, args = self._start
-        self._receive, send = _CONTEXT.Pipe(duplex=False)
-        self.process = _CONTEXT.Process(target=_main, args=(body, Passed(spec), send, args))
+        self._receive, send = CONTEXT.Pipe(duplex=False)
+        self.process = CONTEXT.Process(target=_main, args=(body, Passed(spec), send, args))
         self.process.start()
         send.close()
 
@@ -111,4 +107,4 @@ def lines(path):
 
 def pipe():
     """(receiving, sending) end of a pipe that can be passed to ends."""
-    return _CONTEXT.Pipe(duplex=False)
+    return CONTEXT.Pipe(duplex=False)

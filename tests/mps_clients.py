@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import bodies_mps
 import fake_gpus
+from fork_context import CONTEXT
 from gmi_drl.gmi import backend_of
-from ranks import _CONTEXT as CONTEXT
 
 ONE = fake_gpus.topology()
 GPU = ONE.devices[0]

@@ -1,26 +1,15 @@
 """Runs a function as every rank of a reducer group, in processes of its own, with a deadline."""
 
 import dataclasses
-import multiprocessing
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import reduction
 
+from fork_context import CONTEXT
 from gmi_drl.comm import create_group
 from gmi_drl.comm.group.barrier import PID, SLEEP, record
 from gmi_drl.runtime import Memfd
-
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        *(
-            f"gmi_drl.comm.{name}"
-            for name in ("reducers.shared_group", "reducers.mpr", "mailbox.mailbox")
-        ),
-        "gmi_drl.gmi.backends.mps",
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -76,9 +65,9 @@ class Ranks:
             self._start(rank)
 
     def _start(self, rank):
-        receive, send = _CONTEXT.Pipe(duplex=False)
+        receive, send = CONTEXT.Pipe(duplex=False)
         number, timeout_s, body, its = self._starts[rank]
-        process = _CONTEXT.Process(
+        process = CONTEXT.Process(
             target=_main, args=(_Passed(self.spec), number, timeout_s, send, body, its)
         )
         process.start()
@@ -147,4 +136,4 @@ def run_ranks(body, size, *args, **options):
 
 def pipe():
     """(receiving, sending) end of a pipe that can be passed to ranks."""
-    return _CONTEXT.Pipe(duplex=False)
+    return CONTEXT.Pipe(duplex=False)

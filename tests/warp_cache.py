@@ -2,8 +2,8 @@
 
 Tests have a cache folder of their own, in which every session would compile them anew. Import it at
 the top of a test file: what tests are collected from runs before they are given that folder. On a
-machine that has no kernels yet they are compiled when tests have been collected (conftest.py), for
-a minute or two: inside a test that would be taken for a hang.
+machine that has no kernels yet they are compiled before the first of these tests (conftest.py), for
+a minute or two: inside the test that would be taken for a hang.
 
 As a program it compiles them: `python tests/warp_cache.py`.
 """

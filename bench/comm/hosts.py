@@ -3,6 +3,7 @@
 
 Claim: at the size of a policy, to reduce inside each host and then among leaders over
 authenticated connections takes less time than gloo, which is not authenticated, over all ranks.
+Where the network is trusted leaders reduce by gloo, too.
 
 A host is a namespace of the network of this machine, joined to the others by a bridge; needs root
 on Linux. Both contestants take turns in the same processes, round after round, timed from when
@@ -12,12 +13,17 @@ Two cores hide a network behind computing that 4 processes do there. So that the
 of the network, an iteration of training is --reductions sleeps of equal length, each with a
 reduction behind it, one GMI a host; the delay of each frame is netem's, or that of a relay. By
 default sleeps and reductions are those of examples/paper/ant.yaml on an H100: 8 (2 minibatches, 4
-epochs) in 254 ms, and four times as many.
+epochs) in 254 ms, and four times as many. With agents apart each host has one more sleeper, which
+hands its trainer a segment after each of its sleeps through a link of the host, two at most ahead.
 
 Rows:
     2x2/276000B/gloo             us, 2 hosts with 2 GMIs; the ratio is gloo's time over ours
+    2x2/276000B/trusted          us, by gloo among leaders; the ratio is the time by links over it
     3x1/276000B/100us/8x31.75ms  efficiency: time of the sleeps and one host's reductions over that
                                  of 3 hosts; `reduction_us` is what one reduction took
+    3x(1+1)/276000B/100us/8x31.75ms/1.25
+                                 the same of 3 hosts with an agent each, whose sleeps are 1.25 times
+                                 as long as all of its trainer's for a segment
 
     bench/comm/hosts.py --bytes 100000,276000,1000000,4000000 --delays-us 100,1000
 """
@@ -25,10 +31,13 @@ Rows:
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +50,7 @@ from report import emit, emit_pairs
 from cluster import Cluster, Network, why_no_network
 
 ANT_BYTES = 276_000
+SEGMENT_BYTES = 1 << 20  # that a link hands on, and nobody copies
 CONDITIONS = "hosts are namespaces of the network on one machine, which others used at the time"
 
 
@@ -58,7 +68,7 @@ def gloo_of(group: Any, folder: str) -> Any:
 def compare(
     group: Any, sizes: list[int], rounds: int, repeats: int, folder: str
 ) -> dict[int, dict[str, list[list[tuple[float, float]]]]]:
-    """Spans of both contestants by size, round by round, after a round that does not count."""
+    """Spans of the contestants by size, round by round, after a round that does not count."""
     import numpy as np
     import torch
 
@@ -69,8 +79,14 @@ def compare(
         generator = np.random.default_rng(group.rank)
         fresh = torch.from_numpy(generator.standard_normal(numel, dtype=np.float32))
         bucket, own = group.bucket(f"gradient {nbytes}", numel), torch.zeros(numel)
+
+        def reduce_by(least: int, bucket: Any = bucket) -> None:
+            group.by_gloo_from = least
+            bucket.reduce("sum")
+
         contestants = {
-            "ours": (bucket.buffer, lambda bucket=bucket: bucket.reduce("sum")),
+            "ours": (bucket.buffer, lambda: reduce_by(sys.maxsize)),
+            "trusted": (bucket.buffer, lambda: reduce_by(1)),
             "gloo": (own, lambda own=own: gloo.allreduce([own]).wait()),
         }
         found: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in contestants}
@@ -91,6 +107,17 @@ def compare(
     return answers
 
 
+def train(bucket: Any, reductions: int, sleep_s: float) -> float:
+    """Sleeps and reduces in turn, as an update does; returns the mean seconds of a reduction."""
+    reducing_s = 0.0
+    for _ in range(reductions):
+        time.sleep(sleep_s)
+        begun = time.monotonic()
+        bucket.reduce("mean")
+        reducing_s += time.monotonic() - begun
+    return reducing_s / reductions
+
+
 def iterate(
     group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int
 ) -> list[tuple[float, float]]:
@@ -99,13 +126,44 @@ def iterate(
     taken = []
     for _ in range(iterations + 3):
         begin = time.monotonic()
-        reducing_s = 0.0
-        for _ in range(reductions):
-            time.sleep(sleep_s)
-            begun = time.monotonic()
-            bucket.reduce("mean")
-            reducing_s += time.monotonic() - begun
-        taken.append((time.monotonic() - begin, reducing_s / reductions))
+        reduce_s = train(bucket, reductions, sleep_s)
+        taken.append((time.monotonic() - begin, reduce_s))
+    group.finish("done")
+    return taken[3:]
+
+
+def iterate_apart(
+    group: Any, nbytes: int, reductions: int, sleep_s: float, iterations: int, rollout_s: float
+) -> list[tuple[float, float]]:
+    """Measures the same of a trainer whose agent, a thread, takes `rollout_s` for a segment."""
+    from gmi_drl.comm.errors import LinkEnded
+    from gmi_drl.comm.transports import StreamSpec, create_link, wait_any
+
+    link, bucket = create_link("agent", "trainer"), group.bucket("gradient", nbytes // 4)
+    streams, most = [StreamSpec(SEGMENT_BYTES, 2)], timedelta(seconds=60)
+
+    def collect() -> None:
+        with link.sender(b"segments", streams, most) as sender:
+            for number in itertools.count():
+                time.sleep(rollout_s)
+                try:
+                    slot = sender.reserve(0)
+                except LinkEnded:
+                    return
+                sender.send(slot, SEGMENT_BYTES, sequence=number, step=0, policy_version=0)
+
+    agent, taken = threading.Thread(target=collect, daemon=True), []
+    with link.receiver(most) as receiver:
+        agent.start()
+        for _ in range(iterations + 3):
+            begin = time.monotonic()
+            while (packet := receiver.poll()) is None:
+                if not wait_any([receiver], most):
+                    raise TimeoutError("the agent has sent no segment within 60 s")
+            reduce_s = train(bucket, reductions, sleep_s)
+            receiver.release(packet)
+            taken.append((time.monotonic() - begin, reduce_s))
+    agent.join(60)
     group.finish("done")
     return taken[3:]
 
@@ -118,6 +176,11 @@ def main() -> None:
     parser.add_argument("--bytes", type=numbers, default=[100_000, 276_000, 1_000_000, 4_000_000])
     parser.add_argument("--delays-us", type=numbers, default=[100, 1000])
     parser.add_argument("--reductions", type=numbers, default=[8, 32], help="an iteration")
+    parser.add_argument("--together", type=int, default=1, help="0: no rows of agents in place")
+    parser.add_argument(
+        "--agents", type=lambda text: [float(part) for part in text.split(",") if part],
+        default=[1.0, 1.25], help="sleeps of agents apart over those of trainers",
+    )  # fmt: skip
     parser.add_argument("--iteration-ms", type=float, default=254.0, help="all sleeps of one")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--repeats", type=int, default=20, help="in each round")
@@ -133,7 +196,7 @@ def main() -> None:
             Network(2) as network,
             Cluster(
                 compare, (2, 2), options.bytes, options.rounds, options.repeats, folder,
-                network=network,
+                network=network, spec={"trusted": True},
             ) as cluster,
         ):  # fmt: skip
             answers = cluster.outcomes(within_s=600)
@@ -142,31 +205,56 @@ def main() -> None:
                 raise answer
         for nbytes in options.bytes:
             spans = [answer[nbytes] for answer in answers]
-            ours, gloo = (medians(spans, name, latency) for name in ("ours", "gloo"))
+            names = ("ours", "gloo", "trusted")
+            ours, gloo, trusted = (medians(spans, name, latency) for name in names)
             emit_pairs(
                 "hosts", f"2x2/{nbytes}B/gloo", "us", ours, gloo, smaller_is_better=True,
+                repeats=options.rounds * options.repeats, rounds=options.rounds, **given,
+            )  # fmt: skip
+            emit_pairs(
+                "hosts", f"2x2/{nbytes}B/trusted", "us", trusted, ours, smaller_is_better=True,
                 repeats=options.rounds * options.repeats, rounds=options.rounds, **given,
             )  # fmt: skip
     for delay_us in options.delays_us:
         for reductions in options.reductions:
             sleep_s = options.iteration_ms / 1e3 / reductions
             arguments = (ANT_BYTES, reductions, sleep_s, options.iterations)
-            taken = {}
-            for hosts in (1, 3):
-                with (
-                    Network(hosts, delay_us / 1e6) as network,
-                    Cluster(iterate, (1,) * hosts, *arguments, network=network) as cluster,
-                ):
-                    taken[hosts] = cluster.outcomes()[0]
-            alone, together = ([one[0] for one in taken[hosts]] for hosts in (1, 3))
-            efficiencies = [statistics.median(alone) / one for one in together]
-            emit(
-                "hosts", f"3x1/{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms",
-                value=round(statistics.median(efficiencies), 3), unit="of one host's throughput",
-                peer=None, ratio=None, repeats=options.iterations,
-                spread=[round(min(efficiencies), 3), round(max(efficiencies), 3)],
-                reduction_us=round(statistics.median(one[1] for one in taken[3]) * 1e6), **given,
-            )  # fmt: skip
+            name = f"{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms"
+            if options.together:
+                emit_kept(f"3x1/{name}", (1, 3), delay_us, iterate, arguments, given)
+            for factor in options.agents:
+                apart = (*arguments, factor * options.iteration_ms / 1e3)
+                hosts = (1, 2, 3)
+                emit_kept(
+                    f"{{}}x(1+1)/{name}/{factor:g}", hosts, delay_us, iterate_apart, apart, given
+                )
+
+
+def emit_kept(
+    name: str, hosts: tuple[int, ...], delay_us: int, body: Any, arguments: Any, given: Any
+) -> None:
+    """Emits what each of several hosts keeps of the throughput of one, the first of `hosts`."""
+    taken = {}
+    for count in hosts:
+        with (
+            Network(count, delay_us / 1e6) as network,
+            Cluster(body, (1,) * count, *arguments, network=network) as cluster,
+        ):
+            outcomes = cluster.outcomes()
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        taken[count] = outcomes[0]
+    alone = statistics.median(one[0] for one in taken[hosts[0]])
+    for count in hosts[1:]:
+        efficiencies = [alone / one[0] for one in taken[count]]
+        emit(
+            "hosts", name.format(count),
+            value=round(statistics.median(efficiencies), 3), unit="of one host's throughput",
+            peer=None, ratio=None, repeats=len(efficiencies),
+            spread=[round(min(efficiencies), 3), round(max(efficiencies), 3)],
+            reduction_us=round(statistics.median(one[1] for one in taken[count]) * 1e6), **given,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from .roster import (
     read_roster,
     write_endpoint,
 )
-from .steps import Part, Step
+from .steps import Part, Step, all_gather
 
 _LOOK_MS: Final = 20
 _LOOK_S: Final = _LOOK_MS / 1000
@@ -57,6 +57,7 @@ _HELLO: Final = 1  # here I am, in this epoch; the payload describes who is in t
 _DATA: Final = 2
 _WAITS: Final = 3  # I am in this call, and wait for the hosts in the payload
 _LEFT: Final = 4  # I will not go on; the payload says why
+_WORD: Final = 5  # for whom it may concern: see `told`
 
 
 class Interrupted(Exception):
@@ -104,6 +105,7 @@ class HostLinks:
         self._present: set[int] = set()  # those who are in this epoch
         self._left: dict[int, str] = {}  # those who are no more, and why
         self._waits: dict[int, tuple[int, list[int]]] = {}  # who is in which call, late are whom
+        self._words: list[bytes] = []  # that have come and nobody has asked for
         self._poller = zmq.Poller()
         for socket in (one, self._authenticator.socket, self._handshakes.socket):
             self._poller.register(socket, zmq.POLLIN)
@@ -183,7 +185,7 @@ class HostLinks:
         self._disconnect(0)
         self.epoch, self._endpoints = roster.epoch, roster.endpoints
         self._since_s = time.monotonic()
-        self._present, self._left, self._waits = set(), {}, {}
+        self._present, self._left, self._waits, self._words = set(), {}, {}, []
         self._arrived = {peer: collections.deque() for peer in self._peers}
         ranks = {end.key.encode(): rank for rank, end in enumerate(roster.endpoints) if end}
         self._ranks = ranks
@@ -231,7 +233,7 @@ class HostLinks:
         ReduceTimeout names the hosts that are late, PeerLeft one that has given up, GroupMismatch
         one that does something else.
         """
-        self._begun_s, self._told = time.monotonic(), False
+        self.begin_call()
         for number, step in enumerate(steps):
             sends, receives = (
                 _rounds(parts, _PIECE_BYTES // vector.itemsize)
@@ -245,6 +247,35 @@ class HostLinks:
                 sent = taken + _WINDOW
                 for parts in receives[taken : taken + 1]:
                     self._take(vector, parts, number, tag, step.adds)
+
+    def begin_call(self) -> None:
+        """Begins a call, whose deadline counts from here; `run` does so by itself."""
+        self._begun_s, self._told = time.monotonic(), False
+
+    def agree(self, number: int, tag: int) -> None:
+        """Returns when every host has made this call, with the same number; else GroupMismatch."""
+        numbers = np.zeros(self._count, np.uint64)
+        numbers[self._spec.rank] = number
+        self.run(numbers, all_gather(self._spec.rank, range(self._count + 1)), tag)
+        for peer in self._peers:
+            if numbers[peer] != number:
+                raise self._mismatch(peer, tag, tag)
+
+    def look(self, tag: int) -> None:
+        """Raises when a call that all hosts do beside these links cannot be completed."""
+        self._take_in()
+        self._look(self._peers, tag, time.monotonic())
+
+    def tell(self, word: bytes) -> None:
+        """Sends a word to all other hosts."""
+        for peer in self._peers:
+            self._send(peer, _WORD, payload=word)
+
+    def told(self) -> list[bytes]:
+        """Returns the words of others that have come in this epoch since the last call."""
+        self._take_in()
+        words, self._words = self._words, []
+        return words
 
     def _take(
         self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int, adds: bool
@@ -356,6 +387,8 @@ class HostLinks:
             self._present.add(peer)
             if tag != self._crc:
                 self._left[peer] = "it was started with another list of hosts and GMIs"
+        elif kind == _WORD:
+            self._words.append(frames[1].bytes)
         elif kind == _WAITS:
             self._waits[peer] = tag, json.loads(frames[1].bytes)
         elif kind == _LEFT:

@@ -45,6 +45,8 @@ class HostSpec:
     address: str  # of this host: its leader listens there alone, at a port that is free
     folder: Path  # private (mode 0700), on this host, and of this launch alone
     wait: timedelta = DEFAULT_WAIT  # for all hosts to meet, at first and when one was lost
+    trusted: bool = False  # the network: large sums travel by gloo, without encryption
+    interface: str = ""  # for gloo; else that of the address
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < len(self.members):

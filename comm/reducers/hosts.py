@@ -28,11 +28,13 @@ from gmi_drl.comm.hosts import GroupOutcome, HostSpec, steps, write_outcome
 from gmi_drl.comm.hosts.links import HostLinks, Interrupted
 
 from .bucket import SharedBucket
+from .hosts_gloo import HostsGloo
 from .shared_group import SharedGroup
 
 _SLICE_S: Final = 0.5
 # Of the group's time-out: who waits for the leader shall still wait when the leader gives up.
 _SHARE: Final = 0.5
+_BY_GLOO_BYTES: Final = 64 << 10
 
 
 class HostsGroup(Group):
@@ -50,6 +52,8 @@ class HostsGroup(Group):
         self._calls = self._buckets = 0
         self._timeout_s = timeout.total_seconds() * _SHARE
         self.links: HostLinks | None = None  # of a leader, from its first call on
+        self._gloo: HostsGloo | None = None  # of a leader, where the network is trusted
+        self.by_gloo_from = _BY_GLOO_BYTES  # on; what is less travels by the links there, too
 
     @property
     def refused(self) -> int:
@@ -107,6 +111,7 @@ class HostsGroup(Group):
         self._close()
 
     def _close(self) -> None:
+        self._close_gloo()
         if self.links is not None:
             self.links.close()
 
@@ -121,6 +126,7 @@ class HostsGroup(Group):
     def _form(self) -> None:
         """Returns when all GMIs of all hosts are in one epoch."""
         local = self.local
+        self._close_gloo()
         self._formed, self._calls, self._buckets = False, 0, 0
         epoch = 0
         if local.rank == 0:
@@ -129,6 +135,9 @@ class HostsGroup(Group):
             self.links.begin()
         while not epoch:
             epoch = local.exchange(self._form_for_a_moment())[0]
+        if self.links is not None and self.spec.trusted and self.count > 1:
+            with self._leading():
+                self._gloo = HostsGloo(self.links, self.spec, self._timeout_s)
         self.generation = epoch - 1
         words: Any = local.bucket("words of all hosts", self.size, torch.float64)
         self._words: SharedBucket = words
@@ -148,6 +157,20 @@ class HostsGroup(Group):
         assert self.links is not None
         with self._leading():
             self.links.run(vector, todo, tag)
+
+    def all_reduce(self, vector: np.ndarray[Any, Any], tag: int) -> None:
+        """Turns `vector` into the sum over all hosts; as `run`, for their leaders alone."""
+        if self._gloo is None or vector.nbytes < self.by_gloo_from:
+            rank, count = self.spec.rank, self.count
+            self.run(vector, steps.all_reduce(rank, count, vector.size, vector.itemsize), tag)
+            return
+        with self._leading():
+            self._gloo.all_reduce(vector, tag)
+
+    def _close_gloo(self) -> None:
+        if self._gloo is not None:
+            self._gloo.close()
+            self._gloo = None
 
     @contextlib.contextmanager
     def _leading(self) -> Iterator[None]:
@@ -200,9 +223,7 @@ class HostsReducer:
             self._inner.reduce("sum" if op == "mean" else op)  # which knows all that it may be
 
             def add(whole: np.ndarray[Any, Any]) -> None:
-                rank, count = group.spec.rank, group.count
-                todo = steps.all_reduce(rank, count, whole.size, whole.itemsize)
-                group.run(whole, todo, tag)
+                group.all_reduce(whole, tag)
                 if op == "mean":
                     np.multiply(whole, whole.dtype.type(1 / self.size), whole)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -24,19 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.group.tags import make_tag
 from gmi_drl.runtime.process.progress import waiting
 
+from .torch_backend import LOOK_S, connected, dist, drop, first_line, gloo, wait
+
 if TYPE_CHECKING:
     from .shared_group import SharedGroup
 
-dist: Any = torch.distributed  # much of what is used here has no types
-
-_LOOK_S: Final = 0.020
 # Of the group's time-out: those who wait outside a ring shall still wait when it is given up, so
 # that they name who stopped in it, and not everybody in it.
 _SHARE: Final = 0.5
@@ -144,9 +141,7 @@ class Ring:
         held, self._backend = [self._backend], None
         if self._kind == "cuda" and held[0] is not None:
             held[0].abort()
-        # The end of a gloo backend waits for its operation, if one was given up: at most until the
-        # time-out that it has itself. So the last that holds it is a thread nobody waits for.
-        threading.Thread(target=_end, args=(held,), daemon=True, name="ring's end").start()
+        drop(held)
 
     def _run(self, start: Callable[[Any], Any]) -> None:
         if self._backend is None:
@@ -154,9 +149,9 @@ class Ring:
         try:
             work = start(self._backend)
             with waiting:
-                (_wait_on_gpu if self._kind == "cuda" else _wait)(work, self._look)
+                (_wait_on_gpu if self._kind == "cuda" else wait)(work, self._look)
         except RuntimeError as error:
-            raise RingFault(_first_line(error)) from None
+            raise RingFault(first_line(error)) from None
 
     def _look(self) -> None:
         """Raises RingFault when there is nothing more to wait for."""
@@ -167,42 +162,18 @@ class Ring:
 
     def _connected(self, path: Path) -> Any:
         """Connects a backend; waits beside this thread until the others come."""
-        found: list[Any] = []
-        done = threading.Event()
         timeout = timedelta(seconds=self._group.timeout_s)
         make = _nccl if self._kind == "cuda" else _gloo
-        given_up = threading.Event()
-
-        def connect() -> None:
-            try:
-                found.append(make(path, self.index, self.size, timeout))
-            except Exception as error:  # torch's are of several kinds, and nobody is above
-                found.append(error)
-            if given_up.is_set():
-                found.clear()
-            done.set()
-
-        # Not a thread to wait for: what it waits for may be a process that is gone.
-        threading.Thread(target=connect, daemon=True, name="ring's begin").start()
         try:
-            with waiting:
-                while not done.wait(_LOOK_S):
-                    self._look()
-        except RingFault:
-            given_up.set()
-            raise
-        if isinstance(found[0], Exception):
-            raise RingFault(_first_line(found[0]))
-        return found[0]
+            return connected(lambda: make(path, self.index, self.size, timeout), self._look)
+        except RuntimeError as error:
+            raise RingFault(str(error)) from None
 
 
 def _gloo(path: Path, index: int, size: int, timeout: timedelta) -> Any:
     store = dist.FileStore(str(path), -1)
     store.set_timeout(timeout)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout, options._threads = timeout, 1
-    return dist.ProcessGroupGloo(store, index, size, options)
+    return gloo(store, index, size, timeout, hostname="127.0.0.1")
 
 
 def _nccl(path: Path, index: int, size: int, timeout: timedelta) -> Any:
@@ -219,37 +190,15 @@ def _nccl(path: Path, index: int, size: int, timeout: timedelta) -> Any:
     return backend
 
 
-def _wait(work: Any, look: Callable[[], None]) -> None:
-    while True:
-        done = work.is_completed()
-        try:
-            work.wait(timedelta(seconds=_LOOK_S))
-            return
-        except RuntimeError:
-            if done:  # else it was the 20 ms that were over
-                raise
-        look()
-
-
 def _wait_on_gpu(work: Any, look: Callable[[], None]) -> None:
     """Waits until the GPU has done it: only then can it no longer fail."""
-    next_s = time.monotonic() + _LOOK_S
+    next_s = time.monotonic() + LOOK_S
     while not work.is_completed():
         time.sleep(_NAP_S)
         if time.monotonic() > next_s:
             look()
-            next_s += _LOOK_S
+            next_s += LOOK_S
     work.wait()  # this device's current stream comes behind it
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the first line of an error; what follows in torch's are C++ frames."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _end(backends: list[Any]) -> None:
-    with contextlib.suppress(RuntimeError):
-        backends.clear()
 
 
 def _remove(folder: Path, prefix: str) -> None:

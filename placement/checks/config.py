@@ -18,15 +18,13 @@ from gmi_drl.placement.topology import Topology
 from .layout import gmi_faults, layout_faults
 
 OF_SELF_PLAY: Final = ("ppo", "a2c", "pg")  # of these, against snapshots of itself
-OF_AGENTS: Final = (
-    "ppo",
-    "a2c",
-    "pg",
-    "mappo",
-    "dqn",
-    "vdn",
-    "qmix",
-)  # that train several agents of an environment
+OF_AGENTS: Final = ("ppo", "a2c", "pg", "mappo", "dqn", "sac", "td3", "ddpg", "vdn", "qmix")
+_WITH_AGENTS: Final = ("all_reduce", "replay")  # optimizers that train who acts in the same GMI
+# The optimizers by which hosts train together, by template: what they reduce are gradients.
+_ON_HOSTS: Final = {
+    "tcg_ex": ("all_reduce", "replay"),
+    "decoupled": ("async_samples", "apex"),
+}
 
 
 def check(config: Config, topology: Topology) -> list[Fault]:
@@ -112,17 +110,14 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
             "Use tcg_ex.",
         )  # fmt: skip
         return
-    if wanted not in ("local", "async_gradients"):
+    if wanted not in ("local", "async_gradients") or config.env.adapter == "pettingzoo":
         return
     what = "samples" if wanted == "local" else "gradients"
     if name in TEMPLATES and not TEMPLATES[name].is_split:
-        remedy = "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce."
-        if config.env.adapter == "pettingzoo":  # for several agents there is tcg_ex alone
-            remedy = "Set algorithm.optimizer: all_reduce."
         yield Fault(
             "layout.template", name,
             f"under {wanted} agents send {what} to a trainer, and here each GMI is both",
-            remedy,
+            "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce.",
         )  # fmt: skip
     elif wanted == "async_gradients" and sum(trainers) > 1:
         yield Fault(
@@ -148,6 +143,13 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
         yield Fault(
             "algorithm.name", settings.name, f"{several}, who are trained by {listed(OF_AGENTS)}",
             f"Use {listed(OF_AGENTS, 'or')}.",
+        )  # fmt: skip
+    elif settings.name in ALGORITHMS and settings.resolved_optimizer not in _WITH_AGENTS:
+        fitting = next(one for one in settings.optimizers if one in _WITH_AGENTS)
+        yield Fault(
+            "algorithm.optimizer", settings.resolved_optimizer,
+            f"{several}, who are trained in the GMI that acts for them",
+            f"Set algorithm.optimizer: {fitting}, and mode: sync.",
         )  # fmt: skip
     plays = config.multi_agent is not None and config.multi_agent.self_play is not None
     if plays and settings.name not in OF_SELF_PLAY and settings.name in ALGORITHMS:
@@ -204,26 +206,32 @@ def one_machine_faults(config: Config, command: str) -> list[Fault]:
 
 
 def _hosts(config: Config, layout: Layout | None) -> Iterator[Fault]:
-    """Yields what hosts cannot do together: gradients travel between them, and nothing else."""
+    """Yields what hosts cannot do together: between them gradients travel, and no experience."""
     if config.cluster is None:
         return
     yield from _on_loss(config, config.cluster)
+    settings = config.algorithm
     name = config.template.name if layout is None else layout.template
-    if name in TEMPLATES and name != "tcg_ex":
+    optimizer = settings.optimizer
+    if optimizer == "auto":  # "": another fault tells, or its class is to be loaded
+        optimizer = next(iter(settings.optimizers_in(config.mode)), "")
+    if name in TEMPLATES and name not in _ON_HOSTS:
         yield Fault(
             "layout.template", name,
             "between the hosts of a cluster gradients travel, and no experience",
-            "Use tcg_ex, in mode sync; or leave out cluster.",
+            f"Use {listed(tuple(_ON_HOSTS), 'or')}; or leave out cluster.",
         )  # fmt: skip
-    elif config.algorithm.resolved_optimizer != "all_reduce":
+    elif optimizer and name in TEMPLATES and optimizer not in _ON_HOSTS[name]:
         yield Fault(
-            "algorithm.optimizer", config.algorithm.resolved_optimizer,
-            "the hosts of a cluster train together by all_reduce alone",
-            "Use an algorithm that runs under it, such as ppo; or leave out cluster.",
+            "algorithm.optimizer", optimizer,
+            f"in template {name} hosts of a cluster train together by "
+            f"{listed(_ON_HOSTS[name])} alone",
+            f"Use an algorithm that runs under {listed(_ON_HOSTS[name], 'or')}; or leave out "
+            "cluster.",
         )  # fmt: skip
-    elif config.algorithm.dropped_agents and config.cluster.hosts > 1:
+    elif settings.dropped_agents and config.cluster.hosts > 1:
         yield Fault(
-            "algorithm.drop_slowest", config.algorithm.dropped_agents,
+            "algorithm.drop_slowest", settings.dropped_agents,
             "who has sampled first is told by a clock, and each host has its own",
             "Leave it out, or cluster.",
         )  # fmt: skip
@@ -358,10 +366,11 @@ def _capacity(config: Config, agents: int, trainers: int) -> Iterator[Fault]:
     if config.mode != "async":
         return
     batch, capacity = config.experience.batch_segments, config.experience.capacity
-    wanted = batch * (2 if trainers > 1 else 1)
+    have_peers = trainers > 1 or (config.cluster is not None and config.cluster.hosts > 1)
+    wanted = batch * (2 if have_peers else 1)
     room = (capacity - 1) * agents
     if agents > 0 and room < wanted:
-        kept = ", and hold each until the next has begun" if trainers > 1 else ""
+        kept = ", and hold each until the next has begun" if have_peers else ""
         yield Fault(
             "experience.capacity", capacity,
             f"trainers take batches of {batch} segments{kept}, and the links of {agents} agents "

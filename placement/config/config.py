@@ -80,15 +80,16 @@ class RunConfig(Section):
     """Environment steps to train for, over all GMIs. The last iteration is finished, so that a run
     ends at this number or a little above."""
     folder: str = Field(default="runs", min_length=1)
-    """Folder that holds all runs. If it is not there, it is made for you alone (mode 0700). Who may
-    read it may read the runs in it; only you may write to those."""
+    """Folder that holds all runs: a path, no URL. If it is not there, it is made for you alone
+    (mode 0700). Who may read it may read the runs in it; only you may write to those."""
     checkpoint_every: Int = Field(default=50, ge=0)
     """Iterations between checkpoints; 0: only at the end. A file `checkpoint_requested` in the
     run's folder gets one in between."""
     resize: Literal["on_request", "auto"] = "on_request"
     """`on_request`: the layout of a run that trains changes when `gmi-drl resize` asks for it, or a
     device is lost. `auto`: also by itself, where the [noise scale](noise-scale.md) has left its
-    batches, to the settings that the run proposes. See
+    batches, to the settings that the run proposes, and where the run is slower than its record of
+    [tuning](tuning.md#the-record) says, to what that has that is better. See
     [resizing](resize.md#a-run-that-resizes-itself)."""
     lineage: Int = Field(default=100_000, ge=0)
     """The newest so many versions of the policy whose lineage `gcs.sqlite` keeps, a few
@@ -136,6 +137,16 @@ class RunConfig(Section):
     deterministic: bool = False
     """Use only torch operations that give the same numbers every time; slower on a GPU. On CPU
     cores a seeded run with one GMI repeats bit for bit either way."""
+
+    @field_validator("folder")
+    @classmethod
+    def _check_folder(cls, value: str) -> str:
+        if "://" in value:
+            raise broken(
+                "is a URL; a run locks, renames and appends to files, which need a file system",
+                "Mount it, and give the path there; or give a folder, and copy the run afterwards.",
+            )
+        return value
 
     @field_validator("log")
     @classmethod
@@ -396,11 +407,26 @@ class ClusterConfig(Section):
     """When a host is lost the run ends (`fail`), goes on with those that are left and takes one
     that comes back in again (`shrink`), or waits for as many as it had, at most `wait_s` (`wait`).
     """
+    network: Literal["private", "trusted"] = "private"
+    """How sums travel between hosts: encrypted and authenticated (`private`), or large ones by gloo
+    in plain tcp, where only you reach the network (`trusted`)."""
+    interface: str = Field(default="", max_length=15)
+    """With `network: trusted`, the interface of each host that gloo uses, as `eth1`; by default
+    that of the address by which the host has joined the cluster."""
     trusted: bool = False
     """Join a cluster without token authentication, on which whoever reaches its port can run any
     code. For networks where only you are."""
     wait_s: Seconds = Field(default=300.0, gt=0, le=604_800)
     """Seconds that the cluster may take to have so many hosts free; or a time as `5m`."""
+
+    @field_validator("interface")
+    @classmethod
+    def _check_interface(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("network") == "private":
+            raise broken(
+                "is for network: trusted, and network is private", "Leave one of them out."
+            )
+        return value
 
     @field_validator("address")
     @classmethod

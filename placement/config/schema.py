@@ -126,6 +126,7 @@ _RULES: Final = {
     "dict_type": "must be a section with keys",
     "invalid_key": "its keys must be text",
 }
+_FIXES: Final = ("greater_than_equal", "less_than_equal", "literal_error")
 _SCHEMA: Final = ConfigSchema()
 _NAME: Final = ("algorithm", "name")
 
@@ -164,6 +165,12 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
         field = schema.field_at(keys[:-1])  # of a list
     if kind == "gmi_drl":
         return context["rule"], context["remedy"]
+    is_setting = keys[:1] == _NAME[:1] and keys != _NAME
+    if is_setting and kind in _FIXES and (fixed := _fixed(field)) is not None:
+        # Other algorithms take other values, and the key's text says why this one does not.
+        why = _described(field).partition(": ")[2].rstrip(".")
+        rule = f"must be {fixed} for {_algorithm(schema.algorithm)}{f' ({why})' if why else ''}"
+        return rule, f"Leave it out, or give {fixed}."
     if kind == "extra_forbidden":
         return _unknown_key(keys, schema)
     if kind == "missing":
@@ -210,12 +217,8 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
     if keys[:-1] == ("algorithm",):
         users = [name for name, settings in ALGORITHMS.items() if last in settings.model_fields]
         if users:
-            names = listed(users)
-            own = next(
-                (n for n, settings in ALGORITHMS.items() if settings is section), "one of yours"
-            )
-            remedy = f"Leave it out, or use {listed(users, 'or')}."
-            return f"is a setting of {names}, and the algorithm is {own}", remedy
+            rule = f"is a setting of {listed(users)}, and the algorithm is {_algorithm(section)}"
+            return rule, f"Leave it out, or use {listed(users, 'or')}."
     where = ".".join(keys[:-1])
     known_keys = f"{where or 'the top level'} has {', '.join(known)}"
     close = _ELSEWHERE.get(last)
@@ -227,6 +230,23 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
     if suggested := elsewhere + near:
         return "unknown key", f"Did you mean {suggested[0]}? {known_keys}."
     return f"unknown key; {known_keys}", "Remove it."
+
+
+def _algorithm(section: SectionType | None) -> str:
+    """Returns the name of the algorithm that has this section."""
+    return next((n for n, settings in ALGORITHMS.items() if settings is section), "one of yours")
+
+
+def _fixed(field: FieldInfo | None) -> str | None:
+    """Returns the only value that a field takes, as YAML has it; None if it takes others."""
+    if field is None:
+        return None
+    if get_origin(field.annotation) is Literal:
+        values = get_args(field.annotation)
+        return write_yaml(list(values)).strip()[1:-1] if len(values) == 1 else None
+    least = [one.ge for one in field.metadata if hasattr(one, "ge")]
+    most = [one.le for one in field.metadata if hasattr(one, "le")]
+    return f"{min(most):g}" if least and most and max(least) == min(most) else None
 
 
 def _described(field: FieldInfo | None) -> str:

@@ -108,6 +108,16 @@ class Algorithm(ABC):
         """Raises PolicyError with all that a network of `maker` lacks to be trained by this."""
         check_policy(network, maker, width, env.action_space)
 
+    @classmethod
+    def check_segments(cls) -> None:
+        """Raises RoleError if segments would have a column that `postprocess` fills."""
+        late = ", ".join(name for name in cls.segment_fields if name in cls.filled)
+        if late:
+            raise RoleError(
+                f"{cls.__name__}: segment_fields has {late}, which postprocess fills in the "
+                f"trainer, and agents send what they have sampled. Take {late} out of it."
+            )
+
     @abstractmethod
     def losses(self, batch: Batch) -> Losses:
         """The loss of a minibatch: packed rows, or whole segments (see Batch.segments)."""

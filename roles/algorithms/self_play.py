@@ -26,15 +26,29 @@ _PER_ROUND: Final = 32.0  # points, at most, that a rating changes by in a round
 
 def against_itself(algorithm: Algorithm, env: VecEnv, league: SelfPlayConfig) -> SelfPlay:
     """Returns what trains the policy of `algorithm` so; EnvSpecError for an agent who is alone."""
-    agents: Sequence[str] = getattr(env, "agents", ())
-    if len(agents) < 2:
-        raise EnvSpecError(
-            [
-                f"multi_agent.self_play: the environment has {len(agents) or 1} agent; a policy "
-                "plays against itself where there are two or more. Leave it out."
-            ]
-        )
-    return SelfPlay(algorithm, len(agents), league)
+    agents = len(getattr(env, "agents", ()))
+    if faults := league_faults(league, agents):
+        raise EnvSpecError(faults)
+    return SelfPlay(algorithm, agents, league)
+
+
+def league_faults(league: SelfPlayConfig, agents: int, num_env: int | None = None) -> list[str]:
+    """Returns why a policy of so many agents cannot play against all of `league`.
+
+    `num_env`: the environments of a GMI; None: it is not looked at.
+    """
+    if agents < 2:
+        return [
+            f"multi_agent.self_play: the environment has {agents or 1} agent; a policy plays "
+            "against itself where there are two or more. Leave it out."
+        ]
+    if num_env is not None and num_env < (least := agents * league.snapshots):
+        return [
+            f"multi_agent.self_play.snapshots={league.snapshots}; env.num_env={num_env} must be at "
+            f"least {least}, so that each snapshot plays against the policy in each of {agents} "
+            f"seats. Use env.num_env: {least}, or fewer snapshots."
+        ]
+    return []
 
 
 class SelfPlay(Algorithm):
@@ -144,6 +158,8 @@ class SelfPlay(Algorithm):
         self._rounds, self._taken = state["rounds"], state["taken"]
         self._rating.copy_(state["rating"])
         self._ratings.copy_(state["ratings"])
+        for kept in (self._paid, self._over):  # of games that nobody plays to their end
+            kept.zero_()
         snapshots: Sequence[Any] = state["snapshots"]
         for mine, its in zip(self.policy.snapshots, snapshots, strict=True):
             mine.load_state_dict(its)

@@ -198,6 +198,8 @@ def _registering(env_id: str) -> str:
     namespace, slash, _ = name.rpartition("/")
     if (family := _family(name)) and absent({family.module: ""}):
         return f"{install(family.extra)} adds the package that has it."
+    if any(one.startswith(f"{namespace}/") for one in registry):
+        return f"`gmi-drl envs {namespace}/` lists those of this machine."
     if slash:
         return (
             f"Nothing has registered the namespace {namespace}: install the package that does, "

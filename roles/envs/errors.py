@@ -21,6 +21,8 @@ _GIVES: Final = {
     "constructor": "Look there, and at env.options, which it is given.",
     "reset": "Look there; reset takes seed and options, and returns observation and info.",
     "step": "Look there; step returns observation, reward, terminated, truncated and info.",
+    "render": "Look there; with render_mode rgb_array it returns a picture.",
+    "compute_reward": "Look there; it takes goals [B, ...], and returns rewards [B].",
     "close": "Look there; what was trained is not lost by that.",
     "wrapper": "A wrapper is called with the environments and its options.",
 }
@@ -35,6 +37,8 @@ class EnvError(GmiDrlError, RuntimeError):
 class EnvSpecError(EnvError, ValueError):
     """Tells that environments cannot be made as asked; `faults` has every reason."""
 
+    command_exit_code = 2
+
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__(list(faults))
         self.faults = list(faults)
@@ -44,7 +48,7 @@ class EnvSpecError(EnvError, ValueError):
 
 
 class EnvRaised(EnvError):
-    """Tells that an environment's constructor, `reset`, `step` or `close` (`what`) raised."""
+    """Tells that an environment's constructor, reset, step, render or close (`what`) raised."""
 
     def __init__(self, env_id: str, what: str, said: str, place: str) -> None:
         super().__init__(env_id, what, said, place)

@@ -110,13 +110,23 @@ class GymnasiumVecEnv:
         return float(self._env.metadata.get("render_fps") or 30)
 
     def render(self) -> NDArray[np.uint8]:
-        """Returns a picture [H, W, 3] of the first environment, made with render_mode rgb_array."""
+        """Returns a picture [H, W, 3] of the first environment, made with render_mode rgb_array.
+
+        EnvSpecError if it draws none.
+        """
         try:
-            pictures = self._env.render()
+            picture = np.asarray((self._env.render() or [None])[0])
         except Exception as error:
             raise self._error("render", error) from error
-        assert pictures is not None
-        return np.asarray(pictures[0])
+        if picture.ndim != 3 or picture.shape[2] != 3:
+            of = f"of shape {picture.shape}" if picture.ndim else repr(picture.item())
+            raise EnvSpecError(
+                [
+                    f"env.id={self.env_id!r}: its render gave {of}; must be a picture, an array "
+                    "[height, width, 3], with render_mode rgb_array. Have it return one."
+                ]
+            )
+        return picture
 
     def _actions(self, action: Tensor) -> Any:
         array = checked_action(self.env_id, action, self._action_shape)

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import registry
 
-from . import make_env
+from . import check_env, make_env
 from .adapters import ADAPTERS, FAMILIES, absent, choose_adapter, newest_ids, register_family
+
+_ADAPTERS_OF_GYM: Final = {"GymV21Environment-v0", "GymV26Environment-v0"}  # no environments
 
 
 @dataclass(frozen=True)
@@ -23,23 +25,27 @@ class KnownEnv:
 
     env_id: str
     adapters: tuple[str, ...]  # the one that `auto` takes first
-    observation: str = ""
+    observation: str = ""  # and action: of those that were made
     action: str = ""
     fault: str = ""
 
 
 def known_envs(text: str = "") -> Iterator[KnownEnv]:
-    """Yields the newest versions of all ids that have `text` in them, as they are made."""
+    """Yields the newest versions of all ids that have `text` in them, each made to see its spaces.
+
+    Without a text they are hundreds: none is made, and faults are those that are known before.
+    """
     for family in FAMILIES:
         if not absent({family.module: ""}):
             register_family(family)
     ids = {*registry, *(env_id for adapter in ADAPTERS.values() for env_id in adapter.ids)}
+    ids -= _ADAPTERS_OF_GYM
     pool = _envpool_ids()
     if text:
         ids |= pool
     shown = {*newest_ids(ids), *ADAPTERS["game"].ids}  # EnvPool has namesakes of the games
     for env_id in sorted(one for one in shown if text.lower() in one.lower()):
-        yield _known(env_id, env_id in pool)
+        yield _known(env_id, env_id in pool, made=bool(text))
 
 
 def lacking() -> list[str]:
@@ -55,7 +61,7 @@ def _envpool_ids() -> set[str]:
     return set(import_module("envpool").list_all_envs())
 
 
-def _known(env_id: str, pooled: bool) -> KnownEnv:
+def _known(env_id: str, pooled: bool, made: bool) -> KnownEnv:
     chosen = choose_adapter(env_id)
     if pooled and env_id not in registry:
         chosen = "envpool"
@@ -67,6 +73,8 @@ def _known(env_id: str, pooled: bool) -> KnownEnv:
     adapters = tuple(dict.fromkeys([chosen, *others, *(["envpool"] if pooled else [])]))
     try:
         with _silent():
+            if not made:
+                return KnownEnv(env_id, adapters, fault=" ".join(check_env(env_id, chosen)))
             env = make_env(env_id, 1, adapter=chosen)
             try:
                 space = getattr(env, "structured_space", env.observation_space)

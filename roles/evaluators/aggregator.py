@@ -7,7 +7,7 @@ is the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,9 +80,12 @@ class Aggregator:
     Who has answered is asked again, so that the slowest is waited for no longer than one share.
     """
 
-    def __init__(self, below: Sequence[Any], share: int | None, timeout_s: float) -> None:
-        """`share`: the directions in a question; None: what there is, once for each below."""
-        self._below, self._share, self._timeout_s = list(below), share, timeout_s
+    def __init__(self, below: Mapping[str, Any], share: int | None, timeout_s: float) -> None:
+        """`below`: by what errors call them.
+
+        `share`: the directions in a question; None: what there is, once for each below.
+        """
+        self._below, self._share, self._timeout_s = dict(below), share, timeout_s
 
     @classmethod
     def remote(cls, *arguments: Any) -> runtime.ActorHandle:
@@ -96,23 +99,52 @@ class Aggregator:
         share = self._share or -(-(end - first) // len(self._below))
         parts = [(at, min(at + share, end)) for at in range(first, end, share)][::-1]
         tried, idle = Tried(), list(self._below)
-        under_way: dict[runtime.ObjectRef, Any] = {}
+        under_way: dict[runtime.ObjectRef, str] = {}
         while parts or under_way:
             while parts and idle:
-                one, part = idle.pop(0), parts.pop()
+                name, part = idle.pop(0), parts.pop()
+                one = self._below[name]
                 if isinstance(one, runtime.ActorHandle):
-                    under_way[one.score.remote(weights, number, *part)] = one
+                    under_way[one.score.remote(weights, number, *part)] = name
                 else:
                     tried.add(one.score(weights, number, *part))
-                    idle.append(one)
+                    idle.append(name)
             if under_way:
                 ready, _ = runtime.wait(list(under_way), timeout=self._timeout_s)
                 if not ready:
                     raise EvaluatorLate(
-                        f"timed out after {self._timeout_s:g} s: {len(under_way)} of "
-                        f"{len(self._below)} that were asked to try directions have not answered. "
-                        "If it only takes longer, raise `timeout`."
+                        f"timed out after {self._timeout_s:g} s: {', '.join(under_way.values())} "
+                        "did not answer, asked to try directions. If it only takes longer, raise "
+                        "`timeout`."
                     )
                 idle.append(under_way.pop(ready[0]))
                 tried.add(runtime.get(ready[0]))
         return tried
+
+
+def aggregated(
+    evaluators: Sequence[Any], share: int | None, timeout_s: float, fan_out: int | None
+) -> tuple[Aggregator, list[runtime.ActorHandle]]:
+    """Returns the root over evaluators, and the aggregators between that are actors.
+
+    None of them hears of more than `fan_out`; None: the root hears of all. Aggregators are actors
+    where those below them are.
+    """
+    actors: list[runtime.ActorHandle] = []
+    nodes = {f"evaluator {number}": one for number, one in enumerate(evaluators)}
+    width = 1  # evaluators below each of `nodes`
+    while fan_out is not None and len(nodes) > fan_out:
+        above: dict[str, Any] = {}
+        width *= fan_out
+        for first in range(0, len(evaluators), width):
+            names = list(nodes)[:fan_out]
+            below = {name: nodes.pop(name) for name in names}
+            last = min(first + width, len(evaluators)) - 1
+            name = f"the aggregator of evaluators {first} to {last}"
+            if any(isinstance(one, runtime.ActorHandle) for one in below.values()):
+                actors.append(Aggregator.remote(below, share, timeout_s))
+                above[name] = actors[-1]
+            else:
+                above[name] = Aggregator(below, share, timeout_s)
+        nodes, share = above, None  # what is below has its own
+    return Aggregator(nodes, share, timeout_s), actors

@@ -118,7 +118,8 @@ class SampleSender:
         return self._tally.row(self._gmi_id)
 
     def _over(self) -> bool:
-        return self._board.finished() or self.mgr.stop_requested()
+        mgr = self.mgr
+        return self._board.finished() or mgr.stop_requested() or mgr.is_bereft
 
     def _take_newest(self) -> None:
         if self._board.version() > self._version:

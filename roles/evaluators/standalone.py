@@ -100,6 +100,13 @@ class Evaluator:
         self._id, self._num_env = env, checked_count("num_env", num_env, 1)
         self._seed = seed = checked_count("seed", seed, 0, 2**32 - 1)
         self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
+        for key in ("optimizer", "drop_slowest"):
+            if settings is not None and key in settings:
+                raise RoleError(
+                    f"settings has {key}: {settings[key]!r}; from Python the optimizer is an "
+                    "object that is given its evaluators. Leave it out, and make one such as "
+                    "rl.AllReduce(algorithm, evaluators, drop_slowest=1)."
+                )
         its = validated(algorithm.Settings, settings or {})
         self._kinds = trained_on(algorithm, its)
         if not self._kinds:

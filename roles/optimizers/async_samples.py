@@ -1,7 +1,8 @@
 """Asynchronous training on samples: batches of segments in, versions of a policy out.
 
-Agents send segments all the time. Trainers meet in each minibatch's gradient, and once an
-iteration; the first one publishes the policy on the board after every update.
+Agents send segments all the time, to trainers of their host. Trainers meet in each minibatch's
+gradient, and once an iteration; the first one of each host publishes the policy on its board after
+every update.
 
 No segment is trained on twice, or lost silently. A batch's slots are given back to the agents only
 when it is certain that its update stays: with several trainers, when all have begun the next
@@ -78,6 +79,7 @@ class AsyncSampleRounds:
         config, experience = mgr.config, mgr.config.experience
         self._mgr, self._group, self._stacking = mgr, context.group, role.observed.stacking
         self._generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
+        type(role.algorithm).check_segments()
         self.learner = Learner(
             role.algorithm, self._generator, pool=pool, capture_loss=capture_loss
         )
@@ -104,7 +106,9 @@ class AsyncSampleRounds:
         lag = experience.max_policy_lag if self.trains_once else sys.maxsize
         self._batcher = Batcher(receivers, segments, lag, mgr.timeout, device=device)
         self._writer: BoardWriter | None = None
-        if self._group.rank == 0:
+        host = mgr.layout.host_of(mgr.GMI_id)
+        first = next(t for t in self._trainers if mgr.layout.host_of(t) == host)
+        if mgr.GMI_id == first:
             assert context.wires.board is not None
             self._writer = context.wires.board.writer()
         self._marks: dict[int, Marks] = {}  # what is in the policy, by trainer, by agent
@@ -163,7 +167,7 @@ class AsyncSampleRounds:
             self._resumed = True
             self._count_undone(marks)
         newest = -1 if self._writer is None else self._writer.version()
-        newest = group.exchange(newest + 1)[0] - 1
+        newest = max(group.exchange(newest + 1)) - 1  # of all hosts' boards
         if self.board_version <= newest:
             self._ahead += newest + 1 - self.board_version
         self._publish()

@@ -19,6 +19,7 @@ from gmi_drl.roles.policies.flat_parameters import FlatParameters, ParameterGrou
 
 _MIN_LR: Final = 1e-6
 _MAX_LR: Final = 1e-2
+_BETAS: Final = (0.9, 0.999)  # of Adam
 # torch's fused Adam cuts a vector of any length among all threads and waits for the last of them,
 # which takes milliseconds where others use the cores. Its other operations run in one thread up to
 # this many numbers.
@@ -103,23 +104,20 @@ class Descent:
             # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
             self._rate = torch.full((), settings.learning_rate, device=data.device)
         self.in_one_thread = self._rate is None and data.numel() <= _NUMEL_OF_A_THREAD
-        rate = settings.learning_rate if self._rate is None else self._rate
-        capturable = self._rate is not None
-        self._optimizer: torch.optim.Optimizer
+        # By the names that torch's optimizers have for them. To make one of those imports
+        # torch._dynamo, which takes longer than to import torch.
+        self.hyperparameters: dict[str, Any] = {
+            "lr": settings.learning_rate if self._rate is None else self._rate
+        }
         self.moments: dict[str, Tensor] = {}
-        if settings.descends_by == "sgd":
-            self._optimizer = torch.optim.SGD([data], lr=rate)
-        else:
-            self._optimizer = torch.optim.Adam(
-                [data], lr=rate, eps=settings.adam_eps, fused=True, capturable=capturable
-            )
-            # What Adam makes at its first step: there from the beginning, at one place for good.
+        if settings.descends_by == "adam":
+            self.hyperparameters |= {"betas": _BETAS, "eps": settings.adam_eps}
+            # There from the beginning, at one place for good.
             self.moments = {
                 "step": torch.zeros((), device=data.device),
                 "exp_avg": torch.zeros_like(self.data),
                 "exp_avg_sq": torch.zeros_like(self.data),
             }
-            self._optimizer.state[data] = self.moments
         # What `step` changes.
         self.changed: list[Tensor] = [self.data, *self.moments.values()]
         if self._rate is not None:
@@ -128,20 +126,14 @@ class Descent:
     @property
     def learning_rate(self) -> float:
         """The rate of the next step. On a GPU reading it waits for the device; setting does not."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self.hyperparameters["lr"])
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         if self._rate is None:
-            self._optimizer.param_groups[0]["lr"] = value
+            self.hyperparameters["lr"] = value
         else:
             self._rate.fill_(value)
-
-    @property
-    def hyperparameters(self) -> dict[str, Any]:
-        """Those of torch's optimizer: `lr`, a tensor on a GPU, and Adam's."""
-        found: dict[str, Any] = self._optimizer.param_groups[0]
-        return found
 
     @classmethod
     def of_piece(cls, piece: FlatParameters | Piece, settings: AlgorithmConfig) -> Descent:
@@ -189,16 +181,17 @@ class Descent:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, partly the tensors themselves. On a GPU the learning rate is one.
+        """As torch's Adam or SGD gives it, partly the tensors themselves; on a GPU the rate is one.
 
         Moments are without padding, as torch's own Adam on parameters end to end has them.
         """
-        state: dict[str, Any] = self._optimizer.state_dict()
         moments = {
             name: self._parameters.packed(moment) if moment.ndim else moment
             for name, moment in self.moments.items()
         }
-        return state | {"state": {0: moments}}
+        return {
+            "state": {0: moments}, "param_groups": [{"params": [0], **self.hyperparameters}],
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Moments and learning rate of `state`, from whichever device, into the tensors in use."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.frames import Observed
+from gmi_drl.roles.threads import is_all_ours, rows_at_once, threads_for
 
 from .manager import GMI_manager, GmiContext
 from .role import DRL_role
@@ -52,6 +54,7 @@ class ActingRole(DRL_role):
     observed: Observed  # how batches keep observations
     stacking: Stacking | None  # how observations are stacks of frames
     come_and_go: bool  # whether rows are agents, which are not always there
+    rows_of_env: int  # that a policy is given of each environment at once: 1, or its agents
     _shared_pool: Pool | None = None
 
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
@@ -103,6 +106,7 @@ class ActingRole(DRL_role):
         self.observed = Observed.of(env, observation_width(env.observation_space), self.algorithm)
         self.stacking = getattr(env, "stacking", None)
         self.come_and_go = hasattr(env, "present")
+        self.rows_of_env = max((len(group.agents) for group in groups), default=1)
 
     def _built(self, env: Any, shared: torch.Generator) -> Algorithm:
         """Makes an algorithm with a policy of its own, for what has the spaces of environments."""
@@ -133,6 +137,23 @@ class ActingRole(DRL_role):
     def overrides(self, name: str) -> bool:
         """Tells whether this class has a method `name` of its own."""
         return getattr(type(self), name) is not getattr(ActingRole, name)
+
+    @contextmanager
+    def use_threads(self) -> Iterator[None]:
+        """Has this block compute with as many threads as the network built keeps busy, on a CPU.
+
+        What code of the user's computes for a row is not known: with a network or an algorithm of
+        theirs, it keeps a thread a core.
+        """
+        context, before = self.mgr.context, torch.get_num_threads()
+        is_known = not self.overrides("make_policy") and is_all_ours(context.config.algorithm)
+        if context.device.type == "cpu" and is_known:
+            rows = rows_at_once(context.config, context.layout, self.GMI_id) * self.rows_of_env
+            torch.set_num_threads(threads_for(rows, self.policy.network, before))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def batch(self, num_env: int) -> Batch:
         """The buffers of a horizon of `num_env` environments, for this algorithm and policy."""

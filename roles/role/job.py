@@ -30,7 +30,7 @@ class Wires:
     """
 
     links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
-    board: BoardSpec | None = None  # what agents read policies from; the first trainer writes
+    board: BoardSpec | None = None  # agents read policies there; the first trainer here writes
 
     def of(self, gmi_id: int) -> Wires:
         """Returns the wires of one GMI, as a call carries 253 descriptors at most."""

@@ -33,7 +33,8 @@ class Trainer(ActingRole):
     def train(self) -> dict[str, Any]:
         """Train to the end, or as far as the pause of its context says."""
         optimizer, make_env = self.make_optimizer(), partial(self.make_env, seed=2)
-        return Training(self.mgr, optimizer, self.description, make_env).run()
+        with self.use_threads():
+            return Training(self.mgr, optimizer, self.description, make_env).run()
 
 
 class Holistic(Trainer):
@@ -53,7 +54,8 @@ class Agent(ActingRole):
         self.build(env)
         sampler = self.make_sampler(env)
         self.mgr.await_set_up()
-        return sampler.run()
+        with self.use_threads():
+            return sampler.run()
 
     def make_sampler(self, env: VecEnv) -> RolloutLoop | SampleSender:
         """Returns what samples in `env` as the optimizer wants it, with the policy built."""

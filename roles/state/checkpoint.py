@@ -38,6 +38,7 @@ from gmi_drl.runtime.cache_files import replace_file
 _FORMAT = "gmi-drl checkpoint"
 _VERSION = 1
 _SEALED = ".sealed"
+_NAME = re.compile(r"iteration_(\d+)")
 
 
 class _Part(BaseModel, strict=True):
@@ -162,7 +163,7 @@ def make_room(checkpoints: Path) -> list[str]:
     """Remove all but the newest checkpoint and the newest complete one; the names of what went."""
     removed = []
     with suppress(OSError):
-        found = _all(checkpoints)
+        found = all_in(checkpoints)
         kept = [*[folder for folder in found if not _is_policy_only(folder)][-1:], *found[-1:]]
         for folder in found:
             if folder not in kept:
@@ -172,7 +173,7 @@ def make_room(checkpoints: Path) -> list[str]:
 
 
 def _replaced(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
-    found = _all(checkpoints)
+    found = all_in(checkpoints)
     mine = found.index(newest)
     partial = [folder for folder in found[:mine] if _is_policy_only(folder)]
     whole = [folder for folder in found[:mine] if folder not in partial]
@@ -229,7 +230,7 @@ def newest(
     checkpoints: Path, wanted: Callable[[Checkpoint], bool] = lambda found: True
 ) -> Path | None:
     """The newest checkpoint that is not torn and is `wanted`, if there is one."""
-    for candidate in reversed(_all(checkpoints)):
+    for candidate in reversed(all_in(checkpoints)):
         try:
             if wanted(_read(candidate)):
                 return candidate
@@ -248,7 +249,7 @@ def find(folder: Path) -> Checkpoint:
         return _read(folder)
     its = folder / "checkpoints"
     checkpoints = its if its.is_dir() else folder
-    found = _all(checkpoints)
+    found = all_in(checkpoints)
     if not found and not its.is_dir() and not (folder / "config.yaml").is_file():
         return _read(folder)  # which says what it lacks
     if not found:
@@ -268,7 +269,7 @@ def find(folder: Path) -> Checkpoint:
 def _read(folder: Path) -> Checkpoint:
     """A checkpoint whose manifest is ours and whose files are what the manifest says."""
     manifest = _manifest_of(folder)
-    named = re.fullmatch(r"iteration_(\d+)", folder.name)
+    named = _NAME.fullmatch(folder.name)
     if named and int(named[1]) != manifest["iteration"]:
         raise CheckpointError(
             f"{folder} holds iteration {manifest['iteration']}, and its name is of another: it was "
@@ -322,10 +323,14 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _all(checkpoints: Path) -> list[Path]:
+def all_in(checkpoints: Path) -> list[Path]:
+    """Returns the folders of a run's checkpoints, whole or not, by iteration.
+
+    Others beside them, such as copies under names of the user's, are none of the run's.
+    """
     # Not glob: it takes a folder that cannot be listed for an empty one.
     names = os.listdir(checkpoints) if checkpoints.is_dir() else []
-    found = [checkpoints / name for name in names if name.startswith("iteration_")]
+    found = [checkpoints / name for name in names if _NAME.fullmatch(name)]
     return sorted(filter(Path.is_dir, found), key=lambda path: (len(path.name), path.name))
 
 

@@ -67,7 +67,7 @@ class Saver:
         def commit(**more: bool) -> None:
             nonlocal unremoved
             if first:
-                self._check_epoch()
+                self.check_epoch()
                 path = checkpoint.commit(self._folder, iteration, manifest | more)
                 unremoved = checkpoint.prune(self._folder, path, _KEPT)
 
@@ -109,7 +109,7 @@ class Saver:
             checkpoint.begin(self._folder, iteration)
             checkpoint.write_part(self._folder, iteration, "shared", shared)
             manifest = manifest | self._known
-            self._check_epoch()
+            self.check_epoch()
             path = checkpoint.commit(self._folder, iteration, manifest)
         except OSError as error:
             checkpoint.discard(self._folder, iteration)
@@ -167,7 +167,8 @@ class Saver:
         if self._group.rank == 0:
             checkpoint.mend(self._folder)
 
-    def _check_epoch(self) -> None:
+    def check_epoch(self) -> None:
+        """Raises CheckpointError if this host was taken for lost, and others have gone on."""
         if not self._epoch:
             return
         run = self._folder.parent / "run.json"

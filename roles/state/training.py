@@ -8,7 +8,8 @@ for good with its device, the others leave what they have for those of a smaller
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep, time
@@ -24,7 +25,7 @@ from gmi_drl.roles.role.manager import GMI_manager
 from gmi_drl.roles.telemetry.experience import Experience
 from gmi_drl.roles.telemetry.phases import rounded
 from gmi_drl.roles.telemetry.progress import MetricsLog
-from gmi_drl.runtime.process.progress import beat
+from gmi_drl.runtime.process.progress import beat, waiting
 
 from . import checkpoint, recovery, request, saving
 
@@ -55,10 +56,16 @@ class Training:
         self._description, self._make_env = description, make_env
         context = mgr.context
         self._group, self._run = context.group, mgr.config.run
+        # The clock of all GMIs: one of this host that never jumps, or the one that others have too.
+        self._clock = perf_counter if mgr.layout.hosts == 1 else time
         self._iteration = self._steps = 0
         self._saved = -1  # the iteration of the last checkpoint of this launch
         self._trained_s = 0.0
         self._finished = self._stopped = self._requested = False
+        same_host = mgr.layout.on_host(mgr.layout.host_of(mgr.GMI_id))
+        # One of each host tells of lineage, as what one tells may be lost with its host.
+        first = next(gmi.gmi_id for gmi in same_host if "trainer" in gmi.roles)
+        self._tells_lineage = context.folder is not None and mgr.GMI_id == first
         self._log: MetricsLog | None = None
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
         self._lineage: dict[str, Any] | None = None  # of the last iteration, where it is recorded
@@ -140,8 +147,9 @@ class Training:
         cluster = mgr.config.cluster
         if cluster is not None and cluster.on_loss != "fail":
             deadline_s = perf_counter() + _TOLD_S
-            while not mgr.is_bereft and perf_counter() < deadline_s:
-                sleep(0.05)
+            with waiting:
+                while not mgr.is_bereft and perf_counter() < deadline_s:
+                    sleep(0.05)
         return mgr.is_bereft
 
     def _leave_state(self) -> dict[str, Any]:
@@ -153,7 +161,7 @@ class Training:
             shared = state["learned"] | {
                 "iteration": iteration,
                 "steps": state["steps"],
-                "trained_s": state["trained_s"] + time() - state["began"],
+                "trained_s": state["trained_s"] + self._clock() - state["began"],
                 "metrics": state["metrics"],  # its line may have been another's to write
             }
             manifest = self._manifest() | {"steps": state["steps"], "gmis": []}
@@ -195,12 +203,16 @@ class Training:
         self._metrics = metrics if due else None
         if self._log is not None:
             if due:
+                if self._saver is not None:
+                    self._saver.check_epoch()
                 self._log.write(metrics)
             held = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": context.of_all("sm_count")}
             report = {"kind": "iteration", **metrics, **held}
             if self._lineage is not None:
                 report["lineage"] = self._lineage
             self._mgr.report(report)
+        elif self._tells_lineage and self._lineage is not None:
+            self._mgr.report({"kind": "lineage", "lineage": self._lineage})
         every = self._mgr.config.comm.checksum_every
         if every and self._iteration % every == 0:
             self._check_identical()
@@ -298,8 +310,8 @@ class Training:
             if self._log is not None:
                 self._log.close()
             self._log = MetricsLog(folder, self._iteration, self._metrics, self._mgr.warn)
-            if self._run.lineage:
-                self._report_branch(self._lineage, self._generation)
+        if self._tells_lineage and self._run.lineage:
+            self._report_branch(self._lineage, self._generation)
 
     def _state(self) -> dict[str, Any]:
         """Returns what a GMI that comes back needs to go on as if it had been there."""
@@ -313,8 +325,7 @@ class Training:
             "metrics": self._metrics,
             "lineage": self._lineage,
             "trained_s": self._trained_s,
-            # By the clock that other hosts have too.
-            "began": time() - (perf_counter() - self._began),
+            "began": self._clock() - (perf_counter() - self._began),
         }
 
     def _take_over(self, state: dict[str, Any]) -> None:
@@ -325,7 +336,7 @@ class Training:
         self._metrics, self._lineage = state["metrics"], state["lineage"]
         self._restored = "peers"
         self._trained_s = state["trained_s"]
-        self._began = perf_counter() - (time() - state["began"])
+        self._began = perf_counter() - (self._clock() - state["began"])
         self._saved = -1
         # At once: should the one that gave it die just now, this GMI is one that holds it.
         self._snapshots.keep(self._iteration, self._state())
@@ -341,7 +352,8 @@ class Training:
         self._restored = str(saved.folder)
         warning = compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
-        self._optimizer.load_state_dict(shared)
+        with _told_of_missing(saved):
+            self._optimizer.load_state_dict(shared)
         descent, rate = self._optimizer.learner.descent, self._mgr.config.algorithm.learning_rate
         wrote = saved.manifest.get("learning_rate", rate)
         if wrote != rate and self._pause is None:  # a resize has changed it
@@ -358,7 +370,9 @@ class Training:
         else:
             anew = saving.begun_anew(saved, self._mgr.layout)
             if gmi_id not in anew:
-                self._optimizer.load_own_state(saved.load(f"gmi{gmi_id}"))
+                own = saved.load(f"gmi{gmi_id}")
+                with _told_of_missing(saved):
+                    self._optimizer.load_own_state(own)
             if anew := [one for one in anew if self._mgr.layout.gmi(one).num_env]:
                 which = f"GMI{'s' if len(anew) > 1 else ''} {', '.join(map(str, anew))}"
                 warning += f" {saved.folder} is of another layout: {which} begin new episodes."
@@ -437,3 +451,15 @@ class Training:
                 "env.max_episode_steps sets another limit, of training too."
             )
         return result | returns
+
+
+@contextmanager
+def _told_of_missing(saved: checkpoint.Checkpoint) -> Iterator[None]:
+    """Raises CheckpointError where what goes on needs an entry that a checkpoint does not have."""
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(
+            f"{saved.folder} has no {error}, which this gmi-drl goes on with: another release "
+            "wrote it. Resume with the release that wrote it, or begin a new run."
+        ) from error

@@ -162,9 +162,20 @@ def run_directory() -> Path:
     return _local("run_directory").server.directory
 
 
-def keep_gcs(path: Path | str) -> None:
-    """Moves the control store's file to `path`, with all that is in it, to stay."""
-    _local("keep_gcs").gcs.move(Path(path))
+def keep_gcs(path: Path | str, *, is_shared: bool = False) -> None:
+    """Moves the control store's file to `path`, with all that is in it, to stay.
+
+    `is_shared`: `path` may be on a file system of a network.
+    """
+    _local("keep_gcs").gcs.move(Path(path), is_shared=is_shared)
+
+
+def merge_gcs(path: Path | str, prefix: str) -> None:
+    """Takes the control store at `path`, of a runtime that has ended, into this one's.
+
+    Names of its tasks and actors, and texts of its events, begin with `prefix` here.
+    """
+    _local("merge_gcs").gcs.merge(Path(path), prefix)
 
 
 def record_rows(rows: Sequence[Row]) -> None:

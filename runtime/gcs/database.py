@@ -30,6 +30,7 @@ _MOST_TASKS: Final = 1 << 32  # no run has more
 _TYPES: Final[dict[type[Any], dict[str, Any]]] = {
     table.row: get_type_hints(table.row) for table in TABLES
 }
+_MARKED: Final = {"tasks": "name", "actors": "name", "events": "text"}  # with whose they are
 _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
 # Python cannot decode what SQLite says of a damaged schema, if its names are in that.
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
@@ -62,8 +63,9 @@ class DamagedStoreError(GcsError):
 class Database:
     """The file, open for writing, by one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
+        """`is_shared`: it may lie on a file system of a network, where WAL must not be used."""
+        self.path, self._journal = path, "DELETE" if is_shared else "WAL"
         try:
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
@@ -113,8 +115,12 @@ class Database:
         self._connection.execute(f"DELETE FROM {name} WHERE id <= ({least})")
         self._untrimmed[row_class] = 0
 
-    def take_over(self, path: Path) -> None:
-        """Copies in what another store, which nobody writes now, has recorded."""
+    def take_over(self, path: Path, prefix: str = "") -> None:
+        """Copies in what another store, which nobody writes now, has recorded.
+
+        `prefix` is put before the names of its tasks and actors and the texts of its events. What
+        was copied in before is not there twice.
+        """
         names, execute = ", ".join(TABLE_OF[TaskRow].columns), self._connection.execute
         base = self._last_number()
         execute("ATTACH ? AS old", (str(path),))
@@ -122,10 +128,20 @@ class Database:
             with self._transaction():
                 if base:
                     execute("DELETE FROM tasks WHERE id IN (SELECT id FROM old.tasks)")
-                moved = f"SELECT number + {base}, {names} FROM old.tasks"
-                execute(f"INSERT INTO tasks (number, {names}) {moved}")
-                for name in (table.name for table in TABLES if table.key != "number"):
-                    execute(f"INSERT OR REPLACE INTO {name} SELECT * FROM old.{name}")
+                for table in TABLES:
+                    marked = _MARKED.get(table.name)
+                    columns = ", ".join(
+                        f"? || {name}" if name == marked else name for name in table.columns
+                    )
+                    values = (prefix,) if marked else ()
+                    if table.key == "number":
+                        moved = f"SELECT number + {base}, {columns} FROM old.tasks"
+                        execute(f"INSERT INTO tasks (number, {names}) {moved}", values)
+                        continue
+                    moved = f"SELECT {columns} FROM old.{table.name}"
+                    if not table.key:
+                        moved += f" EXCEPT SELECT * FROM {table.name} ORDER BY 1"
+                    execute(f"INSERT OR REPLACE INTO {table.name} {moved}", values)
         finally:
             execute("DETACH old")
         self._unfinished.update(self._find_unfinished(base))
@@ -149,7 +165,7 @@ class Database:
             raise _not_a_store(self.path, application, version)
         if count:
             self._check(version)
-        execute("PRAGMA journal_mode=WAL")
+        execute(f"PRAGMA journal_mode={self._journal}")
         execute("PRAGMA synchronous=NORMAL")
         execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         with self._transaction():

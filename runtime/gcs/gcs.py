@@ -12,6 +12,7 @@ import os
 import sqlite3
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,7 +63,7 @@ class Gcs:
         self._reader: sqlite3.Connection | None = None
         self._reading = threading.Lock()
         self.chains: Chains | None = None  # the replicas, if there are any
-        self._database = Database(path)
+        self._database, self._is_shared = Database(path), False
         if replicas:
             from .chain import Chains
 
@@ -149,17 +150,18 @@ class Gcs:
         else:
             self.chains.sync(timeout_s)
 
-    def move(self, path: Path) -> None:
+    def move(self, path: Path, *, is_shared: bool = False) -> None:
         """Goes on in another file, with all that was recorded; the old one is removed.
 
-        A store that is there already is added to. On GcsError nothing has changed.
+        A store that is there already is added to. On GcsError nothing has changed. `is_shared`: it
+        may lie on a file system of a network; only one process may write it.
         """
         with self._file:
             old = self._database
             if path.absolute() == old.path.absolute():
                 return
             was_there = path.exists()
-            new = Database(path)
+            new = Database(path, is_shared=is_shared)
             try:
                 new.take_over(old.path)
             except sqlite3.Error as error:
@@ -172,9 +174,27 @@ class Gcs:
                 ) from error
             with self._reading:
                 self._close_reader()
-                self._database = new
+                self._database, self._is_shared = new, is_shared
         old.close()
         database.remove(old.path)
+
+    def merge(self, path: Path, prefix: str) -> None:
+        """Takes in a store that nobody writes any more; GcsError if it cannot.
+
+        It is removed, where it may be. `prefix` is put before the names of its tasks and actors and
+        the texts of its events.
+        """
+        Database(path, is_shared=True).close()  # what a writer that was killed has left is undone
+        with self._file:
+            try:
+                self._database.take_over(path, prefix)
+            except sqlite3.Error as error:
+                raise GcsError(
+                    f"{path}: the records in it cannot be copied to {self.path} ({error}). "
+                    "Make room; they are copied when the run is gone on with."
+                ) from error
+        with suppress(OSError):  # what stays is merged again, which adds nothing
+            database.remove(path)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Writes what is left and closes the file. What cannot be written counts as dropped."""
@@ -300,7 +320,7 @@ class Gcs:
         with self._reading:
             self._close_reader()
         self._database.close()  # first: closing removes files beside it, by their names
-        self._database = Database(self.path)
+        self._database = Database(self.path, is_shared=self._is_shared)
 
 
 def _count(rows: dict[type[Any], _Rows]) -> int:

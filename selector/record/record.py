@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.colocated_runs import records_folder
-from gmi_drl.launcher.watch.watch import Promise
-from gmi_drl.placement import Config, Topology
+from gmi_drl.launcher.start.jobs import changes
+from gmi_drl.launcher.watch.watch import TOLERANCE, Promise
+from gmi_drl.placement import Config, Topology, load_config
 from gmi_drl.selector.errors import RecordError
+from gmi_drl.selector.tune.algorithms.observations import usable
 from gmi_drl.selector.tune.candidate import (
     REASONS,
     Ask,
@@ -33,6 +35,7 @@ from gmi_drl.selector.tune.candidate import (
     Skipped,
 )
 from gmi_drl.selector.tune.efficiency import Prediction
+from gmi_drl.selector.tune.space import config_of
 
 from .identity import answer_key
 from .journal import FORMAT, Journal, append, begin_journal, cut, damaged, line_text, read_journal
@@ -96,6 +99,36 @@ class TuneRecord:
     def promised(self) -> float | None:
         """Returns environment steps a second of the winner, where there is one."""
         return float(self.choice["steps_per_s"]) if "steps_per_s" in self.choice else None
+
+    def better(self, steps_per_s: float) -> list[str]:
+        """Lists what else was measured and does more than the choice with so many steps/s.
+
+        As overrides of a run of the choice, the best first: by goodput, where that was predicted,
+        and by more than a promise may be off. What has failed since, or would fill the memory, or
+        needs a layout file is left out.
+        """
+        winner = None if self.chosen is None else self.chosen.winner
+        given = self.header.get("config")
+        if winner is None or given is None or winner.row.percents is not None:
+            return []
+        results, prediction = self.results(), self.prediction
+        now = steps_per_s
+        if prediction is not None:
+            now = prediction.goodput(now, winner.samples, winner.horizon)
+        measured = {one.candidate: results.worth(one) for one in results.all}
+        failed = {line["candidate"] for line in self.races if "reason" in line}
+        others = [
+            one
+            for one in usable(measured, failed)
+            if one != winner
+            and one.row.percents is None
+            and measured[one].steps_per_s > (1 + TOLERANCE) * now
+        ]
+        others.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
+        config = load_config(given)
+        before = config_of(config, winner)
+        ways = ([*changes(before, config_of(config, one))] for one in others)
+        return [" ".join(f"{key}={value}" for key, value in way) for way in ways]
 
     @property
     def when(self) -> str:
@@ -173,7 +206,8 @@ def promise_of(config: Config, topology: Topology, beside: Path | None = None) -
         if record.fresh and record.promised is not None:
             key = key or answer_key(config, topology, (beside or Path.cwd()).resolve())
             if record.choice.get("answer") == key:
-                return Promise(record.promised, record.path, functools.partial(expire, record.path))
+                expires = functools.partial(expire, record.path)
+                return Promise(record.promised, record.path, expires, record.better)
     return None
 
 

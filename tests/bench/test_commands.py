@@ -144,12 +144,14 @@ SHRUNK = [  # what is added to the first that a command begins like, to be done 
                              "search.interval_steps=512", *SMALL, *UPDATE_SMALL]),
     ("search", ["run.total_steps=1024", "search.min_steps=512", *SMALL, *UPDATE_SMALL[:2]]),
 ]  # fmt: skip
+LOGGED = ("starts a service", "front/test_loggers.py", '"log": there')
 ELSEWHERE = {  # what takes too long here, by its beginning: why, which test runs it, how
     "launch examples/cartpole.yaml --seeds 5": ("launchers", "front/test_seeds.py", '"--seeds"'),
+    "launch examples/cartpole.yaml --set run.log=[tensorboard,wandb]": LOGGED,
+    "launch examples/cartpole.yaml --set run.log=[mlflow]": LOGGED,
     "tune examples/ant.yaml": ("five minutes", "front/test_tune_runs.py", "tuned_by("),
     "tune config.yaml": ("five minutes", "front/test_tune_runs.py", "tuned_by("),
     "launch examples/auto.yaml": ("tunes first", "front/test_tune_runs.py", "launch(found.output"),
-    "envs": ("makes each of some hundred", "roles/envs/test_families.py", 'main(["envs"'),
     "resize": ("takes a run that trains", "front/test_resize.py", '"gmi_drl", "resize"'),
     "page": ("serves until it is ended", "page/test_server.py", "pages.served("),
 }
@@ -205,11 +207,11 @@ def test_every_command_of_the_pages_runs(tmp_path, monkeypatch):
         with sqlite3.connect("gcs.sqlite") as store:
             ((task,),) = store.execute("SELECT id FROM tasks_text LIMIT 1")
         store.close()
-        asked = dict.fromkeys(tuple(words) for page in PAGES for words in commands(page))
-        for words in sorted(asked, key=lambda words: words[0] in ("launch", "search", "tune")):
-            if not elsewhere(words):
-                line = [task if word in ("ID", "ed9927") else word for word in shrunk(words)]
-                assert main(line) == 0, words
+        asked = [words for page in PAGES for words in commands(page) if not elsewhere(words)]
+        lines = dict.fromkeys(tuple(shrunk(words)) for words in asked)
+        for line in sorted(lines, key=lambda line: line[0] in ("launch", "search", "tune")):
+            words = [task if word in ("ID", "ed9927") else word for word in line]
+            assert main(words) == 0, words
     finally:
         runtime.shutdown()
 

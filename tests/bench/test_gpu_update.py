@@ -17,7 +17,11 @@ def rows_of(tmp_path, *arguments, timeout=50):
     done = subprocess.run(
         [sys.executable, str(UPDATE), *small, "--results", str(tmp_path), *arguments],
         capture_output=True, text=True, timeout=timeout, check=False,
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
+        env=os.environ
+        | {
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # each other one is a process that imports torch
+        },
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

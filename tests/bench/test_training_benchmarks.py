@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic and bookkeeping; no job is run and no time is measured."""
+"""The benchmarks' own arithmetic and bookkeeping; one short job is run, and no time is measured."""
 
 import json
 import sys
@@ -117,6 +117,22 @@ def test_a_job_that_fails_says_how_its_log_ended(tmp_path):
             timedelta(seconds=30),
             lambda pid: None,
         )
+
+
+@pytest.mark.slow
+def test_a_task_of_python_is_trained_by_its_optimizer_and_evaluated():
+    from datetime import timedelta
+
+    import jobs
+    from learning_tasks import TASKS
+
+    task = TASKS["CartPole-v1-rl-apex"]
+    settings = replace(task.ours, steps=2_048, evaluate=2)
+    job = jobs.run_rl(settings, task.rl, task.agents, timedelta(minutes=2), None, task.algorithm)
+    assert job.steps == 2_048
+    assert job.evaluation["episodes"] == 2
+    assert job.evaluation["mean"] >= 8.0  # no episode of CartPole is shorter
+    assert job.curve[-1][0] == 2_048
 
 
 def test_cells_survive_a_new_start_and_merging_keeps_what_is_there(tmp_path):

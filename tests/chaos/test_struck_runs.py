@@ -12,10 +12,34 @@ CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [0, 2, 3, 6], ids=["tcg_ex", "tdg_ex", "async", "replay"])
-def test_a_run_that_is_struck_again_and_again_comes_to_its_end(seed):
-    words = [sys.executable, str(CHAOS), "--only", str(seed), "--strikes", "2", "--json"]
+@pytest.mark.parametrize(
+    ("mode", "seed", "strikes"),
+    [
+        ("tcg_ex", 4626, 1),
+        ("tdg_ex", 2, 2),
+        ("async", 1091, 2),
+        ("replay", 1096, 2),
+        ("resize", 279, 1),
+        ("hosts", 363, 1),
+    ],
+)
+def test_a_run_that_is_struck_again_and_again_comes_to_its_end(mode, seed, strikes):
+    check("--modes", mode, "--only", str(seed), "--strikes", str(strikes))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("seed", "strikes"), [(2, 2)])
+def test_a_run_over_hosts_whose_processes_are_killed_comes_to_its_end(seed, strikes):
+    pytest.importorskip("ray")
+    check("--modes", "hosts", "--ray", "--only", str(seed), "--strikes", str(strikes))
+
+
+def check(*words):
+    """Runs a case."""
+    words = [sys.executable, str(CHAOS), *words, "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=800, check=False)
+    assert done.stdout, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["failure"] == "", "\n".join(outcome["told"])
     assert outcome["blows"]

@@ -1,5 +1,7 @@
 """AlphaZero end to end: two GMIs, kills, a resume, and what was learned at play afterwards."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ import yaml
 import bodies_games
 import faults
 import gmi_drl
+from gmi_drl.gmi import GmiDied
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened
 from gmi_drl.roles.envs import EnvSpecError
@@ -129,6 +132,23 @@ def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, undisturbed):
     resumed = gmi_drl.launch(resume=part.folder, overrides=words, view="none")
     assert resumed.iteration == undisturbed.iteration
     assert learned(resumed) == learned(undisturbed)
+
+
+def test_a_checkpoint_of_before_replays_told_versions_is_refused_by_name(tmp_path, undisturbed):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed.folder, run)
+    saved = checkpoint.find(run)
+    iteration = saved.manifest["iteration"]
+    checkpoint.begin(run / "checkpoints", iteration)
+    for part in ("shared", "gmi0", "gmi1"):
+        state = saved.load(part)
+        if part == "shared":
+            del state["replay"]["version"]
+        checkpoint.write_part(run / "checkpoints", iteration, part, state)
+    checkpoint.commit(run / "checkpoints", iteration, saved.manifest)
+    said = r"CheckpointError: .* has no 'version', .*Resume with the release that wrote it"
+    with pytest.raises(GmiDied, match=said):
+        gmi_drl.launch(resume=run, overrides=["run.total_steps=1000"], view="none")
 
 
 def test_what_was_learned_plays_afterwards_by_the_best_network(undisturbed, tmp_path):

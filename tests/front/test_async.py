@@ -72,7 +72,7 @@ MORTAL = {"agent": bodies_async.MortalAsyncAgent, "trainer": bodies_async.Mortal
 
 
 @pytest.mark.parametrize("channels", ["auto", pytest.param("ucc", marks=pytest.mark.slow)])
-def test_one_device_collects_and_the_other_one_trains(tmp_path, channels):
+def test_one_device_collects_and_the_other_one_trains(tmp_path, channels, learning_curve):
     result = launch(config(tmp_path, experience__channels=channels))
     assert (result.state, result.iteration) == ("finished", ITERATIONS)
     lines = metrics(result.folder)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -218,19 +216,6 @@ def test_a_config_names_classes_beside_it_with_their_options(config, warm, mine)
     assert mine.read_text().split() == ["10", "20", "30", "40"]
 
 
-@pytest.mark.slow
-def test_each_seed_has_callbacks_of_its_own(config, tmp_path):
-    class Writes:
-        def on_start(self, run):
-            self.file = tmp_path / f"seed{run.config.run.seed}"
-
-        def on_end(self, end):
-            self.file.write_text(end.state)
-
-    gmi_drl.launch(config, seeds=2, view="none", callbacks=[Writes()])
-    assert [(tmp_path / f"seed{seed}").read_text() for seed in (3, 4)] == ["finished"] * 2
-
-
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
@@ -356,13 +341,20 @@ def test_measured_candidates_have_no_callbacks_and_no_loggers(monkeypatch, confi
 
 
 @pytest.mark.slow
-def test_the_example_keeps_the_best_checkpoint_and_says_how_it_ended(tmp_path):
+def test_the_example_keeps_the_best_checkpoint_and_says_how_it_ended(
+    tmp_path, warm, monkeypatch, capsys
+):
+    whole = gmi_drl.launch
+
+    def launch(config, overrides, callbacks):
+        few = [*overrides, "run.total_steps=12000"]
+        return whole(config, overrides=few, callbacks=callbacks, view="plain")
+
+    monkeypatch.setattr(gmi_drl, "launch", launch, raising=False)
+    monkeypatch.chdir(tmp_path)
     example = Path(__file__).parents[2] / "examples" / "callbacks.py"
-    ended = subprocess.run(
-        [sys.executable, example], capture_output=True, text=True, timeout=110, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    best = ended.stdout.splitlines()[-1].removeprefix("best checkpoint: ")
+    runpy.run_path(str(example), run_name="__main__")
+    out = capsys.readouterr().out
+    best = out.splitlines()[-1].removeprefix("best checkpoint: ")
     assert (Path(best) / "manifest.json").is_file()
-    assert re.search(r"(finished|stopped); the best return was \d+", ended.stdout)
+    assert re.search(r"(finished|stopped); the best return was \d+", out)

@@ -11,8 +11,8 @@ from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi import DiscoveryError, GmiDied, GmiError
 from gmi_drl.launcher.folder.run_folder import RunFolderError
 from gmi_drl.placement import ConfigError, LayoutError
-from gmi_drl.roles.envs.errors import EnvError
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.envs.errors import EnvError, EnvSpecError
+from gmi_drl.roles.errors import CheckpointError, RoleError, RoleLoadError
 from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, task_error
 from gmi_drl.runtime.gcs.database import DamagedStoreError, GcsError
 from gmi_drl.selector.errors import (
@@ -24,8 +24,8 @@ from gmi_drl.selector.errors import (
 )
 
 BAD_INPUT = (
-    BudgetTooShort, ConfigError, DamagedStoreError, DiscoveryError, GcsError, LayoutError,
-    OutputError, RecordError, RunFolderError,
+    BudgetTooShort, CheckpointError, ConfigError, DamagedStoreError, DiscoveryError, EnvSpecError,
+    GcsError, LayoutError, OutputError, RecordError, RoleLoadError, RunFolderError,
 )  # fmt: skip
 FAILED = (
     ActorDiedError, ActorRuntimeError, CommError, EnvError, GmiDied, GmiError, RoleError,

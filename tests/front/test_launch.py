@@ -141,7 +141,7 @@ def test_the_memory_that_each_gmi_held_is_in_the_metrics_and_in_the_result(tmp_p
     assert 20 << 20 < lines[-1] <= max(result.mem_peak_bytes)
 
 
-def test_two_gmis_train_and_leave_a_whole_folder(tmp_path):
+def test_two_gmis_train_and_leave_a_whole_folder(tmp_path, learning_curve):
     result = launch(config(tmp_path, layout__gmi_per_gpu=2, comm__checksum_every=1))
     assert result.state == "finished"
     assert (result.iteration, result.steps) == (4, 2048)
@@ -216,18 +216,18 @@ def test_the_state_of_a_run_that_failed_has_the_first_line_of_the_error(tmp_path
 
 
 @pytest.mark.slow
-def test_resuming_a_run_that_is_done_says_so_and_how_to_give_it_more(tmp_path, capfd):
-    run = launch(config(tmp_path))
+@pytest.mark.parametrize("target", [None, 1e9])
+def test_resuming_a_run_that_is_done_says_so_and_what_gives_it_more(tmp_path, capfd, target):
+    run = launch(config(tmp_path, run__target_return=target))
     capfd.readouterr()
     steps = load_config(run.folder / "config.yaml").run.total_steps
-    told = (
-        f"nothing was left to do: this run has reached run.total_steps={steps}. For more: "
-        f"gmi-drl launch --resume {run.folder} --set run.total_steps=..."
-    )
     again = gmi_drl.launch(resume=run.folder, view="plain")
     assert (again.state, again.steps) == ("finished", run.steps)
-    assert told in capfd.readouterr().out
-    gmi_drl.launch(resume=run.folder, overrides=["run.total_steps=2304"], view="plain")
+    told = f"nothing was left to do: this run has reached run.total_steps={steps}"
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if told in line]
+    resume, *changes = line.partition(": gmi-drl launch --resume ")[2].split(" --set ")
+    further = gmi_drl.launch(resume=resume, overrides=changes, view="plain")
+    assert (further.state, further.steps >= 2 * steps) == ("finished", True)
     assert "nothing was left" not in capfd.readouterr().out
 
 

@@ -41,7 +41,7 @@ def check_learned(example, tmp_path, until, evaluated, *overrides):
     ids=["ppo", "ppo by two GMIs", "bf16", "a2c", "a2c by two GMIs", "pg", "appo"],
 )
 def test_the_pole_is_balanced(example, words, tmp_path):
-    check_learned(example, tmp_path, 300, 200, *words)  # of 500; by chance 22
+    check_learned(example, tmp_path, 200, 130, *words)  # of 500; by chance 22
 
 
 @pytest.mark.timeout(600)
@@ -51,4 +51,4 @@ def test_pendulum_swings_up(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_half_cheetah_runs(tmp_path):
-    check_learned("halfcheetah.yaml", tmp_path, 500, 400)  # by chance -280
+    check_learned("halfcheetah.yaml", tmp_path, 200, 100)  # by chance -280

@@ -15,7 +15,7 @@ import gmi_drl
 from gmi_drl.cli import main
 from gmi_drl.launcher.plan import user_code
 from gmi_drl.launcher.plan.planning import faults_of
-from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.state import checkpoint
 from gmi_drl.trained import filming
@@ -147,8 +147,8 @@ def test_agents_who_share_a_policy_learn(tmp_path):
          ["agent wolf_0", "has no policy", "no agent is mapped to it"]),
         ({"multi_agent": None}, ["sheep_0 and wolf_0", "different spaces"]),
         ({"env": {"id": "CartPole-v1"}}, ["multi_agent='dogs, sheep'", "adapter auto has one"]),
-        ({"algorithm": {"name": "td3"}, "layout": {"template": "tdg_ex"}},
-         ["algorithm.name='td3'", "mappo, dqn, vdn and qmix", "template='tdg_ex'", "Use tcg_ex"]),
+        ({"algorithm": {"name": "es"}, "layout": {"template": "tdg_ex"}},
+         ["algorithm.name='es'", "ddpg, vdn and qmix", "template='tdg_ex'", "Use tcg_ex"]),
         ({"algorithm": {"name": "mappo", "network": [8], "horizon": 12}},
          ["its agents have several policies", "Give them one"]),
         ({"env": {"id": "CartPole-v1"}, "multi_agent": None, "algorithm": {"name": "mappo"}},
@@ -156,14 +156,18 @@ def test_agents_who_share_a_policy_learn(tmp_path):
         ({"multi_agent": {"policies": ["a", "b"], "mapping": {"*": "b"}, "self_play": {}}},
          ["self_play", "plays against itself", "Give one policy"]),
         ({"multi_agent": {"self_play": {"snapshots": 0}}}, ["snapshots=0", "must be 1 or more"]),
+        ({"env": {"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 3},
+          "multi_agent": {"self_play": {"snapshots": 2}}},
+         ["self_play.snapshots=2", "env.num_env=3 must be at least 4", "or fewer snapshots"]),
         ({"algorithm": {"horizon": 12, "recurrent": {"size": 8}}},
          ["algorithm.recurrent", "Leave it out"]),
         ({"algorithm": {"horizon": 12, "optimizer": "local"}},
-         ["agents send samples to a trainer", "Set algorithm.optimizer: all_reduce"]),
+         ["optimizer='local'", "in the GMI that acts for them", "optimizer: all_reduce"]),
     ],
     ids=[
         "unknown", "unmapped", "spaces", "one agent", "algorithm", "several policies",
-        "several agents", "a league of two", "a league of none", "memory", "apart",
+        "several agents", "a league of two", "a league of none", "a league too large",
+        "memory", "apart",
     ],
 )  # fmt: skip
 def test_check_names_what_does_not_fit(tmp_path, sections, words):
@@ -207,6 +211,60 @@ def test_agents_who_keep_their_steps_learn_and_must_stay_together(tmp_path):
     sections["env"] = {"id": "bodies_agents:Countdown", "adapter": "pettingzoo", "num_env": 4}
     with pytest.raises(gmi_drl.GmiDrlError, match=r"they take turns.*ppo"):
         gmi_drl.launch(config(tmp_path, **sections), view="none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["sac", "td3", "ddpg"])
+def test_agents_who_choose_numbers_learn_from_kept_steps(tmp_path, algorithm):
+    sections = {
+        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 480, "seed": 1},
+        "env": {
+            "id": "bodies_agents:Meadow", "adapter": "pettingzoo", "num_env": 4,
+            "options": {"sheep": 0, "wolves": 2},
+        },
+        "multi_agent": None,
+        "algorithm": {
+            "name": algorithm, "network": [16], "horizon": 6, "replay_start": 48,
+            "random_steps": 48, "learning_rate": 1e-2, "gamma": 0.0, "batch_size": 32,
+        },
+    }  # fmt: skip
+    result = gmi_drl.launch(config(tmp_path, **sections), view="none")
+    assert result.eval_return > 25  # of 36, as each is paid the sum of what it chooses; 0 by chance
+    policy = gmi_drl.load_policy(result.folder)
+    assert policy.act(np.array([1, 0, 7], np.float32)).sum() > 2
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fitting"),
+    [
+        ({"name": "ppo", "optimizer": "local"}, "all_reduce"),
+        ({"name": "a2c", "optimizer": "local"}, "all_reduce"),
+        ({"name": "a2c", "optimizer": "async_gradients"}, "all_reduce"),
+        ({"name": "a2c", "optimizer": "parameter_server"}, "all_reduce"),
+        ({"name": "pg", "optimizer": "async_gradients"}, "all_reduce"),
+        ({"name": "mappo", "optimizer": "local"}, "all_reduce"),
+        ({"name": "dqn", "optimizer": "apex"}, "replay"),
+        ({"name": "sac", "optimizer": "apex"}, "replay"),
+    ],
+    ids=lambda one: "-".join(one.values()) if isinstance(one, dict) else "",
+)  # fmt: skip
+def test_optimizers_that_train_elsewhere_are_refused_and_the_remedy_is_one(
+    tmp_path, algorithm, fitting
+):
+    sections = {"env": {"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": 2}}
+    mode = "async" if algorithm["optimizer"] == "apex" else "sync"
+
+    def faults_with(optimizer, mode):
+        its = {**algorithm, "network": [8], "horizon": 12, "optimizer": optimizer}
+        path = config(tmp_path, **sections, multi_agent=None, algorithm=its, layout={}, mode=mode)
+        return check(load_config(path), Topology.from_cores(range(2), 1))
+
+    told = [fault for fault in faults_with(algorithm["optimizer"], mode)
+            if fault.where == "algorithm.optimizer"]  # fmt: skip
+    assert [fault.value for fault in told] == [algorithm["optimizer"]]
+    assert "in the GMI that acts for them" in str(told[0])
+    assert f"Set algorithm.optimizer: {fitting}, and mode: sync." in str(told[0])
+    assert not faults_with(fitting, "sync")
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ import pytest
 
 import gmi_drl
 import warp_cache  # noqa: F401
+from gmi_drl import runtime
+from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.placement import Topology, check, hidden_sizes, layout_of, load_config, simplest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
@@ -63,7 +65,16 @@ def test_a_config_is_the_papers_and_can_run(name):
     assert layout_of(simplest(config), topology).gmis
 
 
+@pytest.fixture(scope="module")
+def warm_warp():
+    """One fork server for all launches of adapter warp."""
+    runtime.init(preload_of({"env": {"adapter": "warp"}}))
+    yield
+    runtime.shutdown()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_warp")
 @pytest.mark.timeout(300)  # a fresh cache compiles kernels first
 @pytest.mark.parametrize("name", ["anymal", "franka_cabinet", "shadow_hand"])
 def test_a_config_trains_on_cores_when_it_is_made_small(name, tmp_path):

@@ -14,7 +14,7 @@ from gmi_drl.launcher.watch.watch import PromiseWatch, is_comparable
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
 from gmi_drl.selector.record.record import TuneJournal, promise_of, read, record_path
-from gmi_drl.selector.tune.candidate import Candidate, Chosen, DeviceSplit
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, DeviceSplit, Measured
 
 
 class Screen:
@@ -81,6 +81,79 @@ def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record, watch
     found = read(record)
     assert not found.fresh
     assert [drift["steps_per_s"] for drift in found.drifts] == [600]
+
+
+def measured(steps_per_s):
+    return Measured(steps_per_s, 0.01, 9, 1.5, {}, 1 << 30, None, 0.1, 1.9)
+
+
+CHOICE = Candidate(DeviceSplit(1, "cpu"), 64, 16, 1024, (("minibatches", 8),))
+OTHERS = {
+    Candidate(DeviceSplit(2, "cpu"), 64, 8, 1024): 900.0,
+    Candidate(DeviceSplit(2, "cpu"), 32, 16, 1024): 990.0,
+    Candidate(DeviceSplit(1, "cpu"), 32, 16, 512): 700.0,
+    Candidate(DeviceSplit(4, "cpu"), 16, 16, 1024): 980.0,
+}
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    """A record of five candidates, of which the last has failed when it was raced."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    given = {"config": CONFIG.model_dump(mode="json")}
+    made, _ = TuneJournal.open(record_path("cd34"), given, anew=False)
+    for candidate, speed in {CHOICE: 1000.0, **OTHERS}.items():
+        made.profiled(Ask(candidate, 2.0), measured(speed), 6.5)
+    *_, last = OTHERS
+    made.raced(last, {"round": 1, "cost_s": 4.0, "reason": "crash", "text": "it was killed"})
+    key = answer_key(CONFIG, MACHINE, tmp_path)
+    made.chose(Chosen(CHOICE, None, (), True), {"steps_per_s": 1e3, "answer": key})
+    return made.record
+
+
+def test_what_is_better_than_a_choice_that_has_slowed_down_is_in_its_record(whole):
+    """By more than a quarter, and but for what has failed since; as a run of it says it."""
+    own = f"algorithm.minibatches={CONFIG.algorithm.minibatches}"
+    assert whole.better(1000) == []
+    assert [set(way.split()) for way in whole.better(700)] == [
+        {"env.num_env=32", own, "layout.gmi_per_gpu=2"},
+        {"algorithm.horizon=8", own, "layout.gmi_per_gpu=2"},
+    ]
+    assert len(whole.better(500)) == 3
+
+
+def test_by_goodput_where_it_was_predicted(whole):
+    short = {"own_samples": 1024, "own_horizon": 16, "decay": 0.99}  # half of a horizon sees less
+    told = replace(whole, choice={**whole.choice, "prediction": short})
+    (way,) = told.better(700)
+    assert "env.num_env=32" in way
+
+
+def test_a_run_that_resizes_itself_takes_what_its_stale_record_has(whole, tmp_path, screen):
+    asked = []
+
+    def propose(cause, ways):
+        asked.append((cause, len(ways)))
+        return "It does."
+
+    def watched():
+        return PromiseWatch(screen, lambda: promise_of(CONFIG, MACHINE, tmp_path), propose)
+
+    trains(watched(), 600)
+    (warning,) = screen.shown
+    assert asked == [("drift", 2)]
+    assert warning["message"].endswith("stale from now on: run gmi-drl tune again. It does.")
+    trains(watched(), 600)  # by now the record promises nothing
+    assert len(screen.shown) == 1
+
+
+def test_where_nothing_is_clearly_better_the_run_stays_as_it_is(record, tmp_path, screen):
+    def look_up():
+        return promise_of(CONFIG, MACHINE, tmp_path)
+
+    trains(PromiseWatch(screen, look_up, lambda *_: 1 / 0), 600)
+    (warning,) = screen.shown
+    assert "again. The run stays as it is: nothing else that was measured is" in warning["message"]
 
 
 def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, screen):

@@ -21,8 +21,10 @@ from gmi_drl.launcher.folder.resize_request import (
     withdraw_request,
 )
 from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.start.launcher import launch
 from gmi_drl.launcher.watch import noise_watch
 from gmi_drl.launcher.watch.noise_watch import NoiseFit
+from gmi_drl.launcher.watch.watch import Drift, Drifted, Promise
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened
@@ -433,7 +435,7 @@ def test_a_run_resizes_itself_as_its_note_proposes_and_neither_back_nor_without_
     folder = RunFolder(done.folder)
     state = folder.state()
     words = [f"above algorithm.horizon={HORIZON * 2 ** (n + 1)}" for n in range(most)]
-    assert [entry["noise"] for entry in state["resizes"]] == words
+    assert [entry["proposed"] for entry in state["resizes"]] == words
     horizons = [HORIZON * 2**n for n in range(most + 1)]
     assert steps_of(metrics_of(done.folder)) == [horizon * NUM_ENV for horizon in horizons]
     last = state["noise_notes"][-1]
@@ -450,3 +452,49 @@ def test_a_proposal_that_does_not_fit_leaves_the_run_as_it_is(tmp_path, monkeypa
     state = RunFolder(done.folder).state()
     assert "resizes" not in state
     assert "The run cannot resize itself so: " in state["noise_notes"][0]["text"]
+
+
+def drifts_once(monkeypatch):
+    """Has the speed of a run be found to have drifted by its third iteration."""
+    taken = itertools.count()
+    monkeypatch.setattr(Drift, "take", lambda *_: Drifted(1e6, 600.0) if next(taken) == 2 else None)
+
+
+def promise(folder, *ways):
+    return Promise(1e6, folder, lambda *_: "", lambda steps_per_s: list(ways))
+
+
+def test_a_run_whose_speed_has_drifted_resizes_itself_by_its_record_once(
+    tmp_path, monkeypatch, capsys
+):
+    """By the first of what is better that fits; later layouts are held against nothing."""
+    drifts_once(monkeypatch)
+    looks = []
+
+    def promise_of(config, topology, folder):
+        looks.append(config.layout.gmi_per_gpu)
+        return promise(tmp_path, "hardware.cores=[99]", f"env.num_env=4 {TWO}")
+
+    path = config(tmp_path, run__resize="auto", run__total_steps=HORIZON * NUM_ENV * 20)
+    done = launch(path, view="plain", promise_of=promise_of)
+    state = RunFolder(done.folder).state()
+    (entry,) = state["resizes"]
+    assert entry["proposed"] == f"drift env.num_env=4 {TWO}"
+    assert entry["layout"] == "2 GMIs with 4 environments"
+    assert looks == [1]
+    told = capsys.readouterr().out
+    assert f"The run resizes itself by env.num_env=4 {TWO}." in " ".join(told.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_run_whose_speed_has_drifted_stays_as_it_is(tmp_path, monkeypatch, capsys, auto):
+    """Where it does not resize itself, or nothing fits."""
+    drifts_once(monkeypatch)
+    resize, way = ("auto", "hardware.cores=[99]") if auto else ("on_request", TWO)
+    path = config(tmp_path, run__resize=resize, run__total_steps=HORIZON * NUM_ENV * 6)
+    done = launch(path, view="plain", promise_of=lambda *_: promise(tmp_path, way))
+    assert "resizes" not in RunFolder(done.folder).state()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Its record is stale from now on: run gmi-drl tune again." in told
+    assert ("The run cannot resize itself so: " in told) == auto

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ def metric(**values):
     return json.dumps(values) + "\n"
 
 
-def test_finished_runs_are_listed_oldest_first(tmp_path):
+def test_finished_runs_are_listed_oldest_first(tmp_path, monkeypatch):
     done = {"state": "finished", "pid": 1, "iteration": 9, "steps": 900, "return_mean": 3.5}
     make_run(tmp_path, "b", run={**done, "started": 10.0, "steps_per_s": 70.0})
     make_run(tmp_path, "a", run={**done, "started": 20.0, "state": "stopped"})
@@ -34,6 +35,8 @@ def test_finished_runs_are_listed_oldest_first(tmp_path):
     assert (second.name, second.state, second.steps_per_s) == ("a", "stopped", None)
     assert [run.name for run in list_runs(tmp_path / "a")] == ["a"]
     assert [run.name for run in list_runs(tmp_path / "a" / "t0")] == ["a"]
+    monkeypatch.chdir(tmp_path / "a")
+    assert [run.name for run in list_runs(Path("t0"))] == ["a"]
 
 
 def test_a_running_run_shows_what_its_metrics_say_now(tmp_path):

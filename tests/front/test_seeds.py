@@ -62,7 +62,17 @@ def metrics_of(folder):
 
 @pytest.mark.slow
 def test_seeds_one_after_another_are_what_each_is_alone(config, tmp_path):
-    result = gmi_drl.launch(config, seeds=2, view="none")
+    class Writes:
+        """A callback, of which each seed has its own."""
+
+        def on_start(self, run):
+            self.file = tmp_path / f"seed{run.config.run.seed}"
+
+        def on_end(self, end):
+            self.file.write_text(end.state)
+
+    result = gmi_drl.launch(config, seeds=2, view="none", callbacks=[Writes()])
+    assert [(tmp_path / f"seed{seed}").read_text() for seed in (3, 4)] == ["finished"] * 2
     assert [(run.seed, run.state) for run in result.runs] == [(3, "finished"), (4, "finished")]
     alone = gmi_drl.launch(config, overrides=["run.seed=4", "run.name=alone"], view="none")
     assert metrics_of(result.runs[1].folder) == metrics_of(alone.folder)
@@ -94,9 +104,9 @@ def test_a_seed_that_fails_is_told_and_the_others_go_on(config, tmp_path, capsys
     ]  # fmt: skip
 
 
-def started(config, *words):
+def started(config, *words, before=()):
     return subprocess.Popen(
-        [sys.executable, "-m", "gmi_drl", "launch", str(config), "--plain", *words,
+        [*before, sys.executable, "-m", "gmi_drl", "launch", str(config), "--plain", *words,
          "--set", "run.total_steps=100000000", "--set", "run.checkpoint_every=1"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -118,11 +128,18 @@ def are_training(folder):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.cpu_count() == 1, reason="two seeds side by side need two cores")
-def test_ctrl_c_stops_all_seeds_and_says_how_to_go_on(config, tmp_path):
-    process = started(config, "--seeds", "3", "--parallel", "2")
+@pytest.mark.parametrize(
+    ("number", "before"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, ("sh", "-c", 'trap "" INT; exec "$@"', "sh")),  # a script's `launch &`
+    ],
+)
+def test_all_seeds_stop_and_say_how_to_go_on(config, tmp_path, number, before):
+    process = started(config, "--seeds", "3", "--parallel", "2", before=before)
     try:
         until(lambda: are_training(tmp_path / "runs"), "both seeds have metrics", 60)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, _ = process.communicate(timeout=50)
     finally:
         process.kill()

@@ -39,7 +39,7 @@ def launch(path, **options):
 
 
 @pytest.mark.slow
-def test_two_gmis_share_the_steps(tmp_path):
+def test_two_gmis_share_the_steps(tmp_path, learning_curve):
     result = launch(config(tmp_path))
     assert (result.state, result.steps) == ("finished", STEPS)
     assert [answer["steps"] for answer in result.gmis] == [STEPS // 2] * 2

@@ -133,7 +133,7 @@ def test_threads_of_one_process_learn_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_trainers_of_several_devices_hold_one_policy(tmp_path, monkeypatch):
+def test_trainers_of_several_devices_hold_one_policy(tmp_path, monkeypatch, learning_curve):
     several(monkeypatch, agents=1, devices=2)
     result = launch(config(tmp_path, run__total_steps=ITERATIONS * 256))
     assert (result.iteration, result.steps) == (ITERATIONS, ITERATIONS * 256)

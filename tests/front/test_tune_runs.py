@@ -92,7 +92,7 @@ def test_an_environment_that_fails_at_512_ends_its_row_and_the_winner_is_below(
             "tune": {**CONFIG["tune"], "min_num_env": 256, "max_num_env": 1024},
         },
     )
-    found = tuned_by(path, budget=25)
+    found = tuned_by(path, budget=18)
     assert found.chosen.winner.num_env in (256, 384)
     profiles = read(found.record).profiles
     failed = [answer for ask, answer in profiles if ask.candidate.num_env >= 512]
@@ -107,7 +107,7 @@ def test_of_two_tuners_at_once_the_second_takes_what_the_first_found(tmp_path, m
     path = written(tmp_path / "auto.yaml", data)
     tuners = [
         subprocess.Popen(
-            [sys.executable, BODY, path, "--plain", "--budget", "15", "-o", tmp_path / name],
+            [sys.executable, BODY, path, "--plain", "--budget", "10", "-o", tmp_path / name],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for name in ("one.yaml", "two.yaml")
@@ -125,7 +125,7 @@ def test_of_two_tuners_at_once_the_second_takes_what_the_first_found(tmp_path, m
 def test_killed_in_the_middle_it_goes_on_and_measures_nothing_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = written(tmp_path / "auto.yaml", {**CONFIG, "tune": {**CONFIG["tune"], "max_num_env": 8}})
-    command = [sys.executable, BODY, path, "--plain", "--budget", "24"]
+    command = [sys.executable, BODY, path, "--plain", "--budget", "16"]
 
     def lines():
         found = list(records_folder().glob("*.jsonl"))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.comm import create_group
+from gmi_drl.comm.hosts import HostSpec
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi.backends.direct import DirectBackend
 from gmi_drl.gmi.process import grouped
@@ -78,6 +79,24 @@ def test_links_are_refused_where_one_more_gmi_is_more_than_a_call_carries(
         else:
             assert fault is None
             assert template is tcg_ex or (not more and number > 240)
+
+
+@pytest.mark.parametrize("agents", [249, 250])
+def test_one_trainer_of_a_host_among_several_has_a_group_to_be_carried_as_well(agents, tmp_path):
+    layout = decoupled(Topology.from_cores(range(agents + 1), agents + 1), 1, 64, "cpu", 1)
+    (trainer,) = layout.holding("trainer")
+    hosts = HostSpec(0, (("own",), ("other",)), "127.0.0.1", tmp_path)
+    group = create_group(["own"], [trainer.gpu_id], hosts=hosts)
+    wires = wires_of(layout, tmp_path)
+    fault = wires_fault(layout, of_several_hosts=True)
+    if agents == 249:
+        assert carried(layout, wires, group) == 253
+        assert fault is None
+        return
+    with pytest.raises(SerializationError, match="holds 254 Memfds"):
+        carried(layout, wires, group)
+    assert "these are 254 descriptors, and a process is given at most 253" in str(fault)
+    assert wires_fault(layout) is None  # of one host there is none
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 import bodies_mps
 import fake_gpus
+from fork_context import CONTEXT
 from gmi_drl.gmi import SliceError, backend_of
 from gmi_drl.gmi.backends import gpu
 from gmi_drl.gmi.backends.mps.control import Daemon
-from ranks import _CONTEXT as CONTEXT
 
 TWO = fake_gpus.topology(2)
 SPECS = fake_gpus.specs("direct", TWO, per_gpu=1)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -23,6 +22,7 @@ import fake_gpus
 import fake_nvml
 from fake_mig import FakeGpuInstance, maximal_combinations, put
 from fake_nvml import FakeProcess
+from fork_context import CONTEXT
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease
 from gmi_drl.gmi.backends import mig
 from gmi_drl.gmi.backends.mig.mig_gpu import MigError
@@ -30,7 +30,6 @@ from gmi_drl.gmi.lease import Lease, LeaseNotes
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
 from gmi_drl.placement.mig import placements, profiles_of
 
-_CONTEXT = multiprocessing.get_context("forkserver")
 GIB = 1 << 30
 
 
@@ -311,9 +310,9 @@ def test_a_launcher_killed_at_any_step_leaves_what_the_next_run_undoes():
 
 def told(gmi, device, environment):
     """What a process of the GMI saw: its SMs, or the error's text."""
-    receive, send = _CONTEXT.Pipe(duplex=False)
+    receive, send = CONTEXT.Pipe(duplex=False)
     its = environment | {"FAKE_CUDA": os.environ["FAKE_CUDA"]}
-    process = _CONTEXT.Process(target=bodies_mig.look, args=(gmi, device, its, send))
+    process = CONTEXT.Process(target=bodies_mig.look, args=(gmi, device, its, send))
     process.start()
     send.close()
     try:

@@ -1,4 +1,4 @@
-"""A launch on two hosts of a Ray cluster, which are two raylets of this machine."""
+"""A launch on two and three hosts of a Ray cluster, which are raylets of this machine."""
 
 import json
 import os
@@ -10,10 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import bodies_clusters
+import fake_ray
+import gmi_drl
+from bodies_clusters import CONFIG, descendants
 from bodies_tasks import until
+from fake_ray import FakeHost
+from run_files import assert_close
 
+# `gmi-drl` itself, on a machine with so many cores as FAKE_CORES says.
+COMMAND = """
+import fake_cores
+from gmi_drl.cli.main import main
+from gmi_drl.launcher.start import preload
+preload.PRELOAD = ("fake_cores", *preload.PRELOAD)
+raise SystemExit(main())
+"""
 BODIES = Path(bodies_clusters.__file__)
 CORES = sorted(os.sched_getaffinity(0))
 LAUNCHER = b"gmi_drl.launcher.hosts.host_launcher"
@@ -47,35 +61,40 @@ def started(**config):
     )
 
 
-def trained(folder, **config):
-    """Trains for ten iterations; returns their metrics, and what was learned."""
-    run = {"folder": str(folder), "total_steps": 10 * 2 * 8 * 16, "log": [], "eval_episodes": 0}
-    program = started(run=run, **config)
-    output, _ = program.communicate(timeout=120)
-    assert program.returncode == 0, output
+def trained(folder, gmis, **config):
+    """Trains for ten iterations by so many GMIs; returns their metrics, and what was learned."""
+    steps = 10 * gmis * 8 * 16
+    run = {"folder": str(folder), "total_steps": steps, "log": [], "eval_episodes": 0}
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump({**CONFIG, "run": run, **config}))
+    command(folder / "config.yaml")
     (checkpoint,) = folder.glob("*/*/checkpoints/iteration_*10")
-    lines = (checkpoint.parents[1] / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines], torch.load(checkpoint / "shared.pt")
+    return told(folder), torch.load(checkpoint / "shared.pt")
+
+
+def command(*words):
+    """Runs `gmi-drl launch` to its end."""
+    with_fake_cores = [sys.executable, "-c", COMMAND, "launch", *map(str, words), "--plain"]
+    done = subprocess.run(
+        with_fake_cores, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150,
+        check=False, cwd=BODIES.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
 
 
 def launchers():
     """Pids of the launchers of these tests' hosts, and of all that they have started."""
-    pids, parents = [], {}
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 marks = (entry / "environ").read_bytes().split(b"\0")
-                parents[int(entry.name)] = int(
-                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                )
             except OSError:
                 continue
             if LAUNCHER in words and MARK.encode() in marks:
                 pids.append(int(entry.name))
-    for pid in pids:
-        pids += [child for child, parent in parents.items() if parent == pid]
-    return pids
+    return [*pids, *descendants(*pids)]
 
 
 def agents():
@@ -86,6 +105,14 @@ def agents():
             stat = Path(f"/proc/{pid}/stat").read_text()
             found.add(int(stat.rpartition(")")[2].split()[1]))
     return sorted(found)
+
+
+def runs(pid):
+    """Whether a process does; one that is dead and waited for by nobody has no words."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -124,22 +151,35 @@ def test_launchers_of_others_are_not_those_of_these_tests():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_hosts(tmp_path, monkeypatch):
+def test_two_and_three_hosts(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-    with cluster(2) as (address, *_):
-        two = {"address": address, "hosts": 2, "wait_s": 3}
-        missing, _ = started(cluster={**two, "hosts": 3}).communicate(timeout=60)
+    with cluster(3) as (address, *_):
+        hosts = {"address": address, "wait_s": 3}
+        missing, _ = started(cluster={**hosts, "hosts": 4}).communicate(timeout=60)
         assert "each wants 1 CPU, and after 3 s the cluster at " in missing
         hardware = {"backend": "cpu", "cores": CORES[:1]}
-        by_hosts, learned_by_hosts = trained(tmp_path / "hosts", cluster=two, hardware=hardware)
-        by_one, learned_by_one = trained(tmp_path / "one", layout={"gmi_per_gpu": 2})
-        assert len(by_hosts) == len(by_one) == 10
-        for one, other in zip(by_hosts, by_one, strict=True):
-            assert one["steps"] == other["steps"]
-            assert one["return_mean"] == pytest.approx(other["return_mean"], rel=1e-6)
-        assert_close(learned_by_hosts, learned_by_one)
+        for count in (2, 3):
+            by_hosts, learned_by_hosts = trained(
+                tmp_path / f"{count} hosts", count,
+                cluster={**hosts, "hosts": count}, hardware=hardware,
+            )  # fmt: skip
+            monkeypatch.setenv("FAKE_CORES", str(count))  # each GMI of one host needs its own
+            by_one, learned_by_one = trained(
+                tmp_path / f"{count} of one", count, layout={"gmi_per_gpu": count}
+            )
+            monkeypatch.delenv("FAKE_CORES")
+            assert len(by_hosts) == len(by_one) == 10
+            for one, other in zip(by_hosts, by_one, strict=True):
+                assert one["steps"] == other["steps"]
+                assert one["return_mean"] == pytest.approx(other["return_mean"], rel=1e-6)
+            assert_close(learned_by_hosts, learned_by_one)
+        (three,) = (tmp_path / "3 hosts").glob("*/*")
+        learn = ("run.total_steps=400000", "run.target_return=195")
+        command("--resume", three, *(word for setting in learn for word in ("--set", setting)))
+        assert told(tmp_path / "3 hosts")[-1]["return_mean"] >= 195  # CartPole is solved
+        assert hosts_of(tmp_path / "3 hosts")[-1] == 3
         with waiting(address, tmp_path / "killed") as driver:
             driver.kill()
         with waiting(address, tmp_path / "lost") as driver:
@@ -171,7 +211,7 @@ def test_a_run_goes_on_when_a_host_is_lost(tmp_path, monkeypatch):
                 if on_loss == "wait":
                     os.kill(agents()[0], 9)
                 else:
-                    print("kill", file=hosts_program.stdin, flush=True)  # a raylet, with its agent
+                    print("raylet", file=hosts_program.stdin, flush=True)  # with its agent
                 output, _ = program.communicate(timeout=150)
             finally:
                 program.kill()
@@ -186,6 +226,45 @@ def test_a_run_goes_on_when_a_host_is_lost(tmp_path, monkeypatch):
             (saved,) = [path for path in run.glob("checkpoints/*") if path != last]
             assert json.loads((saved / "manifest.json").read_text())["iteration"] >= 10
             until(lambda: not launchers(), within_s=30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_whose_head_is_killed_ends_and_goes_on_on_another_cluster(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with cluster(2) as (address, hosts_program, _):
+        program = started(
+            run={"folder": str(tmp_path), "total_steps": 10**9, "log": [], "eval_episodes": 0},
+            algorithm={"network": [16], "minibatches": 2, "epochs": 2, "horizon": 16},
+            hardware={"backend": "cpu", "cores": CORES[:1]},
+            cluster={"address": address, "hosts": 2, "on_loss": "shrink"},
+        )
+        try:
+            until(lambda: len(metrics(tmp_path)) >= 10, within_s=100)
+            ours = [*agents(), *launchers()]
+            assert len(ours) >= 2 * 4  # an agent, its launcher, a fork server and a GMI each
+            print("head", file=hosts_program.stdin, flush=True)
+            output, _ = program.communicate(timeout=150)  # Ray would end it without a word
+        finally:
+            program.kill()
+        until(lambda: not any(map(runs, ours)), within_s=30)
+    assert program.returncode == 1
+    said = f"cluster.address={address}: the head of the Ray cluster has not answered there for 10 s"
+    assert said in output.splitlines()[-2]
+    (run,) = tmp_path.glob("*/*")
+    assert f"gmi-drl launch --resume {run}" in output.splitlines()[-1]
+    told = json.loads((run / "run.json").read_text())
+    assert told["state"] == "failed"
+    assert said in told["error"]
+    done = metrics(tmp_path)
+    assert (run / f"checkpoints/iteration_{done[-1]:06}").exists()
+    with fake_ray.cluster(*map(FakeHost, ("127.0.0.2", "127.0.0.3"))) as other:
+        more = [f"run.total_steps={(len(done) + 3) * 2 * 8 * 16}"]
+        there = [f"cluster.address={other}", "cluster.trusted=true"]
+        gmi_drl.launch(resume=run, overrides=[*more, *there], view="plain")
+    assert metrics(tmp_path) == [*range(1, len(done) + 4)]
 
 
 @pytest.mark.slow
@@ -229,18 +308,28 @@ def test_a_host_that_is_cut_off_is_done_without_and_taken_in_when_it_is_back(tmp
         until(lambda: not launchers(), within_s=30)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ray_says_which_node_it_drains(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+    with cluster(2) as (address, hosts_program, _):
+        words = [sys.executable, str(BODIES), "drained", address]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as program:
+            try:
+                assert program.stdout.readline() == "it is held, and not drained\n"
+                print("drain", file=hosts_program.stdin, flush=True)
+                assert program.stdout.readline() == "it is drained\n"
+            finally:
+                program.kill()
+
+
 def stopped(raylet):
     """Stops a raylet and all that it has started, as if its cable was cut; returns their pids."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                stat = (entry / "stat").read_text()
-                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    pids = [raylet]
+    pids = [raylet, *descendants(raylet)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-        pids += [child for child, parent in parents.items() if parent == pid]
     return pids
 
 
@@ -259,13 +348,3 @@ def told(folder):
     texts = [path.read_text() for path in folder.glob("*/*/metrics.jsonl")]
     lines = [line for text in texts for line in text.splitlines(keepends=True)]
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def assert_close(one, other):
-    """Compares all tensors of two policies."""
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        if isinstance(value, dict):
-            assert_close(value, other[key])
-        elif isinstance(value, torch.Tensor):
-            torch.testing.assert_close(value, other[key], rtol=0, atol=1e-6)

@@ -1,22 +1,27 @@
 """What is said of several hosts before one is there: the config's section, checks and plans."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
 from gmi_drl.cli.main import main
+from gmi_drl.launcher.plan.planning import planned
+from gmi_drl.launcher.plan.wiring import wires_of
 from gmi_drl.placement import (
     ConfigError,
     Device,
     Layout,
     Topology,
     check,
+    decoupled,
     layout_faults_of,
     load_config,
     tcg_ex,
 )
 
 CLUSTER = {"address": "10.0.0.1:6379", "hosts": 2}
+CORES = sorted(os.sched_getaffinity(0))
 TWO_CORES = Topology.from_cores([0, 1])
 
 
@@ -57,6 +62,7 @@ def test_hosts_may_have_the_same_cores():
         ({"address": "here"}, "must be host:port. Write what `ray start --head` prints"),
         ({"hosts": 0}, "cluster.hosts=0; must be 1 or more"),
         ({"network": "x"}, "cluster.network"),
+        ({"interface": "eth1"}, "is for network: trusted, and network is private. Leave one"),
     ],
 )
 def test_what_is_wrong_with_the_section_is_told(cluster, told):
@@ -70,7 +76,7 @@ def test_what_is_wrong_with_the_section_is_told(cluster, told):
     [
         ("mode=serving", "between the hosts of a cluster gradients travel, and no experience"),
         ("layout.template=tdg_ex", "gradients travel, and no experience. Use tcg_ex"),
-        ("algorithm={name: dqn}", "train together by all_reduce alone"),
+        ("algorithm={name: es}", "in template tcg_ex hosts of a cluster train together by all_"),
         ("algorithm.drop_slowest=1", "told by a clock, and each host has its own. Leave it out"),
         ("env.num_env=auto", "it is tuned on one machine, and cluster has several"),
     ],
@@ -79,6 +85,37 @@ def test_what_hosts_cannot_do_is_a_fault(override, told):
     faults = [str(fault) for fault in check(config(override), TWO_CORES)]
     assert any(told in fault for fault in faults), faults
     assert check(config(), TWO_CORES) == []
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "a2c"])
+def test_gradients_are_all_that_crosses_between_hosts(name):
+    given = config(f"algorithm={{name: {name}}}", "env.id=Pendulum-v1")
+    assert [fault for fault in check(given, TWO_CORES) if fault.where != "env.id"] == []
+
+
+@pytest.mark.parametrize("name", ["impala", "appo", "dqn"])
+def test_experience_stays_on_its_host_where_each_has_agents_and_trainers(name):
+    apart = ["mode=async", f"algorithm={{name: {name}}}"]
+    two_groups = Topology.from_cores([0, 1], num_gpus=2)
+    (fault,) = check(config(*apart), two_groups)  # a batch is held until all hosts have met
+    assert str(fault) == (
+        "experience.capacity=2; trainers take batches of 1 segments, and hold each until the next "
+        "has begun, and the links of 1 agents hold 1, beside one more each that is being sent. "
+        "Use 3 or more, or lower batch_segments."
+    )
+    assert check(config(*apart, "experience.capacity=3"), two_groups) == []
+    (lacking,) = check(config(*apart, "experience.capacity=3"), TWO_CORES)
+    assert "simulation and training need a device each, and there is one. Set" in str(lacking)
+
+
+def test_links_join_gmis_of_one_host_alone(tmp_path):
+    layout = Layout.joined([decoupled(gpus(2), 2, 8, "direct"), decoupled(gpus(3), 1, 8)])
+    ids = [(0, [(0, 2), (1, 2), (0, 3), (1, 3)]), (1, [(4, 6), (5, 6)])]
+    for host, pairs in ids:
+        wires = wires_of(layout, tmp_path, host)
+        assert [link[:2] for link in wires.links] == pairs
+        assert f"host {host}" in wires.board.writer_name
+        assert wires.board.writer_name.startswith(f"gmi {pairs[0][1]}, ")
 
 
 def test_fewer_hosts_than_there_may_be_are_a_fault(tmp_path):
@@ -106,6 +143,23 @@ def test_plan_draws_host_by_host(tmp_path, capsys):
     assert "3 groups of cores of 3 hosts" in picture.read_text()
 
 
+@pytest.mark.skipif(len(CORES) < 2, reason="agent and trainer of a host need a core each")
+def test_plan_draws_channels_within_each_host(tmp_path, capsys):
+    file, picture = tmp_path / "config.yaml", tmp_path / "picture.svg"
+    file.write_text(
+        "version: 1\nmode: async\nenv: {id: CartPole-v1, num_env: 4}\n"
+        f"hardware: {{backend: cpu, cores: {CORES[:2]}, num_gpus: 2}}\n"
+        "experience: {capacity: 3}\n"
+        "cluster: {address: '10.0.0.1:6379', hosts: 2}\n"
+    )
+    assert main(["plan", str(file), "--no-measure", "--svg", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "gradients  network of GMIs 1,3" in shown
+    assert "channels   GMI 0 to GMI 1: experience" in shown
+    assert "GMI 2 to GMI 3: experience" in shown
+    assert "GMI 0 to GMIs 1,3" not in shown
+
+
 @pytest.mark.parametrize("command", [["tune"], ["search"], ["launch", "--seeds", "2"]])
 def test_what_is_for_one_machine_refuses_a_cluster(tmp_path, command, capsys):
     file = tmp_path / "config.yaml"
@@ -117,3 +171,11 @@ def test_what_is_for_one_machine_refuses_a_cluster(tmp_path, command, capsys):
     name, *options = command
     assert main([name, str(file), *options]) != 0
     assert "for one machine. Leave out cluster." in capsys.readouterr().err
+
+
+def test_a_host_with_more_links_than_its_one_trainer_can_be_told_of_is_refused():
+    words = ("mode=async", "algorithm={name: impala}", "layout.trainer_gpus=1", "env.num_env=8")
+    large = config(*words, "hardware.backend=cpu", "hardware.num_gpus=251")
+    with pytest.raises(ConfigError) as raised:
+        planned(large, topologies=[Topology.from_cores(range(251), 251)] * 2)
+    assert "links=250; with their doorbells these are 254 descriptors" in str(raised.value)

@@ -11,7 +11,7 @@ from gmi_drl.launcher.hosts import host_launcher
 from gmi_drl.launcher.hosts.agent import NodeAgent, same_folder
 from gmi_drl.launcher.hosts.cluster import joined
 from gmi_drl.launcher.hosts.messages import HostPart, HostsError
-from gmi_drl.placement import Layout, Topology, load_config, tcg_ex
+from gmi_drl.placement import ConfigError, Layout, Topology, load_config, tcg_ex
 
 CORE = min(os.sched_getaffinity(0))
 
@@ -50,6 +50,15 @@ def refusal(monkeypatch, *hosts, **cluster):
     return str(raised.value)
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "memory://runs", "file:///shared/runs"])
+def test_a_url_as_the_folder_of_a_run_is_a_fault(url):
+    with pytest.raises(ConfigError) as raised:
+        load_config({"version": 1, "env": {"id": "CartPole-v1"}}, [f"run.folder={url}"])
+    assert f"run.folder={url}" in str(raised.value).replace("'", "")
+    assert "is a URL; a run locks, renames and appends to files" in str(raised.value)
+    assert "Mount it, and give the path there" in str(raised.value)
+
+
 def test_hosts_that_are_alike_are_joined_in_the_order_of_their_addresses():
     hosts = [FakeHost("127.0.0.20"), FakeHost("127.0.0.3", clock_off_s=2.0)]
     with fake_ray.cluster(*hosts) as address, joined(config(address)) as found:
@@ -74,6 +83,12 @@ def test_a_host_whose_clock_is_far_off_is_named(off_s, side, monkeypatch):
     assert f" s {side} that of this program; 10 s are let pass. Set both by NTP" in told
 
 
+def test_a_host_that_ray_drains_is_named(monkeypatch):
+    told = refusal(monkeypatch, FakeHost("127.0.0.2"), FakeHost("127.0.0.3", is_drained=True))
+    assert told.startswith("host 127.0.0.3 (")
+    assert "Ray drains it: it is taken away soon. Wait until another one" in told
+
+
 def test_fewer_hosts_than_asked_are_told_with_what_each_has_free(monkeypatch):
     told = refusal(monkeypatch, FakeHost("127.0.0.2", cpus=4.0))
     assert told.startswith("cluster.hosts=2: each wants 1 CPU, and after 0.1 s the cluster at ")
@@ -86,13 +101,29 @@ def test_a_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):
     part = HostPart(
         host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
         folder=tmp_path, started=1.0, resume=None, classes={}, role_folder=None, session="",
-        max_restarts=0, traced=frozenset(), epoch=1, resizes=0,
+        max_restarts=0, traced=frozenset(), epoch=1, resizes=0, keeps_gcs=False,
     )  # fmt: skip
     with pytest.raises(HostsError) as raised:
         host_launcher._run(part, None)
     told = str(raised.value)
     assert told.startswith(f"run.folder={tmp_path}: host 1 (10.0.0.2) does not see what the driver")
     assert told.endswith("Put it on a file system that all hosts share, at the same path.")
+
+
+def test_an_interface_that_a_host_has_not_is_told(tmp_path):
+    (tmp_path / "run.json").write_text('{"started": 1.0}')
+    layout = Layout.joined([tcg_ex(Topology.from_cores([CORE]), 1, 8)] * 2)
+    part = HostPart(
+        host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout,
+        config=config("10.0.0.1:1", network="trusted", interface="none7"), folder=tmp_path,
+        started=1.0, resume=None, classes={}, role_folder=None, session="", max_restarts=0,
+        traced=frozenset(), epoch=1, resizes=0, keeps_gcs=False,
+    )  # fmt: skip
+    with pytest.raises(HostsError) as raised:
+        host_launcher._run(part, None)
+    told = str(raised.value)
+    assert told.startswith("cluster.interface=none7: host 1 (10.0.0.2) has lo")
+    assert told.endswith("Name one that all hosts have, or none.")
 
 
 def test_a_folder_is_shared_if_it_has_what_the_driver_has_written(tmp_path: Path):

@@ -1,10 +1,13 @@
-"""Hosts that are lost while a launch starts anew without others, and hosts that come back."""
+"""Hosts that are lost while a launch starts anew, hosts that come back, and a lost head."""
 
 import json
 import os
 import pickle
+import socket
+import sqlite3
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -12,15 +15,25 @@ import pytest
 
 import fake_ray
 import gmi_drl
+from bodies_tasks import until
 from fake_ray import FakeHost
+from gmi_drl import runtime
 from gmi_drl.comm.hosts import Endpoint
 from gmi_drl.launcher.hosts import cluster as clusters
+from gmi_drl.launcher.hosts import cluster_watch, drains
+from gmi_drl.launcher.hosts import head as heads
 from gmi_drl.launcher.hosts.agent import NodeAgent
+from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
+from gmi_drl.launcher.hosts.gang import HostsGang
 from gmi_drl.launcher.hosts.messages import HostLost, HostPart, HostsError, Report
-from gmi_drl.launcher.hosts.returns import ReturnWatch
 from gmi_drl.launcher.watch import watchdog
-from gmi_drl.placement import Topology, load_config
+from gmi_drl.launcher.watch.policy_log import PolicyLog
+from gmi_drl.placement import Topology, load_config, tcg_ex
+from gmi_drl.report.policy_lineage import PolicyReader
+from gmi_drl.report.run_state import opened
 from gmi_drl.roles.role.host import COUNTERS
+from gmi_drl.roles.state.request import is_requested
+from gmi_drl.runtime.gcs.gcs import Gcs
 
 CORE = min(os.sched_getaffinity(0))
 
@@ -79,6 +92,17 @@ def test_a_host_that_is_lost_when_others_start_anew_is_done_without(what, monkey
         hosts[0].is_lost, hosts[1].lost_at = True, what
         found.renew([0])
         assert addresses(found) == ["127.0.0.4"]
+
+
+@pytest.mark.parametrize("on_loss", ["wait", "shrink"])
+def test_a_program_whose_own_host_the_cluster_has_lost_starts_nothing_anew(on_loss, monkeypatch):
+    with joined(monkeypatch, on_loss=on_loss) as (hosts, found):
+        for host in hosts:
+            host.is_lost = True
+        monkeypatch.setattr(sys.modules["ray"], "nodes", list)
+        with pytest.raises(HostLost, match="the cluster has lost it") as raised:
+            found.renew([0, 1, 2])
+    assert raised.value.ranks == ()
 
 
 def test_a_host_that_cannot_train_any_more_is_done_without(monkeypatch):
@@ -146,6 +170,7 @@ class Scripted(Instant):
     """An agent whose GMIs train by a script; those of a host in `broken` cannot."""
 
     broken: ClassVar[set] = set()
+    killed: ClassVar[set] = set()  # hosts whose launchers are, once they train
     closes = True
 
     def __init__(self, devices):
@@ -179,6 +204,9 @@ class Scripted(Instant):
             self.is_done = True
             answer = {"iteration": self.iteration, "steps": self.iteration, "stopped": True}
             report.results = [{gmi.gmi_id: answer}]
+        if self.part.addresses[host] in self.killed:
+            self.killed.remove(self.part.addresses[host])
+            return Report(ended="its launcher was killed by SIGKILL")
         if orders.calls == ("close",) and self.closes:
             report.results.append({gmi.gmi_id: []})
         return report
@@ -219,10 +247,10 @@ class Losses(gmi_drl.Callback):
             self.request_stop("it is enough")
 
 
-def launched(config, folder, callback):
-    """Launches it, to train until the callback ends it."""
+def launched(config, folder, *callbacks):
+    """Launches it, to train until a callback ends it."""
     run = {"folder": str(folder), "log": [], "eval_episodes": 0, "total_steps": 10**9}
-    return gmi_drl.launch({**config, "run": run}, view="plain", callbacks=[callback])
+    return gmi_drl.launch({**config, "run": run}, view="plain", callbacks=callbacks)
 
 
 class Gang:
@@ -234,15 +262,20 @@ class Gang:
         self.made_room += 1
 
 
-def test_gmis_make_room_once_and_not_before_they_train():
+def test_gmis_make_room_once_and_not_before_they_train(tmp_path):
     class Cluster:
+        head = SimpleNamespace(check=lambda: None)
+
         def places_back(self):
             return [2]
+
+        def newly_drained(self):
+            return []
 
         def is_trained_on(self):
             pass
 
-    gang, watch = Gang(), ReturnWatch(Cluster())
+    gang, watch = Gang(), ClusterWatch(Cluster(), tmp_path)
     watch.tick(gang)
     assert (gang.made_room, watch.places) == (0, [])
     watch.show({"kind": "iteration"})
@@ -253,6 +286,126 @@ def test_gmis_make_room_once_and_not_before_they_train():
     watch.tick(gang)
     watch.tick(gang)
     assert (gang.made_room, watch.places) == (1, [2])
+
+
+class AllLost(gmi_drl.Callback):
+    """Loses all hosts after the first iteration."""
+
+    def __init__(self, hosts):
+        self.hosts = hosts
+
+    def on_iteration(self, iteration, metrics):
+        for host in self.hosts:
+            host.is_lost = True
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_has_lost_all_of_its_hosts_ends_and_says_so(tmp_path, monkeypatch):
+    with (
+        three_hosts(monkeypatch, agent=Scripted, on_loss="shrink") as (hosts, config),
+        pytest.raises(HostLost, match=r"cluster\.hosts_min=1: 0 hosts would be left"),
+    ):
+        launched(config, tmp_path, AllLost(hosts))
+
+
+@pytest.mark.timeout(60)
+def test_what_goes_wrong_while_hosts_are_talked_with_ends_the_run(tmp_path, monkeypatch):
+    def take(gang, host, report):
+        raise ValueError("such a report is unknown")
+
+    monkeypatch.setattr(HostsGang, "_take", take)
+    with (
+        three_hosts(monkeypatch, agent=Scripted) as (_, config),
+        pytest.raises(ValueError, match="such a report is unknown"),
+    ):
+        launched(config, tmp_path)
+
+
+class LostHead(gmi_drl.Callback):
+    """Has the head of the cluster be gone after the first iteration."""
+
+    def __init__(self, address, host=None):
+        self.address, self.host = address, host
+
+    def on_iteration(self, iteration, metrics):
+        fake_ray.lose_head(self.address)
+        if self.host is not None:
+            self.host.is_lost = True
+
+
+@pytest.mark.parametrize("with_it", [None, 0], ids=["alone", "with a host"])
+def test_a_run_whose_head_is_gone_ends_and_says_so(tmp_path, monkeypatch, with_it):
+    monkeypatch.setattr(heads, "SILENCE_S", 0.3)
+    monkeypatch.setattr(heads, "_ASK_S", 0.1)
+    asked = []
+    monkeypatch.setattr(Scripted, "end", lambda self: asked.append(self))
+    with three_hosts(monkeypatch, agent=Scripted, on_loss="shrink") as (hosts, config):
+        address = config["cluster"]["address"]
+        host = None if with_it is None else hosts[with_it]
+        with pytest.raises(HostLost) as raised:
+            launched(config, tmp_path, LostHead(address, host))
+    assert str(raised.value) == (
+        f"cluster.address={address}: the head of the Ray cluster has not answered there for 0.3 s. "
+        "Start a cluster, and go on from the last checkpoint; --set cluster.address=... gives "
+        "another address."
+    )
+    (state,) = tmp_path.glob("*/*/run.json")
+    assert json.loads(state.read_text())["state"] == "failed"
+    assert asked == []  # Ray would wait for the head until it ends the program
+
+
+def test_a_run_that_ends_when_the_head_is_gone_asks_nothing_of_it(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Scripted, "end", lambda self: asked.append(self))
+    with three_hosts(monkeypatch, agent=Scripted) as (_, config):
+        lost = LostHead(config["cluster"]["address"])
+        assert launched(config, tmp_path, lost, Once()).state == "stopped"
+    assert asked == []
+
+
+def test_gmis_save_what_they_have_when_the_head_is_gone_and_not_for_long(monkeypatch, tmp_path):
+    def gone():
+        raise HostLost("it is gone")
+
+    cluster = SimpleNamespace(head=SimpleNamespace(check=gone), is_trained_on=lambda: None)
+    early = ClusterWatch(cluster, tmp_path)
+    with pytest.raises(HostLost, match="it is gone"):
+        early.tick(Gang())  # there is nothing to save
+    gang, watch = Gang(), ClusterWatch(cluster, tmp_path)
+    watch.show({"kind": "iteration"})
+    watch.tick(gang)
+    watch.tick(gang)
+    assert (gang.made_room, watch.wants_room) == (1, True)
+    monkeypatch.setattr(cluster_watch, "_LEAVE_S", -1.0)
+    with pytest.raises(HostLost, match="it is gone"):
+        watch.tick(gang)
+
+
+@pytest.mark.parametrize("at", ["127.0.0.1", "::1"])
+def test_a_head_answers_by_the_address_that_ray_prints(at):
+    family = socket.AF_INET6 if ":" in at else socket.AF_INET
+    try:
+        server = socket.create_server((at, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no {at}")
+    with server:
+        port = server.getsockname()[1]
+        assert heads.Head(f"[{at}]:{port}" if ":" in at else f"{at}:{port}").answers()
+
+
+def test_a_head_that_answers_again_is_not_gone(monkeypatch):
+    monkeypatch.setattr(heads, "_ASK_S", -1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        head = heads.Head(f"127.0.0.1:{port}")
+        head.check()
+    monkeypatch.setattr(heads, "SILENCE_S", 1000.0)
+    head.check()
+    with socket.create_server(("127.0.0.1", port)):
+        head.check()
+    monkeypatch.setattr(heads, "SILENCE_S", 0.0)
+    with pytest.raises(HostLost, match="has not answered"):
+        until(lambda: head.check())  # anew from here on
 
 
 @pytest.mark.slow
@@ -267,6 +420,94 @@ def test_a_run_goes_on_over_losses_and_with_hosts_that_come_back(tmp_path, monke
     assert json.loads((result.folder / "run.json").read_text())["epoch"] == 5
 
 
+class Killed(gmi_drl.Callback):
+    """Has the launcher of the third host be killed; ends the run when two train, or soon."""
+
+    def on_start(self, run):
+        self.request_stop = run.request_stop
+
+    def on_iteration(self, iteration, metrics):
+        self.trained = len(metrics["gmi_seconds"])
+        if iteration == 1 and self.trained == 3:
+            Scripted.killed.add("127.0.0.4")
+        elif self.trained == 2 or iteration == 40:
+            self.request_stop("it is enough")
+
+
+def test_a_host_whose_launcher_alone_is_killed_is_lost(tmp_path, monkeypatch, capsys):
+    killed = Killed()
+    with three_hosts(monkeypatch, agent=Scripted, on_loss="shrink") as (_, config):
+        assert launched(config, tmp_path, killed).state == "stopped"
+    assert killed.trained == 2
+    told = "".join(capsys.readouterr())
+    assert "its launcher was killed by SIGKILL" in told
+
+
+def version(number):
+    """What a GMI tells of a version of the policy."""
+    return {
+        "generation": 0, "version": number, "updates": number, "steps": number, "lag": 0,
+        "experience": "[]", "replay": "", "made_s": 1.0,
+    }  # fmt: skip
+
+
+BRANCH = {
+    "kind": "branch", "generation": 0, "version": 0, "board": -1, "restored": "",
+    "optimizer": "all_reduce, PPO", "began_s": 1.0, "last": None,
+}  # fmt: skip
+
+
+class Telling(Scripted):
+    """Hosts of which the first passes on no lineage, and the others what they know at their end."""
+
+    def talk(self, orders):
+        report = super().talk(orders)
+        if self.part is not None and self.part.host > 0 and (orders.end or report.ended):
+            told = [{"kind": "lineage", "lineage": version(number)} for number in (1, 2, 3)]
+            report.records = [(self.part.host, record) for record in (BRANCH, *told)]
+        return report
+
+
+def test_lineage_that_one_host_has_not_passed_on_is_told_by_the_others(tmp_path, monkeypatch):
+    with three_hosts(monkeypatch, agent=Telling) as (_, config):
+        folder = launched(config, tmp_path, Once()).folder
+    with opened(folder / "gcs.sqlite") as store:
+        known = [policy.version.number for policy in PolicyReader(store).chain()]
+    assert known == [1, 2, 3]
+
+
+def test_stores_of_hosts_stay_where_that_of_their_run_cannot_be_opened(tmp_path, monkeypatch):
+    with three_hosts(monkeypatch, agent=Scripted) as (_, config):
+        folder = launched(config, tmp_path, Once()).folder
+        with closing(sqlite3.connect(folder / "gcs.sqlite")) as store:
+            store.execute("PRAGMA user_version=99")
+        left = folder / "hosts" / "1-2.sqlite"
+        left.parent.mkdir()
+        Gcs(left).close()
+        with pytest.warns(UserWarning, match="who ran what is not kept"):
+            gmi_drl.launch(resume=folder, view="plain", callbacks=[Once()])
+    assert left.exists()
+
+
+def test_a_version_that_is_told_by_several_hosts_keeps_its_checkpoint(tmp_path):
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
+    layout = tcg_ex(Topology.from_cores([CORE]), 1, 8, "cpu")
+    path = tmp_path / "gcs.sqlite"
+    runtime.init(gcs=path)
+    try:
+        log = PolicyLog(path, "0" * 32, config, layout)
+        versions = [{"kind": "lineage", "lineage": version(number)} for number in (1, 2, 3)]
+        saved = {"kind": "checkpoint", "iteration": 2, "path": "checkpoints/iteration_000002"}
+        for record in (BRANCH, *versions, saved, BRANCH, *versions):
+            log.show(dict(record))
+        log.flush()
+    finally:
+        runtime.shutdown()
+    with opened(path) as store:
+        policies = list(PolicyReader(store).chain())
+    assert [policy.checkpoint for policy in policies] == ["", saved["path"], ""]
+
+
 def test_gmis_that_do_not_close_hold_up_a_run_for_some_time_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(watchdog, "_CLOSING_S", 0.1)
     monkeypatch.setattr(Scripted, "closes", False)
@@ -274,3 +515,69 @@ def test_gmis_that_do_not_close_hold_up_a_run_for_some_time_alone(tmp_path, monk
         assert launched(config, tmp_path, Once()).state == "stopped"
     told = "".join(capsys.readouterr())
     assert "a gmi on another host: close() of the environments has not returned after 0.1 s" in told
+
+
+class Drained(gmi_drl.Callback):
+    """Has Ray drain the second host; ends the run when a gang trains for which `is_enough`."""
+
+    def __init__(self, hosts, is_enough):
+        self.hosts, self.is_enough, self.trained = hosts, is_enough, []
+
+    def on_start(self, run):
+        self.run = run
+
+    def on_iteration(self, iteration, metrics):
+        if iteration == 1:
+            self.trained.append(len(metrics["gmi_seconds"]))
+            self.hosts[1].is_drained = len(self.trained) == 1
+        if self.is_enough(self) or iteration == 100:
+            self.run.request_stop("it is enough")
+
+
+@pytest.fixture
+def asked_often(monkeypatch):
+    monkeypatch.setattr(drains, "_ASK_S", 0.01)
+
+
+def test_a_host_that_ray_drains_leaves_at_a_checkpoint(tmp_path, monkeypatch, capsys, asked_often):
+    with three_hosts(monkeypatch, agent=Scripted, on_loss="shrink") as (hosts, config):
+        drained = Drained(hosts, lambda self: len(self.trained) == 2)
+        folder = launched(config, tmp_path, drained).folder
+    assert drained.trained == [3, 2]
+    assert json.loads((folder / "run.json").read_text())["epoch"] == 2
+    told = "".join(capsys.readouterr())
+    assert "Ray drains host 1, 127.0.0.3 (" in told
+    assert "is lost" not in told
+
+
+def test_another_host_is_waited_for_in_place_of_one_that_ray_drains(
+    tmp_path, monkeypatch, asked_often
+):
+    with three_hosts(monkeypatch, agent=Scripted, on_loss="wait") as (hosts, config):
+        waits = []
+
+        def sleep(seconds):
+            if seconds == 1.0:  # until there are as many hosts
+                waits.append(hosts[1].is_drained)
+                hosts[1].is_drained = False
+
+        clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=sleep)
+        monkeypatch.setattr(clusters, "time", clock)
+        drained = Drained(hosts, lambda self: len(self.trained) == 2)
+        launched(config, tmp_path, drained)
+    assert drained.trained == [3, 3]
+    assert waits[0]
+
+
+@pytest.mark.parametrize("without", [{"on_loss": "fail"}, {"on_loss": "shrink", "hosts_min": 3}])
+def test_a_checkpoint_is_asked_for_when_a_host_is_drained_that_cannot_be_done_without(
+    without, tmp_path, monkeypatch, asked_often
+):
+    def is_asked(callback):
+        return is_requested(callback.run.folder)
+
+    with three_hosts(monkeypatch, agent=Scripted, **without) as (hosts, config):
+        drained = Drained(hosts, is_asked)
+        folder = launched(config, tmp_path, drained).folder
+    assert drained.trained == [3]
+    assert is_requested(folder)

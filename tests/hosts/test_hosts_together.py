@@ -1,60 +1,78 @@
 """Launches on two hosts that are this machine, with real launchers and a Ray that is faked."""
 
 import contextlib
-import json
+import math
 import os
+import signal
 import socket
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+import ends
 import fake_ray
+import faults
 import gmi_drl
 from fake_ray import FakeHost
+from gmi_drl.errors import GmiDrlError
+from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.hosts import cluster as clusters
+from gmi_drl.launcher.hosts.agent import NodeAgent
+from gmi_drl.launcher.start import jobs
+from gmi_drl.report.policy_lineage import PolicyReader
+from gmi_drl.report.run_state import opened, read_state
+from gmi_drl.report.timeline import Timeline
+from run_files import assert_close, metrics
 
 CORES = sorted(os.sched_getaffinity(0))
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 NO_KEY = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(60)  # a greeting of ZeroMQ's
 
 
-def launched(folder, *, run=(), callbacks=(), **config):
-    """Trains on two hosts; returns the result."""
-    with fake_ray.cluster(*map(FakeHost, ADDRESSES)) as address:
-        config = {
-            "version": 1,
-            "env": {"id": "CartPole-v1", "num_env": 8},
-            "algorithm": {"network": [16], "minibatches": 1, "epochs": 1},
-            "hardware": {"backend": "cpu", "cores": CORES[:1]},
-            "cluster": {"address": address, "hosts": 2, "trusted": True},
-            "run": {"folder": str(folder), "log": [], "eval_episodes": 0, **dict(run)},
-            **config,
-        }
-        return gmi_drl.launch(
-            config, view="plain", callbacks=callbacks, import_path=Path(__file__).parents[1]
-        )
+def launched(folder, *, hosts=(), cluster=(), on_loss="fail", **config):
+    """Trains on two hosts, those that are given or others; returns the result."""
+    with fake_ray.cluster(*(hosts or map(FakeHost, ADDRESSES))) as address:
+        cluster = {
+            "address": address, "hosts": 2, "trusted": True, "on_loss": on_loss, **dict(cluster)
+        }  # fmt: skip
+        return launched_here(folder, cluster=cluster, **config)
 
 
-def metrics_of(result):
-    """The lines of metrics.jsonl."""
-    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def launched_here(folder, *, run=(), callbacks=(), **config):
+    """Trains on this machine, or on the cluster that is given; returns the result."""
+    config = {
+        "version": 1,
+        "env": {"id": "CartPole-v1", "num_env": 8},
+        "algorithm": {"network": [16], "minibatches": 1, "epochs": 1},
+        "hardware": {"backend": "cpu", "cores": CORES[:1]},
+        "run": {"folder": str(folder), "log": [], "eval_episodes": 0, **dict(run)},
+        **config,
+    }
+    return gmi_drl.launch(
+        config, view="plain", callbacks=callbacks, import_path=Path(__file__).parents[1]
+    )
 
 
-def ports():
-    """The (address, port) of all sockets that listen at the hosts' addresses."""
+def ports(addresses):
+    """The (address, port) of all sockets that listen at some addresses."""
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, state, *_ = line.split()
         number, port = local.split(":")
         address = socket.inet_ntoa(int(number, 16).to_bytes(4, "little"))
-        if state == "0A" and address in ADDRESSES:  # it listens
+        if state == "0A" and address in addresses:  # it listens
             found.append((address, int(port, 16)))
     return found
 
 
 class Intruder(gmi_drl.Callback):
     """After the first iteration, speaks to every port of the run until it is thrown out there."""
+
+    def __init__(self, addresses):
+        self._addresses = addresses
 
     def on_start(self, run):
         self._request_stop, self.tried = run.request_stop, 0
@@ -64,7 +82,7 @@ class Intruder(gmi_drl.Callback):
         if time.monotonic() > self._deadline_s:
             self._request_stop("nobody has counted strangers")
         elif not self.tried:
-            for where in ports():
+            for where in ports(self._addresses):
                 with socket.create_connection(where, timeout=20) as stranger:
                     stranger.sendall(NO_KEY)
                     with contextlib.suppress(ConnectionResetError):
@@ -76,17 +94,64 @@ class Intruder(gmi_drl.Callback):
 
 
 @pytest.mark.slow
+def test_hosts_are_spoken_to_while_code_of_the_user_is_tried(tmp_path, monkeypatch):
+    hosts = [*map(FakeHost, ADDRESSES)]
+
+    def tried(*_):
+        enough = [host.asked["tell"] + 2 for host in hosts]
+        ends.until(
+            lambda: all(
+                host.asked["tell"] >= times for host, times in zip(hosts, enough, strict=True)
+            ),
+            "two words to each host",
+        )
+        return []
+
+    monkeypatch.setattr(jobs, "_user_code_faults", tried)
+    assert launched(tmp_path, hosts=hosts, run={"total_steps": 256}).state == "finished"
+
+
+@pytest.mark.slow
 def test_strangers_are_refused_counted_and_told(tmp_path, capfd):
-    intruder = Intruder()
-    result = launched(tmp_path, callbacks=[intruder], run={"total_steps": 10**9})
-    metrics = metrics_of(result)
+    high, low = divmod(os.getpid() % 2**16, 256)
+    addresses = [f"127.{high}.{low}.{host}" for host in (2, 3)]  # of no other test
+    intruder, hosts = Intruder(addresses), list(map(FakeHost, addresses))
+    result = launched(tmp_path, hosts=hosts, callbacks=[intruder], run={"total_steps": 10**9})
+    lines = metrics(result.folder)
     assert result.state == "stopped"
     assert intruder.tried == 2  # the port of each host's leader, and no other
-    assert metrics[0]["refused"] == 0
-    assert metrics[-1]["refused"] == 2
+    assert lines[0]["refused"] == 0
+    assert lines[-1]["refused"] == 2
     told = "".join(capfd.readouterr())
     for gmi_id in (0, 1):
         assert f"gmi {gmi_id}: its port for other hosts has refused 1 conn" in told
+
+
+class Ports(gmi_drl.Callback):
+    """Notes who listens at the hosts' addresses after five iterations, and ends the run."""
+
+    def __init__(self, addresses):
+        self.addresses = addresses
+
+    def on_start(self, run):
+        self.request_stop = run.request_stop
+
+    def on_iteration(self, iteration, metrics):
+        if iteration == 5:
+            self.there = Counter(address for address, _ in ports(self.addresses))
+            self.request_stop("they are counted")
+
+
+@pytest.mark.slow
+def test_hosts_whose_network_is_trusted_train_with_a_port_of_gloo_each(tmp_path):
+    seen = Ports([f"127.7.{os.getpid() % 250}.{host}" for host in (2, 3)])  # of this test alone
+    result = launched(
+        tmp_path, hosts=[*map(FakeHost, seen.addresses)], cluster={"network": "trusted"},
+        callbacks=[seen], run={"total_steps": 10**9}, comm={"checksum_every": 1},
+        algorithm={"network": [256, 64], "minibatches": 1, "epochs": 1, "horizon": 8},
+    )  # fmt: skip
+    assert seen.there == dict.fromkeys(seen.addresses, 2)  # that of its links, and gloo's
+    assert metrics(result.folder)[-1]["refused"] == 0
 
 
 @pytest.mark.slow
@@ -95,3 +160,200 @@ def test_a_gmi_that_dies_when_those_of_another_host_have_finished_has_their_outc
     result = launched(tmp_path / "run", roles={"trainer": "bodies_clusters:LateDeath"})
     assert result.state == "finished"
     assert list(result.gmis) == [{"lives": 1}, {"lives": 2, "outcome": "well done"}]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(CORES) < 2, reason="two GMIs of one host need a core each")
+@pytest.mark.parametrize(("name", "env"), [("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
+def test_hosts_with_a_replay_each_learn_what_gmis_of_one_host_do(tmp_path, name, env):
+    config = {
+        "env": {"id": env, "num_env": 8},
+        "algorithm": {
+            "name": name, "network": [16], "horizon": 4, "batch_size": 32, "replay_start": 64,
+            "replay_capacity": 256, "updates_per_row": 0.1,
+        },
+        "run": {"total_steps": 10 * 2 * 8 * 4},
+    }  # fmt: skip
+    one = {"hardware": {"backend": "cpu", "cores": CORES[:2]}, "layout": {"gmi_per_gpu": 2}}
+    results = [
+        launched(tmp_path / "hosts", **config),
+        launched_here(tmp_path / "one", **config, **one),
+    ]
+    by_hosts, by_one = (metrics(result.folder) for result in results)
+    assert len(by_hosts) == len(by_one) == 10
+    same = ("steps", "updates", "replay_rows")
+    assert [[line[key] for key in same] for line in by_hosts] == [
+        [line[key] for key in same] for line in by_one
+    ]
+    assert by_one[-1]["updates"] > 10
+    learned = [
+        torch.load(*result.folder.glob("checkpoints/iteration_*10/shared.pt")) for result in results
+    ]
+    assert_close(*learned)
+
+
+SAMPLES = 8 * 8  # of a segment
+START, RATIO = 150, 0.25
+APART = {
+    "mode": "async",
+    "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
+    "hardware": {"backend": "cpu", "cores": CORES[:2], "num_gpus": 2},
+    "experience": {"channels": "mcc", "capacity": 3},
+    "comm": {"checksum_every": 1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(CORES) < 2, reason="agent and trainer of a host need a core each")
+def test_agents_feed_trainers_of_their_host_and_these_train_one_policy(tmp_path, monkeypatch):
+    # The trainer of each host; its peer, on the other one, has published that policy already.
+    moments = [(1, "publish", 6), (3, "agreed", 12)]
+    faults.script(monkeypatch, tmp_path / "faults", *moments)
+    mortal = {
+        "agent": "bodies_async:MortalAsyncAgent",
+        "trainer": "bodies_async:MortalAsyncTrainer",
+    }
+    result = launched(
+        tmp_path / "runs", **APART, roles=mortal,
+        algorithm={"name": "impala", "network": [16], "horizon": 8},
+        run={"total_steps": 20 * 2 * SAMPLES, "eval_episodes": 2},
+    )  # fmt: skip
+    faults.check_restarts(result, tmp_path / "faults", moments)
+    lines = metrics(result.folder)
+    assert [line["iteration"] for line in lines] == [*range(1, 21)]
+    assert lines[-1]["steps"] == 20 * 2 * SAMPLES
+    assert 0 < max(line["policy_lag_max"] for line in lines) <= 16
+    accounts = result.experience
+    assert accounts.add_up, accounts
+    assert accounts.missing == accounts.incomplete == 0
+    trainers = [answer for answer in result.gmis if "eval_return" in answer]
+    assert [trainer["experience"]["trained"] for trainer in trainers] == [20, 20]
+    assert trainers[0]["eval_return"] == trainers[1]["eval_return"] > 0
+
+
+class Struck(gmi_drl.Callback):
+    """Kills the launcher of the first host, which has passed on nothing for some iterations."""
+
+    def __init__(self, launchers):
+        self.launchers, self.silent_from = launchers, 0
+
+    def on_start(self, run):
+        self.run = run
+
+    def on_iteration(self, iteration, metrics):
+        if len(metrics["gmi_seconds"]) == 1:
+            self.run.request_stop("the other one trains")
+        elif not self.silent_from:
+            launcher = self.launchers[0].pid
+            os.kill(launcher, signal.SIGSTOP)
+            self.silent_from = self.last()
+            deadline_s = time.monotonic() + 100
+            while self.last() < self.silent_from + 5 and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            os.kill(launcher, signal.SIGKILL)
+
+    def last(self):
+        """The last iteration of which a GMI has written metrics."""
+        return len((self.run.folder / "metrics.jsonl").read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_no_lineage_is_lost_with_a_launcher_and_each_host_says_what_it_ran(tmp_path, monkeypatch):
+    launchers = []
+
+    class Noted(NodeAgent):
+        def __init__(self, devices):
+            super().__init__(devices)
+            launchers.append(self._process)
+
+    monkeypatch.setattr(clusters, "NodeAgent", Noted)
+    struck = Struck(launchers)
+    result = launched(
+        tmp_path, on_loss="shrink", callbacks=[struck], run={"total_steps": 10**9},
+        comm={"timeout_s": 600},
+    )  # fmt: skip
+    assert result.state == "stopped"
+    last = metrics(result.folder)[-1]["iteration"]
+    assert last > struck.silent_from + 5
+    with opened(result.folder / "gcs.sqlite") as store:
+        versions = [policy.version.number for policy in PolicyReader(store).chain()]
+    assert versions == [*range(1, last + 1)]
+    assert not (result.folder / "hosts").exists()  # all is merged
+    state = read_state(result.folder / "gcs.sqlite")
+    # The first host's in the first epoch; the second's in both, in the last one as host 0.
+    actors = Counter((actor["name"], actor["state"]) for actor in state.actors)
+    assert actors["host 0: gmi0", "alive"] == 1  # as far as its launcher came
+    assert actors["host 1: gmi1", "dead"] == actors["host 0: gmi0", "dead"] == 1
+    timeline = Timeline.read(result.folder / "gcs.sqlite")
+    timeline.write(tmp_path / "timeline.json")
+    shown = (tmp_path / "timeline.json").read_text()
+    assert "host 0: gmi0" in shown
+    assert "host 1: gmi1" in shown
+
+
+class Overtaken(gmi_drl.Callback):
+    """Has the run be of a later epoch after the first iteration, as if others had gone on."""
+
+    def on_start(self, run):
+        self.folder = RunFolder(run.folder)
+
+    def on_iteration(self, iteration, metrics):
+        if iteration == 1:
+            self.folder.update(epoch=99)
+
+
+@pytest.mark.slow
+def test_hosts_that_were_taken_for_lost_write_no_more_metrics(tmp_path):
+    with pytest.raises(GmiDrlError, match="has epoch 99, and this host is in epoch 1"):
+        launched(
+            tmp_path,
+            callbacks=[Overtaken()],
+            run={"total_steps": 10**9, "checkpoint_every": 0},  # which are refused as well
+        )
+
+
+class Lost(gmi_drl.Callback):
+    """Loses a host after eight iterations; ends the run once updates are made without it."""
+
+    def __init__(self, host):
+        self.host, self.updates = host, None
+
+    def on_start(self, run):
+        self.request_stop = run.request_stop
+
+    def on_iteration(self, iteration, metrics):
+        if len(metrics["gmi_seconds"]) == 4:
+            self.host.is_lost = self.host.is_lost or iteration == 8
+            return
+        self.updates = metrics["updates"] if self.updates is None else self.updates
+        if metrics["updates"] > self.updates:
+            self.request_stop("they are made")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(CORES) < 2, reason="agent and trainer of a host need a core each")
+def test_agents_feed_replays_of_their_host_and_go_on_without_a_host_that_is_lost(tmp_path):
+    hosts = [*map(FakeHost, ADDRESSES)]
+    patient = {"comm": {"checksum_every": 1, "timeout_s": 600}}  # they leave before that
+    result = launched(
+        tmp_path, hosts=hosts, on_loss="shrink", callbacks=[Lost(hosts[0])], **APART | patient,
+        algorithm={
+            "name": "dqn", "network": [16], "horizon": 8, "batch_size": 32, "replay_start": START,
+            "replay_capacity": 500, "updates_per_row": RATIO,
+        },
+        run={"total_steps": 10**9},
+    )  # fmt: skip
+    assert result.state == "stopped"
+    lines = metrics(result.folder)
+    assert [line["iteration"] for line in lines] == [*range(1, len(lines) + 1)]
+    before = [line for line in lines if len(line["gmi_seconds"]) == 4]
+    after = [line for line in lines if len(line["gmi_seconds"]) == 2]
+    assert lines == [*before, *after]
+    assert len(before) >= 8
+    for line in before:  # as many as are due for what each trainer has had
+        assert line["updates"] == math.ceil(max(line["steps"] // 2 - START, 0) * RATIO)
+    assert [line["replay_rows"] for line in after[:3]] == [64, 128, 192]  # begun anew
+    assert after[1]["updates"] == before[-1]["updates"] < after[-1]["updates"]
+    assert after[-1]["steps"] == before[-1]["steps"] + len(after) * SAMPLES
+    assert result.experience.add_up
+    assert result.experience.trained == len(after)

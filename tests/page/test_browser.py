@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import pages
+from gmi_drl.placement import Topology, tcg_ex
+from gmi_drl.selector.record.search_folder import RECORD
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -23,7 +25,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = (400, 1600)
-SECTIONS = ["runs", "head", "layout", "curves", "time", "log", "recorded"]  # in the order
+SECTIONS = ["runs", "head", "layout", "curves", "time", "log", "trials", "recorded"]  # in order
 WAIT_MS = 60_000
 
 
@@ -87,6 +89,8 @@ def assert_readable(page, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     tops = []
     for id in SECTIONS:
+        if id == "trials" and not page.locator("#trials").is_visible():
+            continue  # where nothing was tried
         box = page.locator(f"#{id}").bounding_box()
         assert box is not None, id
         assert box["x"] >= 0, id
@@ -203,6 +207,67 @@ def test_the_page_moves_with_a_run_survives_its_death_and_stops_it(open_page, tm
                 process.wait(60)
 
 
+def test_a_run_that_is_picked_stays_and_one_that_is_gone_gives_way_to_the_newest(
+    open_page, tmp_path
+):
+    pages.make_run(tmp_path, name="old", started=1.0)
+    pages.make_run(tmp_path, name="new", started=2.0)
+    with pages.served(tmp_path) as link:
+        page = open_page(link)
+        expect(page.locator("#run-name")).to_contain_text("new", timeout=WAIT_MS)
+        expect(page.locator("#charts .chart[data-key=kl] canvas")).to_be_visible()
+        page.get_by_role("button", name="old/t0").click()
+        expect(page.locator("#run-name")).to_contain_text("old", timeout=WAIT_MS)
+        expect(page.locator("#charts .chart[data-key=kl] canvas")).to_be_visible()
+        pages.make_run(tmp_path, name="third", started=3.0)
+        expect(page.locator("#runs-table")).to_contain_text("third/t0", timeout=WAIT_MS)
+        expect(page.locator("#run-name")).to_contain_text("old")
+        assert page.complaints == []
+        page.evaluate("window.location.hash = 'run=0123456789abcdef'")
+        expect(page.locator("#run-name")).to_contain_text("third", timeout=WAIT_MS)
+
+
+def test_a_page_that_is_refused_tries_again_and_keeps_the_run_that_was_picked(open_page, tmp_path):
+    pages.make_run(tmp_path, name="old", started=1.0)
+    pages.make_run(tmp_path, name="new", started=2.0)
+    with pages.served(tmp_path) as link:
+        page = open_page(link)
+        page.get_by_role("button", name="old/t0").click()
+        expect(page.locator("#run-name")).to_contain_text("old", timeout=WAIT_MS)
+        page.route(
+            re.compile("/events|/state"),
+            lambda route: route.fulfill(status=503, content_type="text/plain", body="no room\n"),
+        )
+        page.locator("#log-gmi").select_option("1")  # for which the stream is opened anew
+        expect(page.locator("#link")).to_have_text("too many look on, trying again")
+        page.locator("#read").click()
+        expect(page.locator("#recorded-note")).to_have_text("it could not be read: no room")
+        page.unroute_all()
+        expect(page.locator("#log-text")).to_have_text("this is GMI 1\n", timeout=WAIT_MS)
+        expect(page.locator("#link")).to_have_text("live")
+        expect(page.locator("#run-name")).to_contain_text("old")
+
+
+def test_the_log_that_is_selected_is_the_one_that_is_shown(open_page, tmp_path):
+    old = pages.make_run(tmp_path, name="old", started=1.0)
+    with pages.served(tmp_path) as link:
+        page = open_page(link)
+        shown, selected = page.locator("#log-text"), page.locator("#log-gmi")
+        selected.select_option("1")
+        expect(shown).to_have_text("this is GMI 1\n", timeout=WAIT_MS)
+        pages.make_run(tmp_path, name="new", started=2.0)
+        expect(page.locator("#run-name")).to_contain_text("new", timeout=WAIT_MS)
+        expect(shown).to_have_text("this is GMI 0\n", timeout=WAIT_MS)
+        expect(selected).to_have_value("0")
+        page.get_by_role("button", name="old/t0").click()
+        selected.select_option("1")
+        expect(shown).to_have_text("this is GMI 1\n", timeout=WAIT_MS)
+        (old / "layout.json").write_text(tcg_ex(Topology.from_cores([0]), 1, 8).to_json())
+        expect(shown).to_have_text("this is GMI 0\n", timeout=WAIT_MS)
+        expect(selected).to_have_value("0")
+        assert page.complaints == []
+
+
 HOSTILE = '<img src=x onerror="window.taken=1"><script>window.taken=1</script>'
 
 
@@ -224,6 +289,40 @@ def test_what_a_run_says_of_itself_is_text(open_page, tmp_path):
         expect(page.locator("#charts")).to_contain_text("<img src=x onerror=alert(1)>")
         assert page.evaluate("window.taken") is None
         assert page.locator("img, main script, b > b").count() == 0
+        assert page.complaints == []
+
+
+def test_a_search_is_shown_as_it_goes_with_its_reasons(open_page, tmp_path):
+    pages.make_store(pages.make_run(tmp_path) / "gcs.sqlite")
+    record = tmp_path / "search" / "t0" / RECORD
+    record.parent.mkdir(parents=True)
+    ranges = {"algorithm": "random", "ranges": {"algorithm.learning_rate": {}}}
+    config = {"env": {"id": "CartPole-v1"}, "search": ranges}
+
+    def note(kind, **line):
+        with open(record, "a") as file:
+            file.write(json.dumps({"kind": kind, **line}) + "\n")
+
+    def tried(trial, kind="ended", **line):
+        asked = {"trial": trial, "number": 0, "values": {"algorithm.learning_rate": 0.1}}
+        note(kind, **asked, steps=100, start=None, bracket=0, total_s=5.0, **line)
+
+    note("header", format=1, config=config)
+    tried(0, return_mean=10.0, reached=120, points=[[50, 1.0], [120, 10.0]])
+    with pages.served(tmp_path) as link:
+        page = open_page(link)
+        search = page.locator("#trials-list details")
+        search.locator("summary").click()
+        expect(search).to_contain_text("best so far: trial 0")
+        expect(search.locator("canvas")).to_be_visible()
+        tried(1, return_mean=30.0, reached=120, points=[[50, 2.0], [120, 30.0]])
+        tried(2, kind="failed", text=HOSTILE)
+        expect(search).to_contain_text("best so far: trial 1", timeout=WAIT_MS)
+        expect(search.locator("tbody tr").filter(has_text=HOSTILE)).to_have_count(1)
+        expect(search.locator("canvas")).to_be_visible()  # it stays open
+        for width in WIDTHS:
+            assert_readable(page, width)
+        assert page.evaluate("window.taken") is None
         assert page.complaints == []
 
 

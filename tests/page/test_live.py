@@ -64,6 +64,23 @@ def test_a_run_that_was_deleted_is_told(tmp_path):
     assert "runs" in names(live.changes(viewer))
 
 
+def test_who_asks_for_no_run_is_given_the_newest_and_then_the_next(tmp_path):
+    live, viewer = pages.live_of(tmp_path), Viewer(None, 0)
+    assert names(live.changes(viewer)) == ["runs", "trials"]
+    for number in (1, 2):
+        path = pages.make_run(tmp_path, stamp=f"t{number}", started=float(number))
+        events = live.changes(viewer)
+        assert names(events) == ["runs", "layout", "run", "curves", "log"]
+        assert json.loads(dict(events)["run"])["head"]["folder"] == str(path)
+        assert json.loads(dict(events)["curves"])["columns"]["iteration"] == [1, 2, 3]
+    viewer = Viewer(None, 1)
+    assert json.loads(dict(live.changes(viewer))["log"])["text"] == "this is GMI 1\n"
+    pages.make_run(tmp_path, stamp="t3", started=3.0, gmis=1)
+    assert json.loads(dict(live.changes(viewer))["log"])["text"] == "this is GMI 0\n"
+    chosen = Viewer(id_of(path.with_name("t1")), 0)
+    assert json.loads(dict(live.changes(chosen))["run"])["head"]["folder"].endswith("t1")
+
+
 def test_few_runs_are_kept_in_memory(tmp_path):
     paths = [pages.make_run(tmp_path, stamp=f"t{number}") for number in range(20)]
     live = pages.live_of(tmp_path)

@@ -172,6 +172,15 @@ def test_the_front_page_imports_no_server():
     assert not {"starlette", "uvicorn", "torch"} & set(done.stdout.split())
 
 
+def test_runs_are_looked_at_before_the_link_is_there(tmp_path, monkeypatch):
+    pytest.importorskip("uvicorn")
+    done = []
+    monkeypatch.setattr("gmi_drl.page.live.Live.changes", lambda *_: done.append("looked"))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: done.append("served"))
+    serve(Catalog(tmp_path), Address(port=0), control=False, say=lambda _: done.append("link"))
+    assert done == ["looked", "link", "served"]
+
+
 def test_ctrl_c_ends_the_page_and_its_viewers(tmp_path):
     pages.make_run(tmp_path)
     with pages.served(tmp_path) as link:
@@ -180,7 +189,7 @@ def test_ctrl_c_ends_the_page_and_its_viewers(tmp_path):
         began_s = time.monotonic()
     assert time.monotonic() - began_s < 15
     with contextlib.suppress(OSError, http.client.HTTPException):
-        assert all(name in ("runs", "trials") for name, _ in stream)
+        assert all(name in ("trials", "layout", "run", "curves") for name, _ in stream)
 
 
 def test_a_control_store_is_read_and_a_link_to_another_is_not(tmp_path):

@@ -176,6 +176,27 @@ def test_an_algorithm_of_ones_own_is_kept_as_it_is_but_for_what_all_have():
         assert said in only_fault({**MINIMAL, "algorithm": {**own, key: value}})
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("a2c", "epochs", 10, "epochs=10; must be 1 for a2c (a second pass would be down the "
+         "gradient of a policy that has not sampled). Leave it out, or give 1."),
+        ("pg", "lam", 0.9, "lam=0.9; must be 1 for pg (returns as they were, to the end of an "
+         "episode or of the horizon). Leave it out, or give 1."),
+        ("alphazero", "horizon", 64, "horizon=64; must be 1 for alphazero (games are played "
+         "whole, whatever their length). Leave it out, or give 1."),
+        ("es", "bootstrap_time_limit", True, "bootstrap_time_limit=True; must be false for es "
+         "(nothing is valued, and an episode that is cut counts by what it was paid). Leave it "
+         "out, or give false."),
+    ],
+)  # fmt: skip
+def test_a_key_that_an_algorithm_fixes_is_told_with_the_algorithm_and_the_reason(
+    name, key, value, said
+):
+    config = {**MINIMAL, "algorithm": {"name": "ppo", key: value}}
+    assert f"algorithm.{said}" in only_fault(config, f"algorithm.name={name}")
+
+
 class Own:
     class Settings(AlgorithmConfig):
         optimizers: ClassVar[tuple[str, ...]] = ("replay",)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -42,6 +43,21 @@ def test_the_folder_of_a_runs_checkpoints_means_the_newest_in_it(tmp_path):
     (newest / "shared.pt").unlink()
     with pytest.raises(CheckpointError, match=r"is torn.* The newest good one is .*_000001"):
         checkpoint.find(newest.parent)
+
+
+def test_copies_under_other_names_are_neither_used_nor_removed(tmp_path):
+    folder = save(tmp_path, 1).parent
+    for name in ("iteration_000001_best", "iteration_000001 (copy)", "iteration_best"):
+        shutil.copytree(folder / "iteration_000001", folder / name)
+    for iteration in range(2, 5):
+        save(tmp_path, iteration, keep=2)
+    assert checkpoint.find(tmp_path).manifest["iteration"] == 4
+    assert checkpoint.make_room(folder) == ["iteration_000003"]
+    left = {path.name for path in folder.iterdir()}
+    assert left == {
+        "iteration_000001_best", "iteration_000001 (copy)", "iteration_best", "iteration_000004"
+    }  # fmt: skip
+    assert checkpoint.find(folder / "iteration_000001_best").manifest["iteration"] == 1
 
 
 def test_going_back_begins_a_new_line(tmp_path):

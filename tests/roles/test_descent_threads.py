@@ -1,7 +1,9 @@
-"""A step on a small network stays in the thread that takes it."""
+"""A step is torch's own Adam's, stays in its thread where it is small, and imports no compiler."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +72,27 @@ def test_a_step_of_several_is_that_of_torchs_adam_bit_for_bit() -> None:
         adam.step()
     for one, its in zip(flat, theirs, strict=True):
         assert torch.equal(one.data.detach(), its.detach())
+
+
+_SHARD = """
+import sys
+import numpy as np
+from gmi_drl.placement import ALGORITHMS
+from gmi_drl.roles.optimizers.over_evaluators.parameter_server import ParameterShard
+
+shard = ParameterShard(np.ones(64, np.float32), ALGORITHMS["a3c"]())
+moved = shard.push(np.ones(64, np.float32), None)
+shard.save()
+print(bool((moved < 1).all()), "torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_shard_steps_without_importing_a_compiler() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", _SHARD], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert told.stdout.split() == ["True", "False"]
 
 
 def _generator(seed: int) -> torch.Generator:

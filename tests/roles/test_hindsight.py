@@ -145,6 +145,7 @@ def bit_flip():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_fifteen_bits_are_learned_by_hindsight_and_not_without(tmp_path):
     import gmi_drl
 

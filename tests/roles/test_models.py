@@ -181,6 +181,7 @@ def launch(folder, total, algorithm, gmis=1, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_resumed_run_learns_bit_for_bit_what_one_does_that_was_not_stopped(tmp_path):
     settings = {**MBPO_KEYS, "name": "mbpo"}
     whole, part = launch(tmp_path, 160, settings), launch(tmp_path, 80, settings)
@@ -194,6 +195,7 @@ def test_a_resumed_run_learns_bit_for_bit_what_one_does_that_was_not_stopped(tmp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", ["mbpo", "cem"])
 def test_a_gmi_that_is_killed_beside_another_begins_with_a_new_model(tmp_path, monkeypatch, name):
     plans = {"candidates": 8, "plan_elites": 2, "plan_length": 3, "plan_iterations": 2}
@@ -217,6 +219,7 @@ def test_a_gmi_that_is_killed_beside_another_begins_with_a_new_model(tmp_path, m
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_policy_that_plans_is_loaded_and_exported(tmp_path):
     settings = {
         **SMALL, "name": "cem", "ensemble": 2, "candidates": 8, "plan_elites": 2,

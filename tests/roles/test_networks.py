@@ -180,6 +180,7 @@ def test_configs_of_before_are_written_as_they_were():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "keys",
     [

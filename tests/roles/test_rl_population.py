@@ -10,8 +10,9 @@ import torch
 import bodies_evolution as bodies
 from gmi_drl import rl, runtime
 from gmi_drl.comm import solo_group
-from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.errors import EvaluatorLate, RoleError
 from gmi_drl.roles.evaluators.aggregator import Tried
+from stops import stopped
 
 ENV = "bodies_evolution:GmiLQR-v0"
 ES = {"network": [8], "population": 22, "noise": 0.3, "learning_rate": 0.05}
@@ -111,6 +112,35 @@ def test_kills_of_evaluators_and_of_aggregators_change_nothing_of_what_is_learne
         runtime.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("fan_out", "late"),
+    [
+        (None, "evaluator 0, evaluator 1, evaluator 2"),
+        (2, "the aggregator of evaluators 0 to 1, the aggregator of evaluators 2 to 2"),
+    ],
+)
+def test_those_that_do_not_answer_are_named(fan_out, late):
+    runtime.init(["gmi_drl.rl"])
+    try:
+        its = evaluators(3, make=rl.Evaluator.remote)
+        optimizer = rl.Population(rl.ES, its, fan_out=fan_out)
+        optimizer.step()
+        optimizer._root._timeout_s = 1.0
+        pids = [runtime.process_id(one) for one in its]
+        with stopped(*pids), pytest.raises(EvaluatorLate, match=f"after 1 s: {late}"):
+            optimizer.step()
+        optimizer.close()
+    finally:
+        runtime.shutdown()
+
+
+def test_steps_of_episodes_whose_return_is_nan_are_counted_as_in_gmis():
+    (its,) = evaluators(1, options={"broken": True})
+    told = rl.Population(rl.ES, [its]).step()
+    assert (told["nan_returns"], told["length_mean"]) == (12, bodies.STEPS)
+    assert told["steps"] == 22 * bodies.STEPS
+
+
 def test_it_goes_on_from_a_file(alone, tmp_path):
     first = rl.Population(rl.ES, evaluators(1))
     first.step()
@@ -128,6 +158,8 @@ def test_what_does_not_fit_is_refused():
         rl.Population(rl.ES, its, fan_out=1)
     with pytest.raises(RoleError, match=r"the seeds \[5, 6\], .* Give all the same seed"):
         rl.Population(rl.ES, [*evaluators(1), *evaluators(1, seed=6)])
+    with pytest.raises(RoleError, match=r"population=22; must be at least 24, .* of 12 evaluators"):
+        rl.Population(rl.ES, evaluators(12, num_env=1))
     with pytest.raises(RoleError, match=r"Local trains on fresh experience, and ES on returns"):
         rl.Local(rl.ES, its)
     a2c = rl.Evaluator(ENV, rl.A2C, settings={"network": [8]})

@@ -7,7 +7,7 @@ from batches import algorithm_of
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import PPOConfig, SelfPlayConfig
 from gmi_drl.roles.algorithms import algorithm_class
-from gmi_drl.roles.algorithms.self_play import against_itself
+from gmi_drl.roles.algorithms.self_play import against_itself, league_faults
 from gmi_drl.roles.envs import EnvSpecError, make_env
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.normalize import Normalizers
@@ -136,7 +136,21 @@ def test_a_league_goes_on_from_a_checkpoint(tmp_path):
     assert torch.equal(other._ratings, league._ratings)
 
 
+def test_games_that_are_given_up_are_not_counted_with_the_next_ones():
+    league, batch, _ = made(num_env=4)
+    state = league.state_dict()
+    play(league, batch, torch.tensor([5.0, 5.0, 5.0, 5.0]), over=0.0)
+    league.load_state_dict(state)  # as after the death of another GMI: episodes begin anew
+    assert play(league, batch, torch.tensor([-1.0, 1.0, -1.0, 1.0])) == [2, 2, 0, 0]
+
+
 def test_one_who_is_alone_has_nobody_to_play_against():
     env = make_env("bodies_agents:Matching", 1, adapter="pettingzoo", options={"count": 1})
     with pytest.raises(EnvSpecError, match=r"has 1 agent; .* Leave it out"):
         against_itself(None, env, SelfPlayConfig())
+
+
+def test_each_snapshot_must_play_in_each_seat():
+    (fault,) = league_faults(SelfPlayConfig(snapshots=4), 2, 7)
+    assert "snapshots=4; env.num_env=7 must be at least 8, so that each snapshot plays" in fault
+    assert not league_faults(SelfPlayConfig(snapshots=4), 2, 8)

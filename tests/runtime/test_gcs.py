@@ -506,3 +506,48 @@ def test_a_store_of_version_1_is_read_and_gets_the_tables_that_it_lacks(tmp_path
     gcs.close()
     with contextlib.closing(database.open_to_read(path)) as store:
         assert [row.version for row in database.scan(store, PolicyRow)] == [1]
+
+
+def test_the_store_of_another_runtime_is_merged_once_however_often_it_is_begun(store, tmp_path):
+    event = EventRow(7.0, "actor restarted", b"a" * 16, "it was killed")
+    rows = [task(7), ActorRow(b"a" * 16, "gmi1", "GmiHost"), event]
+    store.put(task(3))
+    kept = tmp_path / "kept.sqlite"
+    with contextlib.closing(Gcs(tmp_path / "temporary.sqlite")) as other:
+        for row in rows:
+            other.put(row)
+        other.move(kept, is_shared=True)
+        other.flush()
+        assert ask(kept, "PRAGMA journal_mode") == [["delete"]]
+    store.flush()
+    for _ in range(2):  # the second: as if killed before the file was removed
+        shutil.copy(kept, again := tmp_path / "again.sqlite")
+        store.merge(again, "host 1: ")
+        assert not again.exists()
+    marked = task(7)._replace(name=f"host 1: {task(7).name}")
+    assert rows_in_file(store, TaskRow) == [task(3), marked]
+    assert [row.name for row in rows_in_file(store, ActorRow)] == ["host 1: gmi1"]
+    assert rows_in_file(store, EventRow) == [event._replace(text="host 1: it was killed")]
+
+
+def test_a_merged_store_that_cannot_be_removed_is_merged_all_the_same(store, tmp_path, monkeypatch):
+    kept = tmp_path / "kept.sqlite"
+    with contextlib.closing(Gcs(tmp_path / "temporary.sqlite")) as other:
+        other.put(task(7))
+        other.move(kept, is_shared=True)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(database, "remove", refuse)
+    for _ in range(2):
+        store.merge(kept, "host 1: ")
+    assert [row.name for row in rows_in_file(store, TaskRow)] == [f"host 1: {task(7).name}"]
+
+
+def test_a_store_that_cannot_be_merged_stays(store, tmp_path):
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_bytes(b"no store" * 1000)
+    with pytest.raises(DamagedStoreError):
+        store.merge(damaged, "host 1: ")
+    assert damaged.exists()

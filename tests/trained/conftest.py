@@ -1,6 +1,9 @@
-"""Short runs of every family of algorithms, made once in a module that asks for them."""
+"""Short runs of every family of algorithms, made once for all modules that ask for them."""
 
+import fcntl
 import functools
+import os
+import shutil
 
 import pytest
 import yaml
@@ -54,7 +57,7 @@ TASKS = {
         },
     },
     "cem": {
-        "env": {"id": "Pendulum-v1"},
+        "env": {"id": "Pendulum-v1", "max_episode_steps": 50},  # each step is planned
         "algorithm": {
             "name": "cem",
             "horizon": 4,
@@ -111,30 +114,46 @@ TASKS = {
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Returns the function that trains a task a little and gives its run's folder."""
+    """Returns the function that trains a task a little and gives a copy of its run's folder.
+
+    A task is trained once in a test session, whichever process comes first.
+    """
+    kept = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        kept = kept.parent
+    kept = kept / "trained"
+    kept.mkdir(exist_ok=True)
     runtime.init(PRELOAD)  # importing torch takes seconds: once for all launches
 
     @functools.cache
     def trained(task):
-        sections = {
-            "env": {"id": "CartPole-v1"},
-            "algorithm": {},
-            "hardware": {"num_gpus": 1},
-            "layout": {"gmi_per_gpu": 1},
-            **TASKS[task],
-        }
-        folder = tmp_path_factory.mktemp(task)
-        config = {
-            "version": 1,
-            **sections,
-            "env": {"num_env": 4, **sections["env"]},
-            "algorithm": {"network": [16], **sections["algorithm"]},
-            "hardware": {"backend": "cpu", **sections["hardware"]},
-            "run": {"folder": str(folder), "name": task, "total_steps": 512, "eval_episodes": 6},
-        }
-        path = folder / "config.yaml"
-        path.write_text(yaml.safe_dump(config))
-        return gmi_drl.launch(path, view="none").folder
+        with open(kept / f"{task}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (kept / task).exists():
+                _train(task, tmp_path_factory.mktemp(task)).parent.rename(kept / task)
+        (run,) = (kept / task).iterdir()
+        return shutil.copytree(run, tmp_path_factory.mktemp(task) / task / run.name)
 
     yield trained
     runtime.shutdown()
+
+
+def _train(task, folder):
+    sections = {
+        "env": {"id": "CartPole-v1"},
+        "algorithm": {},
+        "hardware": {"num_gpus": 1},
+        "layout": {"gmi_per_gpu": 1},
+        **TASKS[task],
+    }
+    config = {
+        "version": 1,
+        **sections,
+        "env": {"num_env": 4, **sections["env"]},
+        "algorithm": {"network": [16], **sections["algorithm"]},
+        "hardware": {"backend": "cpu", **sections["hardware"]},
+        "run": {"folder": str(folder), "name": task, "total_steps": 512, "eval_episodes": 6},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return gmi_drl.launch(path, view="none").folder

@@ -12,9 +12,9 @@ import yaml
 
 import gmi_drl
 from gmi_drl.cli.main import main
-from gmi_drl.trained import exporting
+from gmi_drl.trained import card, exporting
 from gmi_drl.trained.exporting import FORMATS, export_policy, exported, observed
-from gmi_drl.trained.policy import PolicyNotLoaded
+from gmi_drl.trained.policy import PolicyFailed, PolicyNotLoaded
 
 pytestmark = pytest.mark.timeout(600)  # torch's exporters take long on a busy machine
 
@@ -24,30 +24,45 @@ def slowly(*tasks):
 
 
 ELSEWHERE = """
-import sys, torch, numpy
-policy = torch.export.load(sys.argv[1]).module()
-given = torch.load(sys.argv[2])
-out = policy(*given)
-torch.save(out, sys.argv[3])
-assert "gmi_drl" not in sys.modules
+import json, sys, torch, numpy
+for line in sys.stdin:
+    file, given, out = json.loads(line)
+    policy = torch.export.load(file).module()
+    torch.save(policy(*torch.load(given)), out)
+    assert "gmi_drl" not in sys.modules
+    print("saved", flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """Has a program that knows nothing of gmi-drl, one for all tests, act by an exported file."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-I", "-c", ELSEWHERE], **pipes) as process:
+
+        def act(*paths):
+            print(json.dumps([str(path) for path in paths]), file=process.stdin, flush=True)
+            assert process.stdout.readline() == "saved\n"
+
+        yield act
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(
     "task", ["ppo", *slowly("lstm", "r2d2", "dqn", "sac", "structure", "mixed")]
 )
-def test_a_pt2_file_gives_the_same_bits_elsewhere(train, tmp_path, task):
+def test_a_pt2_file_gives_the_same_bits_elsewhere(train, elsewhere, tmp_path, task):
     policy = gmi_drl.load_policy(train(task))
     file = tmp_path / "policy.pt2"
     assert "equal, bit for bit, on 1,000 observations" in export_policy(policy, "pt2", file)
     assert [path.name for path in tmp_path.iterdir()] == ["policy.pt2"]
     examples = tuple(one[:7] for one in observed(policy))
     torch.save(examples, tmp_path / "given")
-    paths = [str(tmp_path / name) for name in ("policy.pt2", "given", "out")]
-    subprocess.run([sys.executable, "-I", "-c", ELSEWHERE, *paths], check=True, timeout=500)
+    elsewhere(file, tmp_path / "given", tmp_path / "out")
     with torch.no_grad():
         wanted = exported(policy)(*examples)
-    torch.testing.assert_close(torch.load(paths[2]), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(torch.load(tmp_path / "out"), wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("task", ["lstm", *slowly("ant", "images", "mixed")])
@@ -129,7 +144,7 @@ def test_a_file_that_acts_otherwise_is_refused_and_removed(train, tmp_path, monk
         return kind.write(policy, module, examples, file)
 
     monkeypatch.setitem(exporting._KINDS, form, dataclasses.replace(kind, write=wrong))
-    with pytest.raises(PolicyNotLoaded, match="acts otherwise than the policy"):
+    with pytest.raises(PolicyFailed, match="acts otherwise than the policy"):
         export_policy(policy, form, tmp_path / "policy")
     assert not list(tmp_path.iterdir())
 
@@ -158,6 +173,7 @@ def test_missing_packages_are_named(train, tmp_path, monkeypatch):
 
 
 def test_a_card_has_what_hubs_read(train, tmp_path, capsys):
+    pytest.importorskip("imageio_ffmpeg")
     folder = train("ppo")
     file = tmp_path / "mine" / "policy.pt2"
     file.parent.mkdir()
@@ -166,24 +182,44 @@ def test_a_card_has_what_hubs_read(train, tmp_path, capsys):
     assert "bit for bit" in said
     assert "hf upload" in said
     names = {path.name for path in file.parent.iterdir()}
-    assert names >= {"README.md", "config.yaml", "results.json", "policy.pt2"}
+    assert names == {"README.md", "config.yaml", "results.json", "policy.pt2", "replay.mp4"}
+    assert b"ftyp" in (file.parent / "replay.mp4").read_bytes()[:32]  # as mp4 begins
+    results = json.loads((file.parent / "results.json").read_text())
+    assert (results["episodes"], results["run"]) == (20, f"ppo/{folder.name}")  # no path of here
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    del config["run"]["folder"]  # which is a path of here, too
+    assert yaml.safe_load((file.parent / "config.yaml").read_text()) == config
     _, front, body = (file.parent / "README.md").read_text().split("---\n", 2)
-    metadata, results = (
-        yaml.safe_load(front),
-        json.loads((file.parent / "results.json").read_text()),
-    )
+    metadata = yaml.safe_load(front)
     (model,) = metadata["model-index"]
     (metric,) = model["results"][0]["metrics"]
     assert metric["type"] == "mean_reward"
     assert metric["value"] == f"{results['mean']:.2f} +/- {results['std']:.2f}"
     assert {"CartPole-v1", "deep-reinforcement-learning", "ppo"} <= set(metadata["tags"])
     assert 'torch.export.load("policy.pt2")' in body
+    assert "![The policy at work](replay.mp4)" in body
 
 
-def test_a_card_goes_by_the_format_and_replaces_nothing_but_a_card(train, tmp_path, capsys):
+def test_a_card_goes_by_the_format_and_replaces_nothing_but_a_card(
+    train, tmp_path, capsys, monkeypatch
+):
     folder, file = str(train("ppo")), tmp_path / "new" / "policy"  # a name without suffix
-    for _ in range(2):  # the second time its own card is there
-        assert main(["export", folder, "-o", str(file), "--card"]) == 0
+    filmed = []
+
+    def film(checkpoint, file, **options):
+        filmed.append(checkpoint.parent.name)
+        if len(filmed) == 2:
+            raise PolicyNotLoaded("nothing draws here.")
+        file.write_text("a film")
+
+    monkeypatch.setattr(card, "record_video", film)
+    assert main(["export", folder, "-o", str(file), "--card"]) == 0
+    assert (file.parent / "replay.mp4").read_text() == "a film"
+    with pytest.warns(UserWarning, match=r"the card has no film: nothing draws here\."):
+        assert main(["export", folder, "-o", str(file), "--card"]) == 0  # over its own card
+    assert filmed == ["checkpoints", "checkpoints"]
+    assert not (file.parent / "replay.mp4").exists()
+    assert "replay.mp4" not in (file.parent / "README.md").read_text()
     assert 'torch.export.load("policy")' in (file.parent / "README.md").read_text()
     project = tmp_path / "project"
     project.mkdir()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import gmi_drl
 from gmi_drl.cli.main import main
+from gmi_drl.placement.faults import install
 from gmi_drl.trained import filming
 from gmi_drl.trained.filming import record_video
 from gmi_drl.trained.policy import PolicyNotLoaded
@@ -102,14 +104,56 @@ def test_what_has_no_pictures_is_told(train, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where the environment's module lies
     with pytest.raises(PolicyNotLoaded, match="its __init__ take render_mode"):
         record_video(train("structure"), max_frames=5)
+    undrawn = ["env.id=bodies_spaces:DrawsNothing-v0"]
+    with pytest.raises(PolicyNotLoaded, match=r"^env\.id=.* its render gave None; must be"):
+        record_video(train("structure"), max_frames=5, overrides=undrawn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "checkpoints", "code", "said"),
+    [
+        ("ShowsShifted", False, 2, "holds no checkpoint"),
+        ("DrawnStepRaises", True, 1, "its step raised RuntimeError: no licence file"),
+    ],
+)
+def test_a_fault_gives_each_command_the_same_exit_code(
+    train, tmp_path, monkeypatch, capsys, env, checkpoints, code, said
+):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))  # where the environment's module lies
+    folder = shutil.copytree(train("structure"), tmp_path / "run")
+    if not checkpoints:
+        shutil.rmtree(folder / "checkpoints")
+    for command in ("evaluate", "video", "export"):
+        words = [command, str(folder), "--set", f"env.id=bodies_spaces:{env}-v0"]
+        assert main(words) == code, words
+        assert said in (told := capsys.readouterr().err), words
+        assert "apt install" not in told  # another way of drawing would meet it too
+    assert not list(folder.glob("report/*.mp4"))
 
 
 def test_packages_that_are_missing_are_named(train, tmp_path, monkeypatch):
     missing = "raise ModuleNotFoundError(\"No module named 'imageio_ffmpeg'\")"
     (tmp_path / "imageio_ffmpeg.py").write_text(missing)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(PolicyNotLoaded, match=r"imageio_ffmpeg'\. pip install 'gmi-drl\[video\]'"):
+    with pytest.raises(PolicyNotLoaded, match=rf"imageio_ffmpeg'\. {re.escape(install('video'))}"):
         record_video(train("ppo"))
+
+
+def test_an_ffmpeg_that_does_not_run_costs_films_that_need_it(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(tmp_path / "no_such"))
+    with pytest.raises(PolicyNotLoaded, match=r"ffmpeg, .* does not run \(.*no_such.*FILE\.gif"):
+        record_video(train("ppo"))
+    assert record_video(train("ppo"), file=tmp_path / "film.gif", max_frames=6).is_file()
+
+
+def test_a_package_that_draws_is_named(train, tmp_path, monkeypatch):
+    (tmp_path / "pygame.py").write_text("raise ImportError('not here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(PolicyNotLoaded, match=r"pygame is not installed") as caught:
+        record_video(train("ppo"))
+    assert install("video") in str(caught.value)
+    assert "apt install" not in str(caught.value)
 
 
 def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch):
@@ -121,11 +165,11 @@ def test_every_way_of_drawing_is_tried_and_packages_are_named(train, monkeypatch
         return {"not_drawn": "no OpenGL"}
 
     monkeypatch.setattr(filming, "ask", refuse)
-    with pytest.raises(PolicyNotLoaded, match=r"libegl1.*libosmesa6"):
+    with pytest.raises(PolicyNotLoaded, match=r"Install .*libegl1.*libosmesa6"):
         record_video(train("ppo"), episodes=3)
     assert tried == [("egl", 3), ("osmesa", 3)]
     monkeypatch.setenv("MUJOCO_GL", "glfw")  # the user's own choice
-    with pytest.raises(PolicyNotLoaded, match="glfw: no OpenGL"):
+    with pytest.raises(PolicyNotLoaded, match=r"glfw: no OpenGL.*Unset MUJOCO_GL"):
         record_video(train("ppo"))
     assert tried[2:] == [("glfw", 1)]
 

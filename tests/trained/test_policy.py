@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 import gmi_drl
 from gmi_drl import GmiDrlError
@@ -22,6 +24,8 @@ from gmi_drl.roles import CheckpointError, RoleLoadError
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.envs.flatten import unflattened_action
 from gmi_drl.roles.evaluators import evaluate
+from gmi_drl.trained import card
+from gmi_drl.trained.evaluation import print_evaluations
 from gmi_drl.trained.policy import PolicyNotLoaded
 from terminals import Terminal
 
@@ -205,17 +209,40 @@ def test_an_episode_that_does_not_end_is_cut_and_told(train, monkeypatch):
     assert (found.cut, found.lengths) == (2, (3, 3))
 
 
-def test_several_runs_have_a_row_each_and_one_for_all(train, capsys):
-    folders = [str(train("ppo")), str(train("dqn"))]
+def test_several_runs_have_a_row_each_and_each_config_one_over_its_seeds(train, tmp_path, capsys):
+    ppo, dqn = train("ppo"), train("dqn")
+    seed = shutil.copytree(ppo, tmp_path / "ppo" / "seed")
+    text = (seed / "config.yaml").read_text()
+    (seed / "config.yaml").write_text(re.sub(r"(?m)^  seed: \d+$", "  seed: 77", text, count=1))
+    folders = [str(ppo), str(seed), str(dqn)]
     assert main(["evaluate", *folders, "--episodes", "4"]) == 0
-    said = capsys.readouterr().out
-    assert "2 runs: mean" in said
-    assert "95 % interval" in said
+    runs, _, groups = capsys.readouterr().out.partition("Over seeds")
+    assert all(path.name in runs for path in (ppo, seed, dqn))
+    (_, of_ppo, of_dqn) = groups.strip().splitlines()
+    assert re.fullmatch(r"ppo +2 +[\d.]+ +[\d.]+ \([\d.]+ to [\d.]+\)", of_ppo.strip())
+    assert re.fullmatch(r"dqn +1 +[\d.]+ +[\d.]+", of_dqn.strip())  # of one there is no interval
     assert main(["evaluate", *folders, "--episodes", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [len(one["returns"]) for one in found] == [4, 4]
+    assert [len(one["returns"]) for one in found] == [4, 4, 4]
     middle = np.mean(np.sort(found[0]["returns"])[1:3])
     assert found[0]["iqm"] == pytest.approx(middle)
+
+
+def test_a_run_that_cannot_be_used_costs_the_others_nothing(train, tmp_path, capsys):
+    words = ["evaluate", str(tmp_path), str(train("ppo")), "--episodes", "2"]
+    assert main([*words, "--json"]) == 2
+    said = capsys.readouterr()
+    assert f"{tmp_path}: no run is there" in said.err
+    assert [one["environment"] for one in json.loads(said.out)] == ["CartPole-v1"]
+
+
+def test_checkpoints_of_one_run_are_not_taken_for_seeds(train, capsys):
+    newest = gmi_drl.evaluate(train("ppo"), episodes=1)
+    earlier = replace(newest, checkpoint=newest.checkpoint.with_name("iteration_000001"))
+    print_evaluations(Console(width=200), [newest, earlier])
+    _, _, groups = capsys.readouterr().out.partition("Over seeds")
+    for one in (newest, earlier):
+        assert re.search(rf"\(checkpoint={one.checkpoint.name}\) +1 ", groups), groups
 
 
 def test_what_cannot_be_loaded_is_told(train, tmp_path):
@@ -235,6 +262,14 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
     shutil.rmtree(bare / "checkpoints")
     with pytest.raises(CheckpointError, match=r"bare holds no checkpoint.*run\.checkpoint_every"):
         gmi_drl.load_policy(bare)
+    kept = shutil.copytree(folder, tmp_path / "kept")
+    (kept / "checkpoints" / "iteration_best").mkdir()
+    with pytest.raises(PolicyNotLoaded, match=r"checkpoint 7: .* has no such one"):
+        gmi_drl.load_policy(kept, checkpoint=7)
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    (damaged / "layout.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"layout\.json cannot .*, and the run cannot be used"):
+        gmi_drl.load_policy(damaged)
 
     def changed(name, **sections):
         copy = shutil.copytree(folder, tmp_path / name)
@@ -290,6 +325,7 @@ def test_what_cannot_be_loaded_is_told(train, tmp_path):
         ("structure", {"a": 4}, "must be of Dict"),
         ("structure", {"a": [4, 5], "b": [[0, 0], [0, 0]]}, "must be of Dict"),  # two and one
         ("structure", {"a": 4.5, "b": [[0, 0], [4, 2]]}, "must be of Dict"),
+        ("structure", {"a": 99, "b": [[0, 0], [4, 2]]}, "must be of Dict"),
     ],
 )
 def test_an_observation_that_does_not_fit_is_told(train, task, observation, told):
@@ -323,7 +359,9 @@ def test_a_checkpoint_and_a_number_of_another_are_refused(train):
         gmi_drl.load_policy(newest, checkpoint=1)
 
 
-def test_a_folder_that_takes_no_files_costs_the_file_and_not_the_numbers(train, tmp_path, capsys):
+def test_a_folder_that_takes_no_files_costs_the_file_and_not_the_numbers(
+    train, tmp_path, capsys, monkeypatch
+):
     folder = shutil.copytree(train("ppo"), tmp_path / "run")
     shutil.rmtree(folder / "report")
     (folder / "report").write_text("in the way, of root too")
@@ -331,6 +369,7 @@ def test_a_folder_that_takes_no_files_costs_the_file_and_not_the_numbers(train, 
         assert len(gmi_drl.evaluate(folder, episodes=1).returns) == 2  # one of each GMI that trains
     assert main(["video", str(folder)]) == 2
     assert "Give another: -o FILE" in capsys.readouterr().err
+    monkeypatch.setattr(card, "record_video", lambda *_, **__: None)
     (tmp_path / "card").mkdir()
     file = tmp_path / "card" / "policy.pt2"
     with pytest.warns(UserWarning, match=r"eval\.json was not written"):

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import yaml
@@ -68,22 +69,42 @@ def test_a_film_that_fails_is_told_and_the_last_one_is_made_all_the_same(tmp_pat
     assert (folder / "report" / "videos" / "iteration_000008.gif").is_file()
 
 
-def test_a_film_that_hangs_is_ended(tmp_path, monkeypatch):
-    (tmp_path / "checkpoints" / "iteration_000003").mkdir(parents=True)
+@contextmanager
+def hanging(folder, monkeypatch, longest_s):
+    """Yields a log, and the process that its films are made by, which makes none."""
+    (folder / "checkpoints" / "iteration_000003").mkdir(parents=True)
     log = VideoLog(every=1)
-    log.on_start(StartedRun(tmp_path, None, None, False, lambda why: None))
+    log.on_start(StartedRun(folder, None, None, False, lambda why: None))
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(video_log.subprocess, "Popen", lambda *args, **options: process)
     monkeypatch.setattr(video_log.os, "killpg", lambda pid, number: process.send_signal(number))
-    monkeypatch.setattr(video_log, "_LONGEST_S", 0.0)
-    log.on_checkpoint(tmp_path / "checkpoints" / "iteration_000001")  # dropped by now
-    assert log._film is None
-    assert not (tmp_path / "checkpoints" / ".filmed").exists()
-    log.on_checkpoint(tmp_path / "checkpoints" / "iteration_000003")
-    with pytest.raises(VideoError, match="given up"):
-        log._await()
-    assert process.returncode == -signal.SIGTERM
-    assert not (tmp_path / "checkpoints" / ".filmed").exists()
+    monkeypatch.setattr(video_log, "_LONGEST_S", longest_s)
+    try:
+        yield log, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_film_that_hangs_is_ended(tmp_path, monkeypatch):
+    with hanging(tmp_path, monkeypatch, 0.0) as (log, process):
+        log.on_checkpoint(tmp_path / "checkpoints" / "iteration_000001")  # dropped by now
+        assert log._film is None
+        assert not (tmp_path / "checkpoints" / ".filmed").exists()
+        log.on_checkpoint(tmp_path / "checkpoints" / "iteration_000003")
+        with pytest.raises(VideoError, match="given up"):
+            log._await()
+        assert process.returncode == -signal.SIGTERM
+        assert not (tmp_path / "checkpoints" / ".filmed").exists()
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+def test_a_run_that_is_stopped_waits_for_no_film(tmp_path, monkeypatch, state):
+    with hanging(tmp_path, monkeypatch, 5.0) as (log, process):
+        log.on_checkpoint(tmp_path / "checkpoints" / "iteration_000003")
+        log.on_end(EndedRun(state))
+        assert process.returncode == -signal.SIGTERM
+        assert not (tmp_path / "checkpoints" / ".filmed").exists()
 
 
 @pytest.mark.slow

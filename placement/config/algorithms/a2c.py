@@ -27,7 +27,7 @@ class OneStepConfig(RowsConfig):
     minibatches: Int = Field(default=1, ge=1, le=1)
     """1: a second step would be down the gradient of a policy that has not sampled."""
     epochs: Int = Field(default=1, ge=1, le=1)
-    """1, for the same reason."""
+    """1: a second pass would be down the gradient of a policy that has not sampled."""
     schedule: Literal["constant", "linear"] = "linear"
     """The learning rate; `linear`: down to 0 at `total_steps`; `constant`."""
     learning_rate: float = Field(default=7e-4, gt=0, le=1)

@@ -49,6 +49,7 @@ class AsyncSamples(Learning):
         if max_policy_lag is not None:
             max_policy_lag = checked_count("max_policy_lag", max_policy_lag, 0)
         self._max_lag = max_policy_lag
+        algorithm.check_segments()
         super().__init__(algorithm, evaluators, **rest)
         self._in_flight: InFlight[Sample] = InFlight(self._idle, self._ask_to_sample, self._first)
         self._joined = JoinedSamples(self.graph, self._num_env[0], self._width)

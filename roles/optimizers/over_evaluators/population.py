@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from gmi_drl import runtime
+from gmi_drl.placement import counted
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.algorithms.evolution import Evolution
 from gmi_drl.roles.errors import RoleError
-from gmi_drl.roles.evaluators.aggregator import Aggregator
+from gmi_drl.roles.evaluators.aggregator import aggregated
 from gmi_drl.roles.evaluators.counts import checked_count
 from gmi_drl.roles.evaluators.episodes import RETURN, STEPS
 from gmi_drl.roles.optimizers.evolution_step import EvolutionStep
@@ -51,28 +52,20 @@ class Population(Learning):
         self._learn_by(Learner(self.graph.algorithm, torch.Generator()))
         assert isinstance(self.graph.algorithm, Evolution)
         self._step = EvolutionStep(self.graph.algorithm, self._learner, self._spec.seed)
-        self._aggregators: list[runtime.ActorHandle] = []
         if len(set(self._seeds)) > 1:
             raise RoleError(
                 f"evaluators have the seeds {self._seeds}, and all must draw the same directions. "
                 "Give all the same seed."
             )
+        least = 2 * self.fleet.size
+        if self._settings.population < least:
+            raise RoleError(
+                f"population={self._settings.population}; must be at least {least}, so that each "
+                f"of {counted(self.fleet.size, 'evaluator')} has a direction to try both ways. "
+                "Raise it, or use fewer evaluators."
+            )
         timeout_s = self.fleet.timeout.total_seconds()
-        nodes: list[Any] = list(evaluators)
-        share: int | None = self._num_env[0]
-        while fan_out is not None and len(nodes) > fan_out:
-            nodes = [
-                self._aggregator(nodes[at : at + fan_out], share, timeout_s)
-                for at in range(0, len(nodes), fan_out)
-            ]
-            share = None  # what is below has its own
-        self._root = Aggregator(nodes, share, timeout_s)
-
-    def _aggregator(self, *arguments: Any) -> Any:
-        if not any(isinstance(one, runtime.ActorHandle) for one in arguments[0]):
-            return Aggregator(*arguments)
-        self._aggregators.append(Aggregator.remote(*arguments))
-        return self._aggregators[-1]
+        self._root, self._aggregators = aggregated(evaluators, self._num_env[0], timeout_s, fan_out)
 
     def step(self) -> dict[str, Any]:
         self._anneal()
@@ -81,9 +74,8 @@ class Population(Learning):
         tried = self._root.score(weights, self.updates, 0, count)
         pairs, lost = self._step.take(tried, parameters, self.updates)
         there = pairs[pairs[..., RETURN].isfinite()]
-        steps = int(there[:, STEPS].sum())
-        seen = Seen(len(there), float(there[:, RETURN].sum()), float(steps))
-        return self._learned(seen, steps) | {"nan_returns": lost}
+        seen = Seen(len(there), float(there[:, RETURN].sum()), float(there[:, STEPS].sum()))
+        return self._learned(seen, int(pairs[..., STEPS].sum())) | {"nan_returns": lost}
 
     def close(self) -> None:
         if self._aggregators and runtime.is_initialized():

@@ -207,8 +207,8 @@ def checked_priorities(priorities: Tensor | None, rows: int) -> Tensor:
 
 
 def _all_good(priorities: Tensor) -> bool:
-    low, high = torch.aminmax(priorities)
-    return bool(low >= 0.0) and bool(high < math.inf)  # NaN is neither
+    low, high = map(float, torch.aminmax(priorities))
+    return low >= 0.0 and high < math.inf  # NaN is neither
 
 
 def _pieces(rows: range, places: int) -> Iterator[range]:

@@ -81,14 +81,14 @@ class SumTree:
         place = torch.searchsorted(running, target, right=True).sub_(1)
         rest = target.sub_(running.index_select(0, place)).unsqueeze_(-1)
         for level in reversed(range(len(self._groups) - 1)):
-            group = self._groups[level].index_select(0, place)
-            running = group.cumsum(-1)
+            running = self._groups[level].index_select(0, place).cumsum_(-1)
             # The sum above was rounded otherwise.
             rest = torch.minimum(rest, running[:, -1:] * _BELOW)
             child = torch.searchsorted(running, rest, right=True)
             place = torch.add(child.squeeze(-1), place, alpha=_WIDTH)
             if level:
-                before = running.gather(1, child).sub_(group.gather(1, child))
+                found = self._levels[level].index_select(0, place).unsqueeze_(-1)
+                before = running.gather(1, child).sub_(found)
                 rest = rest.sub_(before).clamp_(min=0.0)
         return place
 

@@ -138,7 +138,7 @@ def guarded(run: Callable[[], int]) -> int:
     try:
         return run()
     except KeyboardInterrupt as interrupt:
-        _tell("interrupted", interrupt)
+        tell("interrupted", interrupt)
         return INTERRUPTED
     except BrokenPipeError:  # `gmi-drl runs | head`
         sys.stderr.close()
@@ -146,15 +146,15 @@ def guarded(run: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        _tell(f"{error.filename or 'a file'} cannot be written ({error.strerror}). Free some "
+        tell(f"{error.filename or 'a file'} cannot be written ({error.strerror}). Free some "
               "space, or give another folder: --set run.folder=...", error)  # fmt: skip
         return FAILED
     except GmiDrlError as error:  # any other is a fault of this program: its traceback shows where
-        _tell(error, error)
+        tell(error, error)
         return error.command_exit_code
 
 
-def _tell(what: object, error: BaseException) -> None:
-    """Prints it, and what was noted on the way of the error."""
+def tell(what: object, error: BaseException) -> None:
+    """Prints it to the errors, and what was noted on the way of the error."""
     for text in (what, *getattr(error, "__notes__", ())):
         print(printable_lines(text), file=sys.stderr)

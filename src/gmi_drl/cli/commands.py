@@ -385,7 +385,7 @@ def compare(
 def envs(
     text: Annotated[str, typer.Argument(help="Only ids that have this in them.")] = "",
 ) -> int:
-    """List the environments that this machine can run, with adapters and spaces."""
+    """List the environments that this machine can run, with adapters; with TEXT, spaces too."""
     from gmi_drl.report.env_list import print_envs
 
     if print_envs(console_for(), text) or not text:

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from .app import AsJson, Overrides, command, console_for, refuse_no_file
+from .app import AsJson, Overrides, command, console_for, refuse_no_file, tell
 
 Run: TypeAlias = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run's folder, or one of its checkpoints.")
@@ -56,15 +56,21 @@ def evaluate(
     from rich.console import Console
     from rich.text import Text
 
+    from gmi_drl.errors import GmiDrlError
     from gmi_drl.launcher.view.tables import printable
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.evaluation import print_evaluations
 
-    evaluations = []
+    evaluations, code = [], 0
     with Console(stderr=True).status("loading") as status:  # shown on a terminal alone
         for run in runs:
-            evaluations.append(
-                evaluated(
+
+            def show(ended: int, of: int, mean: float, run: Path = run) -> None:
+                so_far = f", mean {mean:,.1f}" if ended else ""
+                status.update(Text(f"{printable(run)}: {ended} of {of} episodes{so_far}"))
+
+            try:
+                evaluation = evaluated(
                     run,
                     checkpoint=checkpoint,
                     episodes=episodes,
@@ -73,19 +79,20 @@ def evaluate(
                     num_env=num_env,
                     overrides=overrides or (),
                     device=device,
-                    progress=lambda ended, of, mean, run=run: status.update(  # type: ignore[misc]
-                        Text(
-                            f"{printable(run)}: {ended} of {of} episodes"
-                            + f", mean {mean:,.1f}" * (ended > 0)
-                        )
-                    ),
+                    progress=show,
                 )
-            )
+            except GmiDrlError as error:
+                if len(runs) == 1:
+                    raise
+                tell(error, error)  # the others are evaluated all the same
+                code = code or error.command_exit_code
+            else:
+                evaluations.append(evaluation)
     if as_json:
         print(json.dumps([one.as_json() for one in evaluations], indent=1))
-    else:
+    elif evaluations:
         print_evaluations(console_for(), evaluations)
-    return 0
+    return code
 
 
 @command
@@ -143,6 +150,10 @@ def export(
     """Write the policy of RUN for other programs, and try the file before it is said to be done."""
     import shlex
 
+    from rich.console import Console
+    from rich.text import Text
+
+    from gmi_drl.launcher.view.tables import printable
     from gmi_drl.trained.card import refuse_other_files, write_card
     from gmi_drl.trained.evaluation import evaluate as evaluated
     from gmi_drl.trained.exporting import export_policy
@@ -164,7 +175,12 @@ def export(
         said = export_policy(policy, form.value, file)
         print(f"policy: {file} ({said})")
     if card:
-        evaluation = evaluated(run, checkpoint=checkpoint, overrides=overrides or ())
-        written = write_card(policy, file, form.value, evaluation)
+        with Console(stderr=True).status("evaluating") as status:  # shown on a terminal alone
+            evaluation = evaluated(run, checkpoint=checkpoint, overrides=overrides or ())
+            written = write_card(
+                policy, file, form.value, evaluation,
+                overrides=overrides or (),
+                progress=lambda line: status.update(Text(f"filming: {printable(line)}")),
+            )  # fmt: skip
         print(f"card: {written}\nTo publish it: hf upload NAME {shlex.quote(str(file.parent))}")
     return 0

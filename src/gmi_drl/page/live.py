@@ -19,6 +19,7 @@ from .trials import TrialsReader
 LOOK_S: Final = 1.0  # between two looks at a run
 _LIST_S: Final = 3.0  # at all runs
 _TRIALS_S: Final = 5.0
+_LISTS: Final = ("runs", "trials")  # events that are of no run
 _FRESH_S: Final = 0.5  # what was read so shortly ago is not read again for another viewer
 _MOST_READERS: Final = 8  # of runs that are kept in memory
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
@@ -28,13 +29,30 @@ Event = tuple[str, str]  # its name, and JSON
 
 @dataclass
 class Viewer:
-    """Is a browser that looks on: what it asked for, and what it has been given."""
+    """Is a browser that looks on: what it asked for, and what it has been given.
+
+    Without a run it is given the newest one, and another when that begins.
+    """
 
     run: str | None  # the id of a run
     gmi: int | None  # whose log is shown
     cursor: Cursor = field(default_factory=Cursor)
     sent: dict[str, str] = field(default_factory=dict)  # the last of each event
     due_s: dict[str, float] = field(default_factory=dict)  # when lists are looked at again
+
+    def __post_init__(self) -> None:
+        self.follows = self.run is None
+
+    def turn_to(self, run: str | None) -> None:
+        """Looks at another run, of which it has been given nothing yet.
+
+        Where it looked at a run before, the log becomes that of GMI 0, which every run has.
+        """
+        if run != self.run:
+            if self.run is not None and self.gmi is not None:
+                self.gmi = 0
+            self.run, self.cursor = run, Cursor()
+            self.sent = {name: text for name, text in self.sent.items() if name in _LISTS}
 
 
 class Live:
@@ -68,6 +86,8 @@ class Live:
             viewer.due_s[name] = now_s + every_s
             if name == "runs":
                 content: Any = {**self.catalog.as_json(), "control": self.control}
+                if viewer.follows:
+                    viewer.turn_to(next((run["id"] for run in content["runs"]), None))
             else:
                 content = self._trials.as_json(self.catalog.roots())
             events += _if_new(viewer, name, content)

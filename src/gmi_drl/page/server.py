@@ -62,6 +62,7 @@ def serve(
 ) -> None:
     """Serves until a signal ends it; `say` is told the login link. PageError if it cannot."""
     try:
+        import anyio.to_thread
         import uvicorn
 
         from .app import app_of
@@ -70,9 +71,13 @@ def serve(
             f"the page needs {error.name}, which is not installed: {install('page')}"
         ) from None
     from .guard import LOGIN, Access, hosts_of
-    from .live import Live
+    from .live import Live, Viewer
 
     _check(address)
+    live = Live(catalog, control=control)
+    # Looks once as later looks do, in a thread of anyio's: imports are done and runs are read
+    # before the first viewer comes.
+    anyio.run(anyio.to_thread.run_sync, live.changes, Viewer(None, None))
     with _bound(address) as bound:
         port = bound.getsockname()[1]
         access = Access(hosts_of(address.names, port), port, tls=address.tls)
@@ -80,7 +85,7 @@ def serve(
         if address.tls:
             files = {"ssl_certfile": address.certificate, "ssl_keyfile": address.key}
         config = uvicorn.Config(
-            app_of(Live(catalog, control=control), access),
+            app_of(live, access),
             http="h11",
             ws="none",
             lifespan="off",

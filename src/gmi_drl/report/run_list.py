@@ -89,7 +89,7 @@ def summarize(path: Path, written: dict[str, Any], metrics: dict[str, Any]) -> R
     shown = {key: state.get(key) for key in ("started", "env", "seed", "eval_return")}
     shown |= {key: known.get(key) for key in ("iteration", "steps", "return_mean", "steps_per_s")}
     how = "damaged" if damaged else how
-    return RunSummary(path=path, name=path.parent.name, state=how, **shown)
+    return RunSummary(path=path, name=path.absolute().parent.name, state=how, **shown)
 
 
 def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -265,18 +265,16 @@ class _Seeds:
         with launch.outcome as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
             outcome = pickle.load(file)
         folder = _folder_of(self._config, launch)
+        state = "stopped" if self._asked else "failed"
         if not isinstance(outcome, SeedOutcome):
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             last = "\n".join(launch.lines)
-            return SeedRun(
-                launch.seed, "failed", folder, error=f"its launcher died by {how}\n{last}"
-            )
+            return SeedRun(launch.seed, state, folder, error=f"its launcher died by {how}\n{last}")
         if outcome.result is not None:
             result = outcome.result
             return SeedRun(launch.seed, result.state, result.folder, result)
         if outcome.exit_code == _BAD_INPUT:
             self._waiting.clear()
-        state = "stopped" if self._asked else "failed"
         return SeedRun(launch.seed, state, folder, error=outcome.error)
 
     def _stop(self) -> None:
@@ -284,7 +282,7 @@ class _Seeds:
         self._waiting.clear()
         self._asked += 1
         for launch in self._running.values():
-            launch.process.send_signal(signal.SIGINT)
+            launch.process.terminate()  # a shell's background job ignores SIGINT, and so do these
         if self._asked == 1 and self._running and not self._inherits:
             self._screen.note("stopping all seeds; once more stops at once", "yellow")
         if self._asked > 1:

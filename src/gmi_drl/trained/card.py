@@ -1,23 +1,26 @@
-"""Writes the folder that model hubs take: a card with its metadata, the policy, config, results."""
+"""Writes the folder that model hubs take: a card with metadata, policy, config, results, film."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from gmi_drl import __version__
+from gmi_drl.placement.config.yaml_text import read_yaml, write_yaml
 
 from .evaluation import Evaluation
 from .exporting import Format
-from .filming import FILE as VIDEO
+from .filming import record_video
 from .policy import PolicyNotLoaded, TrainedPolicy
 
 _CARD: Final = "README.md"
-_FILES: Final = (_CARD, "config.yaml", "results.json", "replay.mp4")
+_FILM: Final = "replay.mp4"
+_FILES: Final = (_CARD, "config.yaml", "results.json", _FILM)
 _OURS: Final = "library_name: gmi-drl"  # a line of every card
 
 
@@ -35,17 +38,34 @@ def refuse_other_files(file: Path) -> None:
         )
 
 
-def write_card(policy: TrainedPolicy, file: Path, form: Format, evaluation: Evaluation) -> Path:
+def write_card(
+    policy: TrainedPolicy,
+    file: Path,
+    form: Format,
+    evaluation: Evaluation,
+    *,
+    overrides: Iterable[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> Path:
     """Writes README.md, config.yaml, results.json and replay.mp4 beside an exported file.
 
-    The film is there if the run has one. Returns the card; nothing is uploaded.
+    `overrides` and `progress` are for the film, of one episode; where none can be made, a warning
+    says why. Returns the card; nothing is uploaded.
     """
     folder, run = file.parent, policy.origin.folder.path
-    shutil.copyfile(run / "config.yaml", folder / "config.yaml")
-    (folder / "results.json").write_text(evaluation.text(), encoding="utf-8")
-    filmed = (run / VIDEO).is_file()
-    if filmed:
-        shutil.copyfile(run / VIDEO, folder / "replay.mp4")
+    config = run / "config.yaml"
+    settings, _, _ = read_yaml(config.read_text(encoding="utf-8"), str(config))
+    settings["run"].pop("folder", None)  # others are not told where it lies here
+    (folder / "config.yaml").write_text(write_yaml(settings), encoding="utf-8")
+    results = evaluation.as_json() | {"run": "/".join(run.parts[-2:])}
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    film, filmed = folder / _FILM, True
+    try:
+        record_video(policy.origin.checkpoint, file=film, overrides=overrides, progress=progress)
+    except PolicyNotLoaded as error:
+        filmed = False
+        film.unlink(missing_ok=True)  # of another card
+        warnings.warn(f"the card has no film: {error}", stacklevel=2)
     card = folder / _CARD
     use = _use(policy, file.name, form)
     card.write_text(_card(policy, use, evaluation, filmed), encoding="utf-8")
@@ -58,7 +78,7 @@ def _card(policy: TrainedPolicy, use: str, evaluation: Evaluation, filmed: bool)
     name = f"{algorithm}-{env_id.replace('/', '-').replace(':', '-')}"
     metadata = yaml.safe_dump(_metadata(algorithm, env_id, name, evaluation), sort_keys=False)
     spaces = {"observation": str(policy.observation_space), "action": str(policy.action_space)}
-    film = "\n![The policy at work](replay.mp4)\n" if filmed else ""
+    film = f"\n![The policy at work]({_FILM})\n" if filmed else ""
     return f"""---
 {metadata}---
 

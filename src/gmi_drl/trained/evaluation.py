@@ -6,6 +6,7 @@ import json
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -199,8 +200,10 @@ def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:
 
 
 def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> None:
-    """Prints a row for each run, and where there are several one for them all."""
+    """Prints a row for each run, and where there are several one for each config over its seeds."""
     from rich.table import Table
+
+    from gmi_drl.launcher.view.tables import print_table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("run", no_wrap=True)
@@ -217,8 +220,22 @@ def print_evaluations(console: Console, evaluations: Sequence[Evaluation]) -> No
         )
     console.print(table)
     if len(evaluations) > 1:
-        over = _estimate([one.mean for one in evaluations])
-        console.print(
-            f"{over.count} runs: mean {over.mean:,.1f}, interquartile mean {over.iqm:,.1f} "
-            f"(95 % interval {over.low:,.1f} to {over.high:,.1f})"
-        )
+        columns = ("config", "runs", "mean", "IQM (95 %)")
+        print_table(console, "Over seeds", columns, list(_rows_over_seeds(evaluations)))
+
+
+def _rows_over_seeds(evaluations: Sequence[Evaluation]) -> Iterator[list[str]]:
+    """Yields the cells of a row for each config: its runs differ in the seed alone."""
+    from gmi_drl.report.comparison.groups import group_by_config, interval_text
+    from gmi_drl.report.comparison.runs import read_settings
+
+    times = Counter(one.run for one in evaluations)
+    runs = []
+    for one in evaluations:
+        settings, _ = read_settings(one.run)
+        if settings is not None and times[one.run] > 1:  # checkpoints of one run are no seeds
+            settings["checkpoint"] = one.checkpoint.name
+        runs.append((one.run.parent.name, settings))
+    for label, places in group_by_config(runs):
+        over = _estimate([evaluations[place].mean for place in places])
+        yield [label, str(over.count), f"{over.mean:,.1f}", interval_text(over)]

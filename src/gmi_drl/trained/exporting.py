@@ -30,8 +30,9 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from gmi_drl.placement import AlphaZeroConfig
+from gmi_drl.placement.faults import install
 
-from .policy import PolicyModule, PolicyNotLoaded, TrainedPolicy
+from .policy import PolicyFailed, PolicyModule, PolicyNotLoaded, TrainedPolicy
 
 Format: TypeAlias = Literal["pt2", "onnx", "safetensors"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
@@ -106,8 +107,8 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
     missing = [name for name in kind.needs if importlib.util.find_spec(name) is None]
     if missing:
         raise PolicyNotLoaded(
-            f"--format {form}: not installed: {', '.join(missing)}. pip install "
-            "'gmi-drl[export]', or take --format pt2, which needs nothing."
+            f"--format {form}: not installed: {', '.join(missing)}. {install('export')}, or take "
+            "--format pt2, which needs nothing."
         )
     module, examples = exported(policy), observed(policy)
     with torch.no_grad():
@@ -119,7 +120,7 @@ def export_policy(policy: TrainedPolicy, form: Format, file: Path) -> str:
             given = kind.write(policy, module, examples, partial)
         most = max(_distance(*pair) for pair in zip(expected, given, strict=True))
         if not most <= kind.tolerance:  # NaN is not
-            raise PolicyNotLoaded(
+            raise PolicyFailed(
                 f"{file}: what was written acts otherwise than the policy, by up to {most:g}, and "
                 "was removed. Take another --format, and tell us of it."
             )

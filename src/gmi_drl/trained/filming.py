@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.launcher.plan.child_process import ChildFailed, ask
+from gmi_drl.placement.faults import install
 
-from .policy import PolicyNotLoaded, TrainedPolicy, load_all
+from .policy import PolicyFailed, PolicyNotLoaded, TrainedPolicy, load_all
 
 if TYPE_CHECKING:
     from gmi_drl.roles.envs.gymnasium import GymnasiumVecEnv
@@ -95,39 +97,53 @@ def _film(
             failures.append(f"{drawer}: {failed}")
             continue
         if fault := answer.get("fault"):
-            raise PolicyNotLoaded(fault)
+            raise (PolicyNotLoaded if answer.get("is_input", True) else PolicyFailed)(fault)
         if "not_drawn" not in answer:
             return
         failures.append(f"{drawer}: {answer['not_drawn']}")
+    remedy = (
+        "Unset MUJOCO_GL, which leaves the choice to gmi-drl, or install" if chosen else "Install"
+    )
     raise PolicyNotLoaded(
-        f"{run}: no picture could be drawn ({'; '.join(failures)}). Install what draws "
+        f"{run}: no picture could be drawn ({'; '.join(failures)}). {remedy} what draws "
         "without a display: on Debian or Ubuntu `apt install libegl1 libgl1-mesa-dri`, or "
         "libosmesa6."
     )
 
 
-def film_here(text: str) -> dict[str, str]:
+def film_here(text: str) -> dict[str, Any]:
     """Makes the film that `text` asks for, in this process; returns why there is none, if so.
 
-    `not_drawn`: another way of drawing may do; `fault`: none will.
+    `not_drawn`: another way of drawing may do; `fault`: none will, and `is_input` says whether it
+    is one of what was asked for, as by default, or of code that was run.
     """
+    from gymnasium.error import DependencyNotInstalled
+
     from gmi_drl.errors import GmiDrlError
-    from gmi_drl.roles.envs import EnvError
+    from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError
 
     asked = json.loads(text)
     file = Path(asked["file"])
     try:
         import imageio.v2 as imageio
-        import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401 (has ffmpeg in it)
+        import imageio_ffmpeg  # type: ignore[import-untyped]
+
+        if file.suffix == ".mp4":
+            imageio_ffmpeg.get_ffmpeg_version()  # which runs it
     except ImportError as error:
-        return {"fault": f"{error}. pip install 'gmi-drl[video]'"}
+        return {"fault": f"{error}. {install('video')}."}
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return {
+            "fault": f"ffmpeg, which writes mp4, does not run ({error}). Leave IMAGEIO_FFMPEG_EXE "
+            f"unset and {install('video')}, which brings one; or take a gif: -o FILE.gif."
+        }
     try:
         policy = load_all(
             asked["run"], checkpoint=asked["checkpoint"], overrides=asked["overrides"]
         )
         env = _drawable(policy)
     except GmiDrlError as error:
-        return {"fault": str(error)}
+        return {"fault": str(error), "is_input": error.command_exit_code == 2}
     try:
         with closing(env):
             pictures = _pictures(policy, env, asked["episodes"], asked["seed"])
@@ -141,8 +157,14 @@ def film_here(text: str) -> dict[str, str]:
                 if number >= asked["max_frames"]:
                     break
             film.close()
-    except EnvError as error:  # the drawing, mostly: OpenGL is not there
+    except EnvSpecError as error:
+        return {"fault": str(error)}
+    except EnvRaised as error:  # its render, mostly: OpenGL is not there
+        if isinstance(error.__cause__, DependencyNotInstalled):  # a package of Python's
+            return {"fault": f"{error.__cause__}, or {install('video')}."}
         return {"not_drawn": str(error)}
+    except EnvError as error:  # its reset or step
+        return {"fault": str(error), "is_input": False}
     except OSError as error:
         return {"fault": f"{file.parent}: the film cannot be written ({error}). Give -o FILE."}
     return {}

@@ -29,6 +29,7 @@ from gmi_drl.placement import Config, Layout, load_config
 from gmi_drl.roles import DRL_role, GMI_manager, GmiContext, load_role
 from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.envs.agents import AgentGroup, rows_of
+from gmi_drl.roles.envs.errors import EnvError
 from gmi_drl.roles.envs.flatten import Flattener, part_at, unflattened_action
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import Leaf, action_columns, leaves
@@ -53,6 +54,12 @@ class PolicyNotLoaded(GmiDrlError, RuntimeError):
     """Says why the policy of a run cannot be loaded."""
 
     command_exit_code = 2
+
+
+class PolicyFailed(PolicyNotLoaded):
+    """Says what failed while the policy of a run was used, of its own code or of what wrote it."""
+
+    command_exit_code = 1
 
 
 class PolicyModule(nn.Module):
@@ -316,17 +323,23 @@ class TrainedPolicy:
         batches = {_batch_shape(arrays, *at) for at in leaves(self.observation_space)}
         batch = batches.pop()
         if batch is None or batches:
-            raise ValueError(
-                f"an observation {_shown(observation)}; must be of {self.observation_space}, or a "
-                f"batch of these. It is of {self.origin.env_id} with its wrappers: see make_env."
-            )
+            raise self._misfit(observation)
         single, count = not batch, batch[0] if batch else 1
         if single:
             arrays = _mapped(arrays, lambda part: part[None])
         flat = self._flattener.flat
         rows = np.zeros((count, *flat.shape), dtype=flat.dtype)
-        self._flattener.write(arrays, rows)
+        try:
+            self._flattener.write(arrays, rows)
+        except EnvError:  # a choice that there is not
+            raise self._misfit(observation) from None
         return torch.from_numpy(rows).to(self.device), single
+
+    def _misfit(self, observation: Any) -> ValueError:
+        return ValueError(
+            f"an observation {_shown(observation)}; must be of {self.observation_space}, or a "
+            f"batch of these. It is of {self.origin.env_id} with its wrappers: see make_env."
+        )
 
     @staticmethod
     def _given_back(actions: Any, single: bool, observation: Any) -> Any:
@@ -441,8 +454,8 @@ def _learners(layout: Layout) -> list[int]:
 
 
 def _no_checkpoint(folder: RunFolder, iteration: int) -> str:
-    there = sorted(path.name for path in (folder.path / "checkpoints").glob("iteration_*"))
-    numbers = ", ".join(str(int(name.partition("_")[2])) for name in there) or "none"
+    there = checkpoints.all_in(folder.path / "checkpoints")
+    numbers = ", ".join(str(int(path.name.partition("_")[2])) for path in there) or "none"
     return (
         f"checkpoint {iteration}: {folder.path} has no such one. Give an iteration that it has: "
         f"{numbers}."

@@ -8,12 +8,14 @@ import pytest
 import bodies_comm
 import bodies_hosts as bodies
 from cluster import Cluster
-from gmi_drl.comm import GroupMismatch, PeerLeft, ReduceTimeout
+from gmi_drl.comm import CommError, GroupMismatch, PeerLeft, ReduceTimeout
 from gmi_drl.comm.hosts import read_endpoint
 from links import until
 from ranks import pipe
 
 LENGTHS = [0, 1, 997, 65_537]
+TRUSTED = {"trusted": True}  # gloo between hosts
+BOTH = pytest.mark.parametrize("spec", [{}, TRUSTED], ids=["private", "trusted"])
 
 
 def check(outcomes, sizes, lengths):
@@ -43,6 +45,8 @@ def check(outcomes, sizes, lengths):
         ((1, 2, 1), {}),
         ((2, 3), {"strategy": "har", "devices": [(0, 1), (0, 1, 1)]}),
         pytest.param((2, 2), {"strategy": "mrr", "devices": (0, 1)}, marks=pytest.mark.slow),
+        ((1, 2, 1), {"spec": TRUSTED}),
+        pytest.param((2, 2), {"spec": {**TRUSTED, "interface": "lo"}}, marks=pytest.mark.slow),
     ],
 )
 def test_hosts_reduce_as_one_and_all_gmis_read_the_same_bits(sizes, options):
@@ -50,10 +54,23 @@ def test_hosts_reduce_as_one_and_all_gmis_read_the_same_bits(sizes, options):
         check(cluster.outcomes(), sizes, LENGTHS)
 
 
-def test_a_gmi_that_is_replaced_brings_all_hosts_to_a_new_epoch():
+def test_large_sums_alone_travel_by_gloo_and_between_leaders():
+    with Cluster(bodies.count_gloo, (2, 1), spec=TRUSTED) as cluster:
+        assert cluster.outcomes() == [[64], [], [64]]
+
+
+def test_hosts_that_gloo_cannot_bind_to_are_told():
+    with Cluster(bodies.count_gloo, (1, 1), spec={**TRUSTED, "interface": "none7"}) as cluster:
+        outcomes = cluster.outcomes()
+    assert all(isinstance(outcome, CommError) for outcome in outcomes), outcomes
+    assert any("gloo cannot be connected to the other hosts at none7" in str(o) for o in outcomes)
+
+
+@BOTH
+def test_a_gmi_that_is_replaced_brings_all_hosts_to_a_new_epoch(spec):
     told, stop = pipe()
     args = [(told,), (None,), (None,), (None,)]
-    with Cluster(bodies.reduce_through_deaths, (2, 2), args_of=args) as cluster:
+    with Cluster(bodies.reduce_through_deaths, (2, 2), args_of=args, spec=spec) as cluster:
         for generation, (host, rank) in enumerate([(1, 1), (1, 0), (0, 0)]):
             cluster.until_reduced(generation)
             cluster.hosts[host].kill(rank)
@@ -91,10 +108,13 @@ def test_gmis_that_come_back_when_other_hosts_have_finished_are_told_the_outcome
     assert told == [(0, "gmi 0", "done"), (0, "gmi 1", "done")]  # by the other host; by its leader
 
 
-def test_a_host_that_is_killed_is_named_within_the_deadline():
+@BOTH
+def test_a_host_that_is_killed_is_named_within_the_deadline(spec):
     listen, ready = pipe()
     args = [(None,), (None,), (ready,)]
-    with Cluster(bodies.reduce_until_it_fails, (2, 1), args_of=args, timeout_s=4.0) as cluster:
+    with Cluster(
+        bodies.reduce_until_it_fails, (2, 1), args_of=args, timeout_s=4.0, spec=spec
+    ) as cluster:
         assert listen.poll(60)
         began_s = time.monotonic()
         cluster.hosts[1].kill(0)
@@ -117,8 +137,9 @@ def test_a_host_that_gives_up_tells_the_others_why():
     assert "a reduction was given up: ValueError no more" in str(outcomes[0])
 
 
-def test_hosts_that_do_different_things_are_told_so():
-    with Cluster(bodies.differently, (1, 1)) as cluster:
+@BOTH
+def test_hosts_that_do_different_things_are_told_so(spec):
+    with Cluster(bodies.differently, (1, 1), spec=spec) as cluster:
         outcomes = cluster.outcomes()
     assert any(isinstance(outcome, GroupMismatch) for outcome in outcomes), outcomes
     assert {type(outcome) for outcome in outcomes} <= {GroupMismatch, PeerLeft}

@@ -1,6 +1,7 @@
 """Environments that other packages bring: found by their ids, made, and listed."""
 
 import importlib.util
+import re
 
 import gymnasium
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from gmi_drl.cli.main import main
-from gmi_drl.roles.envs import adapters, check_env, make_env
+from gmi_drl.roles.envs import adapters, check_env, listing, make_env
 from gmi_drl.roles.envs.listing import known_envs
 
 SHAPES = {
@@ -58,6 +59,11 @@ def test_a_package_that_is_not_there_is_named(env_id, extra, monkeypatch):
     assert f"[{extra}]" in fault
 
 
+def test_an_id_that_a_family_does_not_have_is_told_where_its_ids_are():
+    (fault,) = check_env("MinAtar/NoSuchGame-v1")
+    assert fault.endswith("`gmi-drl envs MinAtar/` lists those of this machine.")
+
+
 def test_box2d_that_is_not_there_is_named(monkeypatch):
     def absent(entry):
         raise gymnasium.error.DependencyNotInstalled("Box2D is not installed")
@@ -82,6 +88,21 @@ def test_they_are_listed_with_adapters_and_spaces(capsys):
     assert "MinAtar/Breakout-v1" in told
     assert "Box 10 x 10 x 4 bool" in told
     assert main(["envs", "no such thing"]) == 1
+
+
+@pytest.mark.slow
+def test_all_of_them_are_listed_and_none_is_made(capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("hundreds of environments would be made")
+
+    monkeypatch.setattr(listing, "make_env", refuse)
+    monkeypatch.setattr(gymnasium, "make", refuse)
+    assert main(["envs"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"CartPole-v1 +torch, gymnasium\n", told)
+    assert "LunarLander-v3" in told
+    assert "`gmi-drl envs TEXT` shows what is seen and done" in told
+    assert "GymV26Environment-v0" not in told
 
 
 needs_envpool = pytest.mark.skipif(

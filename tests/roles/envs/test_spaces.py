@@ -12,7 +12,7 @@ import bodies_spaces
 from batches import collector_of
 from gmi_drl.launcher.plan import user_code
 from gmi_drl.placement import PPOConfig, load_config
-from gmi_drl.roles.envs import EnvError, EnvRaised, make_env
+from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError, make_env
 from gmi_drl.roles.envs.flatten import unflattened_action
 from gmi_drl.roles.envs.spaces import action_fault, observation_fault
 from gmi_drl.roles.policies import structured_space, unflatten
@@ -102,6 +102,22 @@ def test_what_an_environment_raised_names_the_line_and_keeps_the_error():
     with pytest.raises(EnvRaised, match=r"bodies_spaces\.py, line \d+\)\. Look there") as caught:
         make_env("bodies_spaces:BrokenInConstructor-v0", 1)
     assert isinstance(caught.value.__cause__, RuntimeError)
+    env = make_env("bodies_spaces:RewardRaises-v0", 1)
+    with pytest.raises(EnvRaised, match=r"its compute_reward raised RuntimeError: no licence file"):
+        env.compute_reward(np.zeros(1), np.zeros(1))
+
+
+@pytest.mark.filterwarnings("ignore:.*RGB-array rendering")  # Gymnasium's own, and no reason
+def test_what_draws_no_picture_is_told():
+    drawn = {"options": {"render_mode": "rgb_array"}}
+    env = make_env("bodies_spaces:DrawsNothing-v0", 1, **drawn)
+    env.reset()
+    with pytest.raises(EnvSpecError, match=r"its render gave None; must be a picture, an array \["):
+        env.render()
+    env = make_env("bodies_spaces:DrawRaises-v0", 1, **drawn)
+    env.reset()
+    with pytest.raises(EnvRaised, match=r"its render raised RuntimeError: no licence .*Look"):
+        env.render()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class VideoLog(Callback):
     """Has `gmi-drl video` film checkpoints, one at a time, in a process of its own.
 
     A checkpoint that comes while a film is made is not filmed. The last one is, when the run is
-    over.
+    finished; one that is stopped waits for no film.
     """
 
     def __init__(self, every: int) -> None:
@@ -57,12 +57,18 @@ class VideoLog(Callback):
             self._begin(path)
 
     def on_end(self, end: EndedRun) -> None:
+        if end.state != "finished":  # stopped by Ctrl-C or failed: no film is waited for
+            try:
+                self._look()
+            finally:
+                self._drop()
+            return
         failed: VideoError | None = None
         try:
             self._await()
         except VideoError as error:
             failed = error
-        if end.state == "finished" and self._newest is not None:
+        if self._newest is not None:
             self._begin(self._newest)
             self._await()
         if failed is not None:
@@ -95,8 +101,7 @@ class VideoLog(Callback):
         if process.poll() is None:
             if time.monotonic() - began_s < _LONGEST_S:
                 return
-            self._give_up(process)
-            self._film = None
+            self._drop()
             raise VideoError(f"{file} took more than {_LONGEST_S:.0f} s, and was given up")
         self._film = None
         shutil.rmtree(self._run / "checkpoints" / _KEPT, ignore_errors=True)
@@ -112,13 +117,14 @@ class VideoLog(Callback):
                 self._look()
                 if self._film is not None:
                     time.sleep(_LOOK_S)
-        except BaseException:  # Ctrl-C
-            if self._film is not None:
-                self._give_up(self._film[0])
-                self._film = None
-            raise
+        finally:  # Ctrl-C
+            self._drop()
 
-    def _give_up(self, process: subprocess.Popen[bytes]) -> None:
+    def _drop(self) -> None:
+        """Ends the film that is being made, if one is."""
+        if self._film is None:
+            return
+        (process, *_), self._film = self._film, None
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()

@@ -210,7 +210,7 @@ class RunFolder:
 
 def _unreadable(path: Path, error: Exception) -> RunFolderError:
     return RunFolderError(
-        f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
+        f"{path} cannot be read ({error}), and the run cannot be used without it. Begin a new run."
     )
 
 
@@ -282,18 +282,23 @@ def new_folder(base: Path) -> Path:
     raise RunFolderError(f"{base}: a hundred of them began in the second {stamp}.")
 
 
-def keep_gcs_in(path: Path) -> None:
-    """Records who ran what in the run's folder; what an earlier session left damaged is kept."""
+def keep_gcs_in(path: Path, *, is_shared: bool = False) -> bool:
+    """Records who ran what in the run's folder; what an earlier session left damaged is kept.
+
+    Tells whether it is recorded there.
+    """
     try:
         try:
-            runtime.keep_gcs(path)
+            runtime.keep_gcs(path, is_shared=is_shared)
         except runtime.DamagedStoreError as error:
             aside = set_aside(path)
-            runtime.keep_gcs(path)
+            runtime.keep_gcs(path, is_shared=is_shared)
             warnings.warn(f"{path}: damaged ({error.reason}). It is kept as {aside.name}, and a "
                           "new record of who ran what was begun.", stacklevel=3)  # fmt: skip
     except runtime.GcsError as error:
         warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
+        return False
+    return True
 
 
 def note_end(folder: RunFolder, **changes: Any) -> None:

@@ -52,7 +52,7 @@ class NodeAgent:
         orders.close()
         reports.close()
         self._lock, self._report = threading.Lock(), Report()
-        self._talked_s = time.monotonic()
+        self._told_s = time.monotonic()
         self._is_over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -74,6 +74,8 @@ class NodeAgent:
 
     def tell(self, message: Any) -> None:
         """Hands a message to the launcher: bytes of a pickle, as it may hold the user's classes."""
+        with self._lock:
+            self._told_s = time.monotonic()
         try:
             self._orders.send_bytes(message)
         except OSError:  # it has ended, which the next report says
@@ -83,7 +85,6 @@ class NodeAgent:
         """Hands orders to the launcher; returns what it has said since the last call."""
         self.tell(pickle.dumps(orders))
         with self._lock:
-            self._talked_s = time.monotonic()
             report, self._report = self._report, Report()
         return report
 
@@ -112,8 +113,12 @@ class NodeAgent:
         with self._lock:
             self._report.add(Report(ended=f"its launcher {how}" + (f":\n{tail}" if tail else "")))
         while not self._is_over.wait(1.0):
-            if time.monotonic() - self._talked_s > SILENCE_S:
-                os._exit(0)  # nobody asks any more, and Ray may not know for a long time
+            if time.monotonic() - self._told_s > SILENCE_S:
+                self.leave()
+
+    def leave(self) -> None:
+        """Ends this process: nobody asks any more, and Ray may not know for a long time."""
+        os._exit(0)
 
 
 def _pipe() -> tuple[Connection, Connection]:
@@ -126,6 +131,13 @@ def own_versions() -> dict[str, str]:
     return {"Python": platform.python_version()} | {
         name: metadata.version(name) for name in _PACKAGES
     }
+
+
+def node_and_versions() -> tuple[str, dict[str, str]]:
+    """Returns Ray's id of this host, and its versions."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), own_versions()
 
 
 def same_folder(folder: Path, started: float, within_s: float) -> bool:

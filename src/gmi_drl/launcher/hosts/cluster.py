@@ -13,13 +13,17 @@ from typing import Any, Final, Self
 from gmi_drl.placement import ClusterConfig, Config, Topology, counted
 from gmi_drl.runtime import ActorRuntimeError
 
-from .agent import NodeAgent, own_versions
+from .agent import NodeAgent, node_and_versions, own_versions
+from .drains import Drains
+from .head import Head
 from .messages import BEAT_S, SILENCE_S, HostFacts, HostLost, HostsError, Orders, Report
+from .presence import Presence
 
 _ANSWER_S: Final = 60.0  # for an agent to start, and for its launcher to look at the devices
 _BACK_S: Final = 20.0  # for an agent of a host that may be there again
 _MOST_BACK: Final = 3  # times that a host is taken in again
 _END_S: Final = 30.0
+_LOOK_S: Final = 1.0  # between two looks at the head
 _SETTLE_S: Final = 5.0  # for agents that have just been started to end
 
 
@@ -52,9 +56,13 @@ class Host:
 class Cluster:
     """The hosts of a launch, by their rank, and what is set aside for it."""
 
-    def __init__(self, config: Config, group: Any, bundle: Mapping[str, float]) -> None:
+    def __init__(
+        self, config: Config, head: Head, drains: Drains, group: Any, bundle: Mapping[str, float]
+    ) -> None:
         assert config.cluster is not None
-        self._config, self._cluster = config, config.cluster
+        self._config, self._cluster, self.head = config, config.cluster, head
+        self._drains = drains
+        self._told: set[str] = set()  # nodes that are drained, as `newly_drained` has said
         self._group, self._bundle = group, bundle
         self._agents: dict[int, Any] = {}  # by the place of their bundle
         self.hosts: list[Host] = []
@@ -62,9 +70,10 @@ class Cluster:
         self._ask_s = 0.0  # when they are asked next
         self._times_back = [0] * self._cluster.hosts  # by place
         self._untried: Collection[int] = ()  # places of hosts that are back and have not trained
+        self._presence: Presence | None = None  # until others talk with the agents
 
     def start(self, places: Sequence[int], within_s: float = _ANSWER_S) -> None:
-        """Starts an agent at each of these places; HostsError if one does not answer in time."""
+        """Starts an agent at each of these places; _HostUnfit if one does not answer in time."""
         import ray
 
         actor = ray.remote(NodeAgent)
@@ -74,7 +83,19 @@ class Cluster:
             )
             for place in places
         }
-        self.hosts = _described(self._agents, self._config, within_s)
+        try:
+            self.hosts = _described(self._agents, self._config, self.head, self._drains, within_s)
+        except _HostUnfit:
+            _check_here()
+            raise
+        self._presence = Presence(self._agents.values())
+
+    def hand_over(self) -> list[Host]:
+        """Returns the hosts to who talks with them from now on."""
+        if self._presence is not None:
+            self._presence.end()
+            self._presence = None
+        return self.hosts
 
     def renew(self, lost: Collection[int] = (), back: Collection[int] = ()) -> None:
         """Starts all agents anew: without hosts of these ranks, or when there are as many again.
@@ -83,6 +104,7 @@ class Cluster:
         """
         import ray
 
+        self.head.await_answer()
         self._untried = back
         places = [host.place for host in self.hosts]
         for rank in lost:
@@ -109,6 +131,7 @@ class Cluster:
                 continue
             self._ask_s = time.monotonic() + SILENCE_S  # by then what a lost one ran has ended
             return
+        _check_here()
         raise HostLost(
             value=f"cluster.hosts_min={self._cluster.hosts_min}",
             rule=f"{counted(len(places), 'host')} would be left{why}",
@@ -122,7 +145,7 @@ class Cluster:
             try:
                 self.start(places, _BACK_S)
                 return
-            except HostsError as error:
+            except _HostUnfit as error:
                 self.end(_SETTLE_S)
                 if time.monotonic() > deadline_s:
                     raise HostLost(
@@ -153,7 +176,7 @@ class Cluster:
         if self._cluster.on_loss != "shrink" or not lost or time.monotonic() < self._ask_s:
             return []
         for place in lost - self._asked.keys():
-            probe = ray.remote(own_versions).options(max_retries=0, **self._at(place))
+            probe = ray.remote(node_and_versions).options(max_retries=0, **self._at(place))
             self._asked[place] = probe.remote()
         ready, _ = ray.wait([*self._asked.values()], num_returns=len(self._asked), timeout=0)
         back = []
@@ -161,10 +184,30 @@ class Cluster:
             if reference in ready:
                 del self._asked[place]
                 with suppress(ray.exceptions.RayError):  # it is asked again
-                    if ray.get(reference) == own_versions():
+                    node, versions = ray.get(reference)
+                    if versions == own_versions() and node not in self._drains.nodes:
                         back.append(place)
         self._ask_s = time.monotonic() + BEAT_S * 4
         return back
+
+    def newly_drained(self) -> list[int]:
+        """Returns the ranks of hosts that Ray drains, if that was not told of all of them yet."""
+        drained = {
+            host.facts.node_id: rank
+            for rank, host in enumerate(self.hosts)
+            if host.facts.node_id in self._drains.nodes
+        }
+        if self._told.issuperset(drained):
+            return []
+        self._told |= drained.keys()
+        return [*drained.values()]
+
+    def can_do_without(self, ranks: Collection[int]) -> bool:
+        """Tells whether the run goes on when these hosts leave it."""
+        left = len(self.hosts) - len(ranks)
+        return self._cluster.on_loss == "wait" or (
+            self._cluster.on_loss == "shrink" and left >= self._cluster.hosts_min
+        )
 
     def _at(self, place: int) -> dict[str, Any]:
         """Returns Ray's options for what is run on the host at this place."""
@@ -179,11 +222,16 @@ class Cluster:
         }
 
     def end(self, within_s: float = _END_S) -> None:
-        """Ends the agents; returns when the launchers of those in reach are gone."""
+        """Ends the agents; returns when the launchers of those in reach are gone.
+
+        Without a head Ray would wait for it until it ends this program: then nothing is done, and
+        agents end by themselves, as nobody talks with them any more.
+        """
         import ray
 
+        self.hand_over()
         agents, self._agents = [*self._agents.values()], {}
-        if not agents:
+        if not agents or not self.head.answers():
             return
         with suppress(Exception):  # a cluster that is gone
             ended = [agent.end.remote() for agent in agents]
@@ -232,18 +280,35 @@ def joined(config: Config) -> Iterator[Cluster]:
             "address that `ray start --head` has printed.",
         ) from error
     try:
-        bundle = _bundle(config, nodes.hosts())
-        group = _placed(cluster, bundle)
-        ours = Cluster(config, group, bundle)
+        bundle, head = _bundle(config, nodes.hosts()), Head(cluster.address)
+        group, drains = _placed(cluster, head, bundle), Drains()
+        ours = Cluster(config, head, drains, group, bundle)
         try:
             ours.start(range(cluster.hosts))
             yield ours
         finally:
+            drains.close()
             ours.end()
-            with suppress(Exception):  # a cluster that is gone
-                remove_placement_group(group)
+            if head.answers():  # else it waits, too
+                with suppress(Exception):
+                    remove_placement_group(group)
     finally:
         nodes.leave()
+
+
+def _check_here() -> None:
+    """HostLost if the raylet that this program is joined to is gone: it would start nothing."""
+    import ray
+
+    from gmi_drl.runtime.engines.ray import nodes
+
+    here = ray.get_runtime_context().get_node_id()
+    if here not in [node["NodeID"] for node in nodes.hosts()]:
+        raise HostLost(
+            value="the host of this program",
+            rule="the cluster has lost it, and starts nothing for it any more",
+            remedy="Join it again (`ray start --address=...`), and go on from the last checkpoint.",
+        )
 
 
 def _bundle(config: Config, known: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -256,7 +321,7 @@ def _bundle(config: Config, known: Sequence[Mapping[str, Any]]) -> dict[str, flo
     return {"CPU": 1, "GPU": float(config.hardware.num_gpus or fewest)}
 
 
-def _placed(cluster: ClusterConfig, bundle: Mapping[str, float]) -> Any:
+def _placed(cluster: ClusterConfig, head: Head, bundle: Mapping[str, float]) -> Any:
     """Sets so much aside on as many hosts as are wanted; waits for them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -264,11 +329,13 @@ def _placed(cluster: ClusterConfig, bundle: Mapping[str, float]) -> Any:
     deadline_s = time.monotonic() + cluster.wait_s
     try:
         while not group.wait(timeout_seconds=1):
+            head.check()
             if time.monotonic() > deadline_s:
                 raise _missing(cluster, bundle)
     except BaseException:
-        with suppress(Exception):
-            remove_placement_group(group)
+        if head.answers():
+            with suppress(Exception):
+                remove_placement_group(group)
         raise
     return group
 
@@ -296,16 +363,25 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
     )
 
 
-def _described(by_place: Mapping[int, Any], config: Config, within_s: float) -> list[Host]:
+def _described(
+    by_place: Mapping[int, Any], config: Config, head: Head, drains: Drains, within_s: float
+) -> list[Host]:
     """Asks all agents for their hosts; returns these by address, as their rank goes by it."""
     import cloudpickle  # type: ignore[import-untyped]
 
     asked = {place: agent.facts.remote() for place, agent in by_place.items()}
-    facts: dict[int, HostFacts] = _answers(asked, "start", within_s)
+    facts: dict[int, HostFacts] = _answers(asked, head, "start", within_s)
     ranked = sorted(facts, key=lambda place: _address(facts[place]))
     ours = own_versions()
     for place in ranked:
         fact = facts[place]
+        if fact.node_id in drains.nodes:
+            raise _HostUnfit.at(
+                [place],
+                value=f"host {fact.address} ({fact.name})",
+                rule="Ray drains it: it is taken away soon",
+                remedy="Wait until another one is in its place.",
+            )
         for name, version in ours.items():
             if fact.versions[name] != version:
                 raise _HostUnfit.at(
@@ -314,18 +390,18 @@ def _described(by_place: Mapping[int, Any], config: Config, within_s: float) -> 
                     rule=f"it has {name} {fact.versions[name]}, and this program {version}",
                     remedy="Install the same on all hosts.",
                 )
-        _check_clock(fact, place, by_place[place])
+        _check_clock(fact, place, by_place[place], head)
     told = cloudpickle.dumps(config)
     asked = {place: agent.tell.remote(told) for place, agent in by_place.items()}
-    _answers(asked, "be told the config")
-    topologies = _topologies(by_place, facts)
+    _answers(asked, head, "be told the config")
+    topologies = _topologies(by_place, facts, head)
     return [Host(by_place[place], facts[place], topologies[place], place) for place in ranked]
 
 
-def _check_clock(facts: HostFacts, place: int, agent: Any) -> None:
+def _check_clock(facts: HostFacts, place: int, agent: Any, head: Head) -> None:
     """HostsError if a host's clock and that of this program are too far apart."""
     asked_s = time.time()
-    there_s = _answers({place: agent.clock.remote()}, "tell the time")[place]
+    there_s = _answers({place: agent.clock.remote()}, head, "tell the time")[place]
     ahead_s, behind_s = there_s - time.time(), asked_s - there_s  # at least, as answers take time
     if max(ahead_s, behind_s) > SILENCE_S:
         raise _HostUnfit.at(
@@ -346,13 +422,15 @@ def _address(facts: HostFacts) -> tuple[Any, ...]:
     return address.version, int(address), facts.node_id
 
 
-def _topologies(agents: Mapping[int, Any], facts: Mapping[int, HostFacts]) -> dict[int, Topology]:
+def _topologies(
+    agents: Mapping[int, Any], facts: Mapping[int, HostFacts], head: Head
+) -> dict[int, Topology]:
     """Waits for the launchers of all hosts to have looked at the devices there."""
     found: dict[int, Topology] = {}
     deadline_s = time.monotonic() + _ANSWER_S
     while len(found) < len(agents):
         asked = {place: agent.talk.remote(Orders()) for place, agent in agents.items()}
-        reports: dict[int, Report] = _answers(asked, "talk")
+        reports: dict[int, Report] = _answers(asked, head, "talk")
         for place, report in reports.items():
             who = f"host {facts[place].address} ({facts[place].name})"
             if report.error is not None:
@@ -373,11 +451,18 @@ def _topologies(agents: Mapping[int, Any], facts: Mapping[int, HostFacts]) -> di
     return found
 
 
-def _answers(asked: Mapping[int, Any], what: str, within_s: float = _ANSWER_S) -> dict[int, Any]:
+def _answers(
+    asked: Mapping[int, Any], head: Head, what: str, within_s: float = _ANSWER_S
+) -> dict[int, Any]:
     """Returns what the agents answer, by place, if all of them do in time."""
     import ray
 
-    ready, _ = ray.wait([*asked.values()], num_returns=len(asked), timeout=within_s)
+    deadline_s = time.monotonic() + within_s
+    while True:
+        ready, late = ray.wait([*asked.values()], num_returns=len(asked), timeout=_LOOK_S)
+        if not late or time.monotonic() > deadline_s:
+            break
+        head.check()
     answers, why = {}, ""
     for place, reference in asked.items():
         if reference in ready:

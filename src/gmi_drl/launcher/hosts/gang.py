@@ -33,6 +33,7 @@ def parts_of(
     max_restarts: int,
     traced: frozenset[int],
     started: float,
+    keeps_gcs: bool,
 ) -> list[HostPart]:
     """Returns what each host is told of a launch."""
     assert job.folder is not None
@@ -52,6 +53,7 @@ def parts_of(
             traced=traced,
             epoch=job.epoch,
             resizes=job.resizes,
+            keeps_gcs=keeps_gcs,
         )
         for rank in range(len(hosts))
     ]
@@ -73,7 +75,9 @@ class HostsGang:
         self._lost_s = 0.0  # when the first one was
         self._heir: int | None = None
         self._hosts, self._tally = list(hosts), tally
-        self._own = [{gmi.gmi_id for gmi in part.layout.on_host(part.host)} for part in parts]
+        each = [part.layout.on_host(part.host) for part in parts]
+        self._own = [{gmi.gmi_id for gmi in gmis} for gmis in each]
+        self._trainers = [[g.gmi_id for g in gmis if "trainer" in g.roles] for gmis in each]
         self._lock = threading.Lock()
         self._records: list[tuple[int, Any]] = []
         self._restarts: list[tuple[int, Any]] = []
@@ -95,7 +99,7 @@ class HostsGang:
             except (ray.exceptions.RayError, TimeoutError) as error:
                 self._lost[rank] = f"it cannot be told what to run ({error})"
                 raise self._loss() from error
-        self._thread = threading.Thread(target=self._talk, name="hosts", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
         self._thread.start()
 
     def start(self, method: str) -> None:
@@ -183,6 +187,13 @@ class HostsGang:
 
     # The thread.
 
+    def _run(self) -> None:
+        """Talks with all agents; what goes wrong with that ends the run."""
+        try:
+            self._talk()
+        except Exception as error:
+            self._fail(error)
+
     def _talk(self) -> None:
         """Talks with all agents until each has ended."""
         import ray
@@ -255,7 +266,6 @@ class HostsGang:
         if report.error is not None:
             self._fail(self._told_of(host, report.error))
         if report.ended:
-            self._ended[host] = True
             self._lose(host, report.ended)
 
     def _told_of(self, host: int, error: BaseException) -> BaseException:
@@ -274,14 +284,13 @@ class HostsGang:
             return
         self._lost[host] = why
         self._lost_s = self._lost_s or time.monotonic()
-        if not self._is_to_go_on or self._roster is None or self.asked_to_stop:
+        left = [gmis for rank, gmis in enumerate(self._trainers) if not self._ended[rank]]
+        if not self._is_to_go_on or self._roster is None or self.asked_to_stop or not left:
             self._fail(self._loss())
             return
-        left = [gmis for rank, gmis in enumerate(self._own) if not self._ended[rank]]
-        if left:
-            self._heir = min(min(gmis) for gmis in left)
-            ends = [None if h in self._lost else end for h, end in enumerate(self._endpoints)]
-            self._roster = next_roster(self._roster, ends) or self._roster
+        self._heir = min(min(gmis) for gmis in left)
+        ends = [None if h in self._lost else end for h, end in enumerate(self._endpoints)]
+        self._roster = next_roster(self._roster, ends) or self._roster
 
     def _settle(self, now_s: float) -> None:
         """Fails for a host that is lost, when the others are done or late."""

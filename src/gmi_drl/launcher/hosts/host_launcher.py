@@ -10,10 +10,11 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -31,19 +32,20 @@ from gmi_drl.comm.hosts import (
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
-from gmi_drl.launcher.folder.run_folder import lock_of
+from gmi_drl.launcher.folder.run_folder import keep_gcs_in, lock_of
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.plan.planning import find_devices, reduction_of
-from gmi_drl.launcher.plan.wiring import names_of
+from gmi_drl.launcher.plan.wiring import names_of, wires_of
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.watch.watchdog import Watchdog
 from gmi_drl.placement import Config
 from gmi_drl.roles.loading import importable
 from gmi_drl.roles.role.host import COUNTERS, GmiHost
-from gmi_drl.roles.role.job import HEIR, Job, Wires
+from gmi_drl.roles.role.job import HEIR, Job
 
 from .agent import same_folder
 from .messages import SILENCE_S, HostPart, HostsError, Orders, Report
+from .stores import store_of_host
 
 _POLL: Final = timedelta(milliseconds=50)
 _REPORT_S: Final = 0.2
@@ -140,8 +142,18 @@ def _run(part: HostPart, driver: _Driver) -> None:
             "written there",
             remedy="Put it on a file system that all hosts share, at the same path.",
         )
+    assert part.config.cluster is not None
+    there = [name for _, name in socket.if_nameindex()]
+    if (interface := part.config.cluster.interface) and interface not in there:
+        raise HostsError(
+            value=f"cluster.interface={interface}",
+            rule=f"host {part.host} ({part.addresses[part.host]}) has {', '.join(there)}",
+            remedy="Name one that all hosts have, or none.",
+        )
     if not runtime.is_initialized():
         runtime.init(preload_of(part.config))
+    if part.keeps_gcs:
+        keep_gcs_in(store_of_host(part.folder, part.epoch, part.host), is_shared=True)
     mine = part.layout.of_host(part.host)
     with ExitStack() as stack:
         stack.enter_context(importable(part.role_folder))
@@ -151,7 +163,12 @@ def _run(part: HostPart, driver: _Driver) -> None:
             Gang(
                 part.layout,
                 GmiHost,
-                lambda spec: (spec.gmi_id, replace(job, traced=spec.gmi_id in part.traced)),
+                lambda spec: (
+                    spec.gmi_id,
+                    replace(
+                        job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in part.traced
+                    ),
+                ),
                 logs=part.folder / "logs",
                 max_restarts=part.max_restarts,
                 host=part.host,
@@ -159,7 +176,11 @@ def _run(part: HostPart, driver: _Driver) -> None:
         )
         notes = [(0, {"kind": "warning", "message": line}) for line in overlaps(mine.topology)]
         driver.report(Report(records=notes))
-        _serve(part, job, gang, driver)
+        try:
+            _serve(part, job, gang, driver)
+        finally:  # also of GMIs that have died; of a runtime that is gone nothing is left
+            with suppress(OSError, runtime.ActorRuntimeError):
+                driver.report(Report(records=gang.records()))
 
 
 def _job(part: HostPart) -> Job:
@@ -170,7 +191,8 @@ def _job(part: HostPart) -> Job:
         [gmi for gmi in trainers if layout.host_of(gmi.gmi_id) == host]
         for host in range(layout.hosts)
     ]
-    own = of_host[part.host]
+    own, cluster = of_host[part.host], config.cluster
+    assert cluster is not None
     plan = reduction_of(config, layout.of_host(part.host), trainer=part.classes[own[0].roles[-1]])
     meeting = sockets / "hosts"
     meeting.mkdir(mode=0o700)
@@ -185,6 +207,8 @@ def _job(part: HostPart) -> Job:
             members=tuple(tuple(names[gmi.gmi_id] for gmi in gmis) for gmis in of_host),
             address=part.addresses[part.host],
             folder=meeting,
+            trusted=cluster.network == "trusted",
+            interface=cluster.interface,
         ),
     )
     return Job(
@@ -198,7 +222,7 @@ def _job(part: HostPart) -> Job:
         role_folder=part.role_folder,
         session=part.session,
         tally=create_tally(len(layout.gmis), COUNTERS),
-        wires=Wires(),
+        wires=wires_of(layout, sockets, part.host),
         lock=lock_of(part.folder),
         epoch=part.epoch,
         resizes=part.resizes,

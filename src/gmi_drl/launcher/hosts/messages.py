@@ -56,6 +56,7 @@ class HostPart:
     traced: frozenset[int]
     epoch: int  # of the job
     resizes: int  # of the run so far
+    keeps_gcs: bool  # what the host records shall be in the run's folder
 
 
 @dataclass(frozen=True)

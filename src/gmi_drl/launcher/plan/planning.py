@@ -156,7 +156,9 @@ def _plan_host(
     if faults or (not config.is_resolved and check(config, topology)):
         return faults, None
     layout = layout_of(simplest(config), topology)
-    if fault := reduction_fault(config, layout) or wires_fault(layout):
+    of_several = config.cluster is not None
+    fault = reduction_fault(config, layout) or wires_fault(layout, of_several_hosts=of_several)
+    if fault:
         faults = [fault]
     elif sizes is not None:
         has = host_memory()

@@ -133,7 +133,7 @@ def try_here(
                 multi_agent=config.multi_agent, of_team=config.algorithm.of_team,
             )  # fmt: skip
         closing.later(envs.close)
-        faults = [] if compiles else list(_faults(env.id, envs))
+        faults = [] if compiles else [*_league_told(config, envs), *_faults(env.id, envs)]
         if not (faults or own_network or custom):
             settings = config.algorithm
             least = settings  # with a small network, if it needs no image: the same spaces
@@ -259,6 +259,16 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     except CheckpointError as error:
         return [str(error)], []
     return [], [note] if note else []
+
+
+def _league_told(config: Config, env: VecEnv) -> list[str]:
+    """Says why a policy that is trained against itself would not play against all snapshots."""
+    from gmi_drl.roles.algorithms.self_play import league_faults
+
+    league = None if config.multi_agent is None else config.multi_agent.self_play
+    if league is None or config.mode == "serving":
+        return []
+    return league_faults(league, len(getattr(env, "agents", ())), config.env.num_env)
 
 
 def _keeps(role: type[DRL_role], method: str) -> bool:

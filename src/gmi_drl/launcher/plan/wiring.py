@@ -25,14 +25,15 @@ def names_of(layout: Layout) -> list[str]:
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
-def wires_of(layout: Layout, directory: Path) -> Wires:
-    """Makes the links and the board that a layout's template calls for.
+def wires_of(layout: Layout, directory: Path, host: int = 0) -> Wires:
+    """Makes the links and the board that a layout's template calls for on a host.
 
-    `directory` is the run's private folder. An agent and a trainer that may share the memory of a
-    GPU are joined by it if the template lets them, all others by that of the host.
+    `directory` is the run's private folder there. An agent and a trainer that may share the memory
+    of a GPU are joined by it if the template lets them, all others by that of the host.
     """
-    template, names = TEMPLATES[layout.template], names_of(layout)
-    pairs = template.channels(layout)
+    template, names, own = TEMPLATES[layout.template], names_of(layout), layout.on_host(host)
+    channels = template.channels(layout.of_host(host))
+    pairs = [(own[source.gmi_id], own[target.gmi_id]) for source, target in channels]
     if not pairs:
         return Wires()
     doorbells = {target.gmi_id: create_doorbell() for _, target in pairs}
@@ -50,16 +51,18 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
         )
         for source, target in pairs
     )
-    trainers = layout.holding("trainer")
-    publisher = names[trainers[0].gmi_id] if template.publishes_policy else None
-    return Wires(links, None if publisher is None else create_board(publisher))
+    if not template.publishes_policy:
+        return Wires(links)
+    publisher = next(gmi for gmi in own if "trainer" in gmi.roles)
+    return Wires(links, create_board(names[publisher.gmi_id]))
 
 
-def wires_fault(layout: Layout) -> Fault | None:
+def wires_fault(layout: Layout, *, of_several_hosts: bool = False) -> Fault | None:
     """Tells why a process cannot be given all links of its GMIs; None if each can.
 
     It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the
-    doorbell of each GMI that receives by them, and those of the run's tally, group and board.
+    doorbell of each GMI that receives by them, and those of the run's tally, group and board. One
+    of several hosts has a group for a single trainer, too.
     """
     process = {
         spec.gmi_id: specs[0].gmi_id
@@ -73,7 +76,9 @@ def wires_fault(layout: Layout) -> Fault | None:
         for first_id in {process[source.gmi_id], process[target.gmi_id]}:
             links[first_id] += 1
             doorbells[first_id].add(target.gmi_id)
-    common = 1 + (len(layout.holding("trainer")) > 1) + template.publishes_policy
+    trainers = len(layout.holding("trainer"))
+    has_group = trainers > 1 or (of_several_hosts and trainers > 0)
+    common = 1 + has_group + template.publishes_policy
     for first_id, number in links.items():
         wanted = number + len(doorbells[first_id]) + common
         if wanted > MAX_FDS:

@@ -39,7 +39,7 @@ from gmi_drl.placement import (
 from gmi_drl.placement.config.load import with_places
 from gmi_drl.roles.loading import Classes, classes_of, importable
 from gmi_drl.roles.role.host import COUNTERS
-from gmi_drl.roles.role.job import Job
+from gmi_drl.roles.role.job import Job, Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
@@ -371,7 +371,7 @@ def job_of(
     names, trainers = names_of(layout), layout.holding("trainer")
     sockets = sockets or runtime.run_directory()
     plan = group = None
-    if trainers and config.cluster is None:  # else each host makes its own
+    if trainers and config.cluster is None:  # else each host makes its own, and its wires
         plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
         group = create_group(
             [names[gmi.gmi_id] for gmi in trainers],
@@ -391,7 +391,7 @@ def job_of(
         role_folder=import_path,
         session=uuid.uuid4().hex,
         tally=create_tally(len(layout.gmis), COUNTERS),
-        wires=wires_of(layout, sockets),
+        wires=wires_of(layout, sockets) if config.cluster is None else Wires(),
         lock=lock_of(folder.path),
         resizes=resizes,
         plan="" if plan is None else json.dumps(plan.as_json(), indent=1),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -28,8 +28,9 @@ from gmi_drl.launcher.folder.run_folder import (
     keep_gcs_in,
     resume_command,
 )
+from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.messages import HostLost
-from gmi_drl.launcher.hosts.returns import ReturnWatch
+from gmi_drl.launcher.hosts.stores import merged_stores
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.view.view import RunView, ViewName, is_for_view, opened
@@ -40,7 +41,13 @@ from gmi_drl.launcher.watch.records import (
     new_traces,
     traced_gmis,
 )
-from gmi_drl.launcher.watch.watch import PromiseOf, PromiseWatch, Watch, is_comparable
+from gmi_drl.launcher.watch.watch import (
+    PromiseOf,
+    PromiseWatch,
+    Propose,
+    Watch,
+    is_comparable,
+)
 from gmi_drl.launcher.watch.watchdog import Restarts, Watchdog, close_all, is_recoverable
 from gmi_drl.placement import Config, counted
 from gmi_drl.roles.loading import importable
@@ -106,10 +113,12 @@ def launch(
             # What could not be undone has been warned of.
             kinds = (one.lease.kind for one in swept if one.undone)
             left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
-            return _run(
-                job, view, keep, notes=left + notes, objects=objects, watch=watch,
-                promise_of=promise_of, roles=roles, cluster=cluster, follow=follow,
-            )  # fmt: skip
+            assert job.folder is not None
+            with _kept(job.folder, keep, cluster) as store:
+                return _run(
+                    job, view, store, notes=left + notes, objects=objects, watch=watch,
+                    promise_of=promise_of, roles=roles, cluster=cluster, follow=follow,
+                )  # fmt: skip
         finally:
             if not started:
                 runtime.shutdown()
@@ -118,7 +127,7 @@ def launch(
 def _run(
     job: Job,
     view: ViewName,
-    keep_gcs: bool,
+    store: Path | None,  # the control store, where it is the run's own
     *,
     notes: Sequence[str],
     objects: Sequence[object],  # callbacks beside those that the config names
@@ -133,9 +142,6 @@ def _run(
     folder = RunFolder(job.folder)
     started = time.time()
     folder.update(state="running", pid=os.getpid(), started=started, error=None)
-    store = None
-    if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
-        keep_gcs_in(store := folder.path / "gcs.sqlite")
     callbacks = Callbacks([], folder.path, job.config)
     if job.plan:
         folder.write_plan(job.plan)
@@ -175,36 +181,15 @@ def _run(
     return result
 
 
-def _gang(
-    job: Job,
-    cluster: Cluster | None,
-    traced: frozenset[int],
-    budget: int,
-    started: float,
-    shrinks: bool,
-) -> Gang:
-    """Starts the GMIs: here, or on the hosts of a cluster."""
-    assert job.folder is not None
-    if cluster is not None:
-        from gmi_drl.launcher.hosts.gang import HostsGang, parts_of
-
-        run, hosts = RunFolder(job.folder), cluster.hosts
-        epoch = int(run.state().get("epoch", 0)) + 1
-        run.update(epoch=epoch)
-        told = replace(job, epoch=epoch)
-        parts = parts_of(told, hosts, max_restarts=budget, traced=traced, started=started)
-        return cast("Gang", HostsGang(hosts, parts, job.tally.open()))  # what is used of one here
-    return Gang(
-        job.layout,
-        GmiHost,
-        lambda spec: (
-            spec.gmi_id,
-            replace(job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in traced),
-        ),
-        logs=job.folder / "logs",
-        max_restarts=budget,
-        shrinks=shrinks,
-    )
+@contextmanager
+def _kept(folder: Path, keep_gcs: bool, cluster: Cluster | None) -> Iterator[Path | None]:
+    """Yields the control store where it is the run's own; those of hosts are merged into it."""
+    if not keep_gcs:  # it is that of a longer-lived runtime, and stays where it is
+        yield None
+        return
+    is_kept = keep_gcs_in(store := folder / "gcs.sqlite")
+    with merged_stores(folder) if is_kept and cluster is not None else nullcontext():
+        yield store
 
 
 @dataclass
@@ -229,6 +214,32 @@ class _Run:
     def job(self) -> Job:
         return self.resizer.job
 
+    def _gang(self, job: Job, traced: frozenset[int], budget: int) -> Gang:
+        """Starts the GMIs: here, or on the hosts of a cluster."""
+        assert job.folder is not None
+        if self.cluster is not None:
+            from gmi_drl.launcher.hosts.gang import HostsGang, parts_of
+
+            epoch = int(self.folder.state().get("epoch", 0)) + 1
+            self.folder.update(epoch=epoch)
+            parts = parts_of(
+                replace(job, epoch=epoch), self.cluster.hosts, max_restarts=budget, traced=traced,
+                started=self.started, keeps_gcs=self.store is not None,
+            )  # fmt: skip
+            # What is used of one here.
+            return cast("Gang", HostsGang(self.cluster.hand_over(), parts, job.tally.open()))
+        return Gang(
+            job.layout,
+            GmiHost,
+            lambda spec: (
+                spec.gmi_id,
+                replace(job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in traced),
+            ),
+            logs=job.folder / "logs",
+            max_restarts=budget,
+            shrinks=self.resizer.may_shrink,
+        )
+
     def train(self, notes: Sequence[str]) -> RunEnd | None:
         """Starts the GMIs of the layout, and trains to the end; None if another layout is next."""
         job, folder, resizer = self.job, self.folder, self.resizer
@@ -243,7 +254,7 @@ class _Run:
                 at_work(None if self.cluster else job.layout.topology),
                 importable(job.role_folder),  # a role may return a class of its own
                 new_traces(job.config, folder.path) as traces,
-                _gang(job, self.cluster, traced, budget, self.started, resizer.may_shrink) as gang,
+                _recorded(self._gang(job, traced, budget), policies) as gang,
             ):
                 restarts = Restarts(gang, folder, budget, policies)
                 serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
@@ -258,9 +269,11 @@ class _Run:
                     watches: list[Watch] = [policies, resizer]
                     propose = resizer.propose if job.config.run.resize == "auto" else None
                     watches.append(NoiseWatch(screen, folder, job.config, job.layout, propose))
-                    watches += [self.callbacks, *self._own_watch(screen)]
-                    returns = None if self.cluster is None else ReturnWatch(self.cluster)
-                    watches += [] if returns is None else [returns]
+                    watches += [self.callbacks, *self._own_watch(screen, propose)]
+                    hosts = (
+                        None if self.cluster is None else ClusterWatch(self.cluster, folder.path)
+                    )
+                    watches += [] if hosts is None else [hosts]
                     records = _Records(gang, screen, serving, watches, self.last)
                     try:
                         stopped = _watch(job, records, restarts, resizer)
@@ -272,21 +285,20 @@ class _Run:
                     gmis = list(gang.results().values())
                     close_all(gang, screen)
                     records.show()
-                    if returns is not None and returns.places:
+                    if hosts is not None and hosts.wants_room:
                         stopped = stopped or self.callbacks.asks_to_stop
                         if not stopped and _is_to_go_on(gmis, is_shrinking=False):
+                            hosts.check_head()
                             gang.kill()  # agents end their launchers before others are started
-                            policies.flush()
                             self.notes = (
-                                "hosts are there again",
-                                *self._rehosted(back=returns.places),
+                                hosts.why,
+                                *self._rehosted(lost=hosts.leaving, back=hosts.places),
                             )
                             return None
                     if resizer.is_wanted and self.callbacks.asks_to_stop:
                         resizer.give_up("a callback asked for the run's end")
                         stopped = True
                     if resizer.is_wanted and _is_to_go_on(gmis, resizer.is_shrinking):
-                        policies.flush()
                         self.notes = (resizer.change(), *resizer.notes)
                         return None
                     resizer.give_up("the run came to its end first")
@@ -295,7 +307,6 @@ class _Run:
                     if resumed and (message := nothing_left(job, folder)):
                         screen.show({"kind": "note", "message": message})
         except HostLost as error:
-            policies.flush()
             self.notes = self._without(error)
             return None
         except GmiDrlError as error:
@@ -303,7 +314,7 @@ class _Run:
                 how = exit_text(error.exit_code, error.signal)
                 number = len(error.deaths)
                 policies.died(error.gmi_id, number, "raised" if error.error else how)
-            policies.flush()
+                policies.flush()
             if isinstance(error, CallbackError):  # says nothing of the layout
                 raise
             if self.cluster is not None and (ranks := self.cluster.untried):
@@ -316,10 +327,6 @@ class _Run:
                 return None
             self.notes = (resizer.undo(error), *resizer.notes)
             return None
-        except BaseException:
-            policies.flush()
-            raise
-        policies.flush()
         return RunEnd("stopped" if stopped else "finished", gmis, traces())
 
     def _without(self, error: HostLost) -> Sequence[str]:
@@ -340,7 +347,7 @@ class _Run:
         now = f"{before} before, {counted(len(self.cluster.hosts), 'host')} now"
         return (f"{now}; {change}", *self.resizer.notes)
 
-    def _own_watch(self, screen: RunView) -> list[Watch]:
+    def _own_watch(self, screen: RunView, propose: Propose | None) -> list[Watch]:
         """Returns the watch that `launch` was given, or the one that holds a promise."""
         if self.watch is not None:
             return [self.watch]
@@ -349,7 +356,7 @@ class _Run:
             return []
         job = self.job
         look_up = partial(promise_of, job.config, job.layout.topology, job.role_folder)
-        return [PromiseWatch(screen, look_up)]
+        return [PromiseWatch(screen, look_up, propose)]
 
 
 def _warn(screen: RunView, text: str) -> None:
@@ -412,6 +419,27 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
                 screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
 
 
+def _reported(gang: Gang) -> list[tuple[int, Any]]:
+    """Returns what GMIs have reported since the last call."""
+    try:
+        return gang.records()
+    except runtime.SerializationError as error:  # of one record; the others come next time
+        return [(0, {"kind": "warning", "message": str(error)})]
+
+
+@contextmanager
+def _recorded(gang: Gang, policies: PolicyLog) -> Iterator[Gang]:
+    """Yields the gang; once it has ended, however it did, all lineage that it told is recorded."""
+    try:
+        with gang:
+            yield gang
+    finally:
+        for _, record in _reported(gang):
+            if isinstance(record, dict):
+                policies.show(record)
+        policies.flush()
+
+
 @dataclass(frozen=True)
 class _Records:
     """Shows what the GMIs of a gang report, and keeps the last iteration in `last`."""
@@ -424,13 +452,9 @@ class _Records:
 
     def show(self, done: bool = False) -> None:
         """Shows what has come since the last call; `done`: nothing more comes of serving."""
-        try:
-            reported = self.gang.records()
-        except runtime.SerializationError as error:  # of one record; the others come next time
-            reported = [(0, {"kind": "warning", "message": str(error)})]
         records = [
             record
-            for _, report in reported
+            for _, report in _reported(self.gang)
             for record in (report, self.serving.take(report))
             if record is not None
         ]

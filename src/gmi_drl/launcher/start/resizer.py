@@ -5,7 +5,7 @@ new layout go on from that. The run's folder says what it was until they have tr
 where they do not come to that, the old layout goes on from the same checkpoint.
 
 Where a device is lost, the GMIs of the others go on without it, from what one of them saves. A run
-may also resize itself, where its noise scale has left its batches.
+may also resize itself, where its noise scale has left its batches, or tuning's record is stale.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.2
 _LOOK_AT_CORES_S: Final = 1.0
 _MOST_BY_ITSELF: Final = 4  # resizes of a run that nobody has asked for
+_OPPOSITES: Final = {"above": "below", "below": "above"}  # of causes
 
 
 class DeviceLostError(GmiDrlError, RuntimeError):
@@ -65,7 +66,7 @@ class Resizer:
         self._gone: dict[int, str] = {}  # devices of the present layout that are lost, and how
         self._lost: set[str] = set()  # UUIDs of all GPUs that the run has lost
         self._shrinks = False  # until the layout without them has trained
-        self._proposed = ""  # until it has trained: the side of the noise scale, and settings
+        self._proposed = ""  # until it has trained: why the run resizes itself, and settings
         self._is_told, self._may_propose = False, True  # one that came to nothing was enough
         self._give_up_s = 0.0  # when survivors that have not answered are given up
         self._last_s = self._looked_s = self._looked_at_cores_s = 0.0
@@ -110,27 +111,29 @@ class Resizer:
         self._answer("changing", f"ending an iteration to become {_told(self._new)}")
         return True
 
-    def propose(self, side: str, ways: Sequence[str]) -> str:
-        """Resizes a run whose noise scale is on a `side` of its batches by the first way that fits.
+    def propose(self, cause: str, ways: Sequence[str]) -> str:
+        """Resizes a run by the first way that fits; a way is overrides, with spaces between them.
 
-        A run does so four times at most, and never back: a noise scale that goes up and down moves
-        it once. Returns what to say.
+        The cause is a noise scale "above" or "below" the batches, or the "drift" of its speed. A
+        run does so four times at most, and never back: a noise scale that goes up and down moves it
+        once, and the speed of its first layout alone is watched. Returns what to say.
         """
         if self.is_wanted or self._before is not None:
             return "The run does not resize itself: another resize is under way."
-        earlier = [str(entry["noise"]).split()[0] for entry in self._resizes() if "noise" in entry]
+        entries = [str(one["proposed"]) for one in self._resizes() if one.get("proposed")]
+        earlier = [entry.split()[0] for entry in entries]
         if not self._may_propose or len(earlier) >= _MOST_BY_ITSELF:
             return "The run does not resize itself again."
-        if earlier and earlier[-1] != side:
+        if _OPPOSITES.get(cause) in earlier:
             return "The run does not resize itself: that would undo what it did before."
         why = ""
         for way in ways:
             try:
-                self._new, self.notes = resized_job(self.job, [way], self._roles, self._lost)
+                self._new, self.notes = resized_job(self.job, way.split(), self._roles, self._lost)
             except (GmiDrlError, ValueError) as error:
                 why = why or str(error)
                 continue
-            self._proposed, self._is_told = f"{side} {way}", False
+            self._proposed, self._is_told = f"{cause} {way}", False
             return f"The run resizes itself by {way}."
         return f"The run cannot resize itself so: {why}"
 
@@ -276,7 +279,7 @@ class Resizer:
             entry: dict[str, Any] = {"layout": text, "pause_s": round(pause_s, 3)}
             entry["time"] = time.time()
             if self._proposed:
-                entry["noise"] = self._proposed
+                entry["proposed"] = self._proposed
             self._folder.update(resizes=[*self._resizes(), entry])
         self._proposed = ""
         self._answer("done", text, pause_s)

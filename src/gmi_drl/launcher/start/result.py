@@ -133,9 +133,9 @@ def nothing_left(job: Job, folder: RunFolder) -> str:
     reached = run.target_return is not None and before.get("iteration") is not None
     if number_in(before, "steps") < run.total_steps and not reached:
         return ""
-    ends, more = f"run.total_steps={run.total_steps}", "run.total_steps=..."
+    ends, more = f"run.total_steps={run.total_steps}", f"run.total_steps={2 * run.total_steps}"
     if run.target_return is not None:
         ends += f" or run.target_return={run.target_return:g}"
-        more += " --set run.target_return=..."
+        more += " --set run.target_return=null"
     command = f"{resume_command(folder.path)} --set {more}"
-    return f"nothing was left to do: this run has reached {ends}. For more: {command}"
+    return f"nothing was left to do: this run has reached {ends}. For as much again: {command}"

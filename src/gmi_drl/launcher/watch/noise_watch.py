@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from gmi_drl.gmi import Gang
 from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError
 from gmi_drl.launcher.view.view import RunView
+from gmi_drl.launcher.watch.watch import Propose
 from gmi_drl.placement import (
     ActorCriticConfig,
     Config,
@@ -70,10 +70,6 @@ class NoiseFit:
             return ""
         self.said.add(which)
         return which
-
-
-# Takes a side and settings of which each would do, and says what becomes of the run by them.
-Propose: TypeAlias = Callable[[str, Sequence[str]], str]
 
 
 class NoiseWatch:

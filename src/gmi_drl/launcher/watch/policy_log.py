@@ -21,7 +21,7 @@ from gmi_drl.runtime.gcs.tables import (
     policy_id,
 )
 
-_RECENT: Final = 4  # versions; one that is told again is the last, or the one before it
+_RECENT: Final = 1000  # versions; a checkpoint may be told of when later ones are known
 _POLICY_KEYS: Final = {
     "generation", "version", "updates", "steps", "lag", "experience", "replay", "made_s"
 }  # fmt: skip
@@ -38,6 +38,9 @@ def process_id(session: str, gmi_id: int, process: int) -> bytes:
 
 class PolicyLog:
     """Takes lineage out of the records of a run, and puts it into the store, ten times a second.
+
+    On several hosts one GMI of each tells of every version, in order: what one that is lost has not
+    passed on is known of the others.
 
     A branch begins where training begins, is taken up again, or goes back to an earlier version:
     its rows replace none of those before it.
@@ -67,7 +70,8 @@ class PolicyLog:
         )
         self._branches: dict[int, int] = {}  # their numbers, by the group's generation
         self._rows: list[Row] = []
-        self._recent: dict[bytes, PolicyRow] = {}  # the last few
+        self._recent: dict[bytes, PolicyRow] = {}  # the last ones
+        self._newest: dict[int, int] = {}  # version of each branch
         self._next = 0
         if self._is_on:
             assert store is not None
@@ -77,19 +81,20 @@ class PolicyLog:
     def show(self, record: dict[str, Any]) -> None:
         """Takes what a record says of lineage, and takes it out of it."""
         kind = record.get("kind")
-        told = record.pop("lineage", None) if kind == "iteration" else None
+        told = record.pop("lineage", None) if kind in ("iteration", "lineage") else None
         if not self._is_on:
             return
         if kind == "branch" and record.keys() >= _BRANCH_KEYS:
             self._put(record["last"])
             self._begin(record)
-        elif kind == "iteration":
+        elif kind in ("iteration", "lineage"):
             self._put(told)
-        elif kind == "checkpoint" and record.keys() >= {"iteration", "path"} and self._recent:
-            last = next(reversed(self._recent.values()))
-            if record["iteration"] == last.version:
-                self._recent[last.id] = last = last._replace(checkpoint=str(record["path"]))
-                self._rows.append(last)
+        elif kind == "checkpoint" and record.keys() >= {"iteration", "path"}:
+            for row in reversed(self._recent.values()):
+                if record["iteration"] == row.version:
+                    self._recent[row.id] = row = row._replace(checkpoint=str(record["path"]))
+                    self._rows.append(row)
+                    return
 
     def tick(self, gang: Gang) -> None:
         """Puts what has come together into the store."""
@@ -135,9 +140,9 @@ class PolicyLog:
         branch, version = self._branches.get(told["generation"]), told["version"]
         if branch is None:  # its record was lost: the launcher did not keep up
             return
-        id = policy_id(branch, version)
-        if id in self._recent:  # told again by `branch`; a checkpoint may be noted in it by now
+        if version <= self._newest.get(branch, -1):  # told again by `branch`, or by another host
             return
+        self._newest[branch], id = version, policy_id(branch, version)
         row = self._recent[id] = PolicyRow(
             id=id,
             branch=branch,

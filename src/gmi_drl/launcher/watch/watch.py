@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from gmi_drl.gmi import Gang
 from gmi_drl.launcher.colocated_runs import other_at_work
@@ -35,10 +35,13 @@ class Watch(Protocol):
 _LOOK_S: Final = 1.0  # between looks at who else is at work
 _OFTEN: Final = 2  # a checkpoint after so many iterations, or fewer, is in the median iteration
 
-_TOLERANCE: Final = 0.25  # the share by which speed may differ from the promise
+TOLERANCE: Final = 0.25  # the share by which speed may differ from the promise
 _PERIOD_S: Final = 20.0  # of training, that are judged together
 _ITERATIONS: Final = 5  # of which there are so many or more
 _PERIODS: Final = 4  # in a row that must all be off: a busy minute, at the start too, is fewer
+
+# Takes why a run is to resize itself and settings of which each would do; says what becomes of it.
+Propose: TypeAlias = Callable[[str, Sequence[str]], str]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Promise:
     path: Path  # of the record
     # Makes the record stale; says why that failed, or "".
     expire: Callable[[float, str], str] = field(compare=False)
+    # Lists what was measured and does more than this with so many steps/s, as overrides.
+    better: Callable[[float], list[str]] = field(compare=False)
 
 
 # The newest promise for a config on these devices; the folder is that of role modules.
@@ -121,7 +126,7 @@ class Drift:
     def _side(self, speed: float) -> int:
         """-1 for too slow, 1 for too fast, 0 for as promised."""
         off = speed / self._promised - 1
-        return 0 if abs(off) <= _TOLERANCE else (1 if off > 0 else -1)
+        return 0 if abs(off) <= TOLERANCE else (1 if off > 0 else -1)
 
 
 def is_comparable(config: Config) -> bool:
@@ -135,11 +140,17 @@ class PromiseWatch:
 
     The record stays when another launch, tune or search of this user was at work meanwhile. The
     promise is looked up when the first iteration has ended, so that a run is not kept waiting for
-    it. Whatever goes wrong here, the run goes on.
+    it. `propose` is for runs that resize themselves, to what the record has that is better than
+    what the run does. Whatever goes wrong here, the run goes on.
     """
 
-    def __init__(self, screen: RunView, look_up: Callable[[], Promise | None]) -> None:
-        self._screen = screen
+    def __init__(
+        self,
+        screen: RunView,
+        look_up: Callable[[], Promise | None],
+        propose: Propose | None = None,
+    ) -> None:
+        self._screen, self._propose = screen, propose
         self._look_up: Callable[[], Promise | None] | None = look_up  # None: it was looked up
         self._promise: tuple[Promise, Drift] | None = None
         self._look_s, self._other = 0.0, ""  # when we looked last, and who was at work
@@ -178,5 +189,11 @@ class PromiseWatch:
             return ""
         if self._other:
             return f"{drifted}. The record stays: {self._other} was at work on this machine too."
-        trouble = promise.expire(drifted.steps_per_s, str(drifted))
-        return f"{drifted}. {trouble or 'Its record is stale from now on: run gmi-drl tune again'}."
+        if trouble := promise.expire(drifted.steps_per_s, str(drifted)):
+            return f"{drifted}. {trouble}."
+        text = f"{drifted}. Its record is stale from now on: run gmi-drl tune again."
+        if self._propose is None:
+            return text
+        if ways := promise.better(drifted.steps_per_s):
+            return f"{text} {self._propose('drift', ways)}"
+        return f"{text} The run stays as it is: nothing else that was measured is clearly better."

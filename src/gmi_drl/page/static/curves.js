@@ -22,6 +22,7 @@ export function forgetCurves() {
   generation = -1;
   for (const { plot } of charts.values()) plot.destroy();
   charts = new Map();
+  drawn = -Infinity;
   fill(byId("charts"));
 }
 
@@ -40,9 +41,19 @@ export function takeCurves(change) {
 
 export function drawSoon() {
   if (due) return;
+  if (drawn === -Infinity) { // the first curves are in the frame that shows the run
+    drawNow();
+    return;
+  }
   due = true; // at most ten times a second, and not while nobody looks
   const wait = Math.max(0, drawn + 100 - performance.now());
-  setTimeout(() => requestAnimationFrame(() => { due = false; drawn = performance.now(); draw(); }), wait);
+  setTimeout(() => requestAnimationFrame(drawNow), wait);
+}
+
+function drawNow() {
+  due = false;
+  drawn = performance.now();
+  draw();
 }
 
 export function showAxes() {
@@ -69,9 +80,20 @@ function draw() {
   const keys = [...columns.keys()].filter((key) => !Object.hasOwn(AXES, key) && !isPhase(key));
   const rank = (key) => (FIRST.includes(key) ? FIRST.indexOf(key) : FIRST.length);
   keys.sort((one, other) => rank(one) - rank(other) || (one < other ? -1 : 1));
-  const parts = keys.map((key) => [key, [{ name: key, colour: cssColour("--accent"), values: rows.map((row) => columns.get(key)[row] ?? null) }]]);
+  const colour = cssColour("--accent");
+  const parts = keys.map((key) => [key, [{ name: key, colour, values: rows.map((row) => columns.get(key)[row] ?? null) }]]);
   parts.splice(2, 0, ...sides().map(([title, names]) => [title, shares(names, rows)]));
-  for (const [key, series] of parts) drawOne(key, rows.map((row) => xs[row]), series);
+  const shownXs = rows.map((row) => xs[row]);
+  const fresh = parts.filter(([key, series]) => !drawAnew(key, shownXs, series));
+  // All boxes are added before one is measured, so that the browser lays the page out once.
+  const boxes = fresh.map(([key, series]) => boxOf(key, series));
+  byId("charts").append(...boxes);
+  const look = boxes.length && lookOf(boxes[0]);
+  fresh.forEach(([key, series], place) => {
+    const named = series.map((each) => ({ ...each, name: series.length > 1 ? each.name : key }));
+    const plot = plotOf(boxes[place], AXES[axis], named, [shownXs, ...series.map((each) => each.values)], look);
+    charts.set(key, { plot, box: boxes[place], names: namesOf(series) });
+  });
 }
 
 const isPhase = (key) => key.endsWith("_s") && !key.endsWith("_per_s") && key !== "time_s";
@@ -106,20 +128,26 @@ function shares(names, rows) {
   }));
 }
 
-function drawOne(key, xs, series) {
-  const data = [xs, ...series.map((each) => each.values)];
+const namesOf = (series) => series.map((each) => each.name).join();
+
+// Gives a chart that is there its new values; false if there is none of these series.
+function drawAnew(key, xs, series) {
   const known = charts.get(key);
-  if (known && known.names === series.map((each) => each.name).join()) {
-    known.plot.setData(data);
-    return;
+  if (!known) return false;
+  if (known.names === namesOf(series)) {
+    known.plot.setData([xs, ...series.map((each) => each.values)]);
+    return true;
   }
-  if (known) { known.plot.destroy(); known.box.remove(); }
+  known.plot.destroy();
+  known.box.remove();
+  return false;
+}
+
+function boxOf(key, series) {
   const box = make("div", "", "chart", series.length === 1 && "single");
   box.dataset.key = key;
   box.append(make("h3", NAMES.get(key) ?? key.replaceAll("_", " ")));
-  byId("charts").append(box);
-  const plot = plotOf(box, AXES[axis], series.map((each) => ({ ...each, name: series.length > 1 ? each.name : key })), data);
-  charts.set(key, { plot, box, names: series.map((each) => each.name).join() });
+  return box;
 }
 
 const short = (value) => {
@@ -131,14 +159,20 @@ const short = (value) => {
   return size && size < 1e-5 ? value.toExponential(2) : String(+value.toPrecision(4));
 };
 
-export function plotOf(box, xName, series, data) {
+// The width and colours of a chart in this box. Reading them forces a layout: once for all charts.
+function lookOf(box) {
+  const [text, grid, line] = ["--pale", "--hollow", "--line"].map(cssColour);
+  return { width: Math.max(220, box.clientWidth), text, grid, line };
+}
+
+export function plotOf(box, xName, series, data, look = lookOf(box)) {
   const axisOf = (size) => ({
-    stroke: cssColour("--pale"), size, font: "11px system-ui, sans-serif",
-    grid: { stroke: cssColour("--hollow"), width: 1 }, ticks: { stroke: cssColour("--line"), width: 1, size: 4 },
+    stroke: look.text, size, font: "11px system-ui, sans-serif",
+    grid: { stroke: look.grid, width: 1 }, ticks: { stroke: look.line, width: 1, size: 4 },
     values: (plot, values) => values.map(short),
   });
   return new uPlot({
-    width: Math.max(220, box.clientWidth), height: HEIGHT,
+    width: look.width, height: HEIGHT,
     scales: { x: { time: false } }, cursor: { drag: { x: true, y: false } },
     axes: [axisOf(30), axisOf(60)],
     series: [
@@ -149,5 +183,7 @@ export function plotOf(box, xName, series, data) {
 }
 
 export function resizeCurves() {
-  for (const { plot, box } of charts.values()) plot.setSize({ width: Math.max(220, box.clientWidth), height: HEIGHT });
+  const all = [...charts.values()];
+  const width = all.length && lookOf(all[0].box).width; // all boxes are as wide
+  for (const { plot } of all) plot.setSize({ width, height: HEIGHT });
 }

@@ -40,6 +40,13 @@ export function table(columns, rows) {
   return all;
 }
 
+// What the server answered; where that is no JSON, an error with its text.
+export async function contentOf(response) {
+  const text = await response.text();
+  if (response.headers.get("content-type") !== "application/json") throw new Error(text.trim());
+  return JSON.parse(text);
+}
+
 export const count = (value) => (value === null || value === undefined ? "" : Math.round(value).toLocaleString("en"));
 
 export const percent = (value) => (value === null || value === undefined ? "" : `${Math.round(100 * value)} %`);

@@ -1,5 +1,5 @@
 // How one run stands: its figures, what is left, and what is wrong.
-import { byId, clock, count, fill, make, setText } from "./dom.js";
+import { byId, clock, contentOf, count, fill, make, setText } from "./dom.js";
 
 export function showHead(head, control) {
   setText(byId("run-name"), `${head.name}: ${[head.env, head.algorithm, head.mode].filter(Boolean).join(", ")}`);
@@ -43,7 +43,7 @@ async function ask(run, route, what) {
   setText(said, "asking ...");
   try {
     const response = await fetch(`/runs/${encodeURIComponent(run)}/${route}`, { method: "POST", headers: { "X-GMI-DRL": "1" } });
-    const answer = await response.json();
+    const answer = await contentOf(response);
     setText(said, answer.error ?? `process ${answer.asked} was asked ${what}`);
   } catch (error) {
     setText(said, `it could not be asked: ${error.message}`);

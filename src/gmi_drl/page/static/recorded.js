@@ -1,5 +1,5 @@
 // Tasks, actors and objects that a run recorded, and what led to each.
-import { byId, clock, count, fill, make, setText, table } from "./dom.js";
+import { byId, clock, contentOf, count, fill, make, setText, table } from "./dom.js";
 
 let run = null;
 
@@ -24,7 +24,7 @@ async function answer(path) {
   setText(byId("recorded-note"), "reading ...");
   try {
     const response = await fetch(`/runs/${encodeURIComponent(asked)}/${path}`);
-    const content = await response.json();
+    const content = await contentOf(response);
     if (asked !== run) return null;
     setText(byId("recorded-note"), content.error ?? "");
     return content.error ? null : content;

@@ -5,8 +5,13 @@ import { plotOf } from "./curves.js";
 const LONG = ["why", "what"];
 const NUMBERS = ["steps", "return", "steps/s", "trial", "round", "memory"];
 const open = new Set();
+let shown = [];
+let plots = []; // a plot that is not destroyed is kept by the window
 
 export function showTrials(trials) {
+  shown = trials;
+  for (const plot of plots) plot.destroy();
+  plots = [];
   byId("trials").hidden = !trials.length;
   fill(byId("trials-list"), ...trials.map((trial) => {
     const box = make("details");
@@ -33,5 +38,9 @@ export function showTrials(trials) {
 
 function drawSeries(chart, series) {
   const tables = series.map((each) => [each.points.map((point) => point[0]), each.points.map((point) => point[1])]);
-  plotOf(chart, "steps", series.map((each, place) => ({ name: each.name, colour: colourOf(place) })), uPlot.join(tables));
+  plots.push(plotOf(chart, "steps", series.map((each, place) => ({ name: each.name, colour: colourOf(place) })), uPlot.join(tables)));
+}
+
+export function resizeTrials() {
+  if (plots.length) showTrials(shown);
 }

@@ -65,20 +65,35 @@ class Comparison:
 
 
 def _grouped(runs: Sequence[ComparedRun]) -> list[RunGroup]:
-    found: dict[object, tuple[list[ComparedRun], dict[str, str] | None]] = {}
-    for run in runs:
-        settings = None if run.settings is None else _common(run.settings)
-        key: object = run.path if settings is None else frozenset(settings.items())
-        found.setdefault(key, ([], settings))[0].append(run)
-    members = list(found.values())
-    labels = _labels([(group[0].summary.name, settings) for group, settings in members])
     return [
-        RunGroup(label, sorted(group, key=lambda run: run.summary.seed or 0), settings)
-        for label, (group, settings) in zip(labels, members, strict=True)
-    ]
+        RunGroup(
+            label, sorted((runs[place] for place in places), key=lambda run: run.summary.seed or 0),
+            _common(runs[places[0]].settings),
+        )
+        for label, places in group_by_config([(run.summary.name, run.settings) for run in runs])
+    ]  # fmt: skip
 
 
-def _common(settings: dict[str, str]) -> dict[str, str]:
+def group_by_config(
+    runs: Sequence[tuple[str, dict[str, str] | None]],
+) -> list[tuple[str, list[int]]]:
+    """Returns the label of each group and the places of its runs, each given as name, settings.
+
+    One whose config cannot be read stands for itself.
+    """
+    found: dict[object, list[int]] = {}
+    common = [_common(settings) for _, settings in runs]
+    for place, settings in enumerate(common):
+        key: object = place if settings is None else frozenset(settings.items())
+        found.setdefault(key, []).append(place)
+    groups = list(found.values())
+    labels = _labels([(runs[places[0]][0], common[places[0]]) for places in groups])
+    return list(zip(labels, groups, strict=True))
+
+
+def _common(settings: dict[str, str] | None) -> dict[str, str] | None:
+    if settings is None:
+        return None
     common = {key: value for key, value in settings.items() if key not in _OF_THE_RUN}
     if common.get(_CORES, "null") != "null":
         common[_CORES] = counted(common[_CORES].count(",") + 1, "core")
@@ -142,7 +157,7 @@ def group_rows(comparison: Comparison) -> list[list[str]]:
         cells = [group.label, str(len(group.runs))]
         for one in (returned, evaluated):
             missing = "" if one is None or one.count == len(group.runs) else f" of {one.count}"
-            cells += [_interval(one) + missing, _spread(one, ",.1f")]
+            cells += [interval_text(one) + missing, _spread(one, ",.1f")]
         rows.append([*cells, _spread(seconds, ",.1f"), _spread(speed, ",.0f")])
     return rows
 
@@ -171,7 +186,8 @@ def _text(value: float | None, form: str) -> str:
     return _ABSENT if value is None else format(value, form)
 
 
-def _interval(one: Estimate | None) -> str:
+def interval_text(one: Estimate | None) -> str:
+    """Returns the interquartile mean of a figure with its interval."""
     if one is None:
         return _ABSENT
     if one.low is None:

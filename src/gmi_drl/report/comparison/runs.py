@@ -121,7 +121,7 @@ def _read(summary: RunSummary) -> ComparedRun:
         warnings.append(f"{path}: {counted(damaged, 'damaged line')} of {METRICS_FILE} left out")
     if not len(columns["steps"]):
         warnings.append(f"{path}: no metrics yet")
-    settings, trouble = _read_settings(path)
+    settings, trouble = read_settings(path)
     if trouble:
         warnings.append(f"{path}: {trouble}")
     state = read_object(path / "run.json")
@@ -184,8 +184,8 @@ def _value(value: Any) -> float:
     return float(value) if is_number and abs(value) < _MOST else math.nan
 
 
-def _read_settings(folder: Path) -> tuple[dict[str, str] | None, str]:
-    """Returns the config by dotted keys, and what is wrong with it, "" if nothing is."""
+def read_settings(folder: Path) -> tuple[dict[str, str] | None, str]:
+    """Returns the config of a run by dotted keys, and what is wrong with it, "" if nothing is."""
     path = folder / "config.yaml"
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:

@@ -1,0 +1,54 @@
+"""Watches over the head of a Ray cluster: without it hosts train on, but nothing starts anew.
+
+Ray ends this program, and raylets, a minute after the head is gone, without a word of ours.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Final
+
+from .messages import SILENCE_S, HostLost
+
+_ASK_S: Final = 1.0  # between two questions
+_ANSWER_S: Final = 2.0  # for the head's answer to one
+
+
+class Head:
+    """Tells whether the head of the cluster at `address` answers there."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._address, self._at = address, (host.strip("[]"), int(port))
+        self._asked_s = float("-inf")
+        self._silent_s: float | None = None  # since when it does not answer
+
+    def answers(self) -> bool:
+        """Tells whether it does now; waits for two seconds at most."""
+        try:
+            socket.create_connection(self._at, timeout=_ANSWER_S).close()
+        except OSError:
+            return False
+        return True
+
+    def check(self) -> None:
+        """Raises HostLost when the head has not answered for ten seconds; asks once a second."""
+        if (begin_s := time.monotonic()) - self._asked_s > _ASK_S:
+            self._silent_s = None if self.answers() else self._silent_s or begin_s
+            self._asked_s = time.monotonic()
+        if self._silent_s is not None and time.monotonic() - self._silent_s > SILENCE_S:
+            raise HostLost(
+                value=f"cluster.address={self._address}",
+                rule=f"the head of the Ray cluster has not answered there for {SILENCE_S:g} s",
+                remedy="Start a cluster, and go on from the last checkpoint; --set "
+                "cluster.address=... gives another address.",
+            )
+
+    def await_answer(self) -> None:
+        """Returns when the head answers; HostLost if it does not within ten seconds."""
+        self._asked_s = float("-inf")
+        self.check()
+        while self._silent_s is not None:
+            time.sleep(_ASK_S)
+            self.check()
