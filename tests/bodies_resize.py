@@ -8,7 +8,7 @@ import gmi_drl
 from gmi_drl.gmi import DEVICE_LOST
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.roles.state import checkpoint
-from hooked import Hooked, after
+from hooked import Hooked
 
 
 class Alone(gmi_drl.Holistic):
@@ -91,8 +91,13 @@ class LosesItsHeirToo(LosesADevice):
 
     def hook(self, optimizer):
         super().hook(optimizer)
-        after(checkpoint, "write_part", lambda: None, before=self.die_if_lost)
+        write = checkpoint.write_part
 
-    def die_if_lost(self):
-        if self.mark.exists() and len(self.mgr.layout.topology.devices) > 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        def dies_if_lost(checkpoints, iteration, name, state):
+            # The checkpoint of iteration 3 may still be being written: it is to be there.
+            two = len(self.mgr.layout.topology.devices) > 1
+            if iteration > 3 and two and self.mark.exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(checkpoints, iteration, name, state)
+
+        checkpoint.write_part = dies_if_lost

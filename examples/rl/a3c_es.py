@@ -18,13 +18,14 @@ SETTINGS = {
 
 
 class Member(ppo_es.Member):
-    """A3C, and what it makes of the parameters that it is given."""
+    """A3C, and what it makes of the policy that it is given."""
 
     iterations = 64  # gradients of a generation
+    settings = SETTINGS
 
     def __init__(self, seed: int) -> None:
         evaluators = [
-            rl.Evaluator("CartPole-v1", rl.A2C, num_env=4, seed=seed, settings=SETTINGS)
+            rl.Evaluator(self.env, rl.A2C, num_env=4, seed=seed, settings=self.settings)
             for _ in range(2)
         ]
         self.optimizer = rl.AsyncGradients(rl.A2C, evaluators)

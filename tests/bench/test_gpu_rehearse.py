@@ -157,7 +157,7 @@ def test_a_short_rehearsal_on_a_bare_node_without_a_network(rehearse, monkeypatc
     assert missing.returncode == 1, "the node is not bare"
     monkeypatch.setattr(rehearse.report, "RESULTS", tmp_path)
     code = rehearse.main(
-        ["--short", "--step-s", "40", "--parts", str(tmp_path / "pack"), "--node", str(node)]
+        ["--short", "--step-s", "60", "--parts", str(tmp_path / "pack"), "--node", str(node)]
     )
     kept = rehearse.report.rows_of(tmp_path / "gpu" / "rehearsal.json")["short"]
     assert (code, kept["faults"]) == (0, [])

@@ -267,7 +267,7 @@ def faults_of(words, gmis=1):
         (["algorithm.recurrent={}"], "algorithm.recurrent; is a setting of ppo"),
         (["algorithm.distributional=c51"], "is a setting of dqn, and the algorithm is es"),
         (["algorithm.optimizer=all_reduce"], "the algorithm runs under population. Use population"),
-        (["algorithm.gamma=0.9"], "algorithm.gamma=0.9; must be 1 or more"),
+        (["algorithm.gamma=0.9"], "algorithm.gamma=0.9; must be 1 for es"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(words, message):
