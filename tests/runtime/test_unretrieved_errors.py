@@ -26,11 +26,15 @@ def printed(capfd):
         gc.collect()  # errors that were caught, and with their frames what those refer to
         settled = driver.tasks.live, driver.objects.slots
 
+        def catch_up():
+            driver.loop.ask(lambda then: then(None))
+
         def is_settled():
-            driver.loop.ask(lambda then: then(None))  # it knows what was dropped
+            catch_up()  # it knows what was dropped
             return not any(settled)
 
         bodies.until(is_settled, "an end of all calls")
+        catch_up()  # it has told of what it was dropping then
         return capfd.readouterr().err
 
     return text
