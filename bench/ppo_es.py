@@ -25,10 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "rl"))
 
 import ppo_es
 
-WALKER = {
-    "network": [64, 64], "activation": "tanh", "horizon": 256, "learning_rate": 3e-4,
-    "epochs": 10, "minibatches": 32, "schedule": "constant", "normalize_value": False,
-    "entropy_coef": 0.0,
+WALKER = {  # those of examples/halfcheetah.yaml, with a constant rate
+    "network": "ant", "horizon": 256, "learning_rate": 5e-4, "epochs": 8, "minibatches": 4,
+    "schedule": "constant", "value_coef": 1.0, "init_log_std": -0.5,
 }  # fmt: skip
 
 
