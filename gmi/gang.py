@@ -297,24 +297,24 @@ class Gang:
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
         """Returns by gmi_id when it failed, on the host's monotonic clock, and how."""
         failures: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
-        lost = self.lost_devices()
-        accounted = {spec.gmi_id for spec in self._specs.values() if spec.gpu_id in lost}
-        accounted |= self._given_up
         for gmi_id, process in self._process_of.items():
-            if gmi_id not in accounted and process.death.slot.done:
+            if process.death.slot.done:
                 death: ActorDiedError = runtime.get(process.death)
                 cause, when = death.cause, death.died_s - _COLLECTED_S
                 if isinstance(cause, TaskError):
                     when = cause.raised_s
                 failures[gmi_id] = (when, death)
         for gmi_id, ref in self._pending.items():
-            if gmi_id not in accounted and ref.slot.done:
+            if ref.slot.done:
                 error = ref.slot.error()
                 if isinstance(error, TaskError):
                     failures[gmi_id] = (error.raised_s, error)
                 elif isinstance(error, ActorDiedError) and gmi_id not in failures:
                     failures[gmi_id] = (error.died_s - _COLLECTED_S, error)
-        return failures
+        lost = self.lost_devices()  # after the deaths above were seen: it knows of each of them
+        accounted = {spec.gmi_id for spec in self._specs.values() if spec.gpu_id in lost}
+        accounted |= self._given_up
+        return {gmi_id: its for gmi_id, its in failures.items() if gmi_id not in accounted}
 
     def _fail(self) -> None:
         """Names who was first, stops the others, and raises."""

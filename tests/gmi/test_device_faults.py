@@ -108,6 +108,25 @@ def test_gmis_of_a_lost_gpu_can_be_given_up_and_those_of_another_go_on(tmp_path)
     assert fake_gpus.mps_pids() == []
 
 
+def test_a_death_that_comes_as_devices_are_looked_at_is_no_failure(monkeypatch):
+    with gang(1, shrinks=True) as running:
+        look = running._lost.look
+
+        def slow_look():
+            seen = dict(look())
+            if 0 in running._pending:  # its end comes just after
+                runtime.wait([running._process_of[0].death], 1, LONG)
+            return seen
+
+        monkeypatch.setattr(running._lost, "look", slow_look)
+        running.start_each("lost", {0: ()})
+        running.wait(timedelta(0))
+        assert list(running.lost_devices()) == [0]
+        running.give_up([0], "its device is lost")
+        assert running.wait(LONG)
+    assert fake_gpus.mps_pids() == []
+
+
 def test_the_restarts_of_those_it_took_along_count_too(tmp_path):
     with gang(max_restarts=1) as running:
         running.start_each("compute", {0: (tmp_path / "0",)})
