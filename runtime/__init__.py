@@ -38,6 +38,7 @@ from .api.options import ActorOptions, MethodOptions, TaskOptions, method
 from .api.refs import ObjectRef
 from .api.session import (
     bound_rows,
+    flush_gcs,
     init,
     is_initialized,
     keep_gcs,
@@ -71,13 +72,14 @@ from .wire.protocol import THREAD_VARIABLES
 __all__ = [
     "THREAD_VARIABLES", "ActorDiedError", "ActorHandle", "ActorMethod", "ActorOptions",
     "ActorRuntimeError", "Context", "DamagedStoreError", "ForkServerError", "GcsError",
-    "GetTimeoutError", "Labelled", "Memfd", "MethodOptions", "NameTakenError", "NotOnThisEngine",
-    "NotRunningError", "ObjectLostError", "ObjectRef", "ObjectRefGenerator", "ObjectStoreFullError",
-    "OutOfResources", "RemoteClass", "RemoteFunction", "RuntimeContext", "SerializationError",
-    "TaskCancelledError", "TaskError", "TaskOptions", "WorkerDiedError", "available_resources",
-    "bound_rows", "cancel", "cluster_resources", "context", "death", "deaths", "dropped_records",
-    "emit", "get", "get_actor", "get_gpu_ids", "get_runtime_context", "init", "is_initialized",
-    "keep_gcs", "kill", "label_records", "log_tail", "merge_gcs", "method", "preloaded",
-    "process_id", "put", "record_rows", "records", "remote", "request_stop", "run_directory",
-    "set_title", "shutdown", "stop", "stop_requested", "util", "wait", "write_stacks",
+    "GetTimeoutError", "Labelled", "Memfd", "MethodOptions", "NameTakenError",
+    "NotOnThisEngine", "NotRunningError", "ObjectLostError", "ObjectRef", "ObjectRefGenerator",
+    "ObjectStoreFullError", "OutOfResources", "RemoteClass", "RemoteFunction", "RuntimeContext",
+    "SerializationError", "TaskCancelledError", "TaskError", "TaskOptions", "WorkerDiedError",
+    "available_resources", "bound_rows", "cancel", "cluster_resources", "context", "death",
+    "deaths", "dropped_records", "emit", "flush_gcs", "get", "get_actor", "get_gpu_ids",
+    "get_runtime_context", "init", "is_initialized", "keep_gcs", "kill", "label_records",
+    "log_tail", "merge_gcs", "method", "preloaded", "process_id", "put", "record_rows",
+    "records", "remote", "request_stop", "run_directory", "set_title", "shutdown", "stop",
+    "stop_requested", "util", "wait", "write_stacks",
 ]  # fmt: skip

@@ -85,8 +85,8 @@ class Stubborn(gmi_drl.DRL_role):
 def count_together(group, folder):
     """Counts up together, from what any rank has kept in `folder`, until there is a file `enough`.
 
-    The buffers hold the number, so that every result shows whose data is in it. Returns the last
-    number, and how many results were wrong.
+    The buffers hold its last four bits, so that every result shows whose data is in it; four ranks'
+    sums of these are whole in bf16, too. Returns the last number, and how many results were wrong.
     """
     wrong = 0
     jitter = random.Random(os.getpid())
@@ -97,10 +97,11 @@ def count_together(group, folder):
             bucket = group.bucket("numbers", 3000)
             other = group.bucket("rows", 5)
             while not any(group.exchange((Path(folder) / "enough").exists())):
-                bucket.buffer.fill_(float(number * group.size + group.rank))
+                bits = number % 16
+                bucket.buffer.fill_(float(bits * group.size + group.rank))
                 total = bucket.reduce("sum")
                 ranks = range(group.size)
-                wrong += not bool((total == sum(number * group.size + r for r in ranks)).all())
+                wrong += not bool((total == sum(bits * group.size + r for r in ranks)).all())
                 other.buffer.fill_(number)
                 wrong += not bool((other.gather() == number).all())
                 if jitter.random() < 0.1:

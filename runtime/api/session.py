@@ -170,6 +170,16 @@ def keep_gcs(path: Path | str, *, is_shared: bool = False) -> None:
     _local("keep_gcs").gcs.move(Path(path), is_shared=is_shared)
 
 
+def flush_gcs(timeout_s: float = 10.0) -> None:
+    """Returns when all that was recorded is in the control store's file.
+
+    GcsError where it cannot be written, TimeoutError if it takes longer than `timeout_s`.
+    """
+    here = _local("flush_gcs")
+    here.loop.ask(lambda then: then(None))  # rows of record_rows() are put by then
+    here.gcs.flush(timeout_s)
+
+
 def merge_gcs(path: Path | str, prefix: str) -> None:
     """Takes the control store at `path`, of a runtime that has ended, into this one's.
 

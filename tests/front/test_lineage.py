@@ -5,6 +5,7 @@ Traces know policies and experience by digests of their bytes alone: see bodies_
 
 import json
 import random
+import time
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ import gmi_drl
 from gmi_drl.cli import main
 from gmi_drl.report.policy_lineage import PolicyReader, Version
 from gmi_drl.report.run_state import opened
-from gmi_drl.runtime.gcs.database import GcsError
+from gmi_drl.runtime.gcs.database import Database, GcsError
 
 HORIZON, NUM_ENV = 8, 4
 
@@ -209,6 +210,19 @@ def test_two_gmis_one_of_which_is_killed_and_a_resume(tmp_path, monkeypatch, cap
     ):
         assert main.main(["lineage", str(folder), *words]) == 2
         assert text in capsys.readouterr().err
+
+
+def test_the_file_has_all_of_a_run_when_launch_returns(tmp_path, monkeypatch):
+    write = Database.write
+
+    def slow_write(store, batch):
+        time.sleep(0.3)
+        write(store, batch)
+
+    monkeypatch.setattr(Database, "write", slow_write)
+    folder = launch(config(tmp_path, 3)).folder
+    with opened(folder / "gcs.sqlite") as store:
+        assert [p.version.number for p in PolicyReader(store).chain()] == [1, 2, 3]
 
 
 @pytest.mark.slow

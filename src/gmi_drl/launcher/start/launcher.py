@@ -183,13 +183,20 @@ def _run(
 
 @contextmanager
 def _kept(folder: Path, keep_gcs: bool, cluster: Cluster | None) -> Iterator[Path | None]:
-    """Yields the control store where it is the run's own; those of hosts are merged into it."""
+    """Yields the control store where it is the run's own; at the end its file has all of the run.
+
+    Stores of hosts are merged into it.
+    """
     if not keep_gcs:  # it is that of a longer-lived runtime, and stays where it is
         yield None
         return
     is_kept = keep_gcs_in(store := folder / "gcs.sqlite")
-    with merged_stores(folder) if is_kept and cluster is not None else nullcontext():
-        yield store
+    try:
+        with merged_stores(folder) if is_kept and cluster is not None else nullcontext():
+            yield store
+    finally:
+        with suppress(runtime.GcsError, TimeoutError):  # it is tried again as the runtime ends
+            runtime.flush_gcs()
 
 
 @dataclass
