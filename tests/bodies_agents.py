@@ -114,6 +114,51 @@ class Countdown:
         pass
 
 
+class Toll:
+    """Two agents take turns, of which each is paid 1; their next turn tells of it, as AECEnv's.
+
+    The first is over after `length` turns of both, if that is given, and `stays` nevertheless.
+    """
+
+    possible_agents = ("first", "second")
+
+    def __init__(self, length=None, stays=False):
+        self._length, self._stays = length, stays
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 100, (1,), np.float32)
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self._turns = 0
+        self.agents = list(self.possible_agents)
+        self.agent_selection = "first"
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+
+    def observe(self, agent):
+        return np.array([self._turns], dtype=np.float32)
+
+    def last(self):
+        agent = self.agent_selection
+        over = self._turns == self._length
+        return self.observe(agent), self._cumulative_rewards[agent], over, False, {}
+
+    def step(self, action):
+        agent = self.agent_selection
+        if action is None:
+            if not self._stays:
+                self.agents.remove(agent)
+        else:
+            self._turns += 1
+            self._cumulative_rewards[agent] = 1.0
+        self.agent_selection = "second" if agent == "first" else "first"
+
+    def close(self):
+        pass
+
+
 class Matching:
     """`count` agents who each see a bit, and are paid 1 for naming it; ten steps."""
 

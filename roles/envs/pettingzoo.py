@@ -50,6 +50,9 @@ class AgentsGame(Protocol):
     def observe(self, agent: str) -> Any:
         """Returns what an agent sees that does not act next."""
 
+    def owed(self, agent: str) -> float:
+        """Returns what an agent that does not act next was paid since it acted."""
+
 
 class ParallelGame:
     """Is an environment whose agents act together."""
@@ -81,6 +84,9 @@ class ParallelGame:
     def observe(self, agent: str) -> Any:
         return self._seen[agent]
 
+    def owed(self, agent: str) -> float:
+        return 0.0
+
 
 class TurnGame:
     """Is an environment whose agents take turns: one step is one turn of one of them.
@@ -88,8 +94,8 @@ class TurnGame:
     What an agent is paid until its next turn comes with the step before that.
     """
 
-    def __init__(self, env: Any) -> None:
-        self._env = env
+    def __init__(self, env: Any, env_id: str) -> None:
+        self._env, self._env_id = env, env_id
 
     def reset(self, seed: int | None) -> Outcome:
         self._env.reset(seed=seed)
@@ -116,6 +122,12 @@ class TurnGame:
                 )
             (terminated if ended else truncated).add(agent)
             self._env.step(None)
+            if agent in self._env.agents:
+                raise EnvError(
+                    f"env {self._env_id}: agent {agent} is still among its agents after "
+                    "step(None), though its episode has ended; must have left. Call "
+                    "self._was_dead_step(action) there."
+                )
         return Outcome(observations, rewards, frozenset(terminated), frozenset(truncated))
 
     def living(self) -> list[str]:
@@ -123,6 +135,10 @@ class TurnGame:
 
     def observe(self, agent: str) -> Any:
         return self._env.observe(agent)
+
+    def owed(self, agent: str) -> float:
+        paid: Mapping[str, float] = getattr(self._env, "_cumulative_rewards", {})
+        return float(paid.get(agent, 0.0))
 
 
 def make_pettingzoo(spec: VecEnvSpec) -> PettingZooVecEnv | TeamVecEnv:
@@ -157,7 +173,8 @@ class PettingZooVecEnv:
         self.groups: tuple[AgentGroup, ...] = tuple(groups)
         self.agents = [agent for group in groups for agent in group.agents]
         self._games: list[AgentsGame] = [
-            TurnGame(env) if hasattr(env, "last") else ParallelGame(env) for env in self._envs
+            TurnGame(env, spec.env_id) if hasattr(env, "last") else ParallelGame(env)
+            for env in self._envs
         ]
         self.num_env = len(self.agents) * self._count
         self.observation_space: gymnasium.Space[Any]
@@ -248,6 +265,8 @@ class PettingZooVecEnv:
         truncated = set(outcome.truncated)
         if self.max_episode_steps is not None and self._steps[i] >= self.max_episode_steps:
             truncated |= set(game.living()) - outcome.terminated
+            for agent in truncated - outcome.rewards.keys():  # it has no turn any more
+                b.reward[self._row(agent, i)] = game.owed(agent)
         ended: list[int] = []
         for agent in outcome.terminated | truncated:
             row = self._row(agent, i)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .actor_critic import ActorCriticPolicy
 from .normalize import RunningNormalizer, normalized
-
-if TYPE_CHECKING:
-    pass
 
 
 class Snapshot:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,6 @@ from gmi_drl.placement import EvolutionConfig, hidden_sizes, is_own_network
 
 from .greedy import NoiselessPolicy
 from .trunk import HiddenLayers, Trunk
-
-if TYPE_CHECKING:
-    pass
 
 Layer = tuple[str, Callable[[Tensor], Tensor] | None]  # a Linear's name, what follows it
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from gmi_drl.runtime.process.progress import beat
 
 from .greedy import NoiselessPolicy
 from .trunk import ACTIVATIONS, HiddenLayers, Precision, Trunk
-
-if TYPE_CHECKING:
-    pass
 
 
 class ResidualBlock(nn.Module):

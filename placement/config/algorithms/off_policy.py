@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from gmi_drl.placement.config.section import Int, Network
 
 from .common import Horizon, ReplayConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 class OffPolicyConfig(ReplayConfig):

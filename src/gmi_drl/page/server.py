@@ -110,9 +110,10 @@ def _check(address: Address) -> None:
     if (address.certificate is None) != (address.key is None):
         raise PageError("--certificate and --key belong together. Give both.")
     if not address.is_local and not address.tls:
+        port = address.port or DEFAULT_PORT
         raise PageError(
             f"{given}: others could read the page and its token on the way. Leave --host out and "
-            f"use a tunnel (ssh -L {address.port}:127.0.0.1:{address.port} THIS-MACHINE), or give "
+            f"use a tunnel (ssh -L {port}:127.0.0.1:{port} THIS-MACHINE), or give "
             "--certificate FILE and --key FILE."
         )
     if address.tls:

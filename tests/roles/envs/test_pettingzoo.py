@@ -95,6 +95,26 @@ def test_who_takes_turns_acts_in_turn_and_is_paid_for_the_turn_before():
     assert step.observation.tolist() == [[5], [0]]
 
 
+@pytest.mark.parametrize("limit", [4, 5])
+def test_what_is_paid_for_the_last_turn_before_the_limit_counts(limit):
+    env = make_env("bodies_agents:Toll", 1, adapter="pettingzoo", max_episode_steps=limit, seed=5)
+    env.reset()
+    paid = torch.zeros(2)
+    for _ in range(limit):
+        step = env.step(torch.zeros(2))
+        paid += step.reward
+    assert step.truncated.all()
+    assert paid.sum() == limit
+
+
+def test_an_agent_that_stays_when_its_episode_has_ended_is_named():
+    env = made("Toll", 1, None, length=2, stays=True)
+    env.reset()
+    env.step(torch.zeros(2))
+    with pytest.raises(EnvError, match=r"agent first is still among its agents.*_was_dead_step"):
+        env.step(torch.zeros(2))
+
+
 @pytest.mark.parametrize(
     ("policies", "words"),
     [
