@@ -34,10 +34,10 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from modes import BENCH, Rates, in_turn, lines_of
+from modes import BENCH, Rates, at_once, in_turn, lines_of, meet_others
 from peers.pool_worker import Seen, Vector, begin, numel_of, play, sizes_of
 from report import emit
 
@@ -46,8 +46,6 @@ LENGTH: Final = 1_000  # steps of an episode; none of these environments ends on
 PER_CORE: Final = 16  # directions, one environment each
 NOISE: Final = 0.05
 STEP: Final = 0.02
-
-_worker: dict[str, Any] = {}  # what a process that steps bare environments has
 
 
 def ours(environment: str, hidden: list[int], cores: int, seconds: float) -> Rates:
@@ -76,15 +74,7 @@ def ours(environment: str, hidden: list[int], cores: int, seconds: float) -> Rat
 
 def bare(environment: str, cores: int, seconds: float) -> Rates:
     """The same of the environments alone, in as many processes."""
-    context = multiprocessing.get_context("spawn")
-    ready = context.Barrier(cores)
-    with context.Pool(cores, _begin_bare, (ready,)) as pool:
-        rates = pool.starmap(_step_alone, [(environment, seconds)] * cores, chunksize=1)
-    return {"evaluations_per_s": sum(rates) / LENGTH}
-
-
-def _begin_bare(ready: Any) -> None:
-    _worker["ready"] = ready
+    return {"evaluations_per_s": at_once(_step_alone, cores, environment, seconds) / LENGTH}
 
 
 def _step_alone(environment: str, seconds: float) -> float:
@@ -100,7 +90,7 @@ def _step_alone(environment: str, seconds: float) -> float:
     env.reset()
     for action in actions:
         env.step(action)
-    _worker["ready"].wait(120)
+    meet_others()
     began, steps = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - began) < seconds:
         for action in actions:

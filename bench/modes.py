@@ -6,6 +6,7 @@ The fork server is started once, so that a run is processes and work and no impo
 from __future__ import annotations
 
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from gmi_drl.launcher.start.preload import PRELOAD
 
 BENCH = Path(__file__).resolve().parent
 Rates = dict[str, float]
+_others: Any = None  # in a process of `at_once`: the barrier
 
 
 def lines_of(config: Mapping[str, Any], warmup: int = 1) -> list[dict[str, Any]]:
@@ -73,3 +75,23 @@ def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str
             shown = "  ".join(f"{key} {value:,.1f}" for key, value in rates.items())
             print(f"round {number + 1} of {rounds}  {name}: {shown}", file=sys.stderr, flush=True)
     return found
+
+
+def at_once(rate: Callable[..., float], count: int, *args: Any) -> float:
+    """Returns the sum of what `rate(*args)` gives in `count` processes, each of its own.
+
+    It calls `meet_others` when it is ready, so that all are at work while one of them is.
+    """
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(count, _begin, (context.Barrier(count),)) as pool:
+        return sum(pool.starmap(rate, [args] * count, chunksize=1))
+
+
+def meet_others() -> None:
+    """Waits, in a process of `at_once`, for the others."""
+    _others.wait(120)
+
+
+def _begin(barrier: Any) -> None:
+    global _others
+    _others = barrier

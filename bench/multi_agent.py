@@ -6,7 +6,8 @@ actions to a scripted bound; and a run trains at three times or more the environ
 of RLlib's PPO with the same environments, network and update.
 
     <algorithm>   the share of that way: (trained - random) / (scripted - random)
-    speed         environment steps a second, whole jobs
+    speed         environment steps a second, whole jobs; and of the environments alone, in as many
+                  processes, which is the most that a job could come to
 
 Returns are of one agent and one episode of 25 steps, undiscounted, without exploration. Published
 ones differ in what is summed and divided, so both ends are measured here, by the same environments:
@@ -37,7 +38,7 @@ from typing import Any, Final
 
 import numpy as np
 import yaml
-from modes import Rates, in_turn, lines_of
+from modes import Rates, at_once, in_turn, lines_of, meet_others
 from report import emit, emit_pairs
 
 import gmi_drl
@@ -175,14 +176,40 @@ def rllib(seconds: float) -> Rates:
     return rates
 
 
+def bare(seconds: float) -> Rates:
+    """Measures the environments alone, with actions at random."""
+    return {"steps_per_s": at_once(_step_alone, len(os.sched_getaffinity(0)), seconds)}
+
+
+def _step_alone(seconds: float) -> float:
+    env, random = environment(), np.random.default_rng(os.getpid())
+    env.reset()
+    actions = [dict(zip(env.agents, map(int, random.integers(5, size=3)), strict=True))
+               for _ in range(100)]  # fmt: skip
+    meet_others()
+    began, steps = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < seconds:
+        for action in actions:
+            env.step(action)
+            if not env.agents:
+                env.reset()
+        steps += len(actions)
+    env.close()
+    return steps / elapsed
+
+
 def speed(rounds: int, seconds: float) -> None:
-    """Measures both sides in turn."""
-    sides = {"ours": lambda: ours(seconds), "rllib": lambda: rllib(seconds)}
+    """Measures all sides in turn."""
+    sides = {
+        "ours": lambda: ours(seconds), "rllib": lambda: rllib(seconds),
+        "bare": lambda: bare(seconds),
+    }  # fmt: skip
     rates = in_turn(sides, rounds)
     each = {side: [its["steps_per_s"] for its in all_] for side, all_ in rates.items()}
     emit_pairs(
         "multi_agent", "speed", "environment steps/s", each["ours"], each["rllib"],
         peer_name="RLlib PPO", gmis=len(os.sched_getaffinity(0)),
+        bare=round(statistics.median(each["bare"]), 1),
     )  # fmt: skip
 
 
