@@ -33,13 +33,14 @@ from gmi_drl.placement.slicing import hardware_of_parts, part_of, why_no_parts
 from gmi_drl.roles.envs import check_env
 
 from .hyperband import brackets_of
-from .ranges import Ranges, applied
+from .ranges import Ranges, applied, text_of
 
 # These must fit each other (minibatches divide the samples of an update), so their values are
 # listed, and all combinations are looked at. Of any other key its own range is all that counts.
 _JOINT: Final = ("env.num_env", "algorithm.horizon", "algorithm.minibatches")
 _BACKENDS: Final = ("auto", "cpu", "direct")  # of a GMI that has its GPU to itself
 _MOST_COMBINATIONS: Final = 10_000
+_MOST_DRAWS: Final = 1_000  # trials whose values are looked at before a search
 _CORES: Final = 64  # of a device, where nothing but the number of GMIs is asked for
 _WHOLE_EPISODES: Final = ("population", "tree_search")  # optimizers whose updates are of these
 # What a checkpoint holds in its shape, or what counts at the beginning alone.
@@ -62,7 +63,12 @@ def section_faults(config: Config) -> list[Fault]:
     for key, span in config.search.ranges.items():
         fault = _key_fault(config, key, span)
         faults += [fault] if fault is not None else _value_faults(config, key, span)
-    return [*(faults or _combinations(config)), *_lengths(config)]
+    return [*(faults or [*_combinations(config), *_draws(config)]), *_lengths(config)]
+
+
+def explained(config: Config, error: ValidationError) -> Fault:
+    """Returns what the schema says of values that were applied to `config`."""
+    return explain(error, {}, schema=ConfigSchema(algorithm=type(config.algorithm)))[0]
 
 
 def search_faults(config: Config) -> list[Fault]:
@@ -112,8 +118,7 @@ def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
         try:
             applied(config, {key: value})
         except ValidationError as error:
-            schema = ConfigSchema(algorithm=type(config.algorithm))
-            rule = explain(error, {}, schema=schema)[0].rule
+            rule = explained(config, error).rule
             where = f"search.ranges.{key}.{kind}"
             faults.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))
     return faults if span.choice is not None else faults[:1]
@@ -153,6 +158,26 @@ def _combinations(config: Config) -> Iterator[Fault]:
                 remedy = "List values of which all combinations fit."
                 yield Fault("search.ranges", ABSENT, rule, remedy)
                 return
+
+
+def _draws(config: Config) -> Iterator[Fault]:
+    """Yields the first fault of values that trials begin with, each of which fits its range."""
+    settings = config.search
+    assert settings is not None
+    ranges, trials = Ranges(settings.ranges, settings.seed), settings.population
+    if settings.algorithm == "hyperband":
+        rungs = brackets_of(config.run.total_steps, settings.min_steps, settings.eta)
+        trials = sum(bracket[0].trials for bracket in rungs[: settings.brackets])
+    for trial in range(min(trials, _MOST_DRAWS)):
+        values = ranges.draw(trial)
+        try:
+            applied(config, values)
+        except ValidationError as error:
+            drawn = ", ".join(f"{key}={text_of(value)}" for key, value in values.items())
+            fault = explained(config, error)
+            rule = f"trial {trial} would have {drawn}, and {fault.where} {fault.rule}"
+            yield Fault("search.ranges", ABSENT, rule, "List values (choice) that fit each other.")
+            return
 
 
 def _one(config: Config, key: str, value: Any) -> Any:

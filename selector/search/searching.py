@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied, lease
 from gmi_drl.gmi.backends.mps import shared_daemons
@@ -46,7 +48,7 @@ from gmi_drl.selector.record.search_folder import (
     seconds_of,
 )
 
-from .faults import gpus_of_servers, placed, placement_faults, trial_topologies
+from .faults import explained, gpus_of_servers, placed, placement_faults, trial_topologies
 from .hyperband import hyperband
 from .pbt import PopulationBased
 from .ranges import Ranges, applied
@@ -105,7 +107,12 @@ class TrialRunner:
             stack.callback(self._end)  # before the daemons
             while True:
                 while free and (run := waiting.pop(0) if waiting else self._ask()):
-                    self._begin(run, free.pop(0), sockets)
+                    try:
+                        config = self._config_of(run)
+                    except ValidationError as error:
+                        self._failed(run, str(explained(self.config, error)), error, screen)
+                        continue
+                    self._begin(run, config, free.pop(0), sockets)
                 if not self._running:
                     break
                 runtime.wait([ref for gmis in self._running for ref in gmis.to_come()], 1, _POLL_S)
@@ -124,12 +131,17 @@ class TrialRunner:
             self.folder.append("asked", **asdict(run))
         return run
 
-    def _begin(self, run: TrialRun, gmis: TrialGmis, sockets: Path) -> None:
-        # A trial's values and its seed, and nothing that ends it early.
-        config = applied(
+    def _config_of(self, run: TrialRun) -> Config:
+        """Returns the config with a trial's values and its seed, and nothing that ends it early.
+
+        ValidationError where a value fits its range, and not the others.
+        """
+        return applied(
             self.config, run.values, seed=(self.config.run.seed + run.trial) % 2**32,
             eval_episodes=0, target_return=None, profile=False,
         )  # fmt: skip
+
+    def _begin(self, run: TrialRun, config: Config, gmis: TrialGmis, sockets: Path) -> None:
         folder = self.folder.run_folder(run.key)
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / "config.yaml", write_yaml(config.model_dump(mode="json")))
@@ -152,7 +164,6 @@ class TrialRunner:
     def _has_ended(self, gmis: TrialGmis, screen: SearchView) -> bool:
         """If a run has ended, writes down how, and tells the algorithm."""
         running = self._running[gmis]
-        facts = asdict(running.run)
         try:
             if running.ended:
                 raise TrialEnded(running.ended)
@@ -163,20 +174,33 @@ class TrialRunner:
         except (RoleLoadError, TrialError) as error:  # of every trial
             raise SearchError(f"no trial can be trained: {_short(error)}") from error
         except (runtime.ActorRuntimeError, GmiDied, TrialEnded) as error:
-            text = _short(error)
-            with contextlib.suppress(OSError):  # the record has the line that counts
-                (self.folder.run_folder(running.run.key) / "error.txt").write_text(f"{error}\n")
-            line = self.folder.append("failed", **facts, text=text, total_s=self._total_s)
+            del self._running[gmis]
+            self._failed(running.run, _short(error), error, screen)
         else:
             line = self.folder.append(
-                "ended", **facts, return_mean=trained.return_mean, reached=trained.steps,
-                iteration=trained.iteration, seconds=round(trained.seconds, 3),
+                "ended", **asdict(running.run), return_mean=trained.return_mean,
+                reached=trained.steps, iteration=trained.iteration,
+                seconds=round(trained.seconds, 3),
                 checkpoint=str(trained.checkpoint.relative_to(self.folder.path)),
                 points=trained.points, total_s=self._total_s,
             )  # fmt: skip
-        del self._running[gmis]
+            del self._running[gmis]
+            self._tell(running.run, line, screen)
+        return True
+
+    def _failed(self, run: TrialRun, text: str, error: Exception, screen: SearchView) -> None:
+        """Writes down why a run failed, `text` in a line, and tells the algorithm."""
+        folder = self.folder.run_folder(run.key)
+        with contextlib.suppress(OSError):  # the record has the line that counts
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "error.txt").write_text(f"{error}\n")
+        line = self.folder.append("failed", **asdict(run), text=text, total_s=self._total_s)
+        self._tell(run, line, screen)
+
+    def _tell(self, run: TrialRun, line: dict[str, Any], screen: SearchView) -> None:
+        """Tells the algorithm and the reader how a run ended, which is written down."""
         self.lines.append(line)
-        self.algorithm.tell(running.run, score_of(line))
+        self.algorithm.tell(run, score_of(line))
         screen.ended(line, self._progress())
         if line.get("return_mean", 0.0) is None and not self._noted:
             self._noted = True
@@ -188,7 +212,6 @@ class TrialRunner:
                 "return is not known, and where that is so of all, who trains on is by chance. "
                 f"Raise search.{key}, or lower env.num_env."
             )
-        return True
 
     def _look(self, timeout_s: float) -> None:
         """Looks how far the running trials are; one that says nothing any more is ended."""

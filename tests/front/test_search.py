@@ -24,6 +24,7 @@ from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record.search_folder import RECORD
+from gmi_drl.selector.search import ranges as ranges_of
 from gmi_drl.selector.search import searching
 from gmi_drl.selector.search.faults import section_faults
 from gmi_drl.selector.search.search_view import SearchProgress, SearchView, print_search
@@ -310,6 +311,45 @@ def test_that_no_episode_has_ended_is_told_once(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.count("has ended in 8 steps: its return is not known") == 1
     assert "Raise search.min_steps" in shown
+
+
+ES = {"name": "es", "network": [], "horizon": 20, "population": 12}
+NUMBERS = {"algorithm.population": {"integer": [8, 12]}}  # of which every other one is odd
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranges", "said"),
+    [
+        (ES, NUMBERS, r"algorithm\.population=(9|11), and algorithm\.population must be even"),
+        (
+            {"name": "ars", "population": 64},
+            {"algorithm.population": {"choice": [8, 64]},
+             "algorithm.top_directions": {"choice": [2, 16]}},
+            "population=8, .*top_directions=16, and .* must be at most 4",
+        ),
+    ],
+    ids=["between the ends", "together"],
+)  # fmt: skip
+def test_values_that_a_trial_would_begin_with_are_looked_at(tmp_path, algorithm, ranges, said):
+    search = {"folder": str(tmp_path), "ranges": ranges}
+    its = load_config(written(tmp_path, algorithm=algorithm, search=search))
+    assert re.search(f"trial [0-9]+ would have .*{said}", str(*section_faults(its)))
+
+
+def test_a_member_whose_changed_values_do_not_fit_fails_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranges_of, "_drawn", lambda span, random: 10)
+    path = written(
+        tmp_path,
+        run={"name": "s", "total_steps": 1000, "seed": 3}, env={"id": "CartPole-v1", "num_env": 4},
+        algorithm=ES,
+        search={"folder": str(tmp_path), "algorithm": "pbt", "population": 2, "resample": 0.0,
+                "interval_steps": 250, "trials_at_once": 1, "ranges": NUMBERS},
+    )  # fmt: skip
+    result = search(path, view="none")
+    failed = [line["text"] for line in result.lines if line["kind"] == "failed"]
+    assert failed
+    assert all("must be even: each direction is tried both ways" in text for text in failed)
+    assert result.steps >= 1000
 
 
 def test_two_searches_of_one_config_do_not_share_a_folder(searched):
