@@ -159,6 +159,16 @@ class Toll:
         pass
 
 
+class Telling(Meadow):
+    """A `Meadow` that goes on paying those who have left, and telling that they have."""
+
+    def step(self, actions):
+        seen, rewards, terminated, truncated, _ = super().step(actions)
+        gone = [agent for agent in self.possible_agents if agent not in actions]
+        paid, over = dict.fromkeys(gone, 50.0), dict.fromkeys(gone, True)
+        return seen | self._seen(gone), rewards | paid, terminated | over, truncated, {}
+
+
 class Matching:
     """`count` agents who each see a bit, and are paid 1 for naming it; ten steps."""
 

@@ -66,11 +66,13 @@ class ParallelGame:
         return Outcome(self._seen, acting=frozenset(self._env.agents))
 
     def step(self, actions: dict[str, Any]) -> Outcome:
-        given, rewards, terminated, truncated, _ = self._env.step(actions)
+        given, paid, terminated, truncated, _ = self._env.step(actions)
         observations = dict(given)
         left = actions.keys() - set(self._env.agents)
-        ended = {agent for agent, is_so in terminated.items() if is_so}
-        cut = {agent for agent, is_so in truncated.items() if is_so}
+        # Some environments go on telling of those who left before: these have ended already.
+        rewards = {agent: reward for agent, reward in paid.items() if agent in actions}
+        ended = {agent for agent in actions if terminated.get(agent)}
+        cut = {agent for agent in actions if truncated.get(agent)}
         cut |= left - ended  # without a word: what comes is not known, and not the end
         for agent in left - observations.keys():
             observations[agent] = self._seen[agent]

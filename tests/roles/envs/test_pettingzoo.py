@@ -45,6 +45,18 @@ def test_who_leaves_is_not_there_until_all_are_reset():
     assert cut == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0]]
 
 
+def test_who_has_left_is_not_paid_and_does_not_end_again():
+    env = made("Telling", 1, length=4)
+    env.reset()
+    paid, ended = [], []
+    for _ in range(4):
+        step = env.step(torch.ones(3, 2))
+        paid.append(step.reward[1].item())
+        ended.append(step.terminated[1].item())
+    assert paid == [1, 1, 0, 0]
+    assert ended == [False, True, False, False]
+
+
 def test_the_last_that_an_agent_saw_is_its_final_observation():
     env = made(num_env=1, length=4)
     env.reset()
