@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gmi_drl.roles.games import Game, make_game, step_legal
+from gmi_drl.roles.games import Game, make_game, step_legal, stepped
 
 from .errors import EnvActionError
 from .protocol import Step, VecEnvSpec
@@ -51,7 +51,7 @@ class GameVecEnv:
         reward, over = np.where(legal, 0.0, -1.0), ~legal
         final = self._states.copy()
         on = np.flatnonzero(legal)
-        final[on] = game.step(final[on], moves[on])
+        final[on] = stepped(game, final[on], moves[on])
         on = self._ended(final, on, reward, over, sign=-1.0)
         if len(on):
             final[on] = self._answered(final[on])

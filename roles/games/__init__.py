@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.placement.faults import closest, install
 
-from .errors import GameError, IllegalMove
+from .errors import GameError, IllegalMove, NetworkNotFinite
 from .game import Game, Symmetry, moves_of, step_legal, stepped
 
 if TYPE_CHECKING:
     from .in_a_row import InARow
 
 __all__ = [
-    "GAMES", "OPEN_SPIEL", "Game", "GameError", "IllegalMove", "Symmetry", "game_faults",
-    "make_game", "moves_of", "step_legal", "stepped",
+    "GAMES", "OPEN_SPIEL", "Game", "GameError", "IllegalMove", "NetworkNotFinite", "Symmetry",
+    "game_faults", "make_game", "moves_of", "step_legal", "stepped",
 ]  # fmt: skip
 
 OPEN_SPIEL: Final = "OpenSpiel/"  # begins the ids of OpenSpiel's games

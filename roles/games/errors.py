@@ -2,6 +2,7 @@
 
 GameError       a game did what none may
 +-- IllegalMove a move that the rules do not allow in that state
+NetworkNotFinite a network gave NaN or infinity for a state
 """
 
 from __future__ import annotations
@@ -35,4 +36,19 @@ class IllegalMove(GameError):
         return (
             f"game {self.game}, state {self.state}, move {self.move}: {why}. Make a move that "
             "`legal` allows there, and have `legal` allow what `step` takes."
+        )
+
+
+class NetworkNotFinite(RoleError):
+    """Tells that the network of a search gave NaN or infinity; names the game and the state."""
+
+    def __init__(self, game: str, state: Sequence[int]) -> None:
+        super().__init__(game, list(state))
+        self.game, self.state = game, list(state)
+
+    def __str__(self) -> str:
+        return (
+            f"game {self.game}, state {self.state}: the network gave a value or preferences that "
+            "are not finite, so training has diverged. Checkpoints are kept. Lower "
+            "algorithm.learning_rate, and begin anew or resume; or look at what `observe` gives."
         )

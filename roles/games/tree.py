@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import NetworkNotFinite
 from .game import Array, Game, States, moves_of, stepped
 
 # Of observations [K, *shape]: preferences [K, A], which are priors after a softmax over the legal
@@ -151,7 +152,11 @@ class SearchTrees:
         legal = moves_of(self._game, states)
         preferences, values = evaluate(self._game.observe(states))
         preferences = np.where(legal, preferences, -np.inf)
-        priors = np.exp(preferences - preferences.max(1, keepdims=True))
+        most = preferences.max(1, keepdims=True)
+        finite = np.isfinite(most[:, 0] + values)
+        if not finite.all():
+            raise NetworkNotFinite(self._game.name, states[int(finite.argmin())].tolist())
+        priors = np.exp(preferences - most)
         self._priors[rows] = priors / priors.sum(1, keepdims=True)
         self._sums[rows] = np.where(legal, 0.0, -np.inf)
         return values

@@ -57,7 +57,9 @@ class PlanningPolicy(ExploringPolicy):
             plans = (mean + std * noise).clamp(-1.0, 1.0)  # [N, K, H, A]
             returns = self.returns(observation, plans)
             if settings.planner == "mppi":
-                weight = (returns / settings.plan_temperature).softmax(1)
+                # Differences, which stay numbers where all plans are the worst there is.
+                less = returns - returns.amax(1, keepdim=True)
+                weight = (less / settings.plan_temperature).softmax(1)
             else:
                 best = returns.topk(settings.plan_elites, 1).indices
                 weight = torch.zeros_like(returns).scatter_(1, best, 1.0 / settings.plan_elites)

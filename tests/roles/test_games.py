@@ -8,7 +8,7 @@ import torch
 
 import bodies_games as bodies
 from gmi_drl.roles.envs import check_env, make_env
-from gmi_drl.roles.games import GameError, IllegalMove, make_game, step_legal
+from gmi_drl.roles.games import GameError, IllegalMove, NetworkNotFinite, make_game, step_legal
 from gmi_drl.roles.games.tree import SearchTrees
 
 
@@ -111,6 +111,29 @@ def test_a_game_of_the_users_that_cannot_do_what_it_allows_is_named():
         IllegalMove, match=r"game Broken, .* move 4: step raised ValueError: no mid"
     ):
         SearchTrees(game, 2, 20).search(game.initial(2), uniform)
+
+
+def test_a_game_is_not_blamed_for_a_network_that_gives_nan():
+    game = make_game("ConnectFour-v0")
+
+    def diverged(seen):
+        return np.full((len(seen), 7), np.nan, np.float32), np.zeros(len(seen), np.float32)
+
+    with pytest.raises(
+        NetworkNotFinite, match=r"state \[0, .*Lower algorithm\.learning_rate"
+    ) as caught:
+        SearchTrees(game, 2, 20).search(game.initial(2), diverged)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_move_that_a_game_cannot_make_is_told_in_an_environment_too():
+    env = make_env("TicTacToe-v0", 4, seed=4)
+    env.reset()
+    env.game = bodies.Broken()
+    with pytest.raises(
+        IllegalMove, match=r"game Broken, .* move 4: step raised ValueError: no mid"
+    ):
+        env.step(torch.full((4,), 4))
 
 
 def test_a_game_that_neither_ends_nor_goes_on_is_told():

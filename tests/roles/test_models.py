@@ -1,5 +1,6 @@
 """Models: their loss by NumPy, LQR's matrices, roll-outs beside real steps, planning, refusals."""
 
+import math
 from collections import deque
 
 import gymnasium
@@ -233,6 +234,15 @@ def test_a_policy_that_plans_is_loaded_and_exported(tmp_path):
 
 
 # Planning -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planner", ["cem", "mppi"])
+@pytest.mark.parametrize("worth", [-math.inf, math.nan, math.inf])
+def test_a_plan_is_made_where_no_plan_is_worth_a_number(planner, worth):
+    settings = CEMConfig(planner=planner, candidates=20, plan_elites=5, plan_temperature=0.1)
+    model = EnsembleModel(3, 1, 1, (4,), None)
+    model.predict = lambda seen, action: (seen, torch.full(seen.shape[:2], worth))
+    assert PlanningPolicy(model, 1, settings).mode(torch.zeros(2, 3)).isfinite().all()
 
 
 @pytest.mark.parametrize("planner", ["cem", "mppi"])
