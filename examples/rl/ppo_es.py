@@ -56,7 +56,9 @@ class Member:
         self.be(policy | {"parameters": (parameters + noise).astype(np.float32)})
         for _ in range(self.iterations):
             told: dict[str, Any] = self.optimizer.step()
-        return told["return_mean"] or 0.0, self.policy(), self.optimizer.steps - before
+        score = told["return_mean"]  # None: no episode has ended
+        score = -np.inf if score is None else score
+        return score, self.policy(), self.optimizer.steps - before
 
 
 def main(steps: int = STEPS, seed: int = 0, member: type[Member] = Member) -> float:
