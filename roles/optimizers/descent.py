@@ -181,7 +181,7 @@ class Descent:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's Adam or SGD gives it, partly the tensors themselves; on a GPU the rate is one.
+        """Returns what torch's Adam or SGD would, partly the tensors; on a GPU the rate is one too.
 
         Moments are without padding, as torch's own Adam on parameters end to end has them.
         """
