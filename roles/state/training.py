@@ -183,9 +183,7 @@ class Training:
         self._requested = self._optimizer.progress.checkpoint_wanted
         self._lineage = self._lineage_of(done.experience)
         run, context = self._run, self._mgr.context
-        mean = done.metrics["return_mean"]
-        reached = run.target_return is not None and mean is not None and mean >= run.target_return
-        self._finished = self._stopped or reached or self._steps >= self._end
+        self._finished = self._stopped or self._has_reached_end
         context.note_memory()
         self._note_refused()
         peaks = context.of_all("mem_peak_bytes")  # others: as of their iteration's begin
@@ -287,6 +285,13 @@ class Training:
         )  # fmt: skip
 
     @property
+    def _has_reached_end(self) -> bool:
+        """Tells whether the steps are done, or the mean return is what `run.target_return` asks."""
+        target, mean = self._run.target_return, self._optimizer.progress.return_mean
+        reached = target is not None and mean is not None and mean >= target
+        return reached or self._steps >= self._end
+
+    @property
     def _time_s(self) -> float:
         """Seconds of training so far, those before a resume included."""
         return self._trained_s + perf_counter() - self._began
@@ -361,7 +366,7 @@ class Training:
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved, self._metrics = self._iteration, shared.get("metrics")
         self._trained_s, self._began = shared["trained_s"], perf_counter()
-        self._finished = self._steps >= self._end
+        self._finished = self._has_reached_end
         if saved.policy_only:
             warning += (
                 f" {saved.folder} holds the policy alone, as the disk was full: the "

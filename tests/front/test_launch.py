@@ -280,6 +280,27 @@ def test_a_target_return_ends_the_run(tmp_path):
     assert result.steps < 10**5
 
 
+@pytest.mark.slow
+def test_resuming_a_run_that_has_reached_its_return_trains_no_more(tmp_path, capfd):
+    run = launch(config(tmp_path, run__target_return=1.0, run__total_steps=10**6))
+    capfd.readouterr()
+    again = gmi_drl.launch(resume=run.folder, view="plain")
+    assert (again.state, again.iteration, again.steps) == ("finished", run.iteration, run.steps)
+    assert again.eval_return == run.eval_return
+    told = "nothing was left to do: this run has reached run.target_return=1."
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if told in line]
+    resume, *changes = line.partition(": gmi-drl launch --resume ")[2].split(" --set ")
+    changes.append(f"run.total_steps={2 * run.steps}")  # of the 10**6 that the run would go on to
+    assert gmi_drl.launch(resume=resume, overrides=changes).steps == 2 * run.steps
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_to_a_higher_return(tmp_path):
+    run = launch(config(tmp_path, run__target_return=1.0))
+    further = launch(None, "run.target_return=1e9", resume=run.folder)
+    assert further.steps == load_config(run.folder / "config.yaml").run.total_steps > run.steps
+
+
 # Roles of the user's own --------------------------------------------------------------------
 
 

@@ -188,6 +188,8 @@ def test_a_target_return_ends_the_run_for_agents_too(tmp_path):
     result = launch(config(tmp_path, run__target_return=1.0, run__total_steps=10**6))
     assert (result.state, result.eval_return > 0) == ("finished", True)
     assert result.gmis[0]["steps"] == result.steps < 10**5
+    again = launch(None, resume=result.folder)
+    assert (again.state, again.iteration) == ("finished", result.iteration)
 
 
 # Deaths -------------------------------------------------------------------------------------------

@@ -125,17 +125,20 @@ def summary_of(last: dict[str, Any]) -> dict[str, Any]:
 
 
 def nothing_left(job: Job, folder: RunFolder) -> str:
-    """Says that a resumed run had ended before; "" of another.
+    """Says that a resumed run had ended before, and how it trains on; "" of another.
 
     What follow are its figures from before. A role of one's own may train and report no iteration.
     """
     before, run = folder.state(), job.config.run
-    reached = run.target_return is not None and before.get("iteration") is not None
-    if number_in(before, "steps") < run.total_steps and not reached:
+    if number_in(before, "steps") >= run.total_steps:
+        reached, more = f"run.total_steps={run.total_steps}", [f"total_steps={2 * run.total_steps}"]
+        if run.target_return is not None:
+            more.append("target_return=null")
+        purpose = "For as much again"
+    elif run.target_return is not None and before.get("iteration") is not None:
+        reached, more = f"run.target_return={run.target_return:g}", ["target_return=null"]
+        purpose = f"To train to run.total_steps={run.total_steps}"
+    else:
         return ""
-    ends, more = f"run.total_steps={run.total_steps}", f"run.total_steps={2 * run.total_steps}"
-    if run.target_return is not None:
-        ends += f" or run.target_return={run.target_return:g}"
-        more += " --set run.target_return=null"
-    command = f"{resume_command(folder.path)} --set {more}"
-    return f"nothing was left to do: this run has reached {ends}. For as much again: {command}"
+    command = " --set run.".join([resume_command(folder.path), *more])
+    return f"nothing was left to do: this run has reached {reached}. {purpose}: {command}"
