@@ -55,6 +55,24 @@ def test_viewers_share_what_is_read(tmp_path):
     assert reader.metrics.bytes_read == (path / "metrics.jsonl").stat().st_size
 
 
+def test_viewers_share_a_look_at_all_runs(tmp_path, monkeypatch):
+    path = pages.make_run(tmp_path)
+    live, viewers = pages.live_of(tmp_path), [Viewer(None, None) for _ in range(20)]
+    looks, look = [], live.catalog.as_json
+    monkeypatch.setattr(live.catalog, "as_json", lambda: looks.append(None) or look())
+    monkeypatch.setattr(lives, "_LIST_S", 1e9)
+    for viewer in viewers:
+        assert names(live.changes(viewer))[:2] == ["runs", "trials"]
+    assert len(looks) == 1
+    live._listed.due_s["runs"] = 0.0  # as when the time has passed
+    pages.make_run(tmp_path, stamp="t1", started=2e9)
+    for viewer in viewers:
+        told = dict(live.changes(viewer))
+        assert len(json.loads(told["runs"])["runs"]) == 2
+        assert viewer.run == id_of(path.with_name("t1"))
+    assert len(looks) == 2
+
+
 def test_a_run_that_was_deleted_is_told(tmp_path):
     path = pages.make_run(tmp_path)
     live, viewer = pages.live_of(tmp_path), Viewer(id_of(path), None)

@@ -30,10 +30,11 @@ class NoRuns(GmiDrlError):
 
 @dataclass(frozen=True)
 class _Known:
-    """Holds what was read of a run, and what its files were like then."""
+    """Holds what was read of a run, what its files were like then, and its row of the list."""
 
     files: tuple[Any, ...]
     summary: RunSummary
+    row: dict[str, Any]  # in JSON's types
 
 
 class Catalog:
@@ -52,19 +53,22 @@ class Catalog:
         below = [path for name in _BELOW if (path := self.folder / name).is_dir()]
         return below if below or self.with_tunes else [self.folder]
 
-    def scan(self) -> list[RunSummary]:
-        """Looks the runs up, the newest first. Reads files that have changed since, and no more."""
+    def scan(self) -> list[dict[str, Any]]:
+        """Returns a row of each run, the newest first.
+
+        Reads files that have changed since, and no more.
+        """
         known, paths, self.outside = {}, {}, 0
         for path in self._folders():
             id = id_of(path)
             known[id], paths[id] = self._looked_up(id, path), path
         self._known, self._paths = known, paths
         runs = sorted(
-            (each.summary for each in known.values()),
-            key=lambda run: (run.started or 0.0, str(run.path)),
+            known.values(),
+            key=lambda run: (run.summary.started or 0.0, str(run.summary.path)),
             reverse=True,
         )
-        return runs
+        return [run.row for run in runs]
 
     def _folders(self) -> Iterator[Path]:
         for root in self.roots():
@@ -82,7 +86,8 @@ class Catalog:
         before = self._known.get(id)
         if before is not None and before.files == files and before.summary.state != "running":
             return before
-        return _Known(files, _summary(path))
+        summary = _summary(path)
+        return _Known(files, summary, self._row(id, summary))
 
     def find(self, id: str) -> Path | None:
         """Returns the folder of the run with this id; None if the last scan did not see it."""
@@ -90,15 +95,14 @@ class Catalog:
 
     def as_json(self) -> dict[str, Any]:
         """Returns what the page lists, as JSON's types."""
-        runs = self.scan()
-        rows = [self._row(run) for run in runs[:_MOST_RUNS]]
-        more = max(0, len(runs) - _MOST_RUNS)
-        return {"folder": str(self.folder), "runs": rows, "more": more, "outside": self.outside}
+        rows = self.scan()
+        more = max(0, len(rows) - _MOST_RUNS)
+        shown = rows[:_MOST_RUNS]
+        return {"folder": str(self.folder), "runs": shown, "more": more, "outside": self.outside}
 
-    def _row(self, run: RunSummary) -> dict[str, Any]:
+    def _row(self, id: str, run: RunSummary) -> dict[str, Any]:
         row = asdict(run)
-        path = row.pop("path")
-        row["id"], row["path"] = id_of(path), os.path.relpath(path, self.folder)
+        row["id"], row["path"] = id, os.path.relpath(run.path, self.folder)
         for key in ("return_mean", "eval_return", "steps_per_s"):
             row[key] = figure_text(row[key])
         return row

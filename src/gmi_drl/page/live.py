@@ -19,7 +19,7 @@ from .trials import TrialsReader
 LOOK_S: Final = 1.0  # between two looks at a run
 _LIST_S: Final = 3.0  # at all runs
 _TRIALS_S: Final = 5.0
-_LISTS: Final = ("runs", "trials")  # events that are of no run
+_LISTS: Final = ("runs", "trials")  # events that are of no run, which all viewers are given
 _FRESH_S: Final = 0.5  # what was read so shortly ago is not read again for another viewer
 _MOST_READERS: Final = 8  # of runs that are kept in memory
 _NUMBER: Final = re.compile(r"[0-9]{1,6}")
@@ -38,7 +38,6 @@ class Viewer:
     gmi: int | None  # whose log is shown
     cursor: Cursor = field(default_factory=Cursor)
     sent: dict[str, str] = field(default_factory=dict)  # the last of each event
-    due_s: dict[str, float] = field(default_factory=dict)  # when lists are looked at again
 
     def __post_init__(self) -> None:
         self.follows = self.run is None
@@ -55,12 +54,22 @@ class Viewer:
             self.sent = {name: text for name, text in self.sent.items() if name in _LISTS}
 
 
+@dataclass
+class _Lists:
+    """Holds what lies in the folder, as all viewers are given it until it is looked at again."""
+
+    texts: dict[str, str] = field(default_factory=dict)  # JSON, by the name of the event
+    due_s: dict[str, float] = field(default_factory=dict)  # when each is looked at again
+    newest: str | None = None  # the id of a run
+
+
 class Live:
-    """Holds the readers of one page."""
+    """Holds the readers of one page, and its lists."""
 
     def __init__(self, catalog: Catalog, *, control: bool = False) -> None:
         self.catalog, self.control = catalog, control
         self._trials = TrialsReader(catalog.with_tunes)
+        self._listed = _Lists()
         self._readers: OrderedDict[str, tuple[RunReader, float]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -79,19 +88,26 @@ class Live:
             return [*self._lists(viewer), *self._run(viewer)]
 
     def _lists(self, viewer: Viewer) -> list[Event]:
-        now_s, events = time.monotonic(), []
-        for name, every_s in (("runs", _LIST_S), ("trials", _TRIALS_S)):
-            if now_s < viewer.due_s.get(name, 0.0):
-                continue
-            viewer.due_s[name] = now_s + every_s
-            if name == "runs":
-                content: Any = {**self.catalog.as_json(), "control": self.control}
-                if viewer.follows:
-                    viewer.turn_to(next((run["id"] for run in content["runs"]), None))
-            else:
-                content = self._trials.as_json(self.catalog.roots())
-            events += _if_new(viewer, name, content)
-        return events
+        self._look_at_lists()
+        if viewer.follows:
+            viewer.turn_to(self._listed.newest)
+        return [
+            event
+            for name in _LISTS
+            for event in _text_if_new(viewer, name, self._listed.texts[name])
+        ]
+
+    def _look_at_lists(self) -> None:
+        """Looks at each list that was not looked at lately, for all viewers."""
+        now_s, listed = time.monotonic(), self._listed
+        if now_s >= listed.due_s.get("runs", 0.0):
+            runs = self.catalog.as_json()
+            listed.newest = next((run["id"] for run in runs["runs"]), None)
+            listed.texts["runs"] = as_text({**runs, "control": self.control})
+            listed.due_s["runs"] = now_s + _LIST_S
+        if now_s >= listed.due_s.get("trials", 0.0):
+            listed.texts["trials"] = as_text(self._trials.as_json(self.catalog.roots()))
+            listed.due_s["trials"] = now_s + _TRIALS_S
 
     def _run(self, viewer: Viewer) -> list[Event]:
         if viewer.run is None:
@@ -144,7 +160,10 @@ def number_in_query(text: str) -> int | None:
 
 
 def _if_new(viewer: Viewer, name: str, content: Any) -> list[Event]:
-    text = as_text(content)
+    return _text_if_new(viewer, name, as_text(content))
+
+
+def _text_if_new(viewer: Viewer, name: str, text: str) -> list[Event]:
     if viewer.sent.get(name) == text:
         return []
     viewer.sent[name] = text
