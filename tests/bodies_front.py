@@ -60,6 +60,14 @@ class PaysNan(gmi_drl.Holistic):
         return _NanEnv(super().make_env(num_env, seed))
 
 
+class Long(gmi_drl.Holistic):
+    """Each of its iterations takes a second."""
+
+    def loss(self, policy, *rest):
+        time.sleep(0.5)  # what takes its time; there are two minibatches
+        return super().loss(policy, *rest)
+
+
 class Drifts(gmi_drl.Holistic):
     """GMI 1 changes one parameter behind everybody's back."""
 

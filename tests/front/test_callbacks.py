@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gmi_drl.cli import main
 from gmi_drl.launcher.callbacks import loading
 from gmi_drl.launcher.callbacks.callback import EndedRun
 from gmi_drl.launcher.callbacks.calls import CallbackError, Callbacks
+from gmi_drl.launcher.start import launcher
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 
@@ -162,6 +164,24 @@ def test_a_callback_can_stop_the_run_which_can_be_resumed(config, warm, capsys):
     assert resumed.state == "finished"
 
 
+def test_a_run_that_is_asked_to_end_is_given_time_by_how_long_its_iterations_take(
+    config, warm, monkeypatch
+):
+    from bodies_front import Long
+
+    class Enough(Notes):
+        def on_iteration(self, iteration, metrics):
+            super().on_iteration(iteration, metrics)
+            self.run.request_stop("one is enough")
+
+    monkeypatch.setattr(launcher, "_GRACE", timedelta(0))
+    monkeypatch.setattr(launcher, "_ITERATIONS", 100)  # on a busy machine one is far longer
+    result = launch(
+        config, Enough(), overrides=["run.total_steps=100000000"], roles={"trainer": Long}
+    )
+    assert result.state == "stopped"
+
+
 def test_a_failed_run_ends_for_its_callbacks_too(config, warm):
     from bodies_front import PaysNan
 
@@ -240,6 +260,13 @@ def test_a_config_names_classes_beside_it_with_their_options(config, warm, mine)
 def test_check_says_what_is_wrong_with_a_callback(config, mine, capsys, entry, said):
     assert main.main(["check", str(config), "--set", naming(entry)]) == 1
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_check_names_a_callback_whose_module_ends_the_process(config, capsys):
+    (config.parent / "own_callbacks.py").write_text("import os\nos._exit(3)\n")
+    assert main.main(["check", str(config), "--set", naming("{own_callbacks:Mine: {n: 1}}")]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "run.callbacks='own_callbacks:Mine'; importing it ended the process (it exited" in told
 
 
 def test_launch_refuses_it_too_before_there_is_a_run(config, warm, mine):

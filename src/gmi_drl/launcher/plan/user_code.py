@@ -177,7 +177,7 @@ def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) 
     Those of roles and callbacks, whose modules may lie in `folder`, and of the algorithm, with its
     settings.
     """
-    asked: list[tuple[str, str, list[Any]]] = [
+    asked: list[tuple[str, str, list[str]]] = [
         (f"roles.{name}={role.class_!r}", "role_problems", [name, role.class_])
         for name, role in config.roles.items()
     ]
@@ -186,7 +186,7 @@ def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) 
         what = f"algorithm.class={config.algorithm.class_!r}"
         asked.append((what, "algorithm_problems", [text]))
     asked += [
-        (f"run.callbacks={reference!r}", "callback_problems", [reference, options])
+        (f"run.callbacks={reference!r}", "told_callback_problems", [reference, json.dumps(options)])
         for reference, options in named_callbacks(config)
     ]
     faults: list[str] = []
@@ -213,6 +213,11 @@ def role_problems(name: str, reference: str, folder: str) -> list[str]:
     except RoleLoadError as error:
         return [f"roles.{name}={reference!r}; {error}"]
     return []
+
+
+def told_callback_problems(reference: str, options: str, folder: str) -> list[str]:
+    """Lists what is wrong with a callback and its options, as JSON; called in the child."""
+    return callback_problems(reference, json.loads(options), folder)
 
 
 def algorithm_problems(text: str, folder: str, layout: Layout | None = None) -> list[str]:

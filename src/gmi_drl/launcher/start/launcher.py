@@ -66,7 +66,8 @@ if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
 
 _POLL = timedelta(milliseconds=100)
-_GRACE = timedelta(seconds=10)
+_GRACE = timedelta(seconds=10)  # to stop in, and besides that:
+_ITERATIONS = 3  # times the longest iteration, as the one in flight may take longer
 
 
 def launch(
@@ -389,6 +390,7 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
     checkpoint be written; the second, or a role that does not end in time, ends everything.
     """
     asked_s: float | None = None
+    grace_s = 0.0
     gang, screen = records.gang, records.screen
     start = Start(job.tally.open(), job.layout)
     watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
@@ -411,7 +413,7 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
                     gang.request_stop()
                 if done:
                     return asked_s is not None
-                if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
+                if asked_s is not None and time.monotonic() - asked_s > grace_s:
                     raise KeyboardInterrupt  # a role that does not ask stop_requested()
             except KeyboardInterrupt:
                 if asked_s is not None or gang.is_stopped:
@@ -419,10 +421,10 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
                 if not start.look():
                     gang.request_stop()  # or leaving the gang would wait for them
                     raise
-                asked_s = time.monotonic()
+                asked_s, grace_s = time.monotonic(), records.grace_s()
                 resizer.give_up("the run was stopped")
                 gang.request_stop()
-                message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
+                message = f"stopping after this iteration, in {grace_s:.0f} s at the latest"
                 screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
 
 
@@ -447,7 +449,7 @@ def _recorded(gang: Gang, policies: PolicyLog) -> Iterator[Gang]:
         policies.flush()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Records:
     """Shows what the GMIs of a gang report, and keeps the last iteration in `last`."""
 
@@ -456,6 +458,13 @@ class _Records:
     serving: ServingMetrics
     watches: Sequence[Watch]
     last: dict[str, Any]
+    _shown_s: float = field(default_factory=time.monotonic)  # when an iteration was shown last
+    _longest_s: float = 0.0  # between two of them; 0: none has ended yet
+
+    def grace_s(self) -> float:
+        """Returns how long the iteration in flight, and its checkpoint, may take from now on."""
+        longest_s = self._longest_s and max(self._longest_s, time.monotonic() - self._shown_s)
+        return _GRACE.total_seconds() + _ITERATIONS * longest_s
 
     def show(self, done: bool = False) -> None:
         """Shows what has come since the last call; `done`: nothing more comes of serving."""
@@ -472,6 +481,9 @@ class _Records:
                 watch.show(record)
             if is_for_view(record):
                 if record["kind"] == "iteration":
+                    now_s = time.monotonic()
+                    self._longest_s = max(self._longest_s, now_s - self._shown_s)
+                    self._shown_s = now_s
                     self.last.clear()
                     self.last.update(record)
                 self.screen.show(record)
