@@ -2,6 +2,7 @@
 """Strikes small runs of every mode at random moments, and checks what docs/reliability.md says.
 
     bench/chaos.py --kills 1000 --seed 1          prints one JSON line, and keeps it as a result
+    bench/chaos.py --kills 1000 --raw cases.jsonl goes on with the cases in that file
     bench/chaos.py --kills 100 --modes appo,es    only cases of these modes, as a result of its own
     bench/chaos.py --only 100042 --modes appo     that case again, telling what it does
     bench/chaos.py --kills 50 --modes hosts --ray    on a Ray cluster: kills alone
@@ -59,6 +60,7 @@ class Outcome:
     skipped: int = 0  # blows that had no victim, or may not be dealt here
     told: list[str] = field(default_factory=list)
     failure: str = ""
+    seconds: float = 0.0
 
 
 class Case:
@@ -97,6 +99,7 @@ class Case:
             self._tell("".join(f"\n    | {line}" for line in run.output()[-3000:].splitlines()))
         finally:
             run.close()
+            self.outcome.seconds = round(time.monotonic() - self._began_s, 1)
         return self.outcome
 
     def _strike_once(self) -> None:
@@ -188,16 +191,18 @@ def table_of(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, int]]
 
 
 def _cases(options: argparse.Namespace) -> list[Outcome]:
-    """Runs cases of all modes in turn until there were so many blows."""
-    outcomes: list[Outcome] = []
-    dealt, seeds = 0, itertools.count(options.seed * 100_000)
-    modes = itertools.cycle(options.modes)
+    """Runs cases of all modes in turn until there were so many blows, besides those of before."""
+    outcomes = _of_before(options.raw)
+    cases = zip(itertools.cycle(options.modes), itertools.count(options.seed * 100_000))
+    before = {(outcome.mode, outcome.seed) for outcome in outcomes}
+    to_come = (case for case in cases if case not in before)
+    dealt = sum(len(outcome.blows) for outcome in outcomes)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         running: set[concurrent.futures.Future[Outcome]] = set()
         while running or dealt < options.kills:
             while dealt < options.kills and len(running) < options.jobs:
-                case = next(modes), next(seeds), options.strikes, options.ray
-                running.add(pool.submit(_in_process, *case))
+                mode, seed = next(to_come)
+                running.add(pool.submit(_in_process, mode, seed, options.strikes, options.ray))
             done, running = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
             for outcome in (future.result() for future in done):
                 outcomes.append(outcome)
@@ -206,7 +211,17 @@ def _cases(options: argparse.Namespace) -> list[Outcome]:
                 print(f"{dealt} blows; {outcome.seed}, {outcome.mode}: {said}", file=sys.stderr)
                 if outcome.failure:
                     print("\n".join(outcome.told), file=sys.stderr, flush=True)
+                if options.raw is not None:
+                    with options.raw.open("a") as file:
+                        print(json.dumps(asdict(outcome)), file=file)
     return outcomes
+
+
+def _of_before(raw: Path | None) -> list[Outcome]:
+    """Returns the outcomes that a file holds."""
+    if raw is None or not raw.exists():
+        return []
+    return [Outcome(**json.loads(line)) for line in raw.read_text().splitlines()]
 
 
 def _modes(text: str) -> list[str]:
@@ -229,6 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     on_ray = "kills alone, of runs of mode hosts on a Ray cluster"
     parser.add_argument("--ray", action="store_true", help=on_ray)
     parser.add_argument("--json", action="store_true", help="with --only: print its outcome")
+    kept = "what is in it is not run again, and each case is added to it"
+    parser.add_argument("--raw", type=Path, metavar="FILE", help=kept)
     parser.add_argument("--dry", action="store_true", help="keep no result")
     options = parser.parse_args(arguments)
     if options.ray and options.modes != ["hosts"]:
@@ -241,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.json:
             print(json.dumps(asdict(outcome)))
         return 1 if outcome.failure else 0
-    began_s, outcomes = time.monotonic(), _cases(options)
+    outcomes = _cases(options)
     blows = [blow for outcome in outcomes for blow in outcome.blows]
     failures = [
         {"seed": outcome.seed, "mode": outcome.mode, "what": outcome.failure[:500]}
@@ -251,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "blows": len(blows), "cases": len(outcomes),
         "kills": sum(what == "kill" for _, what, _ in blows),
         "skipped": sum(outcome.skipped for outcome in outcomes), "seed": options.seed,
-        "seconds": round(time.monotonic() - began_s), "failures": failures,
+        "case_seconds": round(sum(outcome.seconds for outcome in outcomes)), "failures": failures,
         "table": table_of(outcomes),
     }  # fmt: skip
     name = "failures"

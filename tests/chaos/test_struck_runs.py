@@ -35,6 +35,16 @@ def test_a_run_over_hosts_whose_processes_are_killed_comes_to_its_end(seed, stri
     check("--modes", "hosts", "--ray", "--only", str(seed), "--strikes", str(strikes))
 
 
+def test_cases_of_before_are_counted_and_not_run_again(tmp_path):
+    case = {"seed": 100_000, "mode": "tcg_ex", "blows": [["launcher", "kill", "went on"]] * 3}
+    raw = tmp_path / "cases.jsonl"
+    raw.write_text(json.dumps(case) + "\n")
+    words = [sys.executable, str(CHAOS), "--kills", "3", "--raw", str(raw), "--dry"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250, check=True)
+    assert json.loads(done.stdout)["table"] == {"tcg_ex": {"kill launcher": {"went on": 3}}}
+    assert len(raw.read_text().splitlines()) == 1
+
+
 def check(*words):
     """Runs a case."""
     words = [sys.executable, str(CHAOS), *words, "--json"]
