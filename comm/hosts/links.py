@@ -44,7 +44,7 @@ from .roster import (
     read_roster,
     write_endpoint,
 )
-from .steps import Part, Step, all_gather
+from .steps import Part, Transfer, all_gather
 
 _LOOK_MS: Final = 20
 _LOOK_S: Final = _LOOK_MS / 1000
@@ -227,7 +227,7 @@ class HostLinks:
 
     # Calls -----------------------------------------------------------------------------------
 
-    def run(self, vector: np.ndarray[Any, Any], steps: Sequence[Step], tag: int) -> None:
+    def run(self, vector: np.ndarray[Any, Any], steps: Sequence[Transfer], tag: int) -> None:
         """Does the steps of one call on `vector`; every host makes the same call.
 
         ReduceTimeout names the hosts that are late, PeerLeft one that has given up, GroupMismatch

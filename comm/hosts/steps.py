@@ -28,7 +28,7 @@ class Part(NamedTuple):
     stop: int
 
 
-class Step(NamedTuple):
+class Transfer(NamedTuple):
     """Parts that travel at the same time. What is received is added to one's own, or replaces it.
 
     Where it is added all of `receives` are the same stretch, in ascending order of hosts.
@@ -39,43 +39,43 @@ class Step(NamedTuple):
     adds: bool
 
 
-def all_reduce(rank: int, count: int, numel: int, itemsize: int) -> list[Step]:
+def all_reduce(rank: int, count: int, numel: int, itemsize: int) -> list[Transfer]:
     """Returns the steps of host `rank` of `count` that turn each one's vector into the sum."""
     others = [peer for peer in range(count) if peer != rank]
     if count <= 2 or (count <= _DIRECT and numel * itemsize <= _SHORT_BYTES):
         whole = tuple(Part(peer, 0, numel) for peer in others)
-        return [Step(whole, whole, True)] if others else []
+        return [Transfer(whole, whole, True)] if others else []
     if count <= _DIRECT:
         bounds = [numel * i // count for i in range(count + 1)]
         sends = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in others)
         receives = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in others)
-        return [Step(sends, receives, True), *all_gather(rank, bounds)]
+        return [Transfer(sends, receives, True), *all_gather(rank, bounds)]
     return _halving_doubling(rank, count, numel)
 
 
-def all_gather(rank: int, bounds: Sequence[int]) -> list[Step]:
+def all_gather(rank: int, bounds: Sequence[int]) -> list[Transfer]:
     """Returns the steps after which each has what host i had from bounds[i] to bounds[i + 1]."""
     others = [peer for peer in range(len(bounds) - 1) if peer != rank]
     sends = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in others)
     receives = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in others)
-    return [Step(sends, receives, False)] if others else []
+    return [Transfer(sends, receives, False)] if others else []
 
 
-def broadcast(rank: int, count: int, source: int, numel: int) -> list[Step]:
+def broadcast(rank: int, count: int, source: int, numel: int) -> list[Transfer]:
     """Returns the steps after which each has the vector of host `source`."""
     if rank != source:
-        return [Step((), (Part(source, 0, numel),), False)]
+        return [Transfer((), (Part(source, 0, numel),), False)]
     sends = tuple(Part(peer, 0, numel) for peer in range(count) if peer != rank)
-    return [Step(sends, (), False)]
+    return [Transfer(sends, (), False)]
 
 
-def _halving_doubling(rank: int, count: int, numel: int) -> list[Step]:
+def _halving_doubling(rank: int, count: int, numel: int) -> list[Transfer]:
     """Rabenseifner's all-reduce; see R. Thakur et al., Collective Communication in MPICH (2005)."""
     power = 1 << (count.bit_length() - 1)
     paired = 2 * (count - power)  # of the first so many, those with an even rank stand aside
     buddy = (Part(rank ^ 1, 0, numel),)
     if rank < paired and rank % 2 == 0:
-        return [Step(buddy, (), False), Step((), buddy, False)]
+        return [Transfer(buddy, (), False), Transfer((), buddy, False)]
     folded = rank < paired
     place = rank // 2 if folded else rank - paired // 2
     start, stop = 0, numel
@@ -89,10 +89,10 @@ def _halving_doubling(rank: int, count: int, numel: int) -> list[Step]:
         if place & distance:
             kept, given = given, kept
         mine, theirs = (Part(peer, *kept),), (Part(peer, *given),)
-        halving.append(Step(theirs, mine, True))
-        doubling.append(Step(mine, theirs, False))
+        halving.append(Transfer(theirs, mine, True))
+        doubling.append(Transfer(mine, theirs, False))
         start, stop = kept
         distance //= 2
-    before = [Step((), buddy, True)] if folded else []
-    after = [Step(buddy, (), False)] if folded else []
+    before = [Transfer((), buddy, True)] if folded else []
+    after = [Transfer(buddy, (), False)] if folded else []
     return [*before, *halving, *reversed(doubling), *after]

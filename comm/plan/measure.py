@@ -37,7 +37,7 @@ _STEP: Final = timedelta(seconds=20)  # for one step: 2 MiB take milliseconds
 
 Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds
 StageSize = tuple[int, int]  # (index of the stage, index of the size)
-Step = tuple["Tensor", Callable[[], Any]]  # where a rank's vector goes, and the primitive
+Primitive = tuple["Tensor", Callable[[], Any]]  # where a rank's vector goes, and the primitive
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LinkMeasurement:
         """Returns the spans of each (stage, size) that this rank takes part in."""
         import torch
 
-        steps: dict[StageSize, Step | None] = {}
+        steps: dict[StageSize, Primitive | None] = {}
         for stage, part in enumerate(self._parts):
             make = None if part is None else self._maker(part)
             for size, nbytes in enumerate(SIZES):
@@ -90,13 +90,13 @@ class LinkMeasurement:
         self._everyone.barrier()  # nobody leaves a group that another is still in
         return spans
 
-    def _maker(self, part: StagePart) -> Callable[[int], Step]:
+    def _maker(self, part: StagePart) -> Callable[[int], Primitive]:
         """Makes the step of one part for a number of float32. Joins its group: collective."""
         import torch
 
         group = part.group.join(part.rank, _STEP)
 
-        def in_a_bucket(numel: int) -> Step:
+        def in_a_bucket(numel: int) -> Primitive:
             bucket = group.bucket(str(numel), numel, torch.float32, self._device)
             return bucket.buffer, lambda: bucket.reduce("sum")
 
@@ -110,7 +110,7 @@ class LinkMeasurement:
         ring = rings.get("ring0")
         assert ring is not None
 
-        def round_the_ring(numel: int) -> Step:
+        def round_the_ring(numel: int) -> Primitive:
             vector = torch.zeros(numel, device=self._device)
 
             def call() -> None:

@@ -152,7 +152,7 @@ class HostsGroup(Group):
 
     # For the reducers ------------------------------------------------------------------------
 
-    def run(self, vector: np.ndarray[Any, Any], todo: list[steps.Step], tag: int) -> None:
+    def run(self, vector: np.ndarray[Any, Any], todo: list[steps.Transfer], tag: int) -> None:
         """Does steps between hosts; on their leaders alone. The next meeting raises if it fails."""
         assert self.links is not None
         with self._leading():

@@ -103,6 +103,17 @@ def test_no_package_is_imported_by_a_second_name():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
+def test_no_two_classes_have_one_name():
+    where = {}
+    for package in (ROOT / "src" / "gmi_drl").iterdir():
+        for path in [package] if package.is_file() else package.rglob("*.py"):
+            for node in ast.parse(path.read_text()).body if path.suffix == ".py" else ():
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(where) > 500
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
+
+
 _LEFT_OF = {  # who may import whom
     "runtime": set(),
     "placement": set(),

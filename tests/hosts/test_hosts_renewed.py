@@ -390,14 +390,14 @@ def test_a_head_answers_by_the_address_that_ray_prints(at):
         pytest.skip(f"this machine has no {at}")
     with server:
         port = server.getsockname()[1]
-        assert heads.Head(f"[{at}]:{port}" if ":" in at else f"{at}:{port}").answers()
+        assert heads.RayHead(f"[{at}]:{port}" if ":" in at else f"{at}:{port}").answers()
 
 
 def test_a_head_that_answers_again_is_not_gone(monkeypatch):
     monkeypatch.setattr(heads, "_ASK_S", -1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        head = heads.Head(f"127.0.0.1:{port}")
+        head = heads.RayHead(f"127.0.0.1:{port}")
         head.check()
     monkeypatch.setattr(heads, "SILENCE_S", 1000.0)
     head.check()

@@ -15,7 +15,7 @@ from gmi_drl.runtime import ActorRuntimeError
 
 from .agent import NodeAgent, node_and_versions, own_versions
 from .drains import Drains
-from .head import Head
+from .head import RayHead
 from .messages import BEAT_S, SILENCE_S, HostFacts, HostLost, HostsError, Orders, Report
 from .presence import Presence
 
@@ -57,7 +57,7 @@ class Cluster:
     """The hosts of a launch, by their rank, and what is set aside for it."""
 
     def __init__(
-        self, config: Config, head: Head, drains: Drains, group: Any, bundle: Mapping[str, float]
+        self, config: Config, head: RayHead, drains: Drains, group: Any, bundle: Mapping[str, float]
     ) -> None:
         assert config.cluster is not None
         self._config, self._cluster, self.head = config, config.cluster, head
@@ -280,7 +280,7 @@ def joined(config: Config) -> Iterator[Cluster]:
             "address that `ray start --head` has printed.",
         ) from error
     try:
-        bundle, head = _bundle(config, nodes.hosts()), Head(cluster.address)
+        bundle, head = _bundle(config, nodes.hosts()), RayHead(cluster.address)
         group, drains = _placed(cluster, head, bundle), Drains()
         ours = Cluster(config, head, drains, group, bundle)
         try:
@@ -321,7 +321,7 @@ def _bundle(config: Config, known: Sequence[Mapping[str, Any]]) -> dict[str, flo
     return {"CPU": 1, "GPU": float(config.hardware.num_gpus or fewest)}
 
 
-def _placed(cluster: ClusterConfig, head: Head, bundle: Mapping[str, float]) -> Any:
+def _placed(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str, float]) -> Any:
     """Sets so much aside on as many hosts as are wanted; waits for them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -364,7 +364,7 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
 
 
 def _described(
-    by_place: Mapping[int, Any], config: Config, head: Head, drains: Drains, within_s: float
+    by_place: Mapping[int, Any], config: Config, head: RayHead, drains: Drains, within_s: float
 ) -> list[Host]:
     """Asks all agents for their hosts; returns these by address, as their rank goes by it."""
     import cloudpickle  # type: ignore[import-untyped]
@@ -398,7 +398,7 @@ def _described(
     return [Host(by_place[place], facts[place], topologies[place], place) for place in ranked]
 
 
-def _check_clock(facts: HostFacts, place: int, agent: Any, head: Head) -> None:
+def _check_clock(facts: HostFacts, place: int, agent: Any, head: RayHead) -> None:
     """HostsError if a host's clock and that of this program are too far apart."""
     asked_s = time.time()
     there_s = _answers({place: agent.clock.remote()}, head, "tell the time")[place]
@@ -423,7 +423,7 @@ def _address(facts: HostFacts) -> tuple[Any, ...]:
 
 
 def _topologies(
-    agents: Mapping[int, Any], facts: Mapping[int, HostFacts], head: Head
+    agents: Mapping[int, Any], facts: Mapping[int, HostFacts], head: RayHead
 ) -> dict[int, Topology]:
     """Waits for the launchers of all hosts to have looked at the devices there."""
     found: dict[int, Topology] = {}
@@ -452,7 +452,7 @@ def _topologies(
 
 
 def _answers(
-    asked: Mapping[int, Any], head: Head, what: str, within_s: float = _ANSWER_S
+    asked: Mapping[int, Any], head: RayHead, what: str, within_s: float = _ANSWER_S
 ) -> dict[int, Any]:
     """Returns what the agents answer, by place, if all of them do in time."""
     import ray

@@ -15,7 +15,7 @@ _ASK_S: Final = 1.0  # between two questions
 _ANSWER_S: Final = 2.0  # for the head's answer to one
 
 
-class Head:
+class RayHead:
     """Tells whether the head of the cluster at `address` answers there."""
 
     def __init__(self, address: str) -> None:
