@@ -27,6 +27,7 @@ from gmi_drl.launcher.start.preload import PRELOAD
 _PR_SET_CHILD_SUBREAPER = 36
 _LINGER_S = 20.0  # for what is on its way out when the test ends
 _OURS = ("gmi-drl", "gmi_drl")
+_OWN_PID = os.getpid()  # whatever a test has patched: what comes from this process is killed
 
 # On a busy machine nothing is too slow; in CI each run tries the same examples.
 settings.register_profile(
@@ -105,10 +106,13 @@ def learning_curve():
 
 
 @pytest.fixture(autouse=True)
-def _no_learning_curve(request, monkeypatch):
+def _no_learning_curve(request):
     """Launches of this process draw none: half a second each, and few tests look at it."""
-    if "learning_curve" not in request.fixturenames:
-        monkeypatch.setattr(curve, "draw_curve", lambda folder, title: None)
+    # Not `monkeypatch`: what a test has patched would still be so when others look what it left.
+    with pytest.MonkeyPatch.context() as patch:
+        if "learning_curve" not in request.fixturenames:
+            patch.setattr(curve, "draw_curve", lambda folder, title: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -205,7 +209,7 @@ def _descendants():
                 os.close(file)
             parent = int(parent)
             if state == b"Z":
-                if parent == os.getpid():
+                if parent == _OWN_PID:
                     os.waitpid(int(entry), os.WNOHANG)
                 continue
             children.setdefault(parent, []).append(int(entry))
@@ -214,7 +218,7 @@ def _descendants():
         multiprocessing.resource_tracker._resource_tracker._pid,
         multiprocessing.forkserver._forkserver._forkserver_pid,
     }
-    found, queue = [], [os.getpid()]
+    found, queue = [], [_OWN_PID]
     while queue:
         for pid in children.get(queue.pop(), ()):
             queue.append(pid)

@@ -3,6 +3,7 @@
 import random
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_a_wait_for_a_policy_ends_in_time_and_names_the_writer():
 def test_a_board_has_one_writer(monkeypatch):
     board = create_board()
     board.writer()
-    monkeypatch.setattr(boards.os, "getpid", lambda: 1)  # another process
+    monkeypatch.setattr(boards, "os", SimpleNamespace(getpid=lambda: 1))  # another process
     with pytest.raises(BoardError, match="publishes already"):
         board.writer()
 
