@@ -74,6 +74,27 @@ class Broken(InARow):
         return super().step(states, moves)
 
 
+class Wide(InARow):
+    """Tic-tac-toe in NumPy's own types, whose step writes to the states that it is given."""
+
+    def __init__(self):
+        super().__init__("Wide", 3, 3, 3, falls=False)
+
+    def initial(self, count):
+        return np.zeros((count, 9), np.int64)
+
+    def step(self, states, moves):
+        states[np.arange(len(states)), moves] = 1
+        return -states.astype(np.int64)
+
+    def terminal(self, states):
+        over, worth = super().terminal(states)
+        return over, np.where(over, worth.astype(np.float64), 7.0)
+
+    def observe(self, states):
+        return super().observe(states).astype(np.float64)
+
+
 class Stuck(InARow):
     """Tic-tac-toe that knows no move after the second one, and no end."""
 

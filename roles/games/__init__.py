@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.placement.faults import closest, install
 
-from .errors import GameError, IllegalMove, NetworkNotFinite
+from .errors import GameError, GameFault, IllegalMove, NetworkNotFinite
 from .game import Game, Symmetry, moves_of, step_legal, stepped
 
 if TYPE_CHECKING:
     from .in_a_row import InARow
 
 __all__ = [
-    "GAMES", "OPEN_SPIEL", "Game", "GameError", "IllegalMove", "NetworkNotFinite", "Symmetry",
-    "game_faults", "make_game", "moves_of", "step_legal", "stepped",
+    "GAMES", "OPEN_SPIEL", "Game", "GameError", "GameFault", "IllegalMove", "NetworkNotFinite",
+    "Symmetry", "game_faults", "make_game", "moves_of", "step_legal", "stepped",
 ]  # fmt: skip
 
 OPEN_SPIEL: Final = "OpenSpiel/"  # begins the ids of OpenSpiel's games
@@ -40,7 +40,10 @@ GAMES: Final[dict[str, Callable[[], Game]]] = {
 
 
 def make_game(env_id: str) -> Game:
-    """Returns the game of an id: one of `GAMES`, OpenSpiel/name, or module:Class of yours."""
+    """Returns the game of an id: one of `GAMES`, OpenSpiel/name, or module:Class of yours.
+
+    What yours returns is checked each time.
+    """
     if env_id in GAMES:
         return GAMES[env_id]()
     if env_id.startswith(OPEN_SPIEL):
@@ -49,8 +52,9 @@ def make_game(env_id: str) -> Game:
         return OpenSpielGame(env_id.removeprefix(OPEN_SPIEL))
     from gmi_drl.roles.loading import load_class
 
-    game: Game = load_class(env_id, kind="game")()
-    return game
+    from .checked import CheckedGame
+
+    return CheckedGame(load_class(env_id, kind="game")(), env_id)
 
 
 def game_faults(env_id: str) -> list[str]:
@@ -75,8 +79,12 @@ def game_faults(env_id: str) -> list[str]:
             f"env.id={env_id!r} is no game; known: {', '.join(GAMES)}, {OPEN_SPIEL}name, and "
             f"module:Class of yours.{f' Did you mean {near}?' if near else ''}"
         ]
+    from .checked import try_game
+
     try:
-        make_game(env_id)
+        try_game(make_game(env_id))
+    except (GameError, GameFault) as error:
+        return [f"env.id={env_id!r}: {error}"]
     except Exception as error:  # whatever someone's module raises
         return [
             f"env.id={env_id!r}: no game is made of it ({type(error).__name__}: {error}). Give "

@@ -2,6 +2,7 @@
 
 GameError       a game did what none may
 +-- IllegalMove a move that the rules do not allow in that state
+GameFault       a function or an attribute of a user's game is not what it must be
 NetworkNotFinite a network gave NaN or infinity for a state
 """
 
@@ -37,6 +38,17 @@ class IllegalMove(GameError):
             f"game {self.game}, state {self.state}, move {self.move}: {why}. Make a move that "
             "`legal` allows there, and have `legal` allow what `step` takes."
         )
+
+
+class GameFault(RoleError):
+    """Tells which function or attribute of a user's game is wrong, in whatever state."""
+
+    def __init__(self, game: str, rule: str) -> None:
+        super().__init__(game, rule)
+        self.game, self.rule = game, rule
+
+    def __str__(self) -> str:
+        return f"game {self.game}: {self.rule}"
 
 
 class NetworkNotFinite(RoleError):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import GameError, IllegalMove
+from .errors import GameError, GameFault, IllegalMove
 
 States = NDArray[np.int16]  # [N, S]
 Array = NDArray[Any]
@@ -71,7 +71,7 @@ def stepped(game: Game, states: States, moves: NDArray[np.int64]) -> States:
     """Returns `game.step(states, moves)` of moves that `legal` allows; IllegalMove if it raises."""
     try:
         return game.step(states, moves)
-    except GameError:
+    except (GameError, GameFault):
         raise
     except Exception as error:  # whatever someone's game raises
         for state, move in zip(states, moves, strict=True):  # which of them it was

@@ -8,7 +8,16 @@ import torch
 
 import bodies_games as bodies
 from gmi_drl.roles.envs import check_env, make_env
-from gmi_drl.roles.games import GameError, IllegalMove, NetworkNotFinite, make_game, step_legal
+from gmi_drl.roles.games import (
+    GameError,
+    GameFault,
+    IllegalMove,
+    NetworkNotFinite,
+    make_game,
+    step_legal,
+)
+from gmi_drl.roles.games.checked import CheckedGame, try_game
+from gmi_drl.roles.games.in_a_row import InARow
 from gmi_drl.roles.games.tree import SearchTrees
 
 
@@ -173,7 +182,75 @@ def test_what_is_no_game_is_told():
     assert "Did you mean" in check_env("TicTacTo-v0", "game")[0]
     assert "no game is made of it" in check_env("nowhere:Game", "game")[0]
     assert "unknown option 'depth'" in check_env("ConnectFour-v0", "auto", {"depth": 3})[0]
-    assert not check_env("bodies_games:Broken", "game")
+    assert not check_env("bodies_games:Wide", "game")
+    (fault,) = check_env("bodies_games:Broken", "game")
+    assert "game Broken, state [" in fault
+    assert "move 4: step raised ValueError: no middle" in fault
+
+
+def own(**changes):
+    """Tic-tac-toe of a user's, with other attributes or functions."""
+    game = InARow("Own", 3, 3, 3, falls=False)
+    vars(game).update(changes)
+    return game
+
+
+def raising(states):
+    raise KeyError("board")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"legal": None}, "it has no legal. Write"),
+        ({"actions": "9"}, "its actions is '9'; must be a whole number from 1"),
+        ({"longest": 0}, "its longest is 0; must be a whole number"),
+        ({"shape": (3, 3)}, "its shape is (3, 3); must be that of what observe returns"),
+        ({"symmetries": None}, "its symmetries are None; must be a list. Set it, [] for none"),
+        ({"symmetries": [(np.arange(18), np.arange(8))]}, "its symmetries[0][1] must have each"),
+        ({"symmetries": [5]}, "its symmetries[0][0] must have each number of an observation, 0 to"),
+        ({"initial": lambda n: np.zeros((n, 8), np.int16)},
+         "its initial returned int16 [4, 8]; must be int16 [4, 9], a row for each game. Reshape "
+         "it, or correct its state_size, 9."),
+        ({"initial": lambda n: np.zeros((n, 9))}, "its initial returned float64 [4, 9]; must be"),
+        ({"initial": lambda n: np.full((n, 9), 40_000)}, "of numbers from 40000 to 40000; those"),
+        ({"legal": lambda s: (s == 0).astype(int)},
+         "its legal returned int64 [4, 9]; must be bool [4, 9]. In legal, compare, or use "
+         "astype(bool)."),
+        ({"legal": lambda s: (s == 0)[:, :8]}, "Reshape it, or correct its actions, 9."),
+        ({"legal": lambda s: [0, 1]}, "its legal returned a list of 2; must be a NumPy array"),
+        ({"legal": raising}, "its legal raised KeyError: 'board' ("),
+        ({"step": lambda s, m: None}, "its step returned None; must be a NumPy array, int16 [4"),
+        ({"step": lambda s, m: s[0]}, "its step returned int16 [9]; must be int16 [4, 9]"),
+        ({"terminal": lambda s: np.zeros(len(s), bool)}, "its terminal returned bool [4]; must be"),
+        ({"terminal": lambda s: (np.zeros(len(s)), np.zeros(len(s)))},
+         "its terminal returned float64 [4] as the first of two; must be bool [4]"),
+        ({"terminal": lambda s: (np.ones(len(s), bool), np.zeros(1))},
+         "its terminal returned float64 [1] as the second of two; must be float32 [4]"),
+        ({"terminal": lambda s: (np.ones(len(s), bool), np.full(len(s), 3.0))},
+         "its terminal says that it is worth 3; must be -1 to 1"),
+        ({"observe": lambda s: s.astype(np.float32)},
+         "its observe returned float32 [4, 9]; must be float32 [4, 2, 3, 3], a row for each game. "
+         "Reshape it, or correct its shape, (2, 3, 3)."),
+        ({"observe": lambda s: np.full((len(s), 2, 3, 3), np.nan)}, "its observe returned NaN"),
+        ({"longest": 3}, "it is not over after 3 moves, which its longest says are the most"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_game_of_the_users_is_told_before_it_is_played(changes, said):
+    with pytest.raises((GameFault, GameError)) as caught:
+        try_game(CheckedGame(own(**changes), "my:Own"))
+    assert str(caught.value).startswith("game Own")
+    assert said in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a_game_of_the_users_may_use_wider_numbers_and_write_to_what_it_is_given():
+    plain, wide = make_game("TicTacToe-v0"), make_game("bodies_games:Wide")
+    mine = SearchTrees(plain, 3, 60).search(plain.initial(3), uniform)
+    its = SearchTrees(wide, 3, 60).search(wide.initial(3), uniform)
+    assert (mine == its).all()
+    over, worth = wide.terminal(wide.initial(2))
+    assert (over.dtype, worth.dtype, worth.tolist()) == (np.bool_, np.float32, [0.0, 0.0])
 
 
 def test_games_of_openspiels_that_are_none_of_ours_are_told():
