@@ -27,8 +27,8 @@ Block = tuple[int, int]  # (level, index): directions from index x 2^level on, 2
 class Tried:
     """Holds what came of some directions.
 
-    `pairs` has by direction the returns and steps of both its ways [2, 2]; a return is NaN where it
-    or an observation was not finite. `sums` of what was seen in the others, by block.
+    `pairs` has by direction the returns and steps of both its ways [2, 2]; a return is NaN where
+    it, an observation or an action was not finite. `sums` of what was seen in the others, by block.
     """
 
     pairs: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)

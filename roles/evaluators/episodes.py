@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.errors import EnvActionError
+from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.policies.perturbed import GreedyNetwork, PerturbedPolicies
 from gmi_drl.roles.samples.batch import env_action
@@ -99,10 +100,10 @@ class PerturbedEpisodes:
             if self._normalizer is not None:
                 kept.observation[at].copy_(normal)
                 normal = self._normalizer.normalize(normal)
-            action = self._to_env(self._policies.act(normal))
+            actions = self._policies.act(normal)
             clock.begin("simulate")
             with simulating:
-                step = env.step(action)
+                step = self._step(actions)
             clock.begin("infer")
             kept.reward[at].copy_(step.reward)
             ended = torch.logical_or(step.terminated, step.truncated, out=kept.ended[at])
@@ -117,6 +118,17 @@ class PerturbedEpisodes:
                     break
         clock.stop()
         return rows
+
+    def _step(self, actions: Tensor) -> Step:
+        """Steps by action rows [N, A]; one that is not finite pays NaN, and 0 is done instead."""
+        try:
+            return self._env.step(self._to_env(actions))
+        except EnvActionError:  # raised before anything is stepped
+            lost = ~actions.isfinite().all(1)
+            if not lost.any():
+                raise
+        step = self._env.step(self._to_env(actions.nan_to_num(0.0, 0.0, 0.0)))
+        return step._replace(reward=step.reward.masked_fill(lost, torch.nan))
 
 
 class _Kept:

@@ -41,8 +41,8 @@ class EvolutionStep:
         kept = finite.all(1).nonzero().squeeze(-1)
         if not len(kept):
             raise RoleError(
-                f"round {number + 1}: {lost} of {2 * len(pairs)} episodes paid or showed what is "
-                "not finite, and no direction has two that did not. Lower algorithm.noise, "
+                f"round {number + 1}: {lost} of {2 * len(pairs)} episodes paid, showed or did "
+                "what is not finite, and no direction has two that did not. Lower algorithm.noise, "
                 f"{algorithm.settings.noise:g}, or learning_rate; or look for NaN in the "
                 "environment."
             )

@@ -233,8 +233,19 @@ def test_returns_that_are_nan_are_counted_and_left_out():
     assert [round["episodes"] for round in told] == [4, 4]
     one = {**learned, "algorithm": {"name": "ars", "population": 2}}
     one["env"] = {**one["env"], "num_env": 1}
-    with pytest.raises(RoleError, match=r"2 of 2 episodes paid .* Lower algorithm.noise, 0.05"):
+    with pytest.raises(RoleError, match=r"2 of 2 episodes paid, .* Lower algorithm.noise, 0.05"):
         bodies.rounds(solo_group(), one, 20)
+
+
+def test_actions_that_are_nan_are_counted_as_returns_that_are():
+    settings = {"name": "es", "network": [8], "population": 8, "noise": 1e38, "horizon": 20}
+    learned = section(settings, "Pendulum-v1")  # some of whose actions are infinity less infinity
+    parameters, _, steps, told = bodies.rounds(solo_group(), learned, 4)
+    lost = [round["nan_returns"] for round in told]
+    assert any(0 < count < 8 for count in lost)
+    assert [round["episodes"] for round in told] == [8 - count for count in lost]
+    assert steps == 4 * 8 * 20
+    assert np.isfinite(parameters).all()
 
 
 def test_the_survival_bonus_is_taken_off_in_training_alone():
