@@ -170,7 +170,8 @@ def _play(
             progress(count, total, (paid + float(ended.sum())) / count if count else math.nan)
 
         with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
-            played = play(env, policy.actor(env.num_env, sampling_seed), each, seed, tell)
+            with policy.use_threads():
+                played = play(env, policy.actor(env.num_env, sampling_seed), each, seed, tell)
             counts = (played.ended.cpu()[:, None] > torch.arange(each)).numpy()
             unfinished = int((~counts).sum())
             if unfinished:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -169,6 +169,10 @@ class TrainedPolicy:
             self._role, self.origin, group.structured_space, group.action_space, [group],
             policy=policy.policies[policy_id], normalizer=normalizer, together=self,
         )  # fmt: skip
+
+    def use_threads(self) -> AbstractContextManager[None]:
+        """Has a block compute with as many threads as its GMI: their number decides last bits."""
+        return self._role.use_threads()
 
     @torch.no_grad()
     def seen(self, count: int, num_env: int = 8) -> tuple[Tensor, Tensor]:
