@@ -115,7 +115,9 @@ def test_of_keys_that_must_fit_all_combinations_are_looked_at_and_each_value_is_
         "algorithm.minibatches": {"choice": [2**n for n in range(10)]},
     }
     assert section_faults(config(ranges)) == []
-    assert len(calls) == 2 * (20 + 20 + 10)
+    of_one_value = [values for _, values in calls if len(values) == 1]
+    assert len(of_one_value) == 2 * (20 + 20 + 10)
+    assert len(calls) - len(of_one_value) <= 100  # what trials begin with
     ranges["algorithm.minibatches"]["choice"].append(1024)  # the first of these: 64 x 8
     (fault,) = section_faults(config(ranges))
     assert "algorithm.minibatches=1024 can be drawn; it must divide the 512" in str(fault)
