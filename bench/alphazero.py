@@ -15,7 +15,8 @@ rollouts.
               of the best, by the network alone and by a search, beside what the same search finds
               with a network that prefers nothing. Of the last one: games against
               OpenSpiel's `pyspiel.MCTSBot` of 400 simulations with a random rollout each, which
-              solves what it can, half of them on each side
+              solves what it can, half of them on each side; by a search of as many leaves, and of
+              a quarter of them
 
     bench/alphazero.py leaves --rounds 3
     bench/alphazero.py leaves --rounds 1 --seconds 0.5     # a smoke test
@@ -53,9 +54,12 @@ POSITIONS: Final = RESULTS / "raw" / "connect_four.jsonl"
 ROLLOUTS: Final = 400
 MATCH: Final = 100  # games
 ALONE: Final = "algorithm.play_simulations=0"
+AS_MANY: Final = f"algorithm.play_simulations={ROLLOUTS}"
+NETWORK: Final = "3 blocks of 32"
 TRAINED: Final[dict[str, Any]] = {
-    "name": "alphazero", "blocks": 0, "network": [256, 256], "games": 64, "simulations": 64,
-    "play_simulations": 100, "updates_per_row": 0.04, "replay_capacity": 200_000, "gate_games": 0,
+    **NETWORKS[NETWORK], "name": "alphazero", "precision": "bf16", "games": 64, "simulations": 64,
+    "play_simulations": ROLLOUTS // 4, "temperature_moves": 20, "updates_per_row": 0.04,
+    "replay_capacity": 200_000, "gate_games": 0,
 }  # fmt: skip
 
 
@@ -182,11 +186,15 @@ def training(seconds: float, rounds: int) -> None:
         }  # fmt: skip
         looker = Looker(seconds)
         done = gmi_drl.launch(config, view="none", callbacks=[looker])
-        wins, draws, losses = against_mcts(gmi_drl.load_policy(done.folder), MATCH)
+        torch.set_num_threads(1)  # one game at a time is searched
+        with_fewer = against_mcts(gmi_drl.load_policy(done.folder), MATCH)
+        equal = gmi_drl.load_policy(done.folder, overrides=[AS_MANY])
+        wins, draws, losses = against_mcts(equal, MATCH)
     emit(
         "alphazero", "connect four", value=(wins + 0.5 * draws) / MATCH,
         unit="score against MCTS with 400 rollouts", peer=None, ratio=None, repeats=1, spread=None,
-        wins=wins, draws=draws, losses=losses, best_moves=looker.shares,
+        wins=wins, draws=draws, losses=losses, with_fewer_leaves=with_fewer,
+        leaves=[ROLLOUTS, TRAINED["play_simulations"]], network=NETWORK, best_moves=looker.shares,
         best_moves_of_search_alone=round(best_share(search_alone), 3),
         seconds=round(looker.last["time_s"]), gmis=2, steps=looker.last["steps"],
         promoted=looker.last["promoted"],
