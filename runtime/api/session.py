@@ -162,12 +162,9 @@ def run_directory() -> Path:
     return _local("run_directory").server.directory
 
 
-def keep_gcs(path: Path | str, *, is_shared: bool = False) -> None:
-    """Moves the control store's file to `path`, with all that is in it, to stay.
-
-    `is_shared`: `path` may be on a file system of a network.
-    """
-    _local("keep_gcs").gcs.move(Path(path), is_shared=is_shared)
+def keep_gcs(path: Path | str) -> None:
+    """Moves the control store's file to `path`, with all that is in it, to stay."""
+    _local("keep_gcs").gcs.move(Path(path))
 
 
 def flush_gcs(timeout_s: float = 10.0) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ _TYPES: Final[dict[type[Any], dict[str, Any]]] = {
 }
 _MARKED: Final = {"tasks": "name", "actors": "name", "events": "text"}  # with whose they are
 _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_LOCAL: Final = frozenset(  # file systems that no other host has mounted
+    ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs",
+     "zfs")
+)  # fmt: skip
 # Python cannot decode what SQLite says of a damaged schema, if its names are in that.
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 
@@ -63,9 +69,10 @@ class DamagedStoreError(GcsError):
 class Database:
     """The file, open for writing, by one thread at a time."""
 
-    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
-        """`is_shared`: it may lie on a file system of a network, where WAL must not be used."""
-        self.path, self._journal = path, "DELETE" if is_shared else "WAL"
+    def __init__(self, path: Path) -> None:
+        # A write-ahead log has memory that all who read and write share, so they have to be on one
+        # host: https://www.sqlite.org/wal.html
+        self.path, self._journal = path, "WAL" if _is_local(path) else "DELETE"
         try:
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
@@ -242,6 +249,22 @@ class Database:
         final = "('finished', 'failed', 'cancelled')"
         text = f"SELECT id, number FROM tasks WHERE number > ? AND state NOT IN {final}"
         return dict(self._connection.execute(text, (after,)).fetchall())
+
+
+def _is_local(path: Path) -> bool:
+    """Tells whether this host alone can have a file: its file system is known to be a local one."""
+    folder, longest, kind = Path(os.path.realpath(path)).parent, 0, ""
+    try:
+        lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        mount, _, its = line.partition(" - ")
+        at = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), mount.split(" ")[4])
+        depth = len(Path(at).parts)
+        if depth >= longest and folder.is_relative_to(at):  # of two at one place the later counts
+            longest, kind = depth, its.split(" ")[0]
+    return kind in _LOCAL
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
@@ -422,9 +445,14 @@ def _cannot_open(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> GcsEr
         part.is_dir() for part in _parts(path)
     ):
         return _damaged(path, str(error))
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_ROLLBACK":
+        return GcsError(
+            f"{path}: its writer was killed while it wrote, and half of that is in the file, "
+            "beside what undoes it. To undo it: resume the run, or `sqlite3 FILE .tables`."
+        )
     return GcsError(
         f"{path}: SQLite cannot open it as a control store ({error}). Give a run's gcs.sqlite; "
-        "one that is written must lie on a local disk with free space."
+        "one that is written needs free space, and a file system that has locks (fcntl)."
     )
 
 

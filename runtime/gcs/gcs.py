@@ -63,7 +63,7 @@ class Gcs:
         self._reader: sqlite3.Connection | None = None
         self._reading = threading.Lock()
         self.chains: Chains | None = None  # the replicas, if there are any
-        self._database, self._is_shared = Database(path), False
+        self._database = Database(path)
         if replicas:
             from .chain import Chains
 
@@ -150,18 +150,17 @@ class Gcs:
         else:
             self.chains.sync(timeout_s)
 
-    def move(self, path: Path, *, is_shared: bool = False) -> None:
+    def move(self, path: Path) -> None:
         """Goes on in another file, with all that was recorded; the old one is removed.
 
-        A store that is there already is added to. On GcsError nothing has changed. `is_shared`: it
-        may lie on a file system of a network; only one process may write it.
+        A store that is there already is added to. On GcsError nothing has changed.
         """
         with self._file:
             old = self._database
             if path.absolute() == old.path.absolute():
                 return
             was_there = path.exists()
-            new = Database(path, is_shared=is_shared)
+            new = Database(path)
             try:
                 new.take_over(old.path)
             except sqlite3.Error as error:
@@ -174,7 +173,7 @@ class Gcs:
                 ) from error
             with self._reading:
                 self._close_reader()
-                self._database, self._is_shared = new, is_shared
+                self._database = new
         old.close()
         database.remove(old.path)
 
@@ -184,7 +183,7 @@ class Gcs:
         It is removed, where it may be. `prefix` is put before the names of its tasks and actors and
         the texts of its events.
         """
-        Database(path, is_shared=True).close()  # what a writer that was killed has left is undone
+        Database(path).close()  # what a writer that was killed has left is undone
         with self._file:
             try:
                 self._database.take_over(path, prefix)
@@ -320,7 +319,7 @@ class Gcs:
         with self._reading:
             self._close_reader()
         self._database.close()  # first: closing removes files beside it, by their names
-        self._database = Database(self.path, is_shared=self._is_shared)
+        self._database = Database(self.path)
 
 
 def _count(rows: dict[type[Any], _Rows]) -> int:
@@ -337,7 +336,7 @@ def _reason(path: Path, error: Exception) -> str:
         "SQLITE_CORRUPT": "Move the file away: a new one is made at once",
         "SQLITE_NOTADB": "Move the file away: a new one is made at once",
         "SQLITE_READONLY": "Make the file and its folder writable",
-        "SQLITE_BUSY": "End the other program that writes to it",
+        "SQLITE_BUSY": "End the other program that uses it",
     }.get("_".join(name.split("_")[:2]), "Look at the disk")
     return (
         f"{path}: the run is not recorded ({name}: {error}). Rows wait in memory, and the oldest "

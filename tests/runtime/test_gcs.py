@@ -223,7 +223,7 @@ def test_a_resumed_run_adds_to_the_store_it_had(store, tmp_path):
 
 def test_a_move_that_fails_changes_nothing(store, tmp_path):
     store.put(task(1))
-    with pytest.raises(GcsError, match="local disk"):
+    with pytest.raises(GcsError, match="a file system that has locks"):
         store.move(tmp_path / "nowhere" / "gcs.sqlite")
     (tmp_path / "text").write_text("no database, " * 100)
     with pytest.raises(DamagedStoreError, match="file is not a database"):
@@ -508,6 +508,76 @@ def test_a_store_of_version_1_is_read_and_gets_the_tables_that_it_lacks(tmp_path
         assert [row.version for row in database.scan(store, PolicyRow)] == [1]
 
 
+@pytest.fixture
+def mounted(tmp_path, monkeypatch):
+    """Says what file system a folder of this test is on."""
+
+    def mount(kind, folder):
+        at = str(folder).replace(" ", "\\040")
+        (tmp_path / "mountinfo").write_text(
+            "20 1 8:1 / / rw - ext4 /dev/a rw\n"
+            f"21 20 0:9 / {at} rw,relatime shared:1 - {kind} server:/runs rw\n"
+            "22 20 0:5 / /proc rw - proc proc rw\n"
+        )
+        monkeypatch.setattr(database, "_MOUNTS", tmp_path / "mountinfo")
+
+    return mount
+
+
+@pytest.mark.parametrize(
+    ("kind", "journal"),
+    [("ext4", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete"), ("unheard-of", "delete")],
+)
+def test_only_a_file_that_is_this_hosts_alone_has_a_write_ahead_log(
+    tmp_path, mounted, kind, journal
+):
+    """Its readers share memory with who writes it, which those of another host cannot."""
+    folder = tmp_path / "of all hosts"
+    (folder / "run").mkdir(parents=True)
+    mounted(kind, folder)
+    with contextlib.closing(Gcs(tmp_path / "gcs.sqlite")) as store:
+        assert ask(store.path, "PRAGMA journal_mode") == [["wal"]]
+        store.put(task(1))
+        store.move(kept := folder / "run" / "gcs.sqlite")
+        for number in (2, 3):
+            store.put(task(number))
+            store.flush()
+            assert ask(kept, "SELECT count(*) FROM tasks") == [[number]]
+        assert ask(kept, "PRAGMA journal_mode") == [[journal]]
+        assert kept.with_name("gcs.sqlite-shm").exists() == (journal == "wal")
+
+
+def test_a_file_whose_mounts_are_unknown_has_no_write_ahead_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "_MOUNTS", tmp_path / "none")
+    with contextlib.closing(Gcs(tmp_path / "gcs.sqlite")) as store:
+        assert ask(store.path, "PRAGMA journal_mode") == [["delete"]]
+
+
+_KILLED = """
+import os, signal, sqlite3, sys
+store = sqlite3.connect(sys.argv[1], isolation_level=None)
+store.execute("PRAGMA cache_size=1")
+store.execute("BEGIN IMMEDIATE")
+store.execute("UPDATE tasks SET name = 'half'")
+store.execute("CREATE TABLE more (x)")
+for _ in range(100):
+    store.execute("INSERT INTO more VALUES (zeroblob(4000))")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_has_half_done_is_told_and_undone_by_the_next(tmp_path, mounted):
+    mounted("nfs4", tmp_path)
+    with contextlib.closing(Gcs(path := tmp_path / "gcs.sqlite")) as store:
+        store.put(task(1))
+    subprocess.run([sys.executable, "-c", _KILLED, path], check=False, timeout=30)
+    assert path.with_name("gcs.sqlite-journal").stat().st_size
+    with pytest.raises(GcsError, match="its writer was killed while it wrote"):
+        database.open_to_read(path)
+    with contextlib.closing(Gcs(path)) as store:
+        assert rows_in_file(store, TaskRow) == [task(1)]
+
+
 def test_the_store_of_another_runtime_is_merged_once_however_often_it_is_begun(store, tmp_path):
     event = EventRow(7.0, "actor restarted", b"a" * 16, "it was killed")
     rows = [task(7), ActorRow(b"a" * 16, "gmi1", "GmiHost"), event]
@@ -516,9 +586,7 @@ def test_the_store_of_another_runtime_is_merged_once_however_often_it_is_begun(s
     with contextlib.closing(Gcs(tmp_path / "temporary.sqlite")) as other:
         for row in rows:
             other.put(row)
-        other.move(kept, is_shared=True)
-        other.flush()
-        assert ask(kept, "PRAGMA journal_mode") == [["delete"]]
+        other.move(kept)
     store.flush()
     for _ in range(2):  # the second: as if killed before the file was removed
         shutil.copy(kept, again := tmp_path / "again.sqlite")
@@ -534,7 +602,7 @@ def test_a_merged_store_that_cannot_be_removed_is_merged_all_the_same(store, tmp
     kept = tmp_path / "kept.sqlite"
     with contextlib.closing(Gcs(tmp_path / "temporary.sqlite")) as other:
         other.put(task(7))
-        other.move(kept, is_shared=True)
+        other.move(kept)
 
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))

@@ -282,17 +282,17 @@ def new_folder(base: Path) -> Path:
     raise RunFolderError(f"{base}: a hundred of them began in the second {stamp}.")
 
 
-def keep_gcs_in(path: Path, *, is_shared: bool = False) -> bool:
+def keep_gcs_in(path: Path) -> bool:
     """Records who ran what in the run's folder; what an earlier session left damaged is kept.
 
     Tells whether it is recorded there.
     """
     try:
         try:
-            runtime.keep_gcs(path, is_shared=is_shared)
+            runtime.keep_gcs(path)
         except runtime.DamagedStoreError as error:
             aside = set_aside(path)
-            runtime.keep_gcs(path, is_shared=is_shared)
+            runtime.keep_gcs(path)
             warnings.warn(f"{path}: damaged ({error.reason}). It is kept as {aside.name}, and a "
                           "new record of who ran what was begun.", stacklevel=3)  # fmt: skip
     except runtime.GcsError as error:

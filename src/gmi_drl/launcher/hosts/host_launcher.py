@@ -153,7 +153,7 @@ def _run(part: HostPart, driver: _Driver) -> None:
     if not runtime.is_initialized():
         runtime.init(preload_of(part.config))
     if part.keeps_gcs:
-        keep_gcs_in(store_of_host(part.folder, part.epoch, part.host), is_shared=True)
+        keep_gcs_in(store_of_host(part.folder, part.epoch, part.host))
     mine = part.layout.of_host(part.host)
     with ExitStack() as stack:
         stack.enter_context(importable(part.role_folder))
