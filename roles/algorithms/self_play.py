@@ -1,8 +1,8 @@
 """Learns by playing against snapshots of itself, which it is rated against.
 
 In each environment the policy acts for one agent, and learns from what that one does; snapshots act
-for the others. A game is over when all agents have left, and is won by who was paid more. Ratings
-are Elo's: 400 points more mean ten wins for each loss.
+for the others. A game is over when all agents have left who were in it, and is won by who was paid
+more. Ratings are Elo's: 400 points more mean ten wins for each loss.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class SelfPlay(Algorithm):
         self._rating = torch.zeros((), dtype=torch.float64, device=device)
         self._ratings = torch.zeros(league.snapshots, dtype=torch.float64, device=device)
         self._score = torch.full((), 0.5, device=device)
-        self._paid = self._over = torch.zeros(0, device=device)
+        # Of a row [A, E] in its game: what it was paid, whether it has left, and was ever there.
+        self._paid = self._left = self._here = torch.zeros(0, device=device)
 
     def losses(self, batch: Batch) -> Losses:
         losses = self._algorithm.losses(batch)
@@ -84,9 +85,9 @@ class SelfPlay(Algorithm):
     def measure(self, batch: Batch, out: Tensor) -> None:
         """Writes the algorithm's moments, then games and scores against each snapshot."""
         rows, device = batch["reward"].shape[1], batch["reward"].device
+        games, scores = self._played(batch)
         batch["present"].logical_and_(self.policy.learns(rows, device))
         self._algorithm.measure(batch, out[: self._own])
-        games, scores = self._played(batch)
         opponent = self.policy.opponent(rows, device)
         tally = out[self._own :].view(2, -1).zero_()
         tally[0].index_add_(0, opponent, games)
@@ -94,25 +95,37 @@ class SelfPlay(Algorithm):
 
     def _played(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the games that ended in each environment [E], and what the policy scored."""
-        reward, ended = batch["reward"], batch["done"]
-        steps, rows = reward.shape
-        agents = self.policy.agents
-        if self._paid.numel() != rows:
-            self._paid, self._over = torch.zeros(2, agents, rows // agents, device=reward.device)
-        mine = self.policy.learns(rows, reward.device).view(agents, -1)
-        games = torch.zeros(rows // agents, dtype=torch.float64, device=reward.device)
-        scores = torch.zeros_like(games)
+        agents, device = self.policy.agents, batch["reward"].device
+        reward, ended, acted = (
+            batch[name].view(len(batch["reward"]), agents, -1)
+            for name in ("reward", "done", "present")
+        )
+        steps, _, environments = reward.shape
+        if self._paid.shape != reward.shape[1:]:
+            self._paid, self._left, self._here = torch.zeros(3, agents, environments, device=device)
+        tally = torch.zeros(2, environments, dtype=torch.float64, device=device)
         for t in range(steps):
-            self._paid += reward[t].view(agents, -1)
-            torch.maximum(self._over, ended[t].view(agents, -1), out=self._over)
-            own = self._paid.masked_fill(~mine, 0.0).sum(0)
-            best = self._paid.masked_fill(mine, -torch.inf).amax(0)
-            over = self._over.amin(0) > 0
-            games += over
-            scores += over * ((own > best) + 0.5 * (own == best))
-            self._paid.masked_fill_(over, 0.0)
-            self._over.masked_fill_(over, 0.0)
-        return games, scores
+            # One who has left acts in the next game: agents who never came have ended nothing.
+            self._count((self._left * acted[t]).amax(0) > 0, tally)
+            self._paid += reward[t]
+            torch.maximum(self._left, ended[t], out=self._left)
+            torch.maximum(self._here, torch.maximum(acted[t], ended[t]), out=self._here)
+            self._count(self._left.amin(0) > 0, tally)
+        return tally[0], tally[1]
+
+    def _count(self, over: Tensor, tally: Tensor) -> None:
+        """Adds the games that are `over` [E], and what the policy scored, to `tally` [2, E].
+
+        One in which it was not, or was alone, does not count.
+        """
+        mine = self.policy.learns(self._paid.numel(), over.device).view_as(self._paid)
+        own = self._paid.masked_fill(~mine, 0.0).sum(0)
+        best = self._paid.masked_fill(mine | (self._here == 0), -torch.inf).amax(0)
+        played = over & (self._here * mine).any(0) & best.isfinite()
+        tally[0] += played
+        tally[1] += played * ((own > best) + 0.5 * (own == best))
+        for kept in (self._paid, self._left, self._here):
+            kept.masked_fill_(over, 0.0)
 
     def learn_batch_moments(self, moments: Tensor) -> None:
         self._algorithm.learn_batch_moments(moments[:, : self._own])
@@ -127,7 +140,8 @@ class SelfPlay(Algorithm):
         self._algorithm.postprocess(batch, moments[:, : self._own])
 
     def changed(self, batch: Batch) -> list[Tensor]:
-        own = [self._rating, self._score, self._paid, self._over, batch["present"]]
+        kept = [self._rating, self._score, self._paid, self._left, self._here]
+        own = [*kept, batch["present"]]
         return [*self._algorithm.changed(batch), *own]
 
     def before_sampling(self, steps: int) -> None:
@@ -158,7 +172,7 @@ class SelfPlay(Algorithm):
         self._rounds, self._taken = state["rounds"], state["taken"]
         self._rating.copy_(state["rating"])
         self._ratings.copy_(state["ratings"])
-        for kept in (self._paid, self._over):  # of games that nobody plays to their end
+        for kept in (self._paid, self._left, self._here):  # of games that nobody plays to their end
             kept.zero_()
         snapshots: Sequence[Any] = state["snapshots"]
         for mine, its in zip(self.policy.snapshots, snapshots, strict=True):

@@ -17,9 +17,9 @@ from gmi_drl.roles.samples.collector import Collector
 SETTINGS = PPOConfig(network=[8], horizon=8, minibatches=2, epochs=2, schedule="constant")
 
 
-def made(num_env=8, snapshots=2, every=1, seed=0, what="Countdown"):
+def made(num_env=8, snapshots=2, every=1, seed=0, what="Countdown", **options):
     """Two who take turns, one policy, a league; and the collector of their games."""
-    env = make_env(f"bodies_agents:{what}", num_env, adapter="pettingzoo")
+    env = make_env(f"bodies_agents:{what}", num_env, adapter="pettingzoo", options=options)
     generator = torch.Generator().manual_seed(seed)
     network = algorithm_class(SETTINGS).make_network(SETTINGS, env, generator)
     algorithm = algorithm_of(network, SETTINGS, Normalizers.of(SETTINGS, 1))
@@ -102,6 +102,22 @@ def test_games_are_scored_by_who_was_paid_more_and_ratings_follow():
     assert float(league._score) == 2.5 / 4
     assert play(league, batch, torch.zeros(4)) == [2, 2, 2, 2]
     assert float(league._rating) > 4
+
+
+def test_games_of_agents_who_never_come_are_over_when_the_others_have_left():
+    league, batch, _ = made(num_env=3, snapshots=1, what="Matching", count=3)
+    batch["reward"].zero_()
+    batch["done"].zero_()
+    there = batch["present"].fill_(True).view(8, 3, 3)  # [steps, agents, environments]
+    there[:, 2] = False
+    batch["reward"].view(8, 3, 3)[:, :, 0] = torch.tensor([-1.0, -2.0, 0.0])
+    # Two games of three steps, and two of a third one; all that the policy plays in is the first
+    # agent of environment 0, the second one of 1, and the one who never comes in 2.
+    batch["done"].view(8, 3, 3)[[2, 5], :2] = 1.0
+    moments = torch.zeros(1, league.num_batch_moments, dtype=torch.float64)
+    league.measure(batch, moments[0])
+    # It was paid less than nothing, which who is not there had, and more than who is; and a draw.
+    assert moments[0, -2:].tolist() == [4, 3]
 
 
 def test_the_oldest_snapshot_makes_room_and_has_the_rating_of_its_time():
