@@ -41,8 +41,8 @@ _JOINT: Final = ("env.num_env", "algorithm.horizon", "algorithm.minibatches")
 _BACKENDS: Final = ("auto", "cpu", "direct")  # of a GMI that has its GPU to itself
 _MOST_COMBINATIONS: Final = 10_000
 _MOST_DRAWS: Final = 1_000  # trials whose values are looked at before a search
+_LATER: Final = 200  # draws that stand for what members of a population come to
 _CORES: Final = 64  # of a device, where nothing but the number of GMIs is asked for
-_WHOLE_EPISODES: Final = ("population", "tree_search")  # optimizers whose updates are of these
 # What a checkpoint holds in its shape, or what counts at the beginning alone.
 _FOR_LIFE: Final = (
     "env.num_env", "algorithm.network", "algorithm.activation", "algorithm.init_log_std",
@@ -63,7 +63,8 @@ def section_faults(config: Config) -> list[Fault]:
     for key, span in config.search.ranges.items():
         fault = _key_fault(config, key, span)
         faults += [fault] if fault is not None else _value_faults(config, key, span)
-    return [*(faults or [*_combinations(config), *_draws(config)]), *_lengths(config)]
+    faults = faults or [*_combinations(config)] or [*_draws(config)]
+    return [*faults, *_lengths(config)]
 
 
 def explained(config: Config, error: ValidationError) -> Fault:
@@ -119,8 +120,12 @@ def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
             applied(config, {key: value})
         except ValidationError as error:
             rule = explained(config, error).rule
-            where = f"search.ranges.{key}.{kind}"
-            faults.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))
+            where, rule = f"search.ranges.{key}.{kind}", f"{key} {rule}"
+            remedy = "Correct the range."
+            if kind == "integer" and value != shown:
+                rule = f"{value} can be drawn, and {rule}"
+                remedy = "List the values that fit: choice: [...]."
+            faults.append(Fault(where, shown, rule, remedy))
     return faults if span.choice is not None else faults[:1]
 
 
@@ -133,6 +138,8 @@ def _probes(span: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
             yield kind, list(bounds), low + (high - low) / math.pi
     for kind in ("integer", "choice"):
         yield from ((kind, value, value) for value in getattr(span, kind) or ())
+    if span.integer is not None and span.integer[0] < span.integer[1]:
+        yield "integer", list(span.integer), span.integer[0] + 1  # where it must be even
 
 
 def _combinations(config: Config) -> Iterator[Fault]:
@@ -161,23 +168,34 @@ def _combinations(config: Config) -> Iterator[Fault]:
 
 
 def _draws(config: Config) -> Iterator[Fault]:
-    """Yields the first fault of values that trials begin with, each of which fits its range."""
+    """Yields the first fault of values that trials have, each of which fits its range."""
     settings = config.search
     assert settings is not None
+    counts = _counts(config)
+    always = _learning_faults(config, counts)  # which `check` tells of
     ranges, trials = Ranges(settings.ranges, settings.seed), settings.population
     if settings.algorithm == "hyperband":
         rungs = brackets_of(config.run.total_steps, settings.min_steps, settings.eta)
         trials = sum(bracket[0].trials for bracket in rungs[: settings.brackets])
-    for trial in range(min(trials, _MOST_DRAWS)):
+    later = _LATER if settings.algorithm == "pbt" else 0
+    for trial in range(min(trials, _MOST_DRAWS) + later):
         values = ranges.draw(trial)
         try:
-            applied(config, values)
+            found = _learning_faults(applied(config, values), counts)
         except ValidationError as error:
-            drawn = ", ".join(f"{key}={text_of(value)}" for key, value in values.items())
-            fault = explained(config, error)
-            rule = f"trial {trial} would have {drawn}, and {fault.where} {fault.rule}"
-            yield Fault("search.ranges", ABSENT, rule, "List values (choice) that fit each other.")
-            return
+            found = [explained(config, error)]
+        for fault in found:
+            if fault not in always:
+                who = f"trial {trial} would" if trial < trials else "a member can come to"
+                drawn = ", ".join(f"{key}={text_of(value)}" for key, value in values.items())
+                rule = f"{who} have {drawn}, and {fault.where} {fault.rule}"
+                remedy = "List values (choice) that fit each other."
+                yield Fault("search.ranges", ABSENT, rule, remedy)
+                return
+
+
+def _learning_faults(config: Config, counts: tuple[int, int]) -> list[Fault]:
+    return [] if config.env.num_env == AUTO else learning_faults(config, *counts)
 
 
 def _one(config: Config, key: str, value: Any) -> Any:
@@ -252,7 +270,7 @@ def _lengths(config: Config) -> Iterator[Fault]:
 def _least_update(config: Config) -> int:
     """Returns the environment steps of the smallest update that can be drawn, at the least."""
     assert config.search is not None
-    if config.algorithm.resolved_optimizer in _WHOLE_EPISODES:
+    if config.algorithm.whole_episodes:
         return 1
     least = 1
     for key in ("env.num_env", "algorithm.horizon"):

@@ -23,6 +23,8 @@ def config(algorithm=None, **sections):
 PPO = config({"horizon": 128, "minibatches": 4})  # 2,048 samples by 512
 ONE_STEP = config({"minibatches": 1})
 DQN = config({"name": "dqn", "batch_size": 64})
+ES = config({"name": "es"})
+ALPHAZERO = config({"name": "alphazero"}, env={"id": "TicTacToe-v0", "num_env": 64})
 IMPALA = config(
     {"horizon": 20, "minibatches": 1}, mode="async", hardware={"num_gpus": 2},
     layout={"template": "decoupled"},
@@ -51,7 +53,7 @@ def test_an_update_is_what_all_gmis_train_on():
         (PPO, 1, True), (ONE_STEP, 1, False), (ONE_STEP, 2, True), (DQN, 1, True),
         (config({"name": "dqn", "updates_per_row": 1e-3}), 1, False),
         (IMPALA, 1, False), (config({"class": "mine:Mine"}), 1, True),
-        (config(mode="serving"), 1, True),
+        (config(mode="serving"), 1, True), (ES, 1, True), (ALPHAZERO, 1, True),
     ],
 )  # fmt: skip
 def test_a_run_without_two_gradients_to_compare_is_told(settings, gmis, has):
@@ -151,8 +153,10 @@ def test_what_is_no_noise_scale_says_nothing(folder, strange):
     assert trained(folder, strange) == []
 
 
-def test_of_an_algorithm_of_the_users_nothing_is_said(folder):
+def test_where_it_is_not_known_what_an_update_is_nothing_is_said(folder):
     assert trained(folder, 1e9, config({"class": "mine:Mine"})) == []
+    assert trained(folder, 1e9, ALPHAZERO) == []
+    assert trained(folder, 1.0, ALPHAZERO) == []
 
 
 def test_the_live_view_has_it():

@@ -287,6 +287,16 @@ def test_plan_draws_the_layout_and_writes_it(config, capsys):
     assert "--svg /proc/a.svg: " in capsys.readouterr().err
 
 
+def test_a_round_of_whole_episodes_has_no_samples_that_are_known(config, capsys):
+    config.write_text(TEXT.replace("{network: [8, 8], horizon: 16, minibatches: 1, epochs: 1}",
+                                   "{name: es, population: 16}"))  # fmt: skip
+    assert main.main(["plan", str(config), "--no-measure"]) == 0
+    out = capsys.readouterr().out
+    assert re.search("a round +the episodes of 16 policies, by all GMIs", out)
+    for word in ("samples an update", "minibatches", "noise scale", "iterations"):
+        assert word not in out
+
+
 def test_the_reason_of_auto_is_told():
     config, layout, _ = drawn("tcg_ex", 4, "har")
     assert backend_reason(config, layout).startswith("backend mps: 4 GMIs on each GPU")

@@ -314,41 +314,57 @@ def test_that_no_episode_has_ended_is_told_once(tmp_path, capsys):
 
 
 ES = {"name": "es", "network": [], "horizon": 20, "population": 12}
-NUMBERS = {"algorithm.population": {"integer": [8, 12]}}  # of which every other one is odd
+ARS = {"name": "ars", "network": [], "horizon": 20, "population": 64}
+TOGETHER = {
+    "algorithm.population": {"choice": [8, 64]}, "algorithm.top_directions": {"choice": [2, 16]},
+}  # fmt: skip
+ZERO = {"name": "alphazero", "games": 16}
 
 
 @pytest.mark.parametrize(
     ("algorithm", "ranges", "said"),
     [
-        (ES, NUMBERS, r"algorithm\.population=(9|11), and algorithm\.population must be even"),
-        (
-            {"name": "ars", "population": 64},
-            {"algorithm.population": {"choice": [8, 64]},
-             "algorithm.top_directions": {"choice": [2, 16]}},
-            "population=8, .*top_directions=16, and .* must be at most 4",
-        ),
+        (ES, {"algorithm.population": {"integer": [8, 12]}},
+         r"population\.integer=\[8, 12\]; 9 can be drawn, and algorithm\.population must be even"
+         r".*List the values that fit: choice: \[\.\.\.\]\."),
+        (ARS, TOGETHER,
+         "trial [0-9]+ would have .*population=8, .*top_directions=16, and .* must be at most 4"),
+        (ES, {"env.num_env": {"choice": [2, 4, 8]}, "algorithm.population": {"choice": [8, 32]}},
+         r"trial [0-9]+ would have env\.num_env=8, algorithm\.population=8, and env\.num_env .*"
+         "gives each of 1 GMI 4 directions"),
+        (ZERO, {"algorithm.gate_games": {"integer": [10, 40]}},
+         r"trial [0-9]+ would have algorithm\.gate_games=[0-9]*[13579], and .* must be even"),
     ],
-    ids=["between the ends", "together"],
+    ids=["between the ends", "together", "with the environments", "of the optimizer"],
 )  # fmt: skip
 def test_values_that_a_trial_would_begin_with_are_looked_at(tmp_path, algorithm, ranges, said):
     search = {"folder": str(tmp_path), "ranges": ranges}
-    its = load_config(written(tmp_path, algorithm=algorithm, search=search))
-    assert re.search(f"trial [0-9]+ would have .*{said}", str(*section_faults(its)))
+    env = {"id": "TicTacToe-v0" if algorithm is ZERO else "CartPole-v1", "num_env": 4}
+    its = load_config(written(tmp_path, env=env, algorithm=algorithm, search=search))
+    assert re.search(said, str(*section_faults(its)))
+
+
+def test_values_that_a_member_can_come_to_are_looked_at(tmp_path):
+    its = load_config(written(
+        tmp_path, env={"id": "CartPole-v1", "num_env": 4}, algorithm=ARS,
+        search={"algorithm": "pbt", "population": 2, "seed": 2, "ranges": TOGETHER},
+    ))  # fmt: skip
+    assert re.search("a member can come to have .*=8, .*=16, and", str(*section_faults(its)))
 
 
 def test_a_member_whose_changed_values_do_not_fit_fails_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(ranges_of, "_drawn", lambda span, random: 10)
+    monkeypatch.setattr(ranges_of, "_drawn", lambda span, random: span.choice[0])
     path = written(
         tmp_path,
         run={"name": "s", "total_steps": 1000, "seed": 3}, env={"id": "CartPole-v1", "num_env": 4},
-        algorithm=ES,
+        algorithm=ARS,
         search={"folder": str(tmp_path), "algorithm": "pbt", "population": 2, "resample": 0.0,
-                "interval_steps": 250, "trials_at_once": 1, "ranges": NUMBERS},
+                "interval_steps": 250, "trials_at_once": 1, "seed": 23, "ranges": TOGETHER},
     )  # fmt: skip
     result = search(path, view="none")
     failed = [line["text"] for line in result.lines if line["kind"] == "failed"]
     assert failed
-    assert all("must be even: each direction is tried both ways" in text for text in failed)
+    assert all("must be at most 4" in text for text in failed)
     assert result.steps >= 1000
 
 

@@ -49,6 +49,14 @@ def test_what_strangers_tried_is_shown_where_there_was_anything():
     assert "3 refused" in drawn(view)
 
 
+def test_self_play_shows_its_rating():
+    view = RunView(Screen("live"), CONFIG, LAYOUT)
+    view.show(RECORD)
+    assert "rating" not in drawn(view)
+    view.show({**RECORD, "rating": 182.87})
+    assert "return 123.5   rating 183" in drawn(view)
+
+
 def test_steps_that_came_too_late_are_shown_where_there_were_any():
     view = RunView(Screen("live"), CONFIG, LAYOUT)
     view.show({**RECORD, "dropped_steps": 0})

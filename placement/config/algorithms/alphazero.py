@@ -53,8 +53,8 @@ class AlphaZeroConfig(AlgorithmConfig):
     bootstrap_time_limit: Literal[False] = False
     """`false`: games are whole."""
     games: Int = Field(default=128, ge=1, le=1_000_000)
-    """Games of self-play between two updates, by all GMIs together; `env.num_env` of each GMI are
-    played at once."""
+    """Games of self-play in a round, by all GMIs together; `env.num_env` of each GMI are played at
+    once."""
     simulations: Int = Field(default=64, ge=2, le=100_000)
     """Leaves that a search looks at for each move."""
     play_simulations: Int = Field(default=64, ge=0, le=100_000)
@@ -81,7 +81,7 @@ class AlphaZeroConfig(AlgorithmConfig):
     weight_decay: float = Field(default=1e-4, ge=0)
     """Half of this times the squared parameters is added to the loss."""
     gate_every: Int = Field(default=5, ge=1)
-    """Updates of the network between two matches against the best one so far."""
+    """Rounds between two matches against the best network so far."""
     gate_games: Int = Field(default=40, ge=0, le=1_000_000)
     """Games of a match, in pairs that begin alike with sides changed. 0: there is none, and games
     are always played by the newest network."""

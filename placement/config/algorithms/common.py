@@ -107,6 +107,11 @@ class AlgorithmConfig(Section):
         return self.optimizers[0] if self.optimizer == "auto" else self.optimizer
 
     @property
+    def whole_episodes(self) -> bool:
+        """Tells whether a round is a number of episodes, whose steps are not known before."""
+        return self.resolved_optimizer in ("population", "tree_search")
+
+    @property
     def sends_gradients(self) -> bool:
         """Tells whether agents send gradients, each of which is an update."""
         its = next(iter(self.optimizers), "") if self.optimizer == "auto" else self.optimizer

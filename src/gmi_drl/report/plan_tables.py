@@ -147,6 +147,7 @@ def _sms(gmi: GmiSpec) -> str:
 def _training(config: Config, layout: Layout) -> list[list[str]]:
     algorithm, experience = config.algorithm, config.experience
     total = sum(gmi.num_env for gmi in layout.gmis)
+    total_steps = f"{config.run.total_steps:,}"
     sizes = ":".join(map(str, hidden_sizes(algorithm.network)))
     if algorithm.network in CONVOLUTIONAL:
         sizes = f"{algorithm.network}, {sizes}"
@@ -163,13 +164,16 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         rows[1][1] += f", {recurrent.cell} {recurrent.size}"
     if config.mode == "serving":
         rows[1][1] += f", of {config.run.policy}" if config.run.policy else ", of random weights"
-        return [*rows, ["steps", f"{config.run.total_steps:,}"]]
+        return [*rows, ["steps", total_steps]]
     if config.mode == "async":
         segment = f"{counted(algorithm.horizon, 'step')} of "
         segment += counted(config.env.num_env, "environment")
         limits = f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates"
         text = f"{segment}, {limits} old at most, channels {experience.channels}"
         rows.append(["segments", text])
+    if algorithm.whole_episodes:
+        text = algorithm.update_text(0, "")
+        return [*rows, ["algorithm", algorithm.name], ["a round", text], ["steps", total_steps]]
     update = UpdateSize.of(config, layout)
     own = update.samples // update.trainers
     where = "GMI" if update.trainers == len(layout.gmis) else "trainer"
@@ -180,7 +184,7 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         ["samples an update", f"{update.samples:,} ({own:,} in each {where})"],
         ["minibatches", algorithm.update_text(own, where)],
         *([["noise scale", f"none: {why}"]] if (why := why_none(config, layout)) else []),
-        ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
+        ["iterations", f"{iterations:,} for {total_steps} steps"],
     ]
 
 

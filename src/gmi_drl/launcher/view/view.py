@@ -178,7 +178,10 @@ class RunView:
             left = f"{refused} refused  {left}"
         if dropped := record.get("dropped_steps"):
             left = f"{dropped} steps dropped  {left}"
-        return [f"return {'-' if mean is None else format(mean, '.1f')}", *between, left]
+        first = [f"return {'-' if mean is None else format(mean, '.1f')}"]
+        if isinstance(rating := record.get("rating"), float):  # self-play's returns tell little
+            first.append(f"rating {rating:,.0f}")
+        return [*first, *between, left]
 
     def render(self, width: int) -> Group:
         """Draws the present state."""

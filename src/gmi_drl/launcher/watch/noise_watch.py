@@ -30,16 +30,24 @@ _WHERE: Final = "docs/noise-scale.md"
 
 
 def why_none(config: Config, layout: Layout) -> str:
-    """Tells why a run that trains has no noise scale; "" where it has one, or its class decides."""
-    if not layout.holding("trainer") or isinstance(config.algorithm, CustomAlgorithmConfig):
+    """Tells why a run that trains has no noise scale; "" where it has one, or nothing is said."""
+    if not _is_known(config, layout):
         return ""
     if config.algorithm.resolved_optimizer == "parameter_server":
         return f"each GMI that trains has a piece of the gradient, and none the whole ({_WHERE})"
-    if config.algorithm.resolved_optimizer == "population":
-        return f"nothing is differentiated: the population takes one step together ({_WHERE})"
     if UpdateSize.of(config, layout).has_noise_scale:
         return ""
     return f"one GMI takes one gradient step an update, and nothing to compare it with ({_WHERE})"
+
+
+def _is_known(config: Config, layout: Layout) -> bool:
+    """Tells whether it is known of how many samples an update will be; of a user's class it is not.
+
+    Nor is it where a round is a number of episodes; those of ES and ARS differentiate nothing.
+    """
+    algorithm = config.algorithm
+    is_own = isinstance(algorithm, CustomAlgorithmConfig)
+    return bool(layout.holding("trainer")) and not is_own and not algorithm.whole_episodes
 
 
 class NoiseFit:
@@ -75,8 +83,8 @@ class NoiseFit:
 class NoiseWatch:
     """Says on `screen`, once a run and side, that the noise scale does not fit, and what would.
 
-    It is written down in run.json as well, so that a run that goes on does not repeat it. Of an
-    algorithm of the user's it is not known what an update is: nothing is said. `propose` is for
+    It is written down in run.json as well, so that a run that goes on does not repeat it. Where it
+    is not known what an update is, nothing is said. `propose` is for
     runs that resize themselves, of which it is said once a layout and side.
     """
 
@@ -91,7 +99,7 @@ class NoiseWatch:
         self._screen, self._folder, self._config = screen, folder, config
         self._propose = propose
         self._fit: NoiseFit | None = None
-        if layout.holding("trainer") and not isinstance(config.algorithm, CustomAlgorithmConfig):
+        if _is_known(config, layout):
             self._batches = batches_of(config, layout)
             self._fit = NoiseFit(*self._batches)
             if propose is None:

@@ -39,6 +39,7 @@ METRICS: Final = {  # what can be drawn, where runs have it
     "q_mean": "mean Q",
     "entropy": "entropy",
     "kl": "KL of an update",
+    "rating": "rating against its snapshots (Elo's points)",
     "learning_rate": "learning rate",
     "noise_scale": "gradient noise scale (samples)",
     "policy_lag_mean": "policy lag (updates)",
