@@ -204,6 +204,27 @@ class Matching:
         pass
 
 
+class Faulty(Matching):
+    """The same, which `raises` in reset or the second step, or pays `paid` then."""
+
+    def __init__(self, raises=None, paid=1.0):
+        super().__init__()
+        self._raises, self._reward = raises, paid
+
+    def reset(self, seed=None, options=None):
+        if self._raises == "reset":
+            raise KeyError("map")
+        return super().reset(seed)
+
+    def step(self, actions):
+        if self._raises == "step" and self._step:
+            raise KeyError("map")
+        seen, rewards, *rest = super().step(actions)
+        if self._step > 1:
+            rewards["agent_1"] = self._reward
+        return seen, rewards, *rest
+
+
 class Envy(Matching):
     """The same, but each is paid the bit that the next one sees, whatever they do."""
 

@@ -44,6 +44,22 @@ def halfway(observation, action, following):
     return following[:, 0].abs() > 0.5
 
 
+def height(observation, action, following):
+    return following[:, 0]
+
+
+def fifth(observation, action, following):
+    return following[:, 4] > 0.0
+
+
+def anywhere(observation, action, following):
+    return (following.abs() > 1.0).any()
+
+
+def nothing(observation, action, following):
+    return None
+
+
 gymnasium.register("GmiWalk-v0", entry_point=Walk, max_episode_steps=20, disable_env_checker=True)
 gymnasium.register("GmiBytes-v0", entry_point=Bytes, max_episode_steps=20, disable_env_checker=True)
 

@@ -13,7 +13,7 @@ from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.models.ensemble import EnsembleModel
 from gmi_drl.roles.models.fitting import ModelFit
-from gmi_drl.roles.models.terminations import termination_of
+from gmi_drl.roles.models.terminations import check_termination, termination_of
 from gmi_drl.roles.policies.off_policy import ActorWithCritics, bounded_width
 from gmi_drl.roles.samples.replay import ReplayBuffer
 from gmi_drl.roles.samples.replay.imagined import ModelReplay
@@ -32,7 +32,9 @@ class MBPO(SAC):
         cls, settings: Any, env: VecEnv, generator: torch.Generator | None
     ) -> ActorWithCritics:
         check_model_spaces("mbpo", env)
-        termination_of(settings.termination)  # where it is missing, that is told now
+        width = int(np.prod(env.observation_space.shape or ()))
+        columns = bounded_width(env.action_space) or 0
+        check_termination(settings.termination, width, columns)
         return super().make_network(settings, env, generator)
 
     def source(self, replay: ReplayBuffer, generator: torch.Generator) -> ReplayBuffer:

@@ -21,6 +21,11 @@ _GIVES: Final = {
     "constructor": "Look there, and at env.options, which it is given.",
     "reset": "Look there; reset takes seed and options, and returns observation and info.",
     "step": "Look there; step returns observation, reward, terminated, truncated and info.",
+    "reset of environment": "Look there; reset takes seed and options, and returns observations "
+    "and infos by agent; where agents take turns, nothing.",
+    "step of environment": "Look there; step takes actions by agent, and returns observations, "
+    "rewards, terminations, truncations and infos by agent; where agents take turns it takes an "
+    "action, and last returns observation, reward, termination, truncation and info.",
     "render": "Look there; with render_mode rgb_array it returns a picture.",
     "compute_reward": "Look there; it takes goals [B, ...], and returns rewards [B].",
     "close": "Look there; what was trained is not lost by that.",
@@ -48,7 +53,10 @@ class EnvSpecError(EnvError, ValueError):
 
 
 class EnvRaised(EnvError):
-    """Tells that an environment's constructor, reset, step, render or close (`what`) raised."""
+    """Tells that an environment's constructor, reset, step, render or close (`what`) raised.
+
+    Of environments of several agents it says which: step of environment 3.
+    """
 
     def __init__(self, env_id: str, what: str, said: str, place: str) -> None:
         super().__init__(env_id, what, said, place)
@@ -63,7 +71,7 @@ class EnvRaised(EnvError):
 
     def __str__(self) -> str:
         where = f"env {self.env_id}: its {self.what} raised {self.said}"
-        return f"{where} ({self.place}). {_GIVES[self.what]}"
+        return f"{where} ({self.place}). {_GIVES[self.what.rstrip(' 0123456789')]}"
 
 
 class EnvActionError(EnvError, ValueError):

@@ -263,7 +263,13 @@ class PettingZooVecEnv:
         b = self._buffers
         self._steps[i] += 1
         for agent, reward in outcome.rewards.items():
-            b.reward[self._row(agent, i)] = reward
+            try:
+                b.reward[self._row(agent, i)] = reward
+            except (TypeError, ValueError):
+                raise EnvError(
+                    f"env {self.env_id}: environment {i}: agent {agent} was paid {reward!r}; must "
+                    "be a number. Mend its step."
+                ) from None
         truncated = set(outcome.truncated)
         if self.max_episode_steps is not None and self._steps[i] >= self.max_episode_steps:
             truncated |= set(game.living()) - outcome.terminated

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.placement.faults import closest
-from gmi_drl.roles.errors import RoleLoadError
+from gmi_drl.roles.errors import RoleError, RoleLoadError
 from gmi_drl.roles.loading import load_class
 
 # Given what was seen [B, O], the action rows [B, A] and what followed [B, O]: bool [B].
@@ -57,3 +57,34 @@ def termination_of(name: str) -> Termination:
         )
     found: Termination = load_class(name, kind="algorithm.termination")
     return found
+
+
+def check_termination(name: str, width: int, columns: int) -> None:
+    """Raises unless the function of this name tells of observations [B, `width`] which are over.
+
+    RoleLoadError where there is none, RoleError where it is another environment's, or gives what
+    it should not. `columns`: of an action.
+    """
+    rule, seen = termination_of(name), torch.zeros(2, width)
+    action = torch.zeros(2, columns)
+    given = f"for observations {list(seen.shape)} and actions {list(action.shape)}"
+    remedy = (
+        "Give the rule of this environment, as a function of (observation, action, "
+        "next_observation) that gives a bool tensor [B]."
+    )
+    try:
+        over = rule(seen, action, seen)
+    except Exception as error:  # whatever someone's function raises
+        raise RoleError(
+            f"algorithm.termination={name!r} raised {type(error).__name__} {given}: {error}. "
+            f"{remedy}"
+        ) from error
+    if not isinstance(over, Tensor) or over.dtype != torch.bool or over.shape != (2,):
+        shown = (
+            f"{str(over.dtype).removeprefix('torch.')} {list(over.shape)}"
+            if isinstance(over, Tensor)
+            else f"a {type(over).__name__}"
+        )
+        raise RoleError(
+            f"algorithm.termination={name!r} gave {shown} {given}; must be bool [2]. {remedy}"
+        )

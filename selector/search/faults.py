@@ -51,7 +51,7 @@ _FOR_LIFE: Final = (
     "algorithm.distributional", "algorithm.atoms", "algorithm.value_range", "algorithm.quantiles",
     "algorithm.critics", "algorithm.mixing", "algorithm.blocks", "algorithm.channels",
     "algorithm.games", "algorithm.replay_capacity", "algorithm.sampler", "algorithm.n_step",
-    "algorithm.hindsight", "algorithm.burn_in",
+    "algorithm.hindsight", "algorithm.burn_in", "algorithm.ensemble", "algorithm.model_network",
 )  # fmt: skip
 
 

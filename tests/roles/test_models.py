@@ -310,6 +310,22 @@ def test_images_and_choices_are_told(algorithm, env):
         learner_of(env, algorithm, SMALL)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("bodies_models:fifth", "raised IndexError for observations [2, 2] and actions [2, 1]: "),
+        ("bodies_models:height", "gave float32 [2] for observations [2, 2] and actions [2, 1]; "),
+        ("bodies_models:anywhere", "gave bool [] for observations"),
+        ("bodies_models:nothing", "gave a NoneType for observations"),
+    ],
+)
+def test_a_termination_that_does_not_tell_of_each_row_is_told_before_training(name, said):
+    with pytest.raises(RoleError) as raised:
+        learner_of("bodies_models:GmiWalk-v0", termination=name)
+    assert f"algorithm.termination={name!r} {said}" in str(raised.value)
+    assert "Give the rule of this environment, as a function of (observation" in str(raised.value)
+
+
 def test_functions_that_are_not_there_are_told():
     with pytest.raises(RoleLoadError, match="Did you mean hopper"):
         termination_of("hoper")

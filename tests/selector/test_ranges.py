@@ -96,6 +96,7 @@ def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
         ("learning_rate", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_rate?"),
         ("run.total_steps", {"integer": [1, 2]}, {}, "what else there is changes what is learned"),
         ("algorithm.network", {"choice": [[8], [16]]}, {"algorithm": "pbt"}, "each other's check"),
+        ("algorithm.ensemble", {"integer": [3, 7]}, {"algorithm": "pbt"}, "each other's check"),
     ],
 )  # fmt: skip
 def test_what_could_not_be_drawn_is_told_at_load(key, its, search, said):

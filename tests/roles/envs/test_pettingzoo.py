@@ -1,12 +1,14 @@
 """Environments of several agents as rows: who is there, who is paid, and what is refused."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 
 import bodies_agents
 from gmi_drl.placement import MultiAgentConfig
-from gmi_drl.roles.envs import EnvError, EnvSpecError, make_env
+from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError, make_env
 
 TWO = MultiAgentConfig(policies=("dogs", "sheep"), mapping={"wolf_*": "dogs", "*": "sheep"})
 
@@ -29,6 +31,35 @@ def test_rows_of_a_policy_follow_one_another_and_are_padded():
     wolf = env._envs[1].given[0]["wolf_0"]
     assert wolf.dtype == np.float32
     assert wolf.tolist() == [0.5, 0.0]
+
+
+def faulty(num_env=2, **options):
+    return made("Faulty", num_env, policies=None, **options)
+
+
+def test_what_an_environment_raises_is_told_with_its_number_and_what_is_expected():
+    env, actions = faulty(raises="step"), torch.zeros(4, dtype=torch.int64)
+    env.reset()
+    env.step(actions)
+    with pytest.raises(EnvRaised) as raised:
+        env.step(actions)
+    told = str(pickle.loads(pickle.dumps(raised.value)))
+    assert "env bodies_agents:Faulty: its step of environment 0 raised KeyError: 'map' (" in told
+    assert "bodies_agents.py, line " in told
+    assert "step takes actions by agent, and returns observations, rewards" in told
+    with pytest.raises(EnvRaised) as raised:
+        faulty(raises="reset").reset()
+    assert "its reset of environment 0 raised KeyError" in str(raised.value)
+    assert "returns observations and infos by agent" in str(raised.value)
+
+
+@pytest.mark.parametrize("paid", ["much", [1.0, 2.0]])
+def test_what_an_agent_is_paid_is_a_number(paid):
+    env, actions = faulty(paid=paid), torch.zeros(4, dtype=torch.int64)
+    env.reset()
+    env.step(actions)
+    with pytest.raises(EnvError, match=r"environment 0: agent agent_1 was paid .*; must be a num"):
+        env.step(actions)
 
 
 def test_who_leaves_is_not_there_until_all_are_reset():
