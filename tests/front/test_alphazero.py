@@ -1,6 +1,7 @@
 """AlphaZero end to end: two GMIs, kills, a resume, and what was learned at play afterwards."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,3 +166,13 @@ def test_what_was_learned_plays_afterwards_by_the_best_network(undisturbed, tmp_
     assert "bit for bit" in export_policy(policy, "safetensors", tmp_path / "policy.safetensors")
     with pytest.raises(EnvSpecError, match="films are of Gymnasium's environments"):
         filming._drawable(policy)
+
+
+@pytest.mark.slow
+def test_the_example_of_ones_own_game_learns_to_play_it_perfectly(tmp_path):
+    example = Path(__file__).resolve().parents[2] / "examples" / "nim" / "alphazero.yaml"
+    result = gmi_drl.launch(example, overrides=[f"run.folder={tmp_path}"], view="none")
+    policy = gmi_drl.load_policy(result.folder)
+    # Who leaves a multiple of four wins.
+    for sticks in (n for n in range(1, 22) if n % 4):
+        assert policy.act(np.array([sticks], np.float32)) == sticks % 4 - 1, sticks
