@@ -192,7 +192,7 @@ def table_of(outcomes: Sequence[Outcome]) -> dict[str, dict[str, dict[str, int]]
 
 def _cases(options: argparse.Namespace) -> list[Outcome]:
     """Runs cases of all modes in turn until there were so many blows, besides those of before."""
-    outcomes = _of_before(options.raw)
+    outcomes = _of_before(options)
     cases = zip(itertools.cycle(options.modes), itertools.count(options.seed * 100_000))
     before = {(outcome.mode, outcome.seed) for outcome in outcomes}
     to_come = (case for case in cases if case not in before)
@@ -217,11 +217,16 @@ def _cases(options: argparse.Namespace) -> list[Outcome]:
     return outcomes
 
 
-def _of_before(raw: Path | None) -> list[Outcome]:
-    """Returns the outcomes that a file holds."""
-    if raw is None or not raw.exists():
+def _of_before(options: argparse.Namespace) -> list[Outcome]:
+    """Returns the outcomes in the file --raw that are of these modes and of this seed."""
+    if options.raw is None or not options.raw.exists():
         return []
-    return [Outcome(**json.loads(line)) for line in raw.read_text().splitlines()]
+    lines = options.raw.read_text().splitlines()
+    return [
+        outcome
+        for outcome in (Outcome(**json.loads(line)) for line in lines)
+        if outcome.mode in options.modes and outcome.seed // 100_000 == options.seed
+    ]
 
 
 def _modes(text: str) -> list[str]:
@@ -244,7 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     on_ray = "kills alone, of runs of mode hosts on a Ray cluster"
     parser.add_argument("--ray", action="store_true", help=on_ray)
     parser.add_argument("--json", action="store_true", help="with --only: print its outcome")
-    kept = "what is in it is not run again, and each case is added to it"
+    kept = "its cases of this seed are not run again, and each case is added; to run one again, "
+    kept += "remove its line"
     parser.add_argument("--raw", type=Path, metavar="FILE", help=kept)
     parser.add_argument("--dry", action="store_true", help="keep no result")
     options = parser.parse_args(arguments)

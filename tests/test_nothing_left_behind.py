@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,15 @@ import os, subprocess, threading, time
 from pathlib import Path
 
 kept = []
+child = subprocess.Popen(["sleep", "60"])  # of before all tests
+
+def teardown_module():
+    child.kill()
+    child.wait()
+
+def test_patches_getpid(monkeypatch):
+    stranger = int(os.environ["STRANGER"])
+    monkeypatch.setattr(os, "getpid", lambda: stranger)
 
 def test_leaves_everything():
     kept.append(subprocess.Popen(["sleep", "30"]))
@@ -30,16 +40,25 @@ def test_what_is_left_behind_fails_the_test_that_left_it(tmp_path):
     assert "_LINGER_S = 20.0" in text
     (tmp_path / "conftest.py").write_text(text.replace("_LINGER_S = 20.0", "_LINGER_S = 0.05"))
     (tmp_path / "test_it.py").write_text(LEAVES)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    # Whose child is not the tests' to kill, whatever one of them has patched.
+    stranger = subprocess.Popen(["sh", "-c", "sleep 600; :"], start_new_session=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+            | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            | {"STRANGER": str(stranger.pid)},
+        )
+        assert stranger.poll() is None
+    finally:
+        os.killpg(stranger.pid, signal.SIGKILL)
+        stranger.wait()
     output = done.stdout + done.stderr
-    assert "3 passed, 2 errors" in output, output
+    assert "4 passed, 2 errors" in output, output
+    assert "test_patches_getpid left behind" not in output
     assert "test_leaves_everything left behind" in output
     assert "sleep 30" in output
     assert "thread forgotten" in output

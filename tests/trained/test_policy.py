@@ -24,7 +24,7 @@ from gmi_drl.roles import CheckpointError, RoleLoadError
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.envs.flatten import unflattened_action
 from gmi_drl.roles.evaluators import evaluate
-from gmi_drl.trained import card
+from gmi_drl.trained import card, evaluation
 from gmi_drl.trained.evaluation import print_evaluations
 from gmi_drl.trained.policy import PolicyNotLoaded
 from terminals import Terminal
@@ -45,6 +45,22 @@ def test_an_evaluation_gives_what_that_of_the_run_gave(train, task):
     kept = json.loads((folder / "report" / "eval.json").read_text())
     assert kept["returns"] == list(found.returns)
     assert (kept["episodes"], kept["cut"], len(kept["lengths"])) == (6, 0, 6)
+
+
+def test_an_evaluation_computes_with_the_threads_of_its_gmi(train, monkeypatch):
+    """Their number decides the last bits, on some processors more than on others."""
+    counts, playing = [], evaluation.play
+    monkeypatch.setattr(
+        evaluation, "play", lambda *its: counts.append(torch.get_num_threads()) or playing(*its)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        gmi_drl.evaluate(train("ppo"), episodes=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(counts) == {1}  # it is a small network
 
 
 @pytest.mark.parametrize("task", FAMILIES)

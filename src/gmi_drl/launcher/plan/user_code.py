@@ -186,7 +186,7 @@ def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) 
         what = f"algorithm.class={config.algorithm.class_!r}"
         asked.append((what, "algorithm_problems", [text]))
     asked += [
-        (f"run.callbacks={reference!r}", "told_callback_problems", [reference, json.dumps(options)])
+        (f"run.callbacks={reference!r}", "callback_problems_of", [reference, json.dumps(options)])
         for reference, options in named_callbacks(config)
     ]
     faults: list[str] = []
@@ -215,7 +215,7 @@ def role_problems(name: str, reference: str, folder: str) -> list[str]:
     return []
 
 
-def told_callback_problems(reference: str, options: str, folder: str) -> list[str]:
+def callback_problems_of(reference: str, options: str, folder: str) -> list[str]:
     """Lists what is wrong with a callback and its options, as JSON; called in the child."""
     return callback_problems(reference, json.loads(options), folder)
 
