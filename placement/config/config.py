@@ -471,8 +471,7 @@ def _template(name: str, mode: str, algorithm: AlgorithmConfig, env: EnvConfig) 
     if name != "auto":
         return TEMPLATES[name]
     own = templates_of(mode)[0]
-    known = algorithm.optimizer != "auto" or bool(algorithm.optimizers)  # or its class is to load
-    if mode != "sync" or not known or env.adapter == "pettingzoo":
+    if mode != "sync" or env.adapter == "pettingzoo":
         return own
     return TEMPLATES[TEMPLATE_OF_OPTIMIZER.get(algorithm.resolved_optimizer, own.name)]
 

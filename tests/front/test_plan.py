@@ -297,6 +297,13 @@ def test_a_round_of_whole_episodes_has_no_samples_that_are_known(config, capsys)
         assert word not in out
 
 
+def test_a_class_that_is_not_loaded_has_a_plan(config, capsys):
+    config.write_text(TEXT.replace("{network: [8, 8], horizon: 16, minibatches: 1, epochs: 1}",
+                                   "{class: 'nowhere:Own', horizon: 16}"))  # fmt: skip
+    assert main.main(["plan", str(config), "--no-measure"]) == 0
+    assert re.search("algorithm +Own", capsys.readouterr().out)
+
+
 def test_the_reason_of_auto_is_told():
     config, layout, _ = drawn("tcg_ex", 4, "har")
     assert backend_reason(config, layout).startswith("backend mps: 4 GMIs on each GPU")

@@ -102,9 +102,9 @@ def algorithm_config(section: dict[str, Any]) -> AlgorithmConfig:
 
 def mode_faults(settings: AlgorithmConfig, mode: str) -> Iterator[Fault]:
     """Yields a fault where an algorithm's optimizer runs in another mode than the config's."""
-    if mode == "serving" or (settings.optimizer == "auto" and not settings.optimizers):
-        return  # it trains nothing; the class is not loaded
     optimizer = settings.resolved_optimizer
+    if mode == "serving" or not optimizer:
+        return  # it trains nothing; the class is not loaded
     home = MODE_OF_OPTIMIZER[optimizer]
     rule = f"in mode {home}, and the mode is {mode}"
     fitting = settings.optimizers_in(mode)

@@ -103,8 +103,8 @@ class AlgorithmConfig(Section):
 
     @property
     def resolved_optimizer(self) -> str:
-        """The optimizer that it runs under."""
-        return self.optimizers[0] if self.optimizer == "auto" else self.optimizer
+        """The optimizer that it runs under; empty if a class that is not loaded decides it."""
+        return next(iter(self.optimizers), "") if self.optimizer == "auto" else self.optimizer
 
     @property
     def whole_episodes(self) -> bool:
@@ -114,8 +114,7 @@ class AlgorithmConfig(Section):
     @property
     def sends_gradients(self) -> bool:
         """Tells whether agents send gradients, each of which is an update."""
-        its = next(iter(self.optimizers), "") if self.optimizer == "auto" else self.optimizer
-        return its in ("async_gradients", "parameter_server")
+        return self.resolved_optimizer in ("async_gradients", "parameter_server")
 
     @classmethod
     def optimizers_in(cls, mode: str) -> list[str]:
