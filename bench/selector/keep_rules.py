@@ -6,9 +6,11 @@ the update that a rule makes of it, and with the clip range halved and doubled w
 is left out: it is one core's, and nothing here is timed.
 
 Rows: `<task>/<rule>`: value the return of the last 100 episodes in the mean over a run's steps, as
-the median of seeds; peer that of the config as given; ratio is None, as returns may be negative.
+the median of seeds; `end` and `end_spread` the same at a run's end; peer that of the config as
+given; ratio is None, as returns may be negative.
 
     bench/selector/keep_rules.py --tasks CartPole-v1 Pendulum-v1
+    bench/selector/keep_rules.py --tasks Walker2d-v5 --rules "update, grown"
 """
 
 from __future__ import annotations
@@ -62,18 +64,20 @@ def configs_of(given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return configs
 
 
-def mean_return(config: Mapping[str, Any], seed: int) -> float:
-    """Trains a seed; the return of the last 100 episodes in the mean over the steps of the run.
+def returns_of(config: Mapping[str, Any], seed: int) -> tuple[float, float]:
+    """Trains a seed; the return of the last 100 episodes, in the mean over steps and at the end.
 
     Before the first episode has ended it is the return that is seen first.
     """
     lines = lines_of(changed(config, run={"seed": seed, "log_every": 1}))
+    seen = [
+        (line["steps"], line["return_mean"]) for line in lines if line["return_mean"] is not None
+    ]
     area, before = 0.0, 0
-    for line in lines:
-        if (value := line["return_mean"]) is not None:
-            area += (line["steps"] - before) * value
-            before = line["steps"]
-    return float(area / before)
+    for steps, value in seen:
+        area += (steps - before) * value
+        before = steps
+    return area / before, seen[-1][1]
 
 
 def main() -> int:
@@ -82,17 +86,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["CartPole-v1", "Hopper-v5"])
+    parser.add_argument("--rules", nargs="+", choices=[*RULES, *CLIPS], default=[*RULES, *CLIPS])
     parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
     parser.add_argument("--steps", type=int, help="instead of the task's own")
+    parser.add_argument("--core", type=int, help="that it runs on; the first")
     options = parser.parse_args()
     for task in options.tasks:
         given = given_of(task, options.steps)
-        configs = configs_of(changed(given, hardware={"cores": given["hardware"]["cores"][:1]}))
-        means: dict[str, list[float]] = {name: [] for name in configs}
+        core = given["hardware"]["cores"][0] if options.core is None else options.core
+        configs = configs_of(changed(given, hardware={"cores": [core]}))
+        rules = (GIVEN, *options.rules)
+        means: dict[str, list[float]] = {name: [] for name in rules}
+        ends: dict[str, list[float]] = {name: [] for name in rules}
         for seed in range(options.seeds):
-            for name, config in configs.items():
-                means[name].append(mean_return(config, seed))
-                say(f"{task} {name}, seed {seed}: {means[name][-1]:,.1f}")
+            for name in rules:
+                mean, end = returns_of(configs[name], seed)
+                means[name].append(mean)
+                ends[name].append(end)
+                say(f"{task} {name}, seed {seed}: {mean:,.1f}, at the end {end:,.1f}")
         for name, values in means.items():
             algorithm = load_config(configs[name]).algorithm
             emit(
@@ -104,6 +115,8 @@ def main() -> int:
                 ratio=None,
                 repeats=len(values),
                 spread=[round(min(values), 1), round(max(values), 1)],
+                end=round(statistics.median(ends[name]), 1),
+                end_spread=[round(min(ends[name]), 1), round(max(ends[name]), 1)],
                 steps=load_config(given).run.total_steps,
                 learning_rate=round(algorithm.learning_rate, 7),
                 clip=algorithm.clip,

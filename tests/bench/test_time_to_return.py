@@ -339,7 +339,7 @@ def test_ways_are_held_against_that_as_given(learning):
 
 def test_rules_are_compared_with_four_times_the_environments(learning, monkeypatch):
     import keep_rules
-    from keep_rules import GIVEN, configs_of, mean_return
+    from keep_rules import GIVEN, configs_of, returns_of
 
     configs = configs_of(learning.given_of(TASK))
     assert configs[GIVEN]["env"]["num_env"] == 16
@@ -356,4 +356,4 @@ def test_rules_are_compared_with_four_times_the_environments(learning, monkeypat
     lines = [(1000, None), (2000, 10.0), (4000, 40.0)]  # before the first episode: as the first
     lines = [{"steps": steps, "return_mean": mean} for steps, mean in lines]
     monkeypatch.setattr(keep_rules, "lines_of", lambda config: lines)
-    assert mean_return(configs[GIVEN], 0) == (2000 * 10 + 2000 * 40) / 4000
+    assert returns_of(configs[GIVEN], 0) == ((2000 * 10 + 2000 * 40) / 4000, 40)
