@@ -42,6 +42,7 @@ class Sizes:
     frames: int = 1  # of a stack, of which batches of bytes and replays keep each once
     action: int = 1  # A
     parameters: int = 1  # P
+    agents: int = 1  # of each environment, who are rows of a batch
     has_own_network: bool = False  # a role makes it, and nothing is known of its size
 
     def network(self, config: Config) -> int:
@@ -98,7 +99,8 @@ def memory_faults(
 def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
     """Returns the bytes of one GMI, by what they are for."""
     d, a, p = sizes.observation, sizes.action, sizes.parameters
-    algorithm, num_env, horizon = config.algorithm, gmi.num_env, config.algorithm.horizon
+    algorithm, horizon = config.algorithm, config.algorithm.horizon
+    num_env = gmi.num_env * sizes.agents
     learns, simulates = "trainer" in gmi.roles, "simulator" in gmi.roles
     row = _FLOAT * (-(-(d + a + p + 4) // _ROW) * _ROW)  # of a sample that is trained on
     packed, shown = row, d * sizes.observation_bytes
@@ -211,6 +213,8 @@ def _fault(
     fixed = needs["network"] + needs["replay"] + (needs["minibatch"] if replays else 0)
     fits = max(0, limit - fixed) * num_env // (total - fixed)
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
+    if sizes.agents > 1:
+        steps = f" x {sizes.agents} agents{steps}"
     if most == "minibatch" and config.mode == "serving":
         how, other = " in the network", "smaller layers"
     elif most == "minibatch":

@@ -83,4 +83,4 @@ class PlanningPolicy(ExploringPolicy):
             total = total + discount * reward.mean(0)
             discount *= self._settings.gamma
         worst = torch.finfo(total.dtype).min
-        return total.nan_to_num(nan=worst, neginf=worst).view(rows, candidates)
+        return total.nan_to_num(worst, worst, worst).view(rows, candidates)

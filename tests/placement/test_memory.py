@@ -33,6 +33,16 @@ def test_experience_that_does_not_fit_is_told_with_a_num_env_that_does():
     assert faults([*words, f"env.num_env={most + most // 100}"])
 
 
+def test_the_rows_of_several_agents_are_counted():
+    words = ["algorithm.horizon=1000", "algorithm.minibatches=100", "env.num_env=20_000"]
+    assert faults(words) == []
+    (fault,) = faults(words, dataclasses.replace(ANT, agents=5))
+    assert "for num_env=20000 x 5 agents x horizon=1000 with observations of 105" in fault
+    most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
+    assert 3_500 < most < 20_000 * 23 // 40
+    assert faults([*words[:2], f"env.num_env={most - 1}"], dataclasses.replace(ANT, agents=5)) == []
+
+
 def test_a_network_of_ten_to_the_eight_is_counted_with_all_that_training_keeps_of_it():
     words = ["algorithm.network=[10_000, 10_000]", "layout.gmi_per_gpu=4", "env.num_env=8"]
     (fault,) = faults(words)

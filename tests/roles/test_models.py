@@ -246,6 +246,19 @@ def test_a_plan_is_made_where_no_plan_is_worth_a_number(planner, worth):
 
 
 @pytest.mark.parametrize("planner", ["cem", "mppi"])
+def test_a_plan_that_a_model_has_no_number_for_is_not_the_best(planner):
+    settings = CEMConfig(planner=planner, candidates=50, plan_elites=5, plan_length=1)
+    model = EnsembleModel(3, 1, 1, (4,), None)
+
+    def predict(seen, action):
+        reward = torch.where(action[:, 0] > 0.0, math.inf, action[:, 0])
+        return seen, reward.expand(seen.shape[:2])
+
+    model.predict = predict
+    assert (PlanningPolicy(model, 1, settings).mode(torch.zeros(2, 3)) <= 0.0).all()
+
+
+@pytest.mark.parametrize("planner", ["cem", "mppi"])
 def test_plans_on_the_known_pendulum_bring_it_up(planner):
     settings = CEMConfig(
         model="pendulum",
