@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -194,8 +195,15 @@ def _name(env_id: str) -> str:
 
 def _registering(env_id: str) -> str:
     """Tells how an id that nobody has registered is registered."""
-    name = env_id.rpartition(":")[2]
+    module, _, name = env_id.rpartition(":")
     namespace, slash, _ = name.rpartition("/")
+    if module and callable(getattr(sys.modules.get(module), name, None)):
+        return (
+            f"{module} has {name}, and has not registered it: have it call gymnasium.register; or, "
+            "of several agents, set env.adapter: pettingzoo."
+        )
+    if "." in name and _makes_agents(name):
+        return "It is a module of several agents: set env.adapter: pettingzoo."
     if (family := _family(name)) and absent({family.module: ""}):
         return f"{install(family.extra)} adds the package that has it."
     if any(one.startswith(f"{namespace}/") for one in registry):
@@ -209,6 +217,14 @@ def _registering(env_id: str) -> str:
         "Write module:Id for one that a module of yours registers. gmi-drl envs lists those of "
         "this machine."
     )
+
+
+def _makes_agents(module: str) -> bool:
+    """Tells whether a module makes environments of several agents, as PettingZoo's do."""
+    try:
+        return callable(load("agents:factory_of")(module))
+    except Exception:  # whatever importing someone's module raises
+        return False
 
 
 def absent(packages: Mapping[str, str]) -> list[str]:
@@ -340,6 +356,11 @@ def _check_pettingzoo(adapter: str, env_id: str, options: Mapping[str, Any]) -> 
             f"{error}); must be a module that has parallel_env or env, or module:function that "
             "makes an environment. Install its package, or put the module beside the config file. "
             f"{install('multi_agent')} adds PettingZoo and mpe2."
+        ]
+    if not callable(made):
+        return [
+            f"env.id={env_id!r} of adapter pettingzoo is a {type(made).__name__}; must be a class "
+            "or a function that makes an environment. Name that."
         ]
     parameters = inspect.signature(made).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from types import ModuleType
 
 import gymnasium
 import pytest
@@ -142,9 +143,14 @@ def test_errors_survive_a_trip_between_processes():
         ("HalfCheeta-v5", "Close: HalfCheetah-v5"),
         ("Foo/Bar-v0", "Nothing has registered the namespace Foo: install the package that does"),
         ("Zork-v1", "not a registered environment. Write module:Id"),
+        ("bodies_agents:Meadow", "bodies_agents has Meadow, and has not registered it: have it"),
+        ("toy.agents", "a module of several agents: set env.adapter: pettingzoo"),
     ],
 )
-def test_an_unknown_id_is_guessed_at_only_where_it_is_near(env_id, told):
+def test_an_unknown_id_is_guessed_at_only_where_it_is_near(env_id, told, monkeypatch):
+    monkeypatch.setitem(sys.modules, "toy", ModuleType("toy"))
+    monkeypatch.setitem(sys.modules, "toy.agents", ModuleType("toy.agents"))
+    sys.modules["toy.agents"].parallel_env = dict
     (fault,) = check_env(env_id)
     assert told in fault
     assert ("Close:" in fault) == told.startswith("Close:")
