@@ -114,6 +114,20 @@ class Countdown:
         pass
 
 
+class Abrupt(Countdown):
+    """The same, whose agents are all gone at once when it is over, and which `tells` so or not."""
+
+    def __init__(self, tells):
+        self._tells, self.terminations = tells, {}
+
+    def step(self, action):
+        super().step(action)
+        if self._over:
+            self._cumulative_rewards = self._paid
+            self.terminations = dict.fromkeys(self.possible_agents, self._tells)
+            self.agents = []
+
+
 class Toll:
     """Two agents take turns, of which each is paid 1; their next turn tells of it, as AECEnv's.
 
@@ -192,7 +206,7 @@ class Matching:
         return {agent: np.array([bit], np.float32) for agent, bit in self._bits.items()}
 
     def step(self, actions):
-        rewards = {agent: float(actions[agent] == self._bits[agent]) for agent in self.agents}
+        rewards = {agent: float(actions.get(agent) == self._bits[agent]) for agent in self.agents}
         self._step += 1
         ended = dict.fromkeys(self.agents, self._step == 10)
         seen = self._drawn()
@@ -235,3 +249,54 @@ class Envy(Matching):
         }
         seen, _, terminated, truncated, info = super().step(actions)
         return seen, paid, terminated, truncated, info
+
+
+class Level(Matching):
+    """The same, but each is paid 1, whatever they do."""
+
+    def step(self, actions):
+        seen, paid, *rest = super().step(actions)
+        return seen, dict.fromkeys(paid, 1.0), *rest
+
+
+class Lonely(Matching):
+    """The same, but the last of the agents that there may be never comes."""
+
+    def reset(self, seed=None, options=None):
+        seen, info = super().reset(seed)
+        self.agents.pop()
+        return seen, info
+
+
+class Lingering(Matching):
+    """The same, but the first agent's episode ends after three steps, and it stays in `agents`."""
+
+    def step(self, actions):
+        seen, paid, terminated, truncated, info = super().step(actions)
+        terminated["agent_0"] = self._step >= 3
+        return seen, paid, terminated, truncated, info
+
+
+class Numbered(Matching):
+    """The same, with agents that have numbers for names."""
+
+    def __init__(self):
+        self.possible_agents = [0, 1]
+
+
+class Shades(Matching):
+    """The same, whose bits are said to be bytes, and are none."""
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 255, (1,), np.uint8)
+
+
+class Damped(Meadow):
+    """A `Meadow` that changes the actions that it is given."""
+
+    def step(self, actions):
+        outcome = super().step(actions)
+        for agent in actions:
+            if agent.startswith("wolf"):
+                actions[agent] *= 0.5
+        return outcome

@@ -65,6 +65,7 @@ class SelfPlay(Algorithm):
         self._algorithm, self._every = algorithm, league.every
         self.stats = (*algorithm.stats, "rating", "score")
         self.filled, self.bootstrap = algorithm.filled, algorithm.bootstrap  # type: ignore[misc]
+        self.recorded = (*algorithm.recorded, "paid")  # type: ignore[misc]
         self.changes_parameters = algorithm.changes_parameters  # type: ignore[misc]
         self.capturable = algorithm.capturable  # type: ignore[misc]
         self._own = algorithm.num_batch_moments
@@ -96,9 +97,10 @@ class SelfPlay(Algorithm):
     def _played(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the games that ended in each environment [E], and what the policy scored."""
         agents, device = self.policy.agents, batch["reward"].device
+        # Rewards have the value of what an episode was cut at in them, which nobody was paid.
         reward, ended, acted = (
             batch[name].view(len(batch["reward"]), agents, -1)
-            for name in ("reward", "done", "present")
+            for name in ("paid", "done", "present")
         )
         steps, _, environments = reward.shape
         if self._paid.shape != reward.shape[1:]:

@@ -108,7 +108,8 @@ def grouped(
     agents: dict[str, list[str]] = {policy: [] for policy in config.policies}
     faults, used = [], set()
     for agent in spaces:
-        pattern = next((one for one in config.mapping if fnmatchcase(agent, one)), None)
+        fitting = (one for one in config.mapping if agent == one or fnmatchcase(agent, one))
+        pattern = next(fitting, None)
         if pattern is None:
             faults.append(
                 f"multi_agent.mapping={', '.join(config.mapping)}: agent {agent} of env {env_id} "

@@ -76,8 +76,9 @@ def part_at(structure: Any, path: Path) -> Any:
 def unflattened_action(space: Space[Any], rows: NDArray[Any]) -> Any:
     """Returns action rows [N, A] as the environments take them, batched as Gymnasium does it.
 
-    Choices count from 0 in the rows, and from the space's start in what is returned. Numbers of an
-    integer Box become the nearest whole ones.
+    They are copies, as environments may change what they are given. Choices count from 0 in the
+    rows, and from the space's start in what is returned. Numbers of an integer Box become the
+    nearest whole ones.
     """
     columns = iter(_columns(space, rows))
     return _structured(space, columns)
@@ -105,4 +106,4 @@ def _structured(space: Space[Any], columns: Iterator[NDArray[Any]]) -> Any:
     assert space.dtype is not None
     if space.dtype.kind in "iu":  # a cast would go towards 0
         shaped = np.rint(shaped)
-    return shaped.astype(space.dtype, copy=False)
+    return shaped.astype(space.dtype)

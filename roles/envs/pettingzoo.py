@@ -6,7 +6,7 @@ observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -60,6 +60,7 @@ class ParallelGame:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._seen: dict[str, Any] = {}  # what each agent saw last
+        self._acted: frozenset[str] = frozenset()  # in the last step
 
     def reset(self, seed: int | None) -> Outcome:
         self._seen = dict(self._env.reset(seed=seed)[0])
@@ -67,6 +68,7 @@ class ParallelGame:
 
     def step(self, actions: dict[str, Any]) -> Outcome:
         given, paid, terminated, truncated, _ = self._env.step(actions)
+        self._acted = frozenset(actions)
         observations = dict(given)
         left = actions.keys() - set(self._env.agents)
         # Some environments go on telling of those who left before: these have ended already.
@@ -74,14 +76,16 @@ class ParallelGame:
         ended = {agent for agent in actions if terminated.get(agent)}
         cut = {agent for agent in actions if truncated.get(agent)}
         cut |= left - ended  # without a word: what comes is not known, and not the end
-        for agent in left - observations.keys():
+        # Some keep those whose episode has ended among their agents.
+        over = {agent for told in (terminated, truncated) for agent in told if told[agent]}
+        for agent in (ended | cut) - observations.keys():
             observations[agent] = self._seen[agent]
         self._seen = observations
-        acting = frozenset(self._env.agents) - ended - cut
+        acting = frozenset(self._env.agents) - over - cut
         return Outcome(self._seen, rewards, frozenset(ended), frozenset(cut), acting)
 
     def living(self) -> list[str]:
-        return list(self._env.agents)
+        return [agent for agent in self._env.agents if agent in self._acted]  # others are new
 
     def observe(self, agent: str) -> Any:
         return self._seen[agent]
@@ -98,9 +102,12 @@ class TurnGame:
 
     def __init__(self, env: Any, env_id: str) -> None:
         self._env, self._env_id = env, env_id
+        self._there: set[str] = set()  # whose episode goes on
+        self._seen: dict[str, Any] = {}  # what each agent saw last
 
     def reset(self, seed: int | None) -> Outcome:
         self._env.reset(seed=seed)
+        self._there, self._seen = set(), {}
         return self._next()
 
     def step(self, actions: dict[str, Any]) -> Outcome:
@@ -110,19 +117,17 @@ class TurnGame:
 
     def _next(self) -> Outcome:
         """Lets those go whose episode has ended, until it is the turn of one who acts."""
-        observations: dict[str, Any] = {}
         rewards: dict[str, float] = {}
-        terminated: set[str] = set()
-        truncated: set[str] = set()
-        while self._env.agents:
+        ends: dict[str, bool] = {}  # of agents whose episode is over, whether that is its end
+        acting: frozenset[str] = frozenset()
+        self._there.update(self._env.agents)
+        while self._env.agents and not acting:
             agent = self._env.agent_selection
-            observations[agent], rewards[agent], ended, cut, _ = self._env.last()
-            if not (ended or cut):
-                acts = frozenset({agent})
-                return Outcome(
-                    observations, rewards, frozenset(terminated), frozenset(truncated), acts
-                )
-            (terminated if ended else truncated).add(agent)
+            self._seen[agent], rewards[agent], ended, truncated, _ = self._env.last()
+            if not (ended or truncated):
+                acting = frozenset({agent})
+                continue
+            ends[agent] = bool(ended)
             self._env.step(None)
             if agent in self._env.agents:
                 raise EnvError(
@@ -130,7 +135,16 @@ class TurnGame:
                     "step(None), though its episode has ended; must have left. Call "
                     "self._was_dead_step(action) there."
                 )
-        return Outcome(observations, rewards, frozenset(terminated), frozenset(truncated))
+        told: Mapping[str, bool] = getattr(self._env, "terminations", {})
+        left = self._there - ends.keys() - set(self._env.agents)
+        for agent in left & self._seen.keys():  # it has acted, and had no turn to learn of its end
+            ends[agent] = bool(told.get(agent))
+            rewards[agent] = self.owed(agent)
+        self._there &= set(self._env.agents)
+        observations = {agent: self._seen[agent] for agent in rewards}
+        terminated = frozenset(agent for agent, ended in ends.items() if ended)
+        cut = frozenset(ends) - terminated
+        return Outcome(observations, rewards, terminated, cut, acting)
 
     def living(self) -> list[str]:
         return list(self._env.agents)
@@ -154,9 +168,10 @@ class PettingZooVecEnv:
 
     `present` [N] says which rows act next. Of others nothing is asked, and what is paid to them
     belongs to what they did last. An episode is that of an agent: it ends with the agent's, and a
-    new one begins when all agents have left and the environment is reset. `groups` says whose rows
-    are whose; where there are several, observations and actions are padded to the widest. The
-    state of these environments cannot be saved: `state_dict` is None.
+    new one begins when all agents have left and the environment is reset: `begun` [N] says whose
+    was with the last step. `groups` says whose rows are whose; where there are several,
+    observations and actions are padded to the widest. The state of these environments cannot be
+    saved: `state_dict` is None.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
@@ -201,19 +216,27 @@ class PettingZooVecEnv:
         self._number = {agent: number for number, agent in enumerate(self.agents)}
         self._buffers = HostBuffers(self.num_env, flat.shape, dtype, spec.dtype, spec.device)
         self._acting = torch.zeros(self.num_env, dtype=torch.bool)
-        self.present = self._acting.to(spec.device)  # [N], the same tensor at all times
+        self._anew = torch.zeros(self.num_env, dtype=torch.bool)
+        # [N], the same tensors at all times.
+        self.present, self.begun = self._acting.to(spec.device), self._anew.to(spec.device)
         self._steps = [0] * self._count
         self._seed: int | None = spec.seed
 
     def _spaces(self, env: Any) -> dict[str, AgentSpaces]:
-        try:
-            agents = list(env.possible_agents)
-        except AttributeError:
+        named = getattr(env, "possible_agents", None)
+        agents = list(named) if isinstance(named, Iterable) else []
+        if not agents:
             fault = (
                 f"env.id={self.env_id!r}: its environment has no possible_agents; must name all "
                 "agents that there may be. Define it, as PettingZoo's interface says."
             )
-            raise EnvSpecError([fault]) from None
+            raise EnvSpecError([fault])
+        if others := [agent for agent in agents if not isinstance(agent, str)]:
+            fault = (
+                f"env.id={self.env_id!r}: its possible_agents have {others[0]!r}, which is no str; "
+                "agents go by names, as in multi_agent.mapping. Name them, as agent_0."
+            )
+            raise EnvSpecError([fault])
         try:
             return {
                 agent: AgentSpaces(env.observation_space(agent), env.action_space(agent))
@@ -241,6 +264,7 @@ class PettingZooVecEnv:
         b.reward[...] = 0
         b.terminated[...] = False
         b.truncated[...] = False
+        self._anew.zero_()
         ended: list[int] = []
         for i, game in enumerate(self._games):
             there = [n for n in range(len(self.agents)) if acting[n * self._count + i]]
@@ -259,7 +283,11 @@ class PettingZooVecEnv:
         return b.publish(any_done=True)
 
     def _take(self, i: int, game: AgentsGame, outcome: Outcome) -> list[int]:
-        """Writes what came of a step of environment `i`; returns the rows whose episodes ended."""
+        """Writes what came of a step of environment `i`.
+
+        Returns the rows whose final observations were written: those whose episodes ended, and all
+        of an environment that is begun anew.
+        """
         b = self._buffers
         self._steps[i] += 1
         for agent, reward in outcome.rewards.items():
@@ -270,8 +298,9 @@ class PettingZooVecEnv:
                     f"env {self.env_id}: environment {i}: agent {agent} was paid {reward!r}; must "
                     "be a number. Mend its step."
                 ) from None
-        truncated = set(outcome.truncated)
+        truncated, acting = set(outcome.truncated), outcome.acting
         if self.max_episode_steps is not None and self._steps[i] >= self.max_episode_steps:
+            acting = frozenset()
             truncated |= set(game.living()) - outcome.terminated
             for agent in truncated - outcome.rewards.keys():  # it has no turn any more
                 b.reward[self._row(agent, i)] = game.owed(agent)
@@ -283,12 +312,14 @@ class PettingZooVecEnv:
             b.truncated[row] = agent in truncated
             seen = outcome.observations.get(agent)
             self._write(agent, i, game.observe(agent) if seen is None else seen, final=True)
-        acting = outcome.acting - truncated
         if acting:
             self._show(i, acting, outcome.observations)
-        else:
-            self._begin(i, None)
-        return ended
+            return ended
+        # Of those who had left before, what they see next is of another episode.
+        gone = [row for row in range(i, self.num_env, self._count) if row not in ended]
+        b.final_observation[gone] = 0
+        self._begin(i, None)
+        return ended + gone
 
     def _begin(self, i: int, seed: int | None) -> None:
         """Begins an episode of environment `i`."""
@@ -297,6 +328,7 @@ class PettingZooVecEnv:
         except Exception as error:
             raise self._error(f"reset of environment {i}", error) from error
         self._steps[i] = 0
+        self._anew[i :: self._count] = True
         if not outcome.acting:
             raise EnvError(
                 f"env {self.env_id}: environment {i}: its reset left no agent that acts; there "
@@ -334,6 +366,7 @@ class PettingZooVecEnv:
 
     def _publish_present(self) -> None:
         self.present.copy_(self._acting)
+        self.begun.copy_(self._anew)
 
     def row_name(self, row: int) -> str:
         """Says which agent of which environment a row is."""
@@ -450,11 +483,13 @@ class _Rows:
         self._width = self._flattener.flat.shape[0]
         self._columns = action_columns(self._action_space)
         self._is_box = isinstance(self._space, Box)
+        self._fitting: np.dtype[Any] | None = None  # of an array of a Box that was looked at
 
     def write(self, observation: Any, out: Any, i: int) -> None:
         """Writes the vector of an observation into the beginning of `out` [D]."""
-        fits = type(observation) is np.ndarray and observation.shape == self._space.shape
-        if self._is_box and fits:
+        is_array = type(observation) is np.ndarray
+        is_known = is_array and observation.dtype is self._fitting
+        if is_known and observation.shape == self._space.shape:
             out[: self._width] = observation.ravel()
             return
         if broken := difference(self._space, observation):
@@ -463,6 +498,8 @@ class _Rows:
                 f"env {self._env_id}: environment {i}: agent {self._agent} was given {came}; must "
                 f"be {said}, at every reset and step. Mend the environment, or its spaces."
             )
+        if self._is_box and is_array:
+            self._fitting = observation.dtype
         self._flattener.write_one(observation, out[: self._width], i)
 
     def actions(self, rows: Any) -> Callable[[int], Any]:

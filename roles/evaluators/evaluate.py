@@ -35,26 +35,53 @@ class EpisodeCount:
 
     So short episodes are not favoured, as they are where the first to end are counted. N =
     environments, E = episodes of each. Nothing waits for a device.
+
+    Where rows are agents, who are not always there, those count that they have in the first `each`
+    games of their environment, with the steps that they act in.
     """
 
-    def __init__(self, num_env: int, each: int, device: torch.device) -> None:
-        self.returns = torch.zeros(num_env, each, device=device)  # [N, E], undiscounted
-        self.lengths = torch.zeros(num_env, each, dtype=torch.int64, device=device)  # [N, E]
-        self.ended = torch.zeros(num_env, dtype=torch.int64, device=device)  # [N], those that have
+    def __init__(self, env: VecEnv, each: int) -> None:
+        """`env`: the environments, after their `reset`."""
+        rows, device = env.num_env, env.device
+        self.returns = torch.zeros(rows, each, device=device)  # [N, E], undiscounted
+        self.lengths = torch.zeros(rows, each, dtype=torch.int64, device=device)  # [N, E]
+        self.ended = torch.zeros(rows, dtype=torch.int64, device=device)  # [N], those that have
+        # Of agents: who acts next, and whose game was begun with the last step.
+        self._present: Tensor | None = getattr(env, "present", None)  # [N]
+        self._begun: Tensor | None = getattr(env, "begun", None)  # [N]
+        self._games = torch.zeros(rows, dtype=torch.int64, device=device)  # [N], that are over
+        self._came = torch.ones(rows, dtype=torch.bool, device=device)  # [N], to one that counts
+        if self._present is not None:
+            self._came.copy_(self._present)
+        self._acts = self._came.clone()  # [N], in the step that is added next
 
     @property
     def running(self) -> Tensor:
         """Tells which environments [N] have episodes left."""
-        return self.ended < self.returns.shape[1]
+        each = self.returns.shape[1]
+        return self._came & (self.ended < each) & (self._games < each)
+
+    @property
+    def counted(self) -> Tensor:
+        """Tells which episodes [N, E] count: those that have ended, or are left."""
+        each = self.returns.shape[1]
+        count = torch.where(self.running, each, self.ended)
+        return torch.arange(each, device=count.device) < count[:, None]
 
     def add(self, reward: Tensor, ended: Tensor) -> None:
         """Counts a step of all environments, by `reward` [N] and whether episodes `ended` [N]."""
+        each = self.returns.shape[1]
+        self._came |= ended & (self._games < each)  # also who has never had a turn
         running = self.running
-        place = self.ended.clamp(max=self.returns.shape[1] - 1)[:, None]
+        place = self.ended.clamp(max=each - 1)[:, None]
         paid = torch.where(running, reward, 0).to(self.returns.dtype)
         self.returns.scatter_add_(1, place, paid[:, None])
-        self.lengths.scatter_add_(1, place, running.long()[:, None])
+        self.lengths.scatter_add_(1, place, (running & self._acts).long()[:, None])
         self.ended += ended & running
+        if self._present is not None and self._begun is not None:
+            self._games += self._begun
+            self._came |= self._present & (self._games < each)
+            self._acts.copy_(self._present)
 
 
 @torch.no_grad()
@@ -71,9 +98,9 @@ def play(
     called every 50 steps with what has been counted.
     """
     to_env, device = env_action(env.action_space, env.device), env.device
-    episodes = EpisodeCount(env.num_env, each, device)
     ended = torch.ones(env.num_env, dtype=torch.bool, device=device)
     observation = env.reset(seed)
+    episodes = EpisodeCount(env, each)
     for number in range(each * longest_episode(env)):
         # A GPU is waited for once in so many steps.
         now_and_then = number % _STEPS_BETWEEN_MEETINGS == 0
@@ -108,7 +135,7 @@ def evaluate_together(
     """
     actor, to_env = GreedyActor(policy, normalizer), env_action(env.action_space, env.device)
     observation, left = env.reset(), longest_episode(env)
-    episodes = EpisodeCount(env.num_env, 1, env.device)
+    episodes = EpisodeCount(env, 1)
     ended = torch.zeros(env.num_env, dtype=torch.bool, device=env.device)
     await_set_up()  # the first reset of environments may compile
     going = [1]
@@ -127,30 +154,21 @@ def evaluate_together(
         going = group.exchange(2 if stop else int(left > 0 and bool(episodes.running.any())))
         if 2 in going:
             return {}
-    paid = episodes.returns[:, 0].double().cpu()
-    its = means_of_policies(env, paid)  # of as many episodes in each GMI
-    bucket = group.bucket("evaluation", 4 + len(its), torch.float64)
-    cut = episodes.running.sum()
-    sums = (paid.sum(), paid.square().sum(), len(paid), cut, *its.values())
+    paid, counted = episodes.returns[:, 0].double().cpu(), episodes.counted[:, 0].cpu()
+    paid.masked_fill_(~counted, 0.0)
+    groups: Sequence[AgentGroup] = getattr(env, "groups", ())
+    places = rows_of(groups, env.num_env) if len(groups) > 1 else []
+    sums = [float(paid.square().sum()), float(episodes.running.sum())]
+    for rows in (slice(None), *places):
+        sums += [float(paid[rows].sum()), float(counted[rows].sum())]
+    bucket = group.bucket("evaluation", len(sums), torch.float64)
     bucket.buffer.copy_(torch.tensor(sums, dtype=torch.float64))
-    total, squares, count, cut, *means = bucket.reduce("sum").tolist()
+    squares, cut, total, count, *of_policies = bucket.reduce("sum").tolist()
     mean = total / count
     spread = max(squares / count - mean * mean, 0.0) ** 0.5
     told = {"eval_return": mean, "eval_std": spread, "eval_episodes": count, "eval_cut": cut}
-    of_policies = zip(its, means, strict=True)
-    return told | {f"{name}/eval_return": mean / group.size for name, mean in of_policies}
-
-
-def means_of_policies(env: VecEnv, returns: Tensor) -> dict[str, float]:
-    """Returns the means of `returns` [N, ...] of the agents of each policy, if there are several.
-
-    Those of agents that there are, at least once in an episode; nothing is paid to others.
-    """
-    groups: Sequence[AgentGroup] = getattr(env, "groups", ())
-    if len(groups) < 2:
-        return {}
-    rows = rows_of(groups, env.num_env)
-    return {
-        group.policy: float(returns[place].mean())
-        for group, place in zip(groups, rows, strict=True)
-    }
+    names = [group.policy for group in groups[: len(places)]]
+    for name, of_one, its in zip(names, of_policies[::2], of_policies[1::2], strict=True):
+        if its:
+            told[f"{name}/eval_return"] = of_one / its
+    return told

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .actor_critic import ActorCriticPolicy
 from .normalize import RunningNormalizer, normalized
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.batch import Batch
 
 
 class Snapshot:
@@ -22,6 +25,13 @@ class Snapshot:
     def __init__(self, network: nn.Module, normalizer: RunningNormalizer | None) -> None:
         self._network = copy.deepcopy(network).requires_grad_(False)
         self._normalizer = copy.deepcopy(normalizer)
+
+    @property
+    def log_std(self) -> Tensor:
+        """Returns the logarithms of the deviations that it acts with, if it does with any."""
+        its: Any = self._network
+        log_std: Tensor = its.log_std
+        return log_std
 
     @torch.no_grad()
     def take(self, network: nn.Module, normalizer: RunningNormalizer | None) -> None:
@@ -78,6 +88,21 @@ class LeaguePolicy(ActorCriticPolicy):
         """Returns which snapshot plays in each environment [E]."""
         environments = torch.arange(num_rows // self.agents, device=device)
         return environments // self.agents % len(self.snapshots)
+
+    @property
+    def alone(self) -> ActorCriticPolicy:
+        """Returns the policy that acts for all agents itself."""
+        return ActorCriticPolicy(self.network)
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        super().noise(generator, batch)
+        if not self.distribution.deviations:
+            return
+        whole = batch["noise"]
+        for snapshot, rows in zip(self.snapshots, self._rows_of(whole[0]), strict=True):
+            out = whole[:, rows]  # a copy
+            self.distribution.noise(out.shape[:2], snapshot.log_std, generator, out)
+            whole.index_copy_(1, rows, out)
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         head = step["head"]

@@ -31,7 +31,7 @@ class PolicyMap:
     def __init__(self, groups: Sequence[AgentGroup], policies: Mapping[str, Policy]) -> None:
         """`policies`: by name, in the order of the groups; none of them remembers."""
         self.groups, self.policies = tuple(groups), dict(policies)
-        self.network = nn.ModuleDict({name: its.network for name, its in policies.items()})
+        self.network = _Networks({name: its.network for name, its in policies.items()})
         each = list(self.policies.values())
         self.action_columns = max(policy.action_columns for policy in each)
         self.noise_columns = max(policy.noise_columns for policy in each)
@@ -109,6 +109,14 @@ class PolicyMap:
 
     def _each(self, num_rows: int) -> Iterator[tuple[slice, int, Policy]]:
         return zip(self.rows(num_rows), self._observed, self.policies.values(), strict=True)
+
+
+class _Networks(nn.ModuleDict):
+    """Holds networks by the names of their policies, which may be those of its methods: train."""
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        assert module is not None
+        self._modules[name] = module
 
 
 class _OfGroup(Mapping[str, Tensor]):

@@ -103,7 +103,8 @@ class Batch:
     - where rows are agents that come and go: `present` [T, N] bool, who acted; of others nothing
       is learned
     - where the algorithm asks for them: `next_observation` [T, N, D] raw, the final observation
-      where an episode ended, and `terminated` [T, N] bool
+      where an episode ended, `terminated` [T, N] bool, and `paid` [T, N], the reward as the
+      environment pays it
     """
 
     columns: dict[str, Tensor]
@@ -155,6 +156,8 @@ class Batch:
             columns["present"] = torch.ones(shape, dtype=torch.bool, device=device)
         if "next_observation" in recorded:
             columns["next_observation"] = torch.zeros(*shape, width, dtype=dtype, device=device)
+        if "paid" in recorded:
+            columns["paid"] = torch.zeros(shape, device=device)
         if "terminated" in recorded:
             columns["terminated"] = torch.zeros(shape, dtype=torch.bool, device=device)
         after = {

@@ -75,6 +75,7 @@ class Collector:
         # Rows that are agents: who of them acts next, in the same tensor at all times.
         self._present: Tensor | None = getattr(env, "present", None)
         self._records = "next_observation" in batch.columns
+        self._records_paid = "paid" in batch.columns
         self._reads_final = settings.bootstrap_time_limit
         # An algorithm that is told where each step led to values that itself.
         self._bootstrap = self._reads_final and not self._records
@@ -199,14 +200,17 @@ class Collector:
         """Makes the columns that are made for all steps at once."""
         batch = self.batch
         batch["done"].copy_(batch["ended"])
-        if self._present is not None:
-            _leave_open_turns(batch, self._present)
+        left_out = None if self._present is None else _leave_open_turns(batch, self._present)
         self._policy.finish(batch)
         if "value" in self._policy.columns:
             value = batch["value"]
             value.copy_(self._denormalized(value))
         if "value" in batch.bootstrap:
-            batch.bootstrap["value"].copy_(self._value(self.observation))
+            last = batch.bootstrap["value"]
+            last.copy_(self._value(self.observation))
+            if left_out is not None:  # what follows the turn before such a one is that one
+                follows = batch["value"].masked_fill(~left_out, 0.0).sum(0)
+                last.copy_(torch.where(left_out.any(0), follows, last))
         if "observation" in batch.bootstrap:
             batch.bootstrap["observation"].copy_(self.observation)
 
@@ -238,6 +242,8 @@ class Collector:
                 step = self._env.step(action)
             clock.begin("infer")
             at["reward"].copy_(step.reward)
+            if self._records_paid:
+                at["paid"].copy_(step.reward)
             done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
             self.observation = step.observation
             there = at["present"] if self._present is not None else None
@@ -327,6 +333,8 @@ class Collector:
     def _record(self, t: int, step: Step) -> None:
         at, bad = self._steps[t], self._bad_final[t]
         at["reward"].copy_(step.reward)
+        if self._records_paid:
+            at["paid"].copy_(step.reward)
         done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
         self.episodes.add_masked(step.reward, done, at.get("present"))
         if self._records:
@@ -368,8 +376,8 @@ class Collector:
         return NotFiniteError(env_id, what, env_index, seed, step, self._iteration)
 
 
-def _leave_open_turns(batch: Batch, present: Tensor) -> None:
-    """Takes the last turns out of a batch whose outcome is not known yet.
+def _leave_open_turns(batch: Batch, present: Tensor) -> Tensor:
+    """Takes the last turns out of a batch whose outcome is not known yet; returns them [T, N].
 
     They are those of agents who do not act next, by `present` [N], in episodes that go on: there
     is nothing to value what follows by.
@@ -377,7 +385,9 @@ def _leave_open_turns(batch: Batch, present: Tensor) -> None:
     there = batch["present"]
     later = there.flip(0).cumsum(0).flip(0) > there.long()  # a turn of the same agent
     ends = batch["ended"].flip(0).cumsum(0).flip(0) > 0
-    there.logical_and_(later | ends | present)
+    left_out = there & ~(later | ends | present)
+    there.logical_and_(~left_out)
+    return left_out
 
 
 class Steady:

@@ -182,6 +182,13 @@ def test_check_names_what_does_not_fit(tmp_path, sections, words):
     assert all(word in said for word in words), said
 
 
+def test_a_league_is_checked_where_tuning_is_to_find_its_environments(tmp_path):
+    env = {"id": "bodies_agents:Matching", "adapter": "pettingzoo", "num_env": "auto"}
+    read = load_config(config(tmp_path, env=env, multi_agent={"self_play": {}}))
+    its = user_code.try_here(json.dumps(read.model_dump(mode="json")), str(tmp_path))
+    assert its["faults"] == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("algorithm", "paid"), [("qmix", 8.0), ("vdn", 7.0)])
@@ -284,3 +291,6 @@ def test_a_policy_that_plays_against_itself_finds_how_to_win(tmp_path):
     taken = [1 + int(policy.act(np.array([left], np.float32))) for left in (5, 2)]
     assert taken == [2, 2]
     assert metrics(result.folder)[-1]["rating"] > 0
+    # Who begins wins, whoever it is: all play by the policy, none by the one that was begun with.
+    told = gmi_drl.evaluate(result.folder, episodes=16, stochastic=True)
+    assert np.mean(told.returns[:16]) > 0.5

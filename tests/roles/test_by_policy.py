@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
 from bodies_agents import Meadow
 from gmi_drl.comm import solo_group
@@ -185,6 +186,36 @@ def test_turns_whose_outcome_is_not_known_are_left_out():
     collector.collect(1)  # first and second have taken one or two each; it goes on
     assert batch["present"].tolist() == [[True, False], [False, False]]
     assert not batch["ended"].any()
+
+
+def test_what_follows_the_turn_before_one_that_is_left_out_is_that_one():
+    env = make_env("bodies_agents:Toll", 1, adapter="pettingzoo")
+    settings = settings_of(PPOConfig, horizon=3)
+    algorithm = algorithm_of(env, settings, 0)
+    batch = batch_of(algorithm, 3, 2, 1)
+    Collector(env, algorithm, batch, torch.Generator().manual_seed(0)).collect(1)
+    # First, second, first: the outcome of the last turn is known when it is the first's again.
+    assert batch["present"].tolist() == [[True, False], [False, True], [False, False]]
+    value, moments = batch["value"], torch.zeros(algorithm.num_batch_moments, dtype=torch.float64)
+    algorithm.measure(batch, moments)
+    algorithm.settings = settings.model_copy(update={"normalize_advantage": False})
+    algorithm.postprocess(batch, moments[None])
+    following = value[2, 0]  # not that of somebody who is not there and sees nothing
+    assert not torch.isclose(following, algorithm.policy.value(torch.zeros(1, 1))[0], atol=1e-3)
+    expected = 1.0 + settings.gamma * following - value[0, 0]
+    assert batch["advantage"][0, 0] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_a_policy_may_have_the_name_of_a_method():
+    settings = settings_of(PPOConfig)
+    spaces = {agent: AgentSpaces(Box(0, 1, (1,)), Discrete(2)) for agent in ("train", "car")}
+    config = MultiAgentConfig(policies=("train", "car"), mapping={"train": "train", "*": "car"})
+    groups, _ = grouped("traffic", spaces, config)
+    each = {group.policy: algorithm_of(group, settings, 0) for group in groups}
+    network = by_policy(groups, each).policy.network
+    assert {name.partition(".")[0] for name, _ in network.named_parameters()} == {"train", "car"}
+    assert network.train() is network
+    network["train"].load_state_dict(network["car"].state_dict())
 
 
 def test_agents_of_many_policies_are_in_the_order_of_these():

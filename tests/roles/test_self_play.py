@@ -17,16 +17,18 @@ from gmi_drl.roles.samples.collector import Collector
 SETTINGS = PPOConfig(network=[8], horizon=8, minibatches=2, epochs=2, schedule="constant")
 
 
-def made(num_env=8, snapshots=2, every=1, seed=0, what="Countdown", **options):
+def made(num_env=8, snapshots=2, every=1, seed=0, what="Countdown", horizon=8, **options):
     """Two who take turns, one policy, a league; and the collector of their games."""
+    width = 3 if what == "Meadow" else 1
     env = make_env(f"bodies_agents:{what}", num_env, adapter="pettingzoo", options=options)
     generator = torch.Generator().manual_seed(seed)
     network = algorithm_class(SETTINGS).make_network(SETTINGS, env, generator)
-    algorithm = algorithm_of(network, SETTINGS, Normalizers.of(SETTINGS, 1))
+    algorithm = algorithm_of(network, SETTINGS, Normalizers.of(SETTINGS, width))
     league = against_itself(algorithm, env, SelfPlayConfig(snapshots=snapshots, every=every))
     batch = Batch.allocate(
-        SETTINGS.horizon, env.num_env, 1, league.policy, torch.device("cpu"),
-        filled=league.filled, bootstrap=league.bootstrap, come_and_go=True,
+        horizon, env.num_env, width, league.policy, torch.device("cpu"),
+        filled=league.filled, recorded=league.recorded, bootstrap=league.bootstrap,
+        come_and_go=True,
     )  # fmt: skip
     return league, batch, Collector(env, league, batch, torch.Generator().manual_seed(1))
 
@@ -77,10 +79,10 @@ def test_only_what_it_did_itself_is_learned_from():
 
 def play(league, batch, paid, over=1.0):
     """One step of games in which the first agents were paid `paid`, and the second the opposite."""
-    batch["reward"].zero_()
+    batch["paid"].zero_()
     batch["done"].zero_()
     batch["present"].fill_(True)
-    batch["reward"][0] = torch.cat([paid, -paid])
+    batch["paid"][0] = torch.cat([paid, -paid])
     batch["done"][0] = over
     moments = torch.zeros(1, league.num_batch_moments, dtype=torch.float64)
     league.measure(batch, moments[0])
@@ -106,11 +108,11 @@ def test_games_are_scored_by_who_was_paid_more_and_ratings_follow():
 
 def test_games_of_agents_who_never_come_are_over_when_the_others_have_left():
     league, batch, _ = made(num_env=3, snapshots=1, what="Matching", count=3)
-    batch["reward"].zero_()
+    batch["paid"].zero_()
     batch["done"].zero_()
     there = batch["present"].fill_(True).view(8, 3, 3)  # [steps, agents, environments]
     there[:, 2] = False
-    batch["reward"].view(8, 3, 3)[:, :, 0] = torch.tensor([-1.0, -2.0, 0.0])
+    batch["paid"].view(8, 3, 3)[:, :, 0] = torch.tensor([-1.0, -2.0, 0.0])
     # Two games of three steps, and two of a third one; all that the policy plays in is the first
     # agent of environment 0, the second one of 1, and the one who never comes in 2.
     batch["done"].view(8, 3, 3)[[2, 5], :2] = 1.0
@@ -118,6 +120,27 @@ def test_games_of_agents_who_never_come_are_over_when_the_others_have_left():
     league.measure(batch, moments[0])
     # It was paid less than nothing, which who is not there had, and more than who is; and a draw.
     assert moments[0, -2:].tolist() == [4, 3]
+
+
+def test_what_a_game_is_worth_that_is_cut_is_nobodys_pay():
+    league, batch, collector = made(num_env=4, what="Level", horizon=10)
+    collector.collect(1)
+    assert batch["ended"][9].all()  # all games end with the horizon, and all agents are paid alike
+    rewards = batch["reward"].sum(0)
+    assert not torch.isclose(rewards, rewards[0]).all()
+    moments = torch.zeros(league.num_batch_moments, dtype=torch.float64)
+    league.measure(batch, moments)
+    assert moments[-4:].tolist() == [2, 2, 1, 1]  # of two games against each snapshot, half
+
+
+def test_snapshots_explore_as_they_did():
+    league, batch, collector = made(num_env=8, what="Meadow", sheep=0, wolves=2)
+    with torch.no_grad():
+        league.policy.network.log_std.fill_(-20.0)
+    collector.collect(1)
+    noise, mine = batch["noise"], league.policy.learns(16, torch.device("cpu"))
+    assert noise[:, mine].abs().max() < 1e-6
+    assert noise[:, ~mine].std() == pytest.approx(1.0, abs=0.2)
 
 
 def test_the_oldest_snapshot_makes_room_and_has_the_rating_of_its_time():

@@ -167,13 +167,15 @@ def _play(
             places = torch.arange(episodes.returns.shape[1], device=episodes.ended.device)
             ended = episodes.returns[places < episodes.ended[:, None]]
             count = before + len(ended)
-            progress(count, total, (paid + float(ended.sum())) / count if count else math.nan)
+            of = max(total, before + int(episodes.counted.sum()))  # agents have more
+            progress(count, of, (paid + float(ended.sum())) / count if count else math.nan)
 
         with importable(policy.origin.import_path), closing(policy.make_env(count, gmi_id)) as env:
             with policy.use_threads():
                 played = play(env, policy.actor(env.num_env, sampling_seed), each, seed, tell)
-            counts = (played.ended.cpu()[:, None] > torch.arange(each)).numpy()
-            unfinished = int((~counts).sum())
+            all_there = played.counted.cpu()  # but for agents who were not
+            returns, lengths = (its.cpu()[all_there] for its in (played.returns, played.lengths))
+            unfinished = len(returns) - int(played.ended.sum())
             if unfinished:
                 warnings.warn(
                     f"{counted(unfinished, 'episode')} had not ended after "
@@ -181,12 +183,8 @@ def _play(
                     "--set env.max_episode_steps=... sets another limit.",
                     stacklevel=3,
                 )
-            yield (
-                played.returns.double().cpu().numpy().ravel(),
-                played.lengths.cpu().numpy().ravel(),
-                unfinished,
-            )
-        before, paid = before + count * each, paid + float(played.returns.sum())
+            yield returns.double().numpy(), lengths.numpy(), unfinished
+        before, paid = before + len(returns), paid + float(returns.sum())
 
 
 def _keep(policy: TrainedPolicy, evaluation: Evaluation) -> None:

@@ -36,6 +36,7 @@ from gmi_drl.roles.envs.spaces import Leaf, action_columns, leaves
 from gmi_drl.roles.envs.spaces import Path as SpacePath
 from gmi_drl.roles.loading import OUR_CLASSES, classes_of, importable
 from gmi_drl.roles.policies.description import load_policy as load_weights
+from gmi_drl.roles.policies.league import LeaguePolicy
 from gmi_drl.roles.policies.policy import GreedyActor, SamplingActor
 from gmi_drl.roles.policies.policy_map import NormalizerMap, PolicyMap
 from gmi_drl.roles.policies.structure import structured_space
@@ -278,12 +279,15 @@ class TrainedPolicy:
         With a seed it draws actions as in training.
         """
         role, normalizer = self._role, self._role.normalizers.observations
+        policy = role.policy
         if sampling_seed is None:
-            return GreedyActor(role.policy, normalizer)
+            return GreedyActor(policy, normalizer)
         role.algorithm.before_sampling(self.origin.steps)
-        batch = Batch.allocate(1, num_env, role.observed, role.policy, self.device)
+        if isinstance(policy, LeaguePolicy):  # whose snapshots are no part of what was loaded
+            policy = policy.alone
+        batch = Batch.allocate(1, num_env, role.observed, policy, self.device)
         generator = torch.Generator(self.device).manual_seed(sampling_seed)
-        return SamplingActor(role.policy, normalizer, batch, generator)
+        return SamplingActor(policy, normalizer, batch, generator)
 
     def _zeros(self, count: int) -> Tensor:
         return torch.zeros(count, self.module.state_columns, device=self.device)

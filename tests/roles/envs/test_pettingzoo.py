@@ -5,10 +5,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 
 import bodies_agents
 from gmi_drl.placement import MultiAgentConfig
 from gmi_drl.roles.envs import EnvError, EnvRaised, EnvSpecError, make_env
+from gmi_drl.roles.envs.agents import AgentSpaces, grouped
 
 TWO = MultiAgentConfig(policies=("dogs", "sheep"), mapping={"wolf_*": "dogs", "*": "sheep"})
 
@@ -88,6 +90,24 @@ def test_who_has_left_is_not_paid_and_does_not_end_again():
     assert ended == [False, True, False, False]
 
 
+def test_who_stays_among_the_agents_after_its_end_acts_no_more_and_ends_once():
+    env, zero = made("Lingering", 1, None), torch.zeros(2)
+    env.reset()
+    there, ended = [], []
+    for _ in range(11):
+        there.append(env.present[0].item())
+        ended.append(env.step(zero).terminated[0].item())
+    assert there == [True] * 3 + [False] * 7 + [True]
+    assert ended == [number == 2 for number in range(11)]
+
+
+def test_actions_that_an_environment_changes_are_its_own():
+    env, actions = made("Damped", 1, None, sheep=0), torch.tensor([[1.0, 1.5]])
+    env.reset()
+    env.step(actions)
+    assert actions.tolist() == [[1.0, 1.5]]
+
+
 def test_the_last_that_an_agent_saw_is_its_final_observation():
     env = made(num_env=1, length=4)
     env.reset()
@@ -98,9 +118,9 @@ def test_the_last_that_an_agent_saw_is_its_final_observation():
     observation, final = steps[1]  # the first sheep has left
     assert observation[1] == [0, 0, 0]
     assert final == [[2, 2, 7], [0, 2, 0], [1, 2, 0]]
-    observation, final = steps[3]  # the wolf is cut, and all begin anew
+    observation, final = steps[3]  # the wolf is cut, and all begin anew: the sheep see nothing yet
     assert observation == [[2, 0, 7], [0, 0, 0], [1, 0, 0]]
-    assert final == [[2, 4, 7], [0, 0, 0], [1, 0, 0]]
+    assert final == [[2, 4, 7], [0, 0, 0], [0, 0, 0]]
 
 
 def test_one_may_come_later():
@@ -122,6 +142,17 @@ def test_a_time_limit_cuts_all_who_are_there():
     assert not step.terminated.any()
 
 
+def test_who_comes_with_the_last_step_before_the_limit_has_had_no_episode():
+    env = make_env(
+        "bodies_agents:Meadow", 1, adapter="pettingzoo", multi_agent=TWO, max_episode_steps=1,
+        options={"late": "wolf_0"},
+    )  # fmt: skip
+    env.reset()
+    step = env.step(torch.zeros(3, 2))
+    assert step.truncated.tolist() == [False, True, True]
+    assert env.present.tolist() == [False, True, True]  # as at the beginning
+
+
 def test_who_takes_turns_acts_in_turn_and_is_paid_for_the_turn_before():
     env = made("Countdown", 1, None)
     env.reset()
@@ -136,6 +167,18 @@ def test_who_takes_turns_acts_in_turn_and_is_paid_for_the_turn_before():
     assert ended == [[False, False], [False, False], [True, True]]
     assert env.present.tolist() == [True, False]
     assert step.observation.tolist() == [[5], [0]]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_agents_who_are_gone_without_a_turn_for_it_have_ended_or_were_cut(tells):
+    env = made("Abrupt", 1, None, tells=tells)
+    env.reset()
+    for _ in range(3):
+        step = env.step(torch.ones(2))
+    assert step.reward.tolist() == [1, -1]
+    assert step.terminated.tolist() == [tells] * 2
+    assert step.truncated.tolist() == [not tells] * 2
+    assert step.final_observation.tolist() == [[1], [3]]  # the last that each of them saw
 
 
 @pytest.mark.parametrize("limit", [4, 5])
@@ -197,11 +240,31 @@ def test_what_breaks_the_interface_is_told_by_environment_and_agent(monkeypatch)
         env.reset()
 
 
+def test_observations_of_another_type_are_told_and_not_cut_to_whole_numbers():
+    with pytest.raises(EnvError, match=r"agent agent_0 .* of float32; must be of uint8"):
+        made("Shades", 1, None).reset()
+
+
+def test_agents_go_by_names():
+    with pytest.raises(EnvSpecError, match=r"possible_agents have 0, which is no str.*as agent_0"):
+        made("Numbered", 1, None)
+
+
+def test_an_agent_is_named_by_its_name_whatever_patterns_mean_by_it():
+    spaces = dict.fromkeys(["wolf[0]", "sheep"], AgentSpaces(Box(0, 1, (1,)), Discrete(2)))
+    config = MultiAgentConfig(policies=("a", "b"), mapping={"wolf[0]": "a", "*": "b"})
+    groups, faults = grouped("meadow", spaces, config)
+    assert not faults
+    assert [group.agents for group in groups] == [("wolf[0]",), ("sheep",)]
+
+
 def test_what_is_not_there_is_said():
     with pytest.raises(EnvSpecError, match=r"no_such_games.*ModuleNotFoundError.*multi_agent"):
         make_env("no_such_games.v1", 1, adapter="pettingzoo")
     with pytest.raises(EnvSpecError, match=r"option 'sheeps'\. Did you mean sheep"):
         made(sheeps=3)
+    with pytest.raises(EnvSpecError, match=r"is a str; must be a class or a function that makes"):
+        make_env("bodies_agents:__name__", 1, adapter="pettingzoo")
     with pytest.raises(EnvSpecError, match="environments of one agent"):
         make_env("bodies_agents:Meadow", 1, adapter="pettingzoo", wrappers=["clip_reward"])
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.gmi import DiscoveryError
 from gmi_drl.launcher.callbacks.loading import callback_problems, named_callbacks
 from gmi_drl.placement import (
+    AUTO,
     CONVOLUTIONAL,
     ConfigError,
     CustomAlgorithmConfig,
@@ -154,6 +155,7 @@ def try_here(
             "frames": 1 if stacking is None else stacking.count,
             "action": max(its.action_columns for its in distributions),
             "parameters": max(its.parameters for its in distributions),
+            "agents": max(envs.num_env // _NUM_ENV, 1),  # a team is one row
             "has_own_network": own_network,
         }
         return {"faults": faults, "notes": notes, "sizes": sizes}
@@ -273,7 +275,8 @@ def _league_told(config: Config, env: VecEnv) -> list[str]:
     league = None if config.multi_agent is None else config.multi_agent.self_play
     if league is None or config.mode == "serving":
         return []
-    return league_faults(league, len(getattr(env, "agents", ())), config.env.num_env)
+    num_env = None if config.env.num_env == AUTO else config.env.num_env
+    return league_faults(league, len(getattr(env, "agents", ())), num_env)
 
 
 def _keeps(role: type[DRL_role], method: str) -> bool:
