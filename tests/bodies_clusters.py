@@ -81,8 +81,8 @@ def descendants(*pids):
 def cluster(hosts):
     """Starts one, and ends it when the input does; lines of input say what to kill.
 
-    That is the last `raylet`, or the `head`: its control service. `drain` has Ray drain the last
-    host. Prints the address, and the pid of that raylet.
+    That is the last `raylet`, or the `head`: its control service. `hang` stops that as a signal
+    does, and `drain` has Ray drain the last host. Prints the address, and the pid of that raylet.
     """
     from ray._raylet import GcsClient
     from ray.cluster_utils import Cluster
@@ -99,19 +99,20 @@ def cluster(hosts):
         for host in range(1, hosts):
             node = started.add_node(**options, node_ip_address=f"127.0.0.{host + 1}")
         raylet = node.all_processes["raylet"][0].process
-        victims = {
-            "raylet": raylet,
-            "head": started.head_node.all_processes["gcs_server"][0].process,
-        }
+        head = started.head_node.all_processes["gcs_server"][0].process
+        victims = {"raylet": raylet, "head": head}
         print(started.address, raylet.pid, sep="\n", flush=True)
         for line in sys.stdin:
             if line.strip() == "drain":
                 reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
                 GcsClient(address=started.address).drain_node(node.node_id, reason, "a test", 0)
-                continue
-            victim = victims[line.strip()]
-            victim.kill()
-            victim.wait()  # workers of a raylet take a zombie for alive
+            elif line.strip() == "hang":
+                head.send_signal(signal.SIGSTOP)
+            else:
+                victim = victims[line.strip()]
+                victim.kill()
+                victim.wait()  # workers of a raylet take a zombie for alive
+        head.send_signal(signal.SIGCONT)
     finally:
         started.shutdown()
         for pid in descendants(os.getpid()):  # agents of Ray's that wait for a head that is gone
@@ -139,7 +140,7 @@ def drained(address):
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     holder = ray.remote(num_cpus=1)(Holder).options(scheduling_strategy=there).remote()
     ray.get(holder.answer.remote(), timeout=60)  # else Ray would end the node at once
-    drains = Drains()
+    drains = Drains(address)
     print("it is held, and", "drained" if drains.nodes else "not drained", flush=True)
     while drains.nodes != {node}:
         time.sleep(0.05)  # between two looks

@@ -5,7 +5,9 @@ Agents are objects of this process, and start real launchers. What a host says o
 
 import contextlib
 import socket
+import socketserver
 import sys
+import threading
 import types
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -38,6 +40,13 @@ class FakeHost:
         self.is_lost = self.is_lost or name == self.lost_at
         if self.is_lost:
             raise RayError(f"{self.address} is lost")
+
+    @property
+    def node(self):
+        """What the head tells of it."""
+        snapshot = types.SimpleNamespace(state=3 if self.is_drained else 2)
+        node_id = types.SimpleNamespace(hex=lambda: self.address)
+        return types.SimpleNamespace(state=0, node_id=node_id, state_snapshot=snapshot)
 
     @property
     def row(self):
@@ -95,6 +104,20 @@ class Handle:
     def kill(self):
         """Ends what it has started."""
         self._object.end()
+
+
+class GcsClient:
+    """Asks the head, and waits for one that is gone."""
+
+    def __init__(self, head, hosts):
+        self._head, self._hosts = head, hosts
+
+    def get_all_node_info(self, timeout=None):
+        """What it tells of each host."""
+        if self._head.is_gone:
+            threading.Event().wait(timeout)
+            raise RayError("timed out")
+        return {host.address: host.node for host in self._hosts}
 
 
 class Group:
@@ -155,12 +178,44 @@ def modules_of(hosts):
     private.state = types.SimpleNamespace(
         available_resources_per_node=lambda: {host.address: {"CPU": host.cpus} for host in hosts}
     )
-    state = types.ModuleType("ray._private.state")
-    state.state = types.SimpleNamespace(
-        get_draining_nodes=lambda: {host.address: 0 for host in hosts if host.is_drained}
-    )
-    each = (ray, ray.util, placement, strategies, private, state)
+    raylet = types.ModuleType("ray._raylet")
+    raylet.GcsClient = lambda address: GcsClient(_heads[address], hosts)
+    protobuf = types.ModuleType("ray.core.generated.gcs_pb2")
+    protobuf.GcsNodeInfo = types.SimpleNamespace(ALIVE=0)
+    protobuf.NodeSnapshot = types.SimpleNamespace(DRAINING=3)
+    each = (ray, ray.util, placement, strategies, private, raylet, protobuf)
     return {module.__name__: module for module in each}
+
+
+class _Answer(socketserver.BaseRequestHandler):
+    """Says something, and hangs up."""
+
+    def handle(self):
+        self.request.sendall(b"\0")
+
+
+class Head(socketserver.TCPServer):
+    """What answers at an address of this host, until it is closed."""
+
+    request_queue_size = 4096
+    is_gone = False
+
+    def __init__(self, host="127.0.0.1", port=0):
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.allow_reuse_address = True
+        super().__init__((host, port), _Answer)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self):
+        """Answers no more; returns when it is over."""
+        self.is_gone = True
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def __exit__(self, *_):
+        self.close()
 
 
 def lose_head(address):
@@ -172,14 +227,13 @@ def lose_head(address):
 def cluster(*hosts):
     """Yields the address of one; in this block `import ray` gives what knows its hosts."""
     ours = [name for name in sys.modules if name.startswith("gmi_drl.runtime.engines.ray")]
-    head = socket.create_server(("127.0.0.1", 0), backlog=4096)  # nobody takes them
-    with pytest.MonkeyPatch.context() as patch, head:
+    with pytest.MonkeyPatch.context() as patch, Head() as head:
         for name, module in modules_of(hosts).items():
             patch.setitem(sys.modules, name, module)
         for name in ours:  # they have imported another one
             patch.delitem(sys.modules, name)
         try:
-            address = f"127.0.0.1:{head.getsockname()[1]}"
+            address = f"127.0.0.1:{head.server_address[1]}"
             _heads[address] = head
             yield address
         finally:

@@ -1,6 +1,7 @@
 """What keeps hosts from training together is told before anything trains: value, rule, remedy."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,19 @@ def test_fewer_hosts_than_asked_are_told_with_what_each_has_free(monkeypatch):
     told = refusal(monkeypatch, FakeHost("127.0.0.2", cpus=4.0))
     assert told.startswith("cluster.hosts=2: each wants 1 CPU, and after 0.1 s the cluster at ")
     assert "has 1 host: 127.0.0.2 has 4 of 4 CPU free. Add hosts" in told
+
+
+def test_a_cluster_whose_head_hangs_is_not_joined(monkeypatch):
+    with fake_ray.cluster(), socket.create_server(("127.0.0.1", 0)) as server:  # nobody takes it
+        from gmi_drl.runtime.engines.ray import nodes
+
+        monkeypatch.setattr(nodes, "_CONNECT_S", 0.1)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(HostsError) as raised, joined(config(address)):
+            pass
+    told = str(raised.value)
+    assert told.startswith(f"cluster.address={address}: this cluster cannot be joined")
+    assert "nothing answers there within 0.1 s (timed out)" in told
 
 
 def test_a_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):

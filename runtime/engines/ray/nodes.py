@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gmi_drl.runtime.errors import ActorRuntimeError, OutOfResources
 
+from .probe import probe
+
 _CONNECT_S: Final = 10.0  # for a cluster's address to answer
+_UNSUBSCRIBE_S: Final = 1.0  # for the head to answer that this program unsubscribes
 _token: dict[str, str] = {}  # environment variables of the cluster that this process has started
 _folder = ""  # of the cluster that this process has started for itself
 
@@ -48,7 +50,7 @@ def join(
             "token (RAY_AUTH_TOKEN_PATH), or give trusted=True where only you reach it."
         )
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        probe(address, _CONNECT_S)  # Ray waits for minutes where it hangs
     except OSError as error:
         raise ActorRuntimeError(
             f"address={address!r}: nothing answers there within {_CONNECT_S:g} s ({error}). Start "
@@ -94,11 +96,28 @@ def _start(
 def leave() -> None:
     """Leaves the cluster; ends it, and removes its files, if this process has started it."""
     global _folder
+    _unsubscribe()
     ray.shutdown()
     _set_token({})
     if _folder:
         shutil.rmtree(_folder, ignore_errors=True)
         _folder = ""
+
+
+def _unsubscribe() -> None:
+    """Unsubscribes this program from what the head of the cluster publishes.
+
+    `ray.shutdown` does so, too, but waits without a deadline for the answer of a head that hangs.
+    A subscriber is closed as soon as `close` is called, and a second call returns at once.
+    """
+    if not ray.is_initialized():
+        return
+    worker: Any = ray._private.worker.global_worker
+    for name in ("gcs_error_subscriber", "gcs_log_subscriber"):
+        if (subscriber := getattr(worker, name, None)) is not None:
+            closing = threading.Thread(target=subscriber.close, name=name, daemon=True)
+            closing.start()
+            closing.join(_UNSUBSCRIBE_S)
 
 
 def _set_token(variables: dict[str, str]) -> None:

@@ -281,7 +281,7 @@ def joined(config: Config) -> Iterator[Cluster]:
         ) from error
     try:
         bundle, head = _bundle(config, nodes.hosts()), RayHead(cluster.address)
-        group, drains = _placed(cluster, head, bundle), Drains()
+        group, drains = _placed(cluster, head, bundle), Drains(cluster.address)
         ours = Cluster(config, head, drains, group, bundle)
         try:
             ours.start(range(cluster.hosts))

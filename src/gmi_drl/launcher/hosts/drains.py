@@ -1,6 +1,7 @@
 """Asks Ray which nodes it drains: those that are taken away soon, as spot instances are.
 
-The question has no time-out of ours, and without a head Ray answers none: so a thread asks.
+A thread asks, as an answer may take a while. Each question has a time-out: Ray ends a program that
+has waited for a minute for a head that is gone.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from contextlib import suppress
 from typing import Final
 
 _ASK_S: Final = 1.0  # between two questions
-_END_S: Final = 2.0  # for an answer that is on its way
+_ANSWER_S: Final = 2.0  # for the answer to one
+_END_S: Final = 5.0  # for an answer that is on its way
 
 
 class Drains:
     """Knows the nodes that are drained, as Ray has said last."""
 
-    def __init__(self) -> None:
-        """Asks once before it returns."""
+    def __init__(self, address: str) -> None:
+        """Asks the head at `address` once before it returns."""
+        from ray._raylet import GcsClient  # Ray Serve asks so, too: there is no public way
+
         self.nodes: frozenset[str] = frozenset()  # their ids
-        self._is_over = threading.Event()
+        self._head, self._is_over = GcsClient(address=address), threading.Event()
         self._ask()
         self._thread = threading.Thread(target=self._ask_on, name="drains", daemon=True)
         self._thread.start()
@@ -34,7 +38,12 @@ class Drains:
             self._ask()
 
     def _ask(self) -> None:
-        from ray._private.state import state  # Ray Train asks so, too: there is no public way
+        from ray.core.generated.gcs_pb2 import GcsNodeInfo, NodeSnapshot
 
         with suppress(Exception):  # the head is gone, which others find out
-            self.nodes = frozenset(state.get_draining_nodes())
+            self.nodes = frozenset(
+                node.node_id.hex()
+                for node in self._head.get_all_node_info(timeout=_ANSWER_S).values()
+                if node.state == GcsNodeInfo.ALIVE
+                and node.state_snapshot.state == NodeSnapshot.DRAINING
+            )
