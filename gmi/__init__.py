@@ -4,11 +4,11 @@ from .backends.backend import Backend, Slices, backend_of
 from .discover import discover
 from .errors import DeviceMemoryError, DiscoveryError, GmiDied, GmiError, GmiTimeout, SliceError
 from .faults import DEVICE_FAULT, DEVICE_LOST, leave_if_faulted
-from .gang import PRELOAD, Gang, GmiState
+from .gang import PRELOAD, Gang
 from .process import LayoutSlices
 
 __all__ = [
     "DEVICE_FAULT", "DEVICE_LOST", "PRELOAD", "Backend", "DeviceMemoryError", "DiscoveryError",
-    "Gang", "GmiDied", "GmiError", "GmiState", "GmiTimeout", "LayoutSlices", "SliceError", "Slices",
+    "Gang", "GmiDied", "GmiError", "GmiTimeout", "LayoutSlices", "SliceError", "Slices",
     "backend_of", "discover", "leave_if_faulted",
 ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -32,17 +31,6 @@ _FAILED_GRACE: Final = timedelta(milliseconds=300)  # peers of a dead GMI cannot
 _LONGEST: Final = 200  # characters of an error that others are stopped because of
 # What is killed may finish the iteration it is in, where a kill can harm others.
 _FINISH: Final = timedelta(seconds=2.5)
-
-
-@dataclass(frozen=True)
-class GmiState:
-    """The state of a GMI: running, stopped or died, and the reason if it is not running."""
-
-    gmi_id: int
-    role: str
-    pid: int | None
-    state: str
-    reason: str
 
 
 class Gang:
@@ -204,9 +192,11 @@ class Gang:
         """Has a GMI's process write its Python stacks to its log; False if it does not soon."""
         return runtime.write_stacks(self._handles[gmi_id])
 
-    def state(self) -> list[GmiState]:
-        """Returns how each GMI is, in the layout's order."""
-        return [self._state(gmi_id) for gmi_id in self._specs]
+    def pids(self) -> dict[int, int]:
+        """Returns the process of each GMI that runs, by gmi_id; threads of one have the same."""
+        running = [gmi_id for gmi_id in self._specs if not self._is_dead(gmi_id)]
+        pids = {gmi_id: runtime.process_id(self._handles[gmi_id]) for gmi_id in running}
+        return {gmi_id: pid for gmi_id, pid in pids.items() if pid is not None}
 
     @property
     def is_stopped(self) -> bool:
@@ -355,19 +345,6 @@ class Gang:
             log="" if self._logs is None else str(self._logs / f"{self._name}{first}.log"),
         )  # fmt: skip
         raise self._failure from self._cause
-
-    def _state(self, gmi_id: int) -> GmiState:
-        ref, role = self._process_of[gmi_id].death, "+".join(self._specs[gmi_id].roles)
-        pid = runtime.process_id(self._handles[gmi_id])
-        if not ref.slot.done:
-            return GmiState(gmi_id, role, pid, "running", "")
-        failed = self._failure
-        if failed is not None and gmi_id in (failed.gmi_id, *failed.others):
-            return GmiState(gmi_id, role, pid, "died", str(failed).splitlines()[0])
-        death: ActorDiedError = runtime.get(ref)
-        if death.reason:
-            return GmiState(gmi_id, role, pid, "stopped", self._stopped or death.reason)
-        return GmiState(gmi_id, role, pid, "died", str(death).splitlines()[0])
 
 
 def origin_of(error: BaseException | None) -> BaseException | None:

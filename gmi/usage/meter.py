@@ -212,7 +212,7 @@ class Meter:
 
     def look(self, gang: Gang) -> None:
         """Takes a look; once a second at the processor time too."""
-        pids = _pids(gang)
+        pids = gang.pids()
         if new := set(pids.values()) - self._pids:
             # What it has started so far with it; what comes later inherits it.
             processes.offer_to_oom_killer(processes.with_children(new))
@@ -235,14 +235,14 @@ class Meter:
 
     def begin(self, gang: Gang) -> None:
         """Begins to count what is used, the memory that is held now with it."""
-        pids = set(_pids(gang).values())
+        pids = set(gang.pids().values())
         self._began = self._clock(), processes.cpu_s(processes.with_children(pids))
         self._weigh(pids)
         self._devices.begin()
 
     def end(self, gang: Gang) -> GangUsage:
         """Returns what was used since `begin`; the processes must still be there."""
-        pids = set(_pids(gang).values())
+        pids = set(gang.pids().values())
         if self._began is not None:
             began_s, spent_s = self._began
             elapsed_s = max(self._clock() - began_s, 1e-9)
@@ -257,12 +257,3 @@ class Meter:
         self._host_bytes = max(self._host_bytes, held)
         share = held / max(1, held + processes.host_memory().free_bytes)
         self._host_share = max(self._host_share, share)
-
-
-def _pids(gang: Gang) -> dict[int, int]:
-    """Returns the process of each GMI that runs, by gmi_id; GMIs that are threads have the same."""
-    return {
-        one.gmi_id: one.pid
-        for one in gang.state()
-        if one.state == "running" and one.pid is not None
-    }

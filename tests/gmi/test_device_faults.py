@@ -206,7 +206,7 @@ def test_gmis_at_work_end_by_themselves_before_anything_is_terminated(tmp_path, 
             _until_there(running, tmp_path / str(pid))
         running.kill()
     assert asked == []
-    assert {state.state for state in running.state()} == {"stopped"}
+    assert running.pids() == {}
 
 
 @pytest.mark.usefixtures("_soon")

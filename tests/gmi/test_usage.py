@@ -11,7 +11,6 @@ import boxes
 import fake_nvml
 from fake_mig import profile_of, put
 from fake_nvml import FakeGpu, FakeProcess
-from gmi_drl.gmi.gang import GmiState
 from gmi_drl.gmi.usage import processes
 from gmi_drl.gmi.usage.meter import DeviceMeter, DeviceUsage, Meter
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
@@ -112,10 +111,10 @@ class Gang:
 
     def __init__(self, *pids):
         self.layout = None
-        self.pids = pids
+        self._pids = dict(enumerate(pids))
 
-    def state(self):
-        return [GmiState(gmi, "simulator", pid, "running", "") for gmi, pid in enumerate(self.pids)]
+    def pids(self):
+        return self._pids
 
 
 @pytest.fixture
