@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from . import round_steps
 from .gradient_step import check_finite
 from .in_flight import InFlight
 from .learner import Learner
-from .optimizer import NoMore, Round
+from .optimizer import BaseRounds, NoMore, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -45,10 +45,8 @@ def make(role: ActingRole) -> AsyncGradientRounds:
     return AsyncGradientRounds(role)
 
 
-class AsyncGradientRounds:
+class AsyncGradientRounds(BaseRounds):
     """Applies the gradients of agents as they come."""
-
-    board_version: ClassVar = -1
 
     def __init__(self, role: ActingRole) -> None:
         mgr, context = role.mgr, role.mgr.context
@@ -161,28 +159,9 @@ class AsyncGradientRounds:
     def _still(self) -> None:
         send_heartbeat(self._mgr.tally, self._mgr.GMI_id)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict() | {"episodes": self.progress.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)
-        self.progress.load_state_dict(state["episodes"])
-
-    def own_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Leaves it to each agent to read its own part."""
-
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         missing = begin() or self._coordinator.save(iteration)
         return missing is not None, missing or ""
 
     def finish(self) -> None:
         self._coordinator.dismiss()
-
-    def outcome(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        self.learner.close()

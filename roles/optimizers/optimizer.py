@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from gmi_drl.comm import Group
 from gmi_drl.roles.telemetry.experience import Experience
@@ -85,13 +85,21 @@ class Optimizer(Protocol):
         """Let go of what was opened, and of captured work."""
 
 
-class WholeRounds:
-    """Leaves nothing open between rounds: a GMI holds nothing of its own, and serves nobody."""
+class BaseRounds:
+    """Has what optimizers do alike whose GMIs hold nothing of their own and serve nobody."""
 
     learner: Learner
+    progress: Progress
+    board_version: ClassVar[int] = -1
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict() | {"episodes": self.progress.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        self.progress.load_state_dict(state["episodes"])
 
     def own_state(self) -> dict[str, Any]:
-        """Returns nothing: episodes end within a round, and what is drawn is told by its number."""
         return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ the order of the numbers, so that parameters are the same bits for any number of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 from .evolution_step import EvolutionStep
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import NoMore, Round, WholeRounds
+from .optimizer import BaseRounds, NoMore, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -50,10 +50,8 @@ def make(role: ActingRole) -> PopulationRounds:
     return PopulationRounds(role, role.algorithm, episodes)
 
 
-class PopulationRounds(WholeRounds):
+class PopulationRounds(BaseRounds):
     """Tries all directions once a round, and steps along them."""
-
-    board_version: ClassVar = -1
 
     def __init__(self, role: ActingRole, algorithm: Evolution, episodes: PerturbedEpisodes) -> None:
         mgr, settings = role.mgr, algorithm.settings
@@ -123,10 +121,3 @@ class PopulationRounds(WholeRounds):
                 for rank, part in enumerate(parts)
             ]
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.learner.state_dict() | {"episodes": self.progress.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)
-        self.progress.load_state_dict(state["episodes"])

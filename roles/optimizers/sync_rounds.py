@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 from . import round_steps
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import NoMore, Round
+from .optimizer import BaseRounds, NoMore, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -93,13 +93,11 @@ class Sampling:
         return LocalEvaluator(self.role, self.env, self.batch, learner, self.drop_slowest)
 
 
-class SyncRounds:
+class SyncRounds(BaseRounds):
     """One batch a round, in each of the GMIs that train.
 
     It is trained on for all epochs, or with a `replay` put there: what is drawn is trained on.
     """
-
-    board_version: ClassVar = -1
 
     def __init__(
         self,
@@ -180,15 +178,14 @@ class SyncRounds:
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        shared = self.learner.state_dict() | {"episodes": self.progress.state_dict()}
+        shared = super().state_dict()
         if self._of_policies:
             its = {name: recent.state_dict() for name, recent in self._of_policies.items()}
             shared["episodes_of_policies"] = its
         return shared if self._replay is None else shared | self._replay.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.learner.load_state_dict(state)
-        self.progress.load_state_dict(state["episodes"])
+        super().load_state_dict(state)
         for name, recent in self._of_policies.items():
             recent.load_state_dict(state["episodes_of_policies"][name])
         if self._replay is not None:
@@ -222,9 +219,6 @@ class SyncRounds:
     def finish(self) -> None:
         self._evaluators.dismiss()
 
-    def outcome(self) -> dict[str, Any]:
-        return {}
-
     def close(self) -> None:
         self._evaluators.close()
-        self.learner.close()
+        super().close()

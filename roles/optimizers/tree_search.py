@@ -8,7 +8,7 @@ against the best network, whose place it takes when it wins enough.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from gmi_drl.roles.telemetry.progress import Progress
 
 from .gradient_step import check_finite
 from .learner import Learner
-from .optimizer import NoMore, Round, WholeRounds
+from .optimizer import BaseRounds, NoMore, Round
 
 if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
@@ -53,10 +53,8 @@ def make(role: ActingRole) -> TreeSearchRounds:
     return TreeSearchRounds(role, role.algorithm, env)
 
 
-class TreeSearchRounds(WholeRounds):
+class TreeSearchRounds(BaseRounds):
     """Plays games, trains the candidate on them, and lets it play the best network."""
-
-    board_version: ClassVar = -1
 
     def __init__(self, role: ActingRole, algorithm: AlphaZero, env: VecEnv) -> None:
         mgr, settings = role.mgr, algorithm.settings
@@ -194,7 +192,7 @@ class TreeSearchRounds(WholeRounds):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best network as `parameters`, as it is what acts after training."""
-        state, best = self.learner.state_dict(), self._best_parameters
+        state, best = super().state_dict(), self._best_parameters
         return {
             **state,
             "parameters": best.packed(best.data.detach()),
@@ -203,15 +201,13 @@ class TreeSearchRounds(WholeRounds):
             "match": list(self._match),
             "promoted": self._promoted,
             "best_version": self._best_version,
-            "episodes": self.progress.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         best = self._best_parameters
         with torch.no_grad():
             best.unpack(state["parameters"], best.data)
-        self.learner.load_state_dict({**state, "parameters": state["candidate"]})
+        super().load_state_dict({**state, "parameters": state["candidate"]})
         self._replay.load_state_dict(state["replay"])
         self._match, self._promoted = list(state["match"]), state["promoted"]
         self._best_version = state["best_version"]
-        self.progress.load_state_dict(state["episodes"])
