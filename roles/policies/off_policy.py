@@ -22,6 +22,7 @@ from .actor_critic import observation_width
 from .convolutions import is_convolutional
 from .dense import DenseNetworks, dense_networks
 from .networks import trunk_of
+from .policy import PlainPolicy
 from .trunk import HiddenLayers, Trunk
 
 if TYPE_CHECKING:
@@ -212,13 +213,8 @@ def _dense_critics(critics: Iterable[nn.Module]) -> DenseNetworks | None:
     return dense_networks(found)
 
 
-class ExploringPolicy(ABC):
+class ExploringPolicy(PlainPolicy, ABC):
     """Acts by the actor of a network with noise, or while `at_random` is 1 by noise alone."""
-
-    state_columns = 0
-    columns: Mapping[str, int] = {}
-    column_groups: Mapping[str, tuple[str, str]] = {}
-    row_constants: Mapping[str, Tensor] = {}
 
     def __init__(self, network: Any, action_columns: int, noise_columns: int) -> None:
         self.network = network
@@ -244,9 +240,6 @@ class ExploringPolicy(ABC):
     @abstractmethod
     def random(self, noise: Tensor) -> Tensor:
         """Returns actions [N, A] that are all as likely, by noise alone."""
-
-    def finish(self, batch: Batch) -> None:  # noqa: B027
-        """Nothing is made for all steps at once."""
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """Not asked for: algorithms that are told where each step led to value that themselves."""

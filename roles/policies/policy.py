@@ -66,6 +66,18 @@ class Policy(Protocol):
         """
 
 
+class PlainPolicy:
+    """Records nothing but its actions, and makes nothing for all steps of a horizon at once."""
+
+    state_columns = 0
+    columns: Mapping[str, int] = {}
+    column_groups: Mapping[str, tuple[str, str]] = {}
+    row_constants: Mapping[str, Tensor] = {}
+
+    def finish(self, batch: Batch) -> None:
+        """Has nothing to fill in."""
+
+
 class GreedyActor:
     """Acts in its most likely way with a policy that does not change, in the same environments."""
 

@@ -14,6 +14,7 @@ from torch.nn.functional import linear
 from gmi_drl.placement import DQNConfig, hidden_sizes
 
 from .dense import DenseNetworks, dense_networks
+from .policy import PlainPolicy
 from .recurrent import GRU, LSTM, advance, cell_of, unroll
 from .trunk import ACTIVATIONS, HiddenLayers, Trunk
 
@@ -197,7 +198,7 @@ class QNetwork(nn.Module):
         return parts[0], torch.cat(parts, -1).detach()
 
 
-class QPolicy:
+class QPolicy(PlainPolicy):
     """Acts greedily by a Q network, or, in a share `epsilon` of all steps, at random.
 
     With `noise_columns` it explores by the network's noise instead, drawn anew in each step of each
@@ -205,9 +206,6 @@ class QPolicy:
     """
 
     action_columns = 1
-    columns: Mapping[str, int] = {}
-    column_groups: Mapping[str, tuple[str, str]] = {}
-    row_constants: Mapping[str, Tensor] = {}
 
     def __init__(
         self,
@@ -218,7 +216,7 @@ class QPolicy:
         """`values` makes the value of each action of what the network gives, which is that itself
         by default."""
         self.network, self._values = network, values or _as_they_are
-        self.state_columns: int = getattr(network, "state_columns", 0)
+        self.state_columns = getattr(network, "state_columns", 0)
         self._noisy = noise_columns > 0
         # Or else: whether to explore, and which action to take then.
         self.noise_columns = noise_columns or 2
@@ -252,9 +250,6 @@ class QPolicy:
         outputs, after = self.network.step(observation, state, *noise)
         state.copy_(after)
         return self._values(outputs)
-
-    def finish(self, batch: Batch) -> None:
-        """Nothing is made for all steps at once."""
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         kept = None if state is None else state.clone()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .policy import PlainPolicy
 from .trunk import Trunk
 
 if TYPE_CHECKING:
@@ -89,13 +90,8 @@ class TeamValues(nn.Module):
         return total
 
 
-class TeamPolicy:
+class TeamPolicy(PlainPolicy):
     """Each agent acts greedily by its own values, or, in a share `epsilon` of steps, at random."""
-
-    state_columns = 0
-    columns: Mapping[str, int] = {}
-    column_groups: Mapping[str, tuple[str, str]] = {}
-    row_constants: Mapping[str, Tensor] = {}
 
     def __init__(self, network: Any) -> None:
         self.network = network
@@ -114,9 +110,6 @@ class TeamPolicy:
         other = (which * values.shape[-1]).floor()
         greedy = values.argmax(-1).to(other.dtype)
         return step["action"].copy_(torch.where(whether < self.epsilon, other, greedy))
-
-    def finish(self, batch: Batch) -> None:
-        """Nothing is made for all steps at once."""
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         total: Tensor = self.network.total(self.network(observation).amax(-1), observation)
