@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig, ARSConfig
-from gmi_drl.roles.policies.normalize import Normalizers
 
 from .evolution import Evolution
 
@@ -18,12 +17,6 @@ class ARS(Evolution):
 
     Settings: ClassVar[type[AlgorithmConfig]] = ARSConfig
     settings: ARSConfig
-
-    def __init__(
-        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
-    ) -> None:
-        super().__init__(settings, policy, normalizers, loss)
-        self.survival_bonus = settings.survival_bonus
 
     def weights(self, scores: Tensor) -> Tensor:
         """Returns the step of each direction: 0 for all but the `top_directions`."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig, ESConfig
-from gmi_drl.roles.policies.normalize import Normalizers
 
 from .evolution import Evolution, centred_ranks
 
@@ -17,12 +16,6 @@ class ES(Evolution):
 
     Settings: ClassVar[type[AlgorithmConfig]] = ESConfig
     settings: ESConfig
-
-    def __init__(
-        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
-    ) -> None:
-        super().__init__(settings, policy, normalizers, loss)
-        self.weight_decay = settings.weight_decay
 
     def weights(self, scores: Tensor) -> Tensor:
         """The sum of rank times perturbation, over the population and the noise's deviation."""

@@ -30,8 +30,6 @@ class Evolution(Algorithm):
     stats = ("score_mean", "score_std", "score_max", "gradient_norm")
     bootstrap = ()
     settings: EvolutionConfig
-    survival_bonus: float = 0.0  # that is taken off each step in training
-    weight_decay: float = 0.0
 
     @classmethod
     def make_network(

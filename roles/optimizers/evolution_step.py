@@ -47,9 +47,11 @@ class EvolutionStep:
                 "environment."
             )
         rows = pairs[kept]
-        scores = rows[..., RETURN] - algorithm.survival_bonus * rows[..., STEPS]
+        bonus = getattr(algorithm.settings, "survival_bonus", 0.0)  # of being alive
+        decay = getattr(algorithm.settings, "weight_decay", 0.0)
+        scores = rows[..., RETURN] - bonus * rows[..., STEPS]
         with one_thread():
-            gradient, direction = algorithm.weight_decay * parameters, torch.empty_like(parameters)
+            gradient, direction = decay * parameters, torch.empty_like(parameters)
             weights = algorithm.weights(scores).tolist()
             for index, weight in zip(kept.tolist(), weights, strict=True):
                 if weight:
