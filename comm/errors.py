@@ -72,11 +72,8 @@ class GroupMismatch(CommError):
         return "\n".join([f"the ranks of a reducer group do different things; {rule}", *lines])
 
 
-class RingBroken(CommError):
-    """A ring could not move its numbers, though every rank is there; `reason` is the first cause.
-
-    `rank` is the one that found it.
-    """
+class _RankError(CommError):
+    """An error about one rank of a group: what it was doing, and the `reason`."""
 
     def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
         super().__init__(what, rank, member, reason)
@@ -84,6 +81,13 @@ class RingBroken(CommError):
         self.rank = rank
         self.member = member
         self.reason = reason
+
+
+class RingBroken(_RankError):
+    """A ring could not move its numbers, though every rank is there; `reason` is the first cause.
+
+    `rank` is the one that found it.
+    """
 
     def __str__(self) -> str:
         return (
@@ -93,17 +97,10 @@ class RingBroken(CommError):
         )
 
 
-class PeerLeft(CommError):
+class PeerLeft(_RankError):
     """A rank of the group will not arrive: it gave up, or closed its group; `reason` says why."""
 
     caused_by_peer = True
-
-    def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
-        super().__init__(what, rank, member, reason)
-        self.what = what
-        self.rank = rank
-        self.member = member
-        self.reason = reason
 
     def __str__(self) -> str:
         return f"{self.what}: rank {self.rank} ({self.member}) has left the group: {self.reason}"
