@@ -232,8 +232,6 @@ def resized_job(
 
     `lost` has the UUIDs of GPUs that are none any more. ConfigError with each reason against it.
     """
-    assert job.folder is not None
-    folder = RunFolder(job.folder)
     resolved = load_config(job.config.model_dump(mode="json"), list(overrides))
     if faults := resize_faults(job.config, resolved):
         raise ConfigError(faults, "resize")
@@ -242,11 +240,7 @@ def resized_job(
     same = {"hardware": job.config.hardware}  # other words for devices may mean those there are
     if layout == job.layout and resolved.model_copy(update=same) == job.config:
         raise ConfigError([_same(resolved)], "resize")
-    classes = classes_of(resolved, layout, roles)
-    return job_of(
-        layout, resolved, folder, classes, job.role_folder,
-        resume=folder.path, resizes=job.resizes + 1,
-    )  # fmt: skip
+    return _next_job(job, layout, resolved, classes_of(resolved, layout, roles), job.resizes + 1)
 
 
 def shrunk_job(
@@ -278,25 +272,25 @@ def rehosted_job(
 
     ConfigError where it cannot be.
     """
-    assert job.folder is not None
     resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
     with importable(job.role_folder):
         layout = planned(resolved, "hosts", topologies=[host.topology for host in hosts])
-    folder, classes = RunFolder(job.folder), classes_of(resolved, layout, roles)
-    return job_of(
-        layout, resolved, folder, classes, job.role_folder,
-        resume=folder.path, resizes=job.resizes + 1,
-    )  # fmt: skip
+    return _next_job(job, layout, resolved, classes_of(resolved, layout, roles), job.resizes + 1)
 
 
 def renewed_job(job: Job) -> tuple[Job, list[str]]:
     """Returns the job that goes on with a run as it was: links and counts are of one gang alone."""
+    return _next_job(job, job.layout, job.config, job.classes, job.resizes)
+
+
+def _next_job(
+    job: Job, layout: Layout, config: Config, classes: Classes, resizes: int
+) -> tuple[Job, list[str]]:
     assert job.folder is not None
     folder = RunFolder(job.folder)
     return job_of(
-        job.layout, job.config, folder, job.classes, job.role_folder,
-        resume=folder.path, resizes=job.resizes,
-    )  # fmt: skip
+        layout, config, folder, classes, job.role_folder, resume=folder.path, resizes=resizes
+    )
 
 
 def resize_faults(before: Config, wanted: Config) -> list[Fault]:
