@@ -5,7 +5,8 @@ Nothing heavy is imported, as a launcher makes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -78,6 +79,10 @@ class Job:
     resizes: int = 0  # of the run so far
     plan: str = ""  # plan.json; none of a run that does not train
     epoch: int = 0  # on several hosts: counts the run's gangs. One of a lower epoch writes no more
+
+    def of_gmi(self, gmi_id: int, traced: Collection[int] = ()) -> Job:
+        """Returns the job as one GMI is told it; `traced` has the ids of those that are."""
+        return replace(self, wires=self.wires.of(gmi_id), traced=gmi_id in traced)
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""

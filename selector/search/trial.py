@@ -123,10 +123,7 @@ class TrialGmis:
         # The search's folder has a lock of its own.
         pause = Pause(job.steps, job.learning_rate)
         made = replace(made, lock=None, session=job.session, pause=pause)
-        told = {
-            gmi.gmi_id: (replace(made, wires=made.wires.of(gmi.gmi_id)), job.name)
-            for gmi in job.layout.gmis
-        }
+        told = {g.gmi_id: (made.of_gmi(g.gmi_id), job.name) for g in job.layout.gmis}
         if self._gang is not None and self._gang.layout == job.layout:
             with contextlib.suppress(GmiDied):  # idle, and so for no fault of this run's
                 self._gang.start_each("train", told)

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -163,12 +162,7 @@ def _run(part: HostPart, driver: _Driver) -> None:
             Gang(
                 part.layout,
                 GmiHost,
-                lambda spec: (
-                    spec.gmi_id,
-                    replace(
-                        job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in part.traced
-                    ),
-                ),
+                lambda spec: (spec.gmi_id, job.of_gmi(spec.gmi_id, part.traced)),
                 logs=part.folder / "logs",
                 max_restarts=part.max_restarts,
                 host=part.host,

@@ -239,10 +239,7 @@ class _Run:
         return Gang(
             job.layout,
             GmiHost,
-            lambda spec: (
-                spec.gmi_id,
-                replace(job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in traced),
-            ),
+            lambda spec: (spec.gmi_id, job.of_gmi(spec.gmi_id, traced)),
             logs=job.folder / "logs",
             max_restarts=budget,
             shrinks=self.resizer.may_shrink,
