@@ -67,11 +67,7 @@ def _dotted(gpu: Device) -> str:
 
 
 def resolved(
-    config: Config,
-    *,
-    gmi_per_gpu: int | None = None,
-    num_env: int | None = None,
-    horizon: int | None = None,
+    config: Config, *, gmi_per_gpu: int | None = None, num_env: int | None = None
 ) -> Config:
     """Returns `config` with these numbers in place of what it says, `auto` or not."""
     changes: dict[str, Any] = {}
@@ -79,8 +75,6 @@ def resolved(
         changes["layout"] = config.layout.model_copy(update={"gmi_per_gpu": gmi_per_gpu})
     if num_env is not None:
         changes["env"] = config.env.model_copy(update={"num_env": num_env})
-    if horizon is not None:
-        changes["algorithm"] = config.algorithm.model_copy(update={"horizon": horizon})
     return config.model_copy(update=changes)
 
 

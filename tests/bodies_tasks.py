@@ -283,9 +283,6 @@ class Counter:
         self.kept.append(value)
         return len(self.kept)
 
-    def kept_values(self):
-        return runtime.get(list(self.kept))
-
     def get_kept(self):
         return self.kept
 

@@ -124,7 +124,6 @@ class Ready:
     skipped: dict[str, str]  # module: why
     num_threads: int  # 1, or forking is not safe
     threaded_by: str  # the module whose import started threads
-    import_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,6 @@ def test_an_algorithm_of_ones_own_is_kept_as_it_is_but_for_what_all_have():
     assert config.model_dump(mode="json")["algorithm"] == own
     assert load_config(config.model_dump(mode="json")) == config
     assert pickle.loads(pickle.dumps(config)) == config
-    assert resolved(config, horizon=4).model_dump()["algorithm"] == {**own, "horizon": 4}
     for key, value, said in (
         ("gamma", 2, "algorithm.gamma=2; must be at most 1"),
         ("class", "my_module", "algorithm.class='my_module'; not of the right form"),
@@ -473,8 +472,8 @@ def test_what_is_found_takes_the_place_of_auto_and_nothing_else():
     assert resolved(given, num_env=96) == load_config(
         MINIMAL, ["env.num_env=96", "layout.gmi_per_gpu=3"]
     )
-    assert resolved(given, gmi_per_gpu=2, num_env=8, horizon=5) == load_config(
-        MINIMAL, ["env.num_env=8", "layout.gmi_per_gpu=2", "algorithm.horizon=5"]
+    assert resolved(given, gmi_per_gpu=2, num_env=8) == load_config(
+        MINIMAL, ["env.num_env=8", "layout.gmi_per_gpu=2"]
     )
     assert simplest(given).layout.gmi_per_gpu == 3
 
