@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gmi_drl.placement.config.algorithms.common import AlgorithmConfig, ReplayConfig
+from gmi_drl.placement.config.algorithms.common import AlgorithmConfig
 from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
+from gmi_drl.placement.config.algorithms.replay import ReplayConfig
 from gmi_drl.placement.config.config import Config
 from gmi_drl.placement.config.section import CONVOLUTIONAL, hidden_sizes, is_own_network
 from gmi_drl.placement.faults import Fault

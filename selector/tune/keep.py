@@ -32,13 +32,10 @@ from gmi_drl.placement import (
     counted,
     resolved,
 )
-from gmi_drl.placement.config.algorithms.common import (
-    ActorCriticConfig,
-    AlgorithmConfig,
-    ReplayConfig,
-    SegmentsConfig,
-)
+from gmi_drl.placement.config.algorithms.actor_critic import ActorCriticConfig, SegmentsConfig
+from gmi_drl.placement.config.algorithms.common import AlgorithmConfig
 from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
+from gmi_drl.placement.config.algorithms.replay import ReplayConfig
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
 

@@ -8,15 +8,9 @@ from typing import Any, Final
 from gmi_drl.placement.faults import Fault, closest, listed
 
 from .a2c import A2CConfig, A3CConfig, PGConfig
+from .actor_critic import ActorCriticConfig
 from .alphazero import AlphaZeroConfig
-from .common import (
-    MODE_OF_OPTIMIZER,
-    TEMPLATE_OF_OPTIMIZER,
-    ActorCriticConfig,
-    AlgorithmConfig,
-    RecurrentConfig,
-    ReplayConfig,
-)
+from .common import MODE_OF_OPTIMIZER, TEMPLATE_OF_OPTIMIZER, AlgorithmConfig, RecurrentConfig
 from .custom import CustomAlgorithmConfig, settings_of, validated
 from .dqn import DQNConfig
 from .evolution import ARSConfig, ESConfig, EvolutionConfig
@@ -25,6 +19,7 @@ from .mappo import MAPPOConfig
 from .models import CEMConfig, MBPOConfig
 from .off_policy import DDPGConfig, OffPolicyConfig, SACConfig, TD3Config
 from .ppo import PPOConfig
+from .replay import ReplayConfig
 from .team import QMIXConfig, VDNConfig
 
 __all__ = [

@@ -10,7 +10,8 @@ from pydantic import Field
 from gmi_drl.placement.config.section import Int
 from gmi_drl.placement.faults import Fault
 
-from .common import Horizon, RowsConfig
+from .actor_critic import RowsConfig
+from .common import Horizon
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config

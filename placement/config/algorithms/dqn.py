@@ -10,7 +10,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from gmi_drl.placement.config.section import Bounds, Int, broken
 from gmi_drl.placement.faults import Fault
 
-from .common import RecurrentConfig, ReplayConfig, short_horizon
+from .common import RecurrentConfig, short_horizon
+from .replay import ReplayConfig
 
 
 class DQNConfig(ReplayConfig):

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from gmi_drl.placement.config.section import Int, broken
 
-from .common import SegmentsConfig
+from .actor_critic import SegmentsConfig
 
 
 class VTraceConfig(SegmentsConfig):

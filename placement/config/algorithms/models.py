@@ -10,8 +10,9 @@ from pydantic import Field
 from gmi_drl.placement.config.section import Int, Network
 from gmi_drl.placement.faults import Fault
 
-from .common import Horizon, ReplayConfig
+from .common import Horizon
 from .off_policy import SACConfig
+from .replay import ReplayConfig
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from gmi_drl.placement.config.section import Int, Network
 
-from .common import Horizon, ReplayConfig
+from .common import Horizon
+from .replay import ReplayConfig
 
 
 class OffPolicyConfig(ReplayConfig):

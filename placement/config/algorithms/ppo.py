@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from .common import RowsConfig
+from .actor_critic import RowsConfig
 
 
 class PPOConfig(RowsConfig):

@@ -10,7 +10,7 @@ from pydantic import Field
 from gmi_drl.placement.config.section import CONVOLUTIONAL, Int, is_own_network
 from gmi_drl.placement.faults import Fault
 
-from .common import ReplayConfig
+from .replay import ReplayConfig
 
 if TYPE_CHECKING:
     from gmi_drl.placement.config.config import Config
