@@ -129,8 +129,9 @@ def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
     from gmi_drl.placement import load_config
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.optimizers.learner import Learner
-    from gmi_drl.roles.policies.actor_critic import actor_critic_of, observation_width
+    from gmi_drl.roles.policies.actor_critic import observation_width
     from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
+    from gmi_drl.roles.policies.networks import actor_critic_of
     from gmi_drl.roles.policies.normalize import Normalizers
     from gmi_drl.roles.samples.batch import Batch
     from gmi_drl.roles.samples.codec import received

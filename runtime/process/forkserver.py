@@ -80,6 +80,7 @@ class _Server:
         run_directory.remove(pathlib.Path(self._config.directory))
 
     def _preload(self) -> Ready | None:
+        start_s = time.monotonic()
         loaded: list[str] = []
         skipped: dict[str, str] = {}
         threaded_by = ""
@@ -97,9 +98,10 @@ class _Server:
         # What is collected here is never looked at again, so that children keep sharing the pages.
         gc.collect()
         gc.freeze()
+        import_s = time.monotonic() - start_s
         return Ready(
             pid=os.getpid(), loaded=tuple(loaded), skipped=skipped, num_threads=_num_threads(),
-            threaded_by=threaded_by,
+            threaded_by=threaded_by, import_s=import_s,
         )  # fmt: skip
 
     def _once(self) -> bool:

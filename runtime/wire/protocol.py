@@ -124,6 +124,7 @@ class Ready:
     skipped: dict[str, str]  # module: why
     num_threads: int  # 1, or forking is not safe
     threaded_by: str  # the module whose import started threads
+    import_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,15 @@ def test_links_between_pages_lead_somewhere(page):
 _OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]  # that names what there was
 
 
+def is_there(name):
+    """Tells whether something of ours can be imported by this name."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("page", _OF_TODAY, ids=lambda path: path.name)
 def test_names_on_the_pages_can_be_imported(page):
     text = page.read_text()
@@ -70,12 +79,7 @@ def test_names_on_the_pages_can_be_imported(page):
         names |= {f"{module}.{name.split()[0]}" for name in imported.split(",")}
     for module, name in re.findall(r"\b(gmi_drl[\w.]*):([A-Z]\w*)", text):
         names.add(f"{module}.{name}")
-    gone = []
-    for name in sorted(names):
-        try:
-            pkgutil.resolve_name(name)
-        except (ImportError, AttributeError):
-            gone.append(name)
+    gone = [name for name in sorted(names) if not is_there(name)]
     assert not gone, f"{page.name} names {', '.join(gone)}"
 
 
@@ -84,6 +88,19 @@ def test_names_on_the_pages_can_be_imported(page):
 )
 def test_scripts_can_be_run(name):
     assert os.access(ROOT / "scripts" / name, os.X_OK)
+
+
+def test_what_benchmarks_and_examples_import_of_us_exists():
+    gone = [
+        f"{path.relative_to(ROOT)}: {node.module}.{name.name}"
+        for folder in ("bench", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "gmi_drl"
+        for name in node.names
+        if not is_there(f"{node.module}.{name.name}")
+    ]
+    assert not gone
 
 
 def test_every_package_is_a_link_to_its_folder_at_the_top():

@@ -311,8 +311,7 @@ def killer(stop, gangs, gmis, kills, seed):
     """Kills GMIs at random moments of a run, when all of them live; a thread's body."""
     chance, dead = random.Random(seed), set()
     while kills and not stop.wait(chance.uniform(0.0, 0.2)):
-        states = gangs[0].state() if gangs else []
-        pids = {one.pid for one in states if one.state == "running"} - dead - {None}
+        pids = set(gangs[0].pids().values()) - dead if gangs else set()
         if len(pids) < gmis:
             continue  # the last one is not back yet
         victim = chance.choice(sorted(pids))
