@@ -187,9 +187,15 @@ def followed(
 
     But for the keys of `algorithm` that were `said`. ConfigError if the rule cannot be kept.
     """
-    batch = own_update(before, topology) if keep == "update" else None
-    tune = before.tune.model_copy(update={"keep": keep, "batch": batch})
-    config: Config = before.model_copy(update={"hardware": wanted.hardware, "tune": tune})
+    has = environments(before, topology) * before.algorithm.horizon  # whatever tuning was to keep
+    config: Config = before.model_copy(
+        update={
+            "hardware": wanted.hardware,
+            "experience": wanted.experience,
+            "layout": before.layout.model_copy(update={"trainer_gpus": wanted.layout.trainer_gpus}),
+            "tune": before.tune.model_copy(update={"keep": keep, "batch": has}),
+        }
+    )
     gmis, num_env = wanted.layout.gmi_per_gpu, wanted.env.num_env
     assert isinstance(gmis, int)
     assert isinstance(num_env, int)

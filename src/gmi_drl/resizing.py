@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from .errors import GmiDrlError
 from .launcher.folder.resize_request import (
@@ -23,7 +23,7 @@ from .launcher.folder.resize_request import (
 from .launcher.folder.run_folder import RunFolder, is_trained
 from .launcher.plan.planning import find_devices
 from .launcher.start.jobs import resize_faults
-from .placement import ConfigError, load_config
+from .placement import ConfigError, Fault, load_config
 from .selector.tune.keep import followed
 
 Keep: TypeAlias = Literal["update", "gradient_steps", "none"]
@@ -53,6 +53,9 @@ def resize(
     run has ended, that another resize is under way, or that nothing came of it in `timeout_s`.
     `say` is told how far it is.
     """
+    if keep not in get_args(Keep):
+        rule, remedy = f"must be one of {', '.join(get_args(Keep))}", "Leave it out for update."
+        raise ConfigError([Fault("keep", keep, rule, remedy)], "resize")
     folder = RunFolder.existing(Path(run))
     if not is_trained(folder.path):
         rule, remedy = "it does not train", "Go on with it: gmi-drl launch --resume."

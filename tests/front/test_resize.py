@@ -229,6 +229,11 @@ def test_one_at_a_time_and_nobody_waits_for_ever(tmp_path):
     assert not (folder.path / "resize_requested.json").exists()
 
 
+def test_a_rule_that_there_is_not_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="keep='samples'; must be one of update, gradient_steps"):
+        gmi_drl.resize(tmp_path, [TWO], keep="samples")
+
+
 def test_a_request_that_is_a_folder_keeps_nobody_from_asking(tmp_path):
     (tmp_path / "resize_requested.json").mkdir()
     (tmp_path / "resize_requested.json" / "mine").touch()

@@ -5,8 +5,10 @@ import math
 import pytest
 
 from gmi_drl.placement import Device, Fault, Topology, check, load_config, resolved
+from gmi_drl.selector.tune import keep as rules
 from gmi_drl.selector.tune.keep import (
     as_given,
+    environments,
     is_predicted,
     kept_sentence,
     least_horizon,
@@ -212,3 +214,45 @@ def test_what_is_auto_is_kept_as_a_plain_user_has_it():
     assert "instead of 2,048 (num_env 64, 1 GMI on each device)" in kept_sentence(
         config, CORES, update
     )
+
+
+def after_resize(config, words, devices=1, then=None, keep="update"):
+    """Returns the samples of an update before and after, and the config that a resize makes."""
+    before, after = (Topology.from_cores(range(8), number) for number in (devices, then or devices))
+    settings = config.model_dump(mode="json")
+    words += rules.followed(config, before, load_config(settings, words), after, keep)
+    resized = load_config(settings, words)
+    return (
+        environments(config, before) * config.algorithm.horizon,
+        environments(resized, after) * resized.algorithm.horizon,
+        resized.algorithm,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "horizon"),
+    [(["experience.batch_segments=1"], 128), (["layout.trainer_gpus=1"], 128),
+     (["experience.batch_segments=1", "layout.trainer_gpus=1"], 256)],
+)  # fmt: skip
+def test_a_resize_that_has_trainers_take_fewer_segments_keeps_the_samples(words, horizon):
+    config = config_with(
+        mode="async", algorithm={"name": "impala", "horizon": 64},
+        layout={"template": "decoupled", "trainer_gpus": 2},
+        experience={"batch_segments": 2, "capacity": 8},
+    )  # fmt: skip
+    before, after, algorithm = after_resize(config, words, devices=4)
+    assert (before, after, algorithm.horizon) == (4096, 4096, horizon)
+
+
+def test_a_resize_keeps_the_update_that_a_run_has_and_not_that_of_its_tuning():
+    config = config_with(tune={"batch": 16_384}, **ppo())
+    before, after, algorithm = after_resize(config, ["env.num_env=8"])
+    assert (before, after, algorithm.horizon) == (2048, 2048, 256)
+
+
+def test_gradient_steps_keep_their_samples_on_fewer_devices():
+    before, after, algorithm = after_resize(
+        config_with(**ppo()), ["hardware.num_gpus=1"], devices=2, then=1, keep="gradient_steps"
+    )
+    assert (before, after) == (4096, 2048)
+    assert (algorithm.minibatches, algorithm.learning_rate) == (2, 3e-4)
