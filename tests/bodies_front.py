@@ -100,14 +100,18 @@ class Deaf(gmi_drl.DRL_role):
             time.sleep(0.1)  # until it is killed
 
 
+def _limit_files(room):
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+
+
 class _Limited:
     """Once it has trained a step no file of its process may grow beyond `room` bytes."""
 
     room = 200_000
 
     def loss(self, *args):
-        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.room, hard))
+        _limit_files(self.room)
         return super().loss(*args)
 
 
@@ -121,6 +125,29 @@ class NoRoom(_Limited, gmi_drl.Holistic):
 
 class LittleRoomOfTrainer(_Limited, Trainer):
     pass
+
+
+class _LimitedEnv:
+    """From its 40th step on no file of its process may grow beyond 200,000 bytes."""
+
+    def __init__(self, env):
+        self._env, self._steps = env, 0
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def step(self, action):
+        self._steps += 1
+        if self._steps == 40:
+            _limit_files(200_000)
+        return self._env.step(action)
+
+
+class LittleRoomInTime(gmi_drl.Holistic):
+    """For algorithms that have no loss function which a role may replace."""
+
+    def make_env(self, num_env=None, seed=0):
+        return _LimitedEnv(super().make_env(num_env, seed))
 
 
 class Wider(gmi_drl.Holistic):

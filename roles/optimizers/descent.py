@@ -73,8 +73,8 @@ class Stepper(Protocol):
     def read_beside(self, values: Tensor) -> list[float]:
         """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns what goes on, partly the tensors themselves."""
+    def state_dict(self, *, whole: bool = True) -> dict[str, Any]:
+        """Returns what goes on, partly the tensors themselves; not `whole`: without moments."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave `state`, in the tensors in use."""
@@ -180,18 +180,21 @@ class Descent:
         found: list[float] = torch.cat([values, self._rate.view(1)]).tolist()
         return found
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, whole: bool = True) -> dict[str, Any]:
         """Returns what torch's Adam or SGD would, partly the tensors; on a GPU the rate is one too.
 
-        Moments are without padding, as torch's own Adam on parameters end to end has them.
+        Moments are without padding, as torch's own Adam on parameters end to end has them. Not
+        `whole`: as of one that has not taken a step.
         """
         moments = {
             name: self._parameters.packed(moment) if moment.ndim else moment
             for name, moment in self.moments.items()
+            if whole
         }
         return {
-            "state": {0: moments}, "param_groups": [{"params": [0], **self.hyperparameters}],
-        }  # fmt: skip
+            "state": {0: moments} if whole else {},
+            "param_groups": [{"params": [0], **self.hyperparameters}],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Moments and learning rate of `state`, from whichever device, into the tensors in use."""

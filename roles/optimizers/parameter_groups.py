@@ -77,9 +77,9 @@ class GroupedDescent:
         *read, rate = self._descents[name].read_beside(values)
         return [*read, rate * self._base / self._rates[name]]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of each group, by name, partly the tensors themselves."""
-        return {name: descent.state_dict() for name, descent in self._descents.items()}
+    def state_dict(self, *, whole: bool = True) -> dict[str, Any]:
+        """Returns the state of each group, by name, as `Descent` does."""
+        return {name: descent.state_dict(whole=whole) for name, descent in self._descents.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state with the same groups."""

@@ -431,7 +431,7 @@ class Training:
         """Returns what all GMIs hold alike; not `whole`: without the optimizer's moments."""
         state = self._optimizer.state_dict()
         if not whole:
-            state["optimizer"] = state["optimizer"] | {"state": {}}
+            state["optimizer"] = self._optimizer.learner.descent.state_dict(whole=False)
         counted = {"iteration": self._iteration, "steps": self._steps, "trained_s": self._time_s}
         return state | counted
 

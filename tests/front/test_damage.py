@@ -123,6 +123,24 @@ def test_every_kind_of_trainer_saves_the_policy_alone_and_goes_on_from_it(tmp_pa
     assert not checkpoint.find(run.folder).policy_only
 
 
+def test_a_policy_saved_alone_is_gone_on_with_where_its_parts_are_stepped_apart(tmp_path):
+    learns = {
+        "name": "sac", "network": [64, 64], "horizon": 8, "batch_size": 32, "replay_start": 128,
+        "updates_per_row": 0.125, "random_steps": 128,
+    }  # fmt: skip
+    given = config(tmp_path, env={"id": "Pendulum-v1"}) | {"algorithm": learns}
+    run, heard = launch(given, roles={"trainer": bodies_front.LittleRoomInTime})
+    assert any("The policy alone (parameters and norm" in told for told in heard.warnings)
+    alone = checkpoint.find(run.folder)
+    assert alone.policy_only
+    steps = {name: its["state"] for name, its in alone.load("shared")["optimizer"].items()}
+    assert steps == {"actor": {}, "critics": {}, "log_temperature": {}}
+    resumed, heard = launch(None, "run.total_steps=1024", resume=run.folder)
+    assert sum("holds the policy alone" in told for told in heard.warnings) == 1
+    assert resumed.steps == 1024
+    assert not checkpoint.find(run.folder).policy_only
+
+
 def test_a_disk_without_any_room_says_that_no_checkpoint_is_there(tmp_path):
     with pytest.raises(GmiDied, match=r"There is no checkpoint in .*: a policy that ends"):
         launch(config(tmp_path), roles={"trainer": bodies_front.NoRoom})
