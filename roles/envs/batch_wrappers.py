@@ -114,6 +114,13 @@ class ClipReward(EnvWrapper):
         step = self.env.step(action)
         return step._replace(reward=step.reward.clamp(self._low, self._high))
 
+    def __getattr__(self, name: str) -> Any:
+        its = super().__getattr__(name)
+        if name != "compute_reward":
+            return its
+        # What goals are worth is paid so, too.
+        return lambda *goals: np.clip(its(*goals), self._low, self._high)
+
 
 class KeepNumbers(EnvWrapper):
     """Shows some numbers of an observation, `places` in its vector, and hides the others."""

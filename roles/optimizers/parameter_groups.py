@@ -78,11 +78,18 @@ class GroupedDescent:
         return [*read, rate * self._base / self._rates[name]]
 
     def state_dict(self, *, whole: bool = True) -> dict[str, Any]:
-        """Returns the state of each group, by name, as `Descent` does."""
-        return {name: descent.state_dict(whole=whole) for name, descent in self._descents.items()}
+        """Returns the state of each group by name, as `Descent` does, and its share of the rate."""
+        return {
+            name: descent.state_dict(whole=whole) | {"share": self._share(name)}
+            for name, descent in self._descents.items()
+        }
+
+    def _share(self, name: str) -> float:
+        """Returns the learning rate of a group by the settings' own."""
+        return self._rates[name] / self._base
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state with the same groups."""
+        """Go on from a state with the same groups, whose rates may have had other ratios."""
         if state.keys() != self._descents.keys():
             raise CheckpointError(
                 f"the checkpoint has parameter groups {', '.join(state)}; the algorithm has "
@@ -90,3 +97,5 @@ class GroupedDescent:
             )
         for name, descent in self._descents.items():
             descent.load_state_dict(state[name])
+            share = self._share(name)  # checkpoints of before do not tell theirs
+            descent.learning_rate *= share / state[name].get("share", share)

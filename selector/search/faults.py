@@ -53,6 +53,8 @@ _FOR_LIFE: Final = (
     "algorithm.games", "algorithm.replay_capacity", "algorithm.sampler", "algorithm.n_step",
     "algorithm.hindsight", "algorithm.burn_in", "algorithm.ensemble", "algorithm.model_network",
 )  # fmt: skip
+# What steps that a checkpoint keeps have inside of them.
+_OF_KEPT_STEPS: Final = ("algorithm.reward_scale", "algorithm.bootstrap_time_limit")
 
 
 def section_faults(config: Config) -> list[Fault]:
@@ -107,6 +109,12 @@ def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:
         rule = (
             "it is fixed when a trial begins, and members of a population go on from each other's "
             "checkpoints"
+        )
+        return Fault(where, ABSENT, rule, "Remove it, or use algorithm hyperband.")
+    if key in _OF_KEPT_STEPS and config.algorithm.kept_steps and config.search.algorithm == "pbt":
+        rule = (
+            "steps that are kept have it inside, and members of a population go on from each "
+            "other's checkpoints"
         )
         return Fault(where, ABSENT, rule, "Remove it, or use algorithm hyperband.")
     return None

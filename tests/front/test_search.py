@@ -352,6 +352,27 @@ def test_values_that_a_member_can_come_to_are_looked_at(tmp_path):
     assert re.search("a member can come to have .*=8, .*=16, and", str(*section_faults(its)))
 
 
+@pytest.mark.parametrize(
+    ("key", "span"),
+    [
+        ("reward_scale", {"uniform": [0.1, 1.0]}),
+        ("bootstrap_time_limit", {"choice": [True, False]}),
+    ],
+)
+def test_members_do_not_change_what_is_inside_of_kept_steps(tmp_path, key, span):
+    def told(name, how):
+        its = load_config(written(
+            tmp_path, env={"id": "CartPole-v1", "num_env": 4}, algorithm={"name": name},
+            search={"algorithm": how, "ranges": {f"algorithm.{key}": span}},
+        ))  # fmt: skip
+        return [str(fault) for fault in section_faults(its)]
+
+    (fault,) = told("dqn", "pbt")
+    assert f"search.ranges.algorithm.{key}; steps that are kept have it inside" in fault
+    assert told("dqn", "hyperband") == []
+    assert told("a2c", "pbt") == []
+
+
 def test_a_member_whose_changed_values_do_not_fit_fails_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(ranges_of, "_drawn", lambda span, random: span.choice[0])
     path = written(

@@ -314,6 +314,12 @@ def test_what_it_cannot_be_told_is_said(algorithm, message):
         load_config(section)
 
 
+def test_steps_may_be_written_as_people_write_a_million():
+    section = {"version": 1, "env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"}}
+    its = load_config(section, ["algorithm.epsilon_steps=1e6", "algorithm.target_every=1e3"])
+    assert (its.algorithm.epsilon_steps, its.algorithm.target_every) == (1_000_000, 1_000)
+
+
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [

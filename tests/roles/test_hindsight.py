@@ -171,3 +171,21 @@ def test_the_examples_environment_is_made_by_the_adapter_and_says_what_goals_are
         assert not hasattr(env, "something_else")
     finally:
         env.close()
+
+
+@pytest.mark.usefixtures("bit_flip")
+def test_what_goals_are_worth_is_clipped_as_rewards_are():
+    from gmi_drl.roles.envs import make_env
+
+    wrappers = [{"clip_reward": {"low": -0.25, "high": 1.0}}]
+    env = make_env("BitFlip-v0", 3, options={"n": 4}, wrappers=wrappers)
+    try:
+        env.reset(seed=1)
+        paid = env.step(torch.zeros(3)).reward
+        bits = np.eye(4)[:3]
+        assert paid.tolist() == [-0.25] * 3
+        assert env.compute_reward(bits, np.zeros_like(bits)).tolist() == [-0.25] * 3
+        assert env.compute_reward(bits, bits).tolist() == [0.0] * 3
+        assert not hasattr(env, "something_else")
+    finally:
+        env.close()

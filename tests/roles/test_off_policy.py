@@ -287,6 +287,19 @@ def test_steps_that_are_gone_on_with_give_the_same_bits(kind):
         assert torch.equal(one, other)
 
 
+def test_a_rate_of_a_group_that_was_changed_is_gone_on_with():
+    """As where a member of a population goes on from another's checkpoint."""
+    saved = bodies.connected(bodies.algorithm("td3"), solo_group())
+    saved.descent.learning_rate *= 0.5  # as a schedule has it
+    made = bodies.algorithm("td3")
+    made.settings = made.settings.model_copy(update={"critic_learning_rate": 7e-2})
+    resumed = bodies.connected(made, solo_group())
+    resumed.load_state_dict(saved.state_dict())
+    state = resumed.descent.state_dict()
+    rates = {name: float(its["param_groups"][0]["lr"]) for name, its in state.items()}
+    assert rates == pytest.approx({"actor": 5e-3, "critics": 3.5e-2})
+
+
 def test_a_checkpoint_of_other_groups_is_refused():
     learned = bodies.connected(bodies.algorithm("sac"), solo_group())
     fixed = bodies.connected(bodies.algorithm("sac_fixed"), solo_group())

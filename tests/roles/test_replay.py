@@ -455,6 +455,19 @@ def test_priorities_go_on_from_a_replay_that_had_none():
     assert set(replay.next()[0]["number"].tolist()) == set(range(12))
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0])
+def test_priorities_go_on_under_another_alpha(alpha):
+    saved, other = prioritized(), prioritized(alpha=alpha)
+    for sampler in (saved, other):
+        sampler.put(range(30))
+        sampler.update(torch.arange(30), torch.linspace(0, 5, 30))
+    resumed = prioritized(alpha=alpha)
+    resumed.load_state_dict(saved.state_dict(range(30)), range(30))
+    for sampler in (other, resumed):
+        sampler.put(range(30, 33))
+    torch.testing.assert_close(resumed._tree.priorities, other._tree.priorities, rtol=1e-5, atol=0)
+
+
 def test_a_replay_is_saved_without_the_places_that_are_empty():
     replay = of_numbers(100_000, 8)
     replay.put(numbered(0, 7))

@@ -137,6 +137,9 @@ def test_what_does_not_fit_is_refused():
     fresh = rl.Evaluator("CartPole-v1", rl.A2C, settings={"network": [8]})
     with pytest.raises(RoleError, match=r"Apex trains on kept experience.*Use AllReduce or Local"):
         rl.Apex(rl.A2C, [fresh])
+    several = evaluators(rl.DQN, 1, hindsight=0.8, n_step=3)
+    with pytest.raises(RoleError, match=r"hindsight=0.8; rewards of n_step steps would be of sev"):
+        rl.Replay(rl.DQN, several)
 
 
 def test_the_ratio_is_held_when_an_evaluator_is_killed():

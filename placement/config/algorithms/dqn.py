@@ -25,7 +25,7 @@ class DQNConfig(ReplayConfig):
     target_networks: ClassVar[int] = 1
 
     name: Literal["dqn"] = "dqn"
-    target_every: int = Field(default=128, ge=1)
+    target_every: Int = Field(default=128, ge=1)
     """Updates between two copies into the target network."""
     double: bool = True
     """Choose the next action by the network, and value it by the target network."""
@@ -47,7 +47,7 @@ class DQNConfig(ReplayConfig):
     """`qr`: the quantiles of each action's return."""
     epsilon: float = Field(default=0.04, ge=0, le=1)
     """The share of random actions in the end."""
-    epsilon_steps: int = Field(default=16_000, ge=1)
+    epsilon_steps: Int = Field(default=16_000, ge=1)
     """Steps of all environments over which the share of random actions falls, linearly from 1."""
 
     epsilon_alpha: float = Field(default=0.0, ge=0)

@@ -81,15 +81,19 @@ class ReplayConfig(AlgorithmConfig):
     def update_text(self, samples: int, where: str) -> str:
         return f"{self.batch_size:,} kept samples in each {where}"
 
-    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
-        """Yields faults unless the first update can come, and has rows and goals as it needs."""
-        yield from super().faults(config, agents, trainers)
+    def own_faults(self) -> Iterator[Fault]:
+        """Yields faults unless each row has one goal."""
+        yield from super().own_faults()
         if self.hindsight and self.n_step > 1:
             yield Fault(
                 "algorithm.hindsight", self.hindsight,
                 "rewards of n_step steps would be of several goals, as each step has its own",
                 "Leave n_step out, or hindsight.",
             )  # fmt: skip
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields faults unless the first update can come, and has rows as it needs."""
+        yield from super().faults(config, agents, trainers)
         num_env = config.env.num_env * max(agents // max(trainers, 1), 1)
         if config.mode == "async":
             num_env = config.env.num_env * config.experience.batch_segments

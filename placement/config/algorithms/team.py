@@ -25,13 +25,13 @@ class TeamConfig(ReplayConfig):
     epsilon_alpha: ClassVar[float] = 0.0
     noisy: ClassVar[bool] = False
 
-    target_every: int = Field(default=128, ge=1)
+    target_every: Int = Field(default=128, ge=1)
     """Updates between two copies into the target network."""
     double: bool = True
     """Choose the next actions by the network, and value them by the target network."""
     epsilon: float = Field(default=0.05, ge=0, le=1)
     """The share of random actions of each agent in the end."""
-    epsilon_steps: int = Field(default=50_000, ge=1)
+    epsilon_steps: Int = Field(default=50_000, ge=1)
     """Steps of all environments over which the share of random actions falls, linearly from 1."""
 
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:

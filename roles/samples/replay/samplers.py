@@ -163,14 +163,21 @@ class PrioritizedSampler:
 
     def state_dict(self, rows: range) -> dict[str, Any]:
         places = torch.arange(rows.start, rows.stop, device=self._device) % self._places
-        return {"priorities": self._tree.priorities[places], "greatest": self._greatest}
+        return {
+            "priorities": self._tree.priorities[places], "greatest": self._greatest,
+            "alpha": self._alpha,
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any], rows: range) -> None:
         if "priorities" not in state:  # of a uniform sampler
             self.put(rows)
             return
-        self._greatest.copy_(state["greatest"])
+        # They have its alpha inside; checkpoints of before do not tell theirs.
+        alpha = state.get("alpha", self._alpha)
+        power = self._alpha / alpha if alpha else 1.0
+        self._greatest.copy_(state["greatest"] ** power)
         newest = state["priorities"][len(state["priorities"]) - len(rows) :].to(self._device)
+        newest = newest**power
         for piece in _pieces(rows, self._places):
             first = rows.index(piece.start)
             at = piece.start % self._places
