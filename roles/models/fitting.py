@@ -23,11 +23,8 @@ class ModelFit:
     ) -> None:
         """`generator` draws what is held out and in which order the rest is trained on."""
         self.model, self._settings, self._generator = model, settings, generator
-        self._optimizer = torch.optim.Adam(
-            model.parameters(),
-            lr=settings.model_learning_rate,
-            weight_decay=settings.model_weight_decay,
-        )
+        self._optimizer = torch.optim.Adam(model.parameters())
+        self._follow_settings()
         self.elites = torch.arange(settings.elites, device=generator.device)
         self.error: float | None = None  # of the elites on held out steps; None: it is not trained
 
@@ -84,5 +81,12 @@ class ModelFit:
         for name, its in self.model.named_buffers():
             its.copy_(state["scales"][name])
         self._optimizer.load_state_dict(state["optimizer"])
+        self._follow_settings()
         self.elites = state["elites"].to(self._generator.device)
         self.error = state["error"]
+
+    def _follow_settings(self) -> None:
+        """Has the optimizer go by this run's settings, and not by those of a checkpoint."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.model_learning_rate
+            group["weight_decay"] = self._settings.model_weight_decay

@@ -102,6 +102,26 @@ def test_a_linear_model_finds_the_matrices_of_lqr():
     assert fit.error < 1e-3
 
 
+def test_a_model_goes_on_by_the_settings_of_its_own_run():
+    """As where a member of a population goes on from another's checkpoint."""
+    saved, resumed = (
+        ModelFit(
+            EnsembleModel(3, 2, 3, [], generator()),
+            MBPOConfig(
+                ensemble=3, elites=2, model_network=[], model_epochs=2, model_learning_rate=rate,
+                model_weight_decay=decay,
+            ),
+            generator(),
+        )
+        for rate, decay in ((1e-3, 1e-4), (1e-2, 0.0))
+    )  # fmt: skip
+    saved.fit(torch.rand(40, 5), torch.rand(40, 4))
+    resumed.load_state_dict(saved.state_dict())
+    (group,) = resumed._optimizer.param_groups
+    assert (group["lr"], group["weight_decay"]) == (1e-2, 0.0)
+    assert len(resumed._optimizer.state) == len(group["params"])  # and with the moments
+
+
 def test_the_known_pendulum_is_gymnasiums():
     env = gymnasium.make("Pendulum-v1")
     seen, _ = env.reset(seed=1)
