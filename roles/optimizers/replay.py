@@ -88,6 +88,9 @@ class OnReplay:
         self._saves: bool = learner.algorithm.settings.replay_save
         self._normalizer = learner.algorithm.normalizers.observations
         self._rows = self._drawn = 0  # put in and drawn by the last update
+        # From when on a round has put in so many rows: the last version before, the rows by then,
+        # and how many. Resizing a run changes it.
+        self._paces: list[tuple[int, int, int]] = []
         self._no_moments = torch.zeros(1, 0, dtype=torch.float64)  # nothing is measured of a batch
 
     def connect(self, group: Group) -> None:
@@ -127,9 +130,14 @@ class OnReplay:
         learner.clock.stop()
 
     def kept(self, iteration: int) -> Kept:
-        """Describes the replay after the update of `iteration`; each puts in as many rows."""
-        rows = len(self._replay)
-        return Kept(rows, iteration + 1 - -(-rows // max(self._rows, 1)), self._drawn)
+        """Describes the replay after the update of `iteration`, which was not described before."""
+        rows, each, total = len(self._replay), self._rows, self._replay.limiter.rows
+        if not self._paces or self._paces[-1][2] != each:
+            self._paces.append((iteration - 1, total - each, each))
+        number = total - rows  # of the oldest row
+        paces = [pace for pace in self._paces if pace[1] <= number] or self._paces[:1]
+        version, before, each = paces[-1]
+        return Kept(rows, version + 1 + (number - before) // each, self._drawn)
 
     def check(self) -> None:
         """Raises PriorityError where a loss gave what is no priority; waits for the device."""
@@ -139,13 +147,15 @@ class OnReplay:
         return {"updates": self.learner.updates} | self._replay.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"limiter": self._replay.limiter.state_dict()}
+        return {"limiter": self._replay.limiter.state_dict(), "paces": self._paces.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         limiter = self._replay.limiter
         # Rows of rounds that were given up: they are collected again.
         self._replay.take_back(max(limiter.rows - state["limiter"]["rows"], 0))
         limiter.load_state_dict(state["limiter"])
+        # Checkpoints of before have none.
+        self._paces = [(version, rows, each) for version, rows, each in state.get("paces", [])]
 
     def own_state(self) -> dict[str, Any]:
         return {"replay": self._replay.state_dict()} if self._saves else {}

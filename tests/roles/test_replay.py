@@ -9,9 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bodies_off_policy import algorithm, connected
+from gmi_drl.comm import solo_group
 from gmi_drl.placement.config.algorithms import DQNConfig
 from gmi_drl.roles.algorithms.dqn import DQN
 from gmi_drl.roles.errors import CheckpointError, PriorityError, RoleError
+from gmi_drl.roles.optimizers.replay import on_replay
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.replay import (
     Limiter,
@@ -453,6 +456,30 @@ def test_priorities_go_on_from_a_replay_that_had_none():
     saved.put(numbered(0, 12))
     replay.load_state_dict(saved.state_dict())
     assert set(replay.next()[0]["number"].tolist()) == set(range(12))
+
+
+def test_the_version_that_put_in_the_oldest_row_is_told_after_rounds_of_other_sizes():
+    """As where a run was resized, and each GMI takes fewer steps in a round, or more."""
+    world, versions = World(4), []  # of each row
+
+    def begun():
+        made = algorithm("td3", replay_capacity=40, replay_start=1_000)
+        return on_replay(connected(made, solo_group()), World(4).batch(1), None, lambda: None)
+
+    def train(replay, *rounds):
+        for steps in rounds:
+            version = max(versions, default=0) + 1
+            replay.update(world.batch(steps))
+            versions.extend([version] * (4 * steps))
+            told = replay.kept(version)
+            assert told.rows == min(len(versions), 40)
+            assert told.oldest == versions[-told.rows]
+
+    before, after = begun(), begun()
+    train(before, 2, 2, 2, 2, 2, 2, 2)
+    after.load_state_dict(before.state_dict())
+    after.load_own_state(before.own_state())
+    train(after, *[1] * 14, *[3] * 6)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0])
