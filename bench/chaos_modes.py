@@ -16,6 +16,12 @@ _GAMES: Final = {
     "play_simulations": 6, "batch_size": 8, "updates_per_row": 0.1, "gate_every": 2,
     "gate_games": 4, "gate_share": 0.3, "replay_capacity": 100,
 }  # fmt: skip
+_MBPO: Final = {
+    "name": "mbpo", "network": [8], "horizon": 8, "batch_size": 16, "replay_capacity": 2000,
+    "replay_start": 64, "updates_per_row": 0.1, "ensemble": 2, "elites": 1, "model_network": [8],
+    "model_epochs": 2, "rollouts": 64,
+}  # fmt: skip
+_SPREAD: Final = {"id": "mpe2.simple_spread_v3", "adapter": "pettingzoo", "num_env": 4}
 _TWO_DEVICES: Final = {"hardware": {"num_gpus": 2}, "layout": {"gmi_per_gpu": 1}}
 _A3C: Final = {"name": "a3c", "network": [16], "horizon": 8}
 _A2C: Final = {
@@ -47,6 +53,21 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "apex": {"mode": "async", "algorithm": _DQN, **_TWO_DEVICES},
     "es": {"algorithm": {"name": "es", "network": [8], "population": 32}},
     "alphazero": {"algorithm": _GAMES, "env": {"id": "TicTacToe-v0", "num_env": 2}},
+    "ars": {"algorithm": {"name": "ars", "network": [], "population": 32}},
+    "mbpo": {"env": {"id": "Pendulum-v1", "num_env": 2}, "algorithm": _MBPO},
+    "several agents": {
+        "env": {"id": "mpe2.simple_adversary_v3", "adapter": "pettingzoo", "num_env": 4},
+        "multi_agent": {
+            "policies": ["adversary", "good"],
+            "mapping": {"adversary_*": "adversary", "agent_*": "good"},
+        },
+    },
+    "mappo": {"env": _SPREAD, "algorithm": _PPO | {"name": "mappo"}},
+    "qmix": {"env": _SPREAD, "algorithm": _DQN | {"name": "qmix"}},
+    "self-play": {
+        "env": {"id": "pettingzoo.classic.tictactoe_v3", "adapter": "pettingzoo"},
+        "multi_agent": {"self_play": {"snapshots": 2, "every": 2}},
+    },
     "serving": {"mode": "serving", "algorithm": {"network": [16]}, "layout": {"template": "tdg"}},
     "tune": {
         "env": {"id": "CartPole-v1", "num_env": "auto"}, "layout": {"gmi_per_gpu": "auto"},
