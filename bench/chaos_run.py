@@ -22,7 +22,7 @@ from chaos_ray import RayCluster, is_rays, name_of
 
 from gmi_drl.launcher.folder.resize_request import REQUEST, ResizeRequest, make_request
 
-WITHIN_S: Final = 150.0  # what must come comes by then, on a machine however busy
+WITHIN_S: Final = 150.0  # what must come comes by then, or the work comes on
 _LINGER_S: Final = 20.0  # of processes that end
 _LINGER_ON_RAY_S: Final = 30.0
 LIBC: Final = ctypes.CDLL(None)
@@ -152,11 +152,13 @@ class Run:
             LIBC.umount2(str(self.disk).encode(), 2)
 
     def until(self, condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> None:
-        """Waits for a condition; Fault if it does not come."""
-        deadline_s = time.monotonic() + within_s
+        """Waits for a condition; Fault if it does not come while the work comes no further."""
+        before, deadline_s = self.progress(), time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline_s:
-                raise Fault(f"not within {within_s:g} s: {what}")
+                if (now := self.progress()) == before:
+                    raise Fault(f"not within {within_s:g} s: {what}")
+                before, deadline_s = now, time.monotonic() + within_s
             time.sleep(0.02)  # between two looks
 
     def output(self) -> str:
