@@ -71,7 +71,7 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "serving": {"mode": "serving", "algorithm": {"network": [16]}, "layout": {"template": "tdg"}},
     "tune": {
         "env": {"id": "CartPole-v1", "num_env": "auto"}, "layout": {"gmi_per_gpu": "auto"},
-        "tune": {"objective": "steps", "keep": "none", "max_num_env": 8, "budget_s": 15},
+        "tune": {"objective": "steps", "keep": "none", "max_num_env": 8, "budget_s": 60},
     },
     "search": {"layout": {"gmi_per_gpu": 1}, "search": _SEARCH},
     "two devices": _TWO_DEVICES,
