@@ -15,7 +15,7 @@ from torch import Tensor
 from gmi_drl.comm.errors import LinkClosed
 from gmi_drl.comm.transports import LinkSpec, Packet, StreamSpec, wait_any
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.optimizers import round_steps
+from gmi_drl.roles.optimizers.trained_steps import TrainedSteps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
 from gmi_drl.roles.role.readiness import (
     HeartbeatDeadline,
@@ -155,7 +155,8 @@ class RolloutLoop:
         self._parameters = FlatParameters(role.policy.network)
         self._make_codec(env.num_env)
         self._send_s = 0.0
-        self._round_steps = round_steps(self._mgr.config, self._mgr.layout)
+        first = min(self._mgr.context.wires.out_of(self._mgr.GMI_id))
+        self._trained_steps = TrainedSteps(self._mgr, first)
         if not self._mgr.context.replaced:  # else its episodes have gone with its process
             self._resume()
 
@@ -231,7 +232,7 @@ class RolloutLoop:
     def _collect(self, order: Packet, asking: Mapping[int, RolloutWorker], waited_s: float) -> None:
         self._mgr.begin_iteration()
         iteration = order.header.policy_version
-        self._role.algorithm.before_sampling(iteration * self._round_steps)
+        self._role.algorithm.before_sampling(self._trained_steps.at(iteration))
         with phase("infer"):
             self._collector.collect(iteration)
             (simulate_s, infer_s), seen = self._collector.read()

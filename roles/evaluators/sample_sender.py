@@ -35,7 +35,7 @@ from gmi_drl.comm.experience import (
 from gmi_drl.comm.shm.board import BoardReader
 from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.optimizers import round_steps
+from gmi_drl.roles.optimizers.trained_steps import TrainedSteps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters, PublishedPolicy
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import (
@@ -67,7 +67,8 @@ class SampleSender:
     def __init__(self, role: ActingRole, env: VecEnv) -> None:
         self.mgr, self._gmi_id = role.mgr, role.GMI_id
         self._algorithm = role.algorithm
-        self._round_steps = round_steps(role.mgr.config, role.mgr.layout)
+        first = next(iter(role.mgr.context.wires.out_of(role.GMI_id)))
+        self._trained_steps = TrainedSteps(role.mgr, first)
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
         self._collector = role.collector(env, role.batch(env.num_env))
@@ -125,7 +126,7 @@ class SampleSender:
         if self._board.version() > self._version:
             self._version = self._board.read(self._vector)
             self._published.load(self._vector)
-            self._algorithm.before_sampling(self._version * self._round_steps)
+            self._algorithm.before_sampling(self._trained_steps.at(self._version))
 
     def _count(self, name: str, more: int) -> None:
         self._tally[self._gmi_id, name] += more

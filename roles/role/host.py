@@ -36,6 +36,7 @@ COUNTERS: Final = (
     "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
     "sm_count",  # of its slice, as CUDA says
     "refused",  # connections and messages of strangers, at its links to other hosts
+    "other_rounds",  # steps that these have made more or fewer: see optimizers.trained_steps
     "bereft",  # written by the launcher: peers are lost for good; HEIR: this one saves the state
     heartbeat.COUNTER,
 )  # fmt: skip

@@ -20,6 +20,7 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.evaluators.evaluate import evaluate_together, longest_episode
 from gmi_drl.roles.optimizers.optimizer import NoMore, Optimizer, Round
+from gmi_drl.roles.optimizers.trained_steps import TrainedSteps
 from gmi_drl.roles.policies.description import compare
 from gmi_drl.roles.role.manager import GMI_manager
 from gmi_drl.roles.telemetry.experience import Experience
@@ -307,6 +308,8 @@ class Training:
         else:
             iteration, source = meeting
             self._take_over(recovery.spread(self._group, source, self._snapshots.get(iteration)))
+        if self._mgr.context.wires.links:  # to agents in other GMIs
+            TrainedSteps(self._mgr, self._mgr.GMI_id).note(self._iteration, self._steps)
         self._optimizer.connect(self._group, self._iteration)
         if self._group.generation:
             self._check_identical()

@@ -152,6 +152,45 @@ def test_one_run_by_four_layouts(tmp_path):
     assert (done.state, done.iteration) == ("finished", len(metrics) + 3)
 
 
+TELLS = """
+from pathlib import Path
+from gmi_drl.roles.algorithms.dqn import DQN
+class Tells(DQN):  # how many steps it is told
+    def before_sampling(self, steps):
+        super().before_sampling(steps)
+        with Path("told").open("a") as file:
+            file.write(f"{steps}\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"layout__template": "tdg_ex", "layout__gmi_per_gpu": 2},
+        {"mode": "async", "hardware__num_gpus": 2},
+    ],
+    ids=["in turn", "all the time"],
+)
+def test_agents_explore_by_the_steps_that_were_done_in_rounds_of_all_sizes(
+    tmp_path, monkeypatch, how
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(TELLS)
+    learns = {
+        "class": "own:Tells", "network": [8], "horizon": HORIZON, "batch_size": 16,
+        "replay_capacity": 5_000, "replay_start": 64, "updates_per_row": 0.02,
+    }  # fmt: skip
+    path = config(tmp_path, algorithm=learns, **how)
+    _, metrics, (answer,) = resized(path, "env.num_env=12", keep="none")
+    assert answer.state == "done", answer
+    assert steps_of(metrics) == [HORIZON * NUM_ENV, HORIZON * 12]
+    done = {0, *(line["steps"] for line in metrics)}
+    told = set(map(int, (tmp_path / "told").read_text().split()))
+    assert told <= done
+    assert any(steps > HORIZON * NUM_ENV * 4 for steps in told)
+
+
 def test_what_cannot_be_is_refused_and_the_run_goes_on(tmp_path):
     path = config(tmp_path)
     layouts = (
