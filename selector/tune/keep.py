@@ -12,8 +12,8 @@ their number follows the update (Beukman et al. 2026, recipe of fixed inner step
 
 Where a minibatch has other samples, the learning rate goes with the square root of its size, which
 is the rule for Adam (Hilton et al. 2021, section 4; Malladi et al. 2022), unless it follows the KL
-divergence. The clip range stays, though one that goes with the minibatch too has learned more of a
-step on three tasks (docs/tuning.md): how policies end with it is not measured.
+divergence. PPO's clip range goes with the learning rate, up to twice: as many gradient steps, each
+of them larger, may take a policy as much farther (docs/tuning.md has what that learns).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from gmi_drl.placement import (
 from gmi_drl.placement.config.algorithms.actor_critic import ActorCriticConfig, SegmentsConfig
 from gmi_drl.placement.config.algorithms.common import AlgorithmConfig
 from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
+from gmi_drl.placement.config.algorithms.ppo import PPOConfig
 from gmi_drl.placement.config.algorithms.replay import ReplayConfig
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
@@ -45,6 +46,7 @@ from .efficiency import Prediction
 # is tried.
 _MOST_GROWTH: Final = 2.0
 _GROWTHS: Final = (1.0, 1.25, 1.5, 2.0)
+_MOST_CLIP: Final = 2.0  # times the config's own, or a part of it: as far as it is measured
 _NEIGHBOURS: Final = 2  # steps of the horizon, either way, for minibatches that divide an update
 SAME: Final = 0.1  # updates and minibatches whose sizes differ by less are as large
 
@@ -261,6 +263,9 @@ def _update_with(
     grown = samples / minibatches / size
     if abs(grown - 1) > SAME and settings.followed_kl is None:
         changes["learning_rate"] = _scaled_learning_rate(settings.learning_rate, grown)
+        if isinstance(settings, PPOConfig):
+            times = min(max(math.sqrt(grown), 1 / _MOST_CLIP), _MOST_CLIP)
+            changes["clip"] = float(f"{settings.clip * times:.3g}")
     return Update(horizon, samples, _differing(settings, changes))
 
 
