@@ -5,8 +5,9 @@ Importing this imports no torch; the names that need it are loaded when asked fo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gmi_drl.lazy import lazy
 
 from .errors import (
     CommError,
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from .group.checksum import assert_identical
     from .mailbox.mailbox import Mailbox
 
-_LATER = {"assert_identical": ".group.checksum", "Mailbox": ".mailbox.mailbox"}
+__getattr__, __dir__ = lazy(
+    __name__, {".group.checksum": ["assert_identical"], ".mailbox.mailbox": ["Mailbox"]}
+)
 
 __all__ = [
     "CommError", "Group", "GroupClosed", "GroupFinished", "GroupMismatch", "GroupReformed",
@@ -40,13 +43,3 @@ __all__ = [
     "ParametersDiffer", "PeerClosed", "PeerLeft", "PeerRestarted", "ReduceOp", "ReduceTimeout",
     "Reducer", "RingBroken", "Wire", "assert_identical", "create_group", "solo_group",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -5,8 +5,9 @@ Nothing heavy is imported until it is asked for: a launcher names `GmiHost` with
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gmi_drl.lazy import lazy
 
 if TYPE_CHECKING:
     from .errors import CheckpointError as CheckpointError
@@ -26,23 +27,13 @@ if TYPE_CHECKING:
     from .serving.serving_pair import ServingSimulator as ServingSimulator
 
 _NAMES = {
-    "errors": ("CheckpointError", "ContextError", "NotFiniteError", "RoleError", "RoleLoadError"),
-    "role.manager": ("GMI_manager", "GmiContext"),
-    "role.role": ("DRL_role", "load_role"),
-    "role.trainer": ("Agent", "Holistic", "Trainer"),
-    "serving.serving": ("Serving",),
-    "serving.serving_pair": ("ServingAgent", "ServingSimulator"),
+    ".errors": ("CheckpointError", "ContextError", "NotFiniteError", "RoleError", "RoleLoadError"),
+    ".role.manager": ("GMI_manager", "GmiContext"),
+    ".role.role": ("DRL_role", "load_role"),
+    ".role.trainer": ("Agent", "Holistic", "Trainer"),
+    ".serving.serving": ("Serving",),
+    ".serving.serving_pair": ("ServingAgent", "ServingSimulator"),
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__all__ = sorted(name for names in _NAMES.values() for name in names)
+__getattr__, __dir__ = lazy(__name__, _NAMES)

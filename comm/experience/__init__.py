@@ -5,8 +5,9 @@ Importing this imports no torch; the names that need it are loaded when asked fo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gmi_drl.lazy import lazy
 
 from .choose import LinkCost, choose_grouping, measure_cost, project
 from .counts import BatchCounts, DispatchCounts
@@ -18,21 +19,17 @@ if TYPE_CHECKING:
     from .compressor import Compressor
     from .dispatcher import Dispatcher
 
-_LATER = dict.fromkeys(("Batcher", "BatchSlice", "ExperienceBatch"), ".batcher")
-_LATER |= {"Compressor": ".compressor", "Dispatcher": ".dispatcher"}
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        ".batcher": ["BatchSlice", "Batcher", "ExperienceBatch"],
+        ".compressor": ["Compressor"],
+        ".dispatcher": ["Dispatcher"],
+    },
+)
 
 __all__ = [
     "BatchCounts", "BatchSlice", "Batcher", "Channel", "Compressor", "DispatchCounts", "Dispatcher",
     "ExperienceBatch", "Grouping", "LinkCost", "Migrator", "Route", "Schema", "SegmentId",
     "Stream", "choose_grouping", "joined", "mcc", "measure_cost", "project", "ucc",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gmi_drl.lazy import lazy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from gmi_drl.placement import AlgorithmConfig, Config, Layout
 
     from .algorithm import Algorithm
+
+__getattr__, __dir__ = lazy(__name__, {".algorithm": ["Algorithm", "Losses"]})
 
 
 def algorithm_class(settings: AlgorithmConfig) -> type[Algorithm]:
@@ -51,9 +54,3 @@ def with_settings(
     if settings.optimizer == "auto" and fitting:
         settings = settings.model_copy(update={"optimizer": fitting[0]})
     return config.model_copy(update={"algorithm": settings})
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("Algorithm", "Losses"):
-        return getattr(import_module(f"{__name__}.algorithm"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

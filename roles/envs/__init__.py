@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gmi_drl.lazy import lazy
 from gmi_drl.placement import MultiAgentConfig
 
 from .adapters import ADAPTERS, check_env, choose_adapter, load
@@ -38,6 +39,15 @@ __all__ = [
     "SingleEnv", "Stacking", "Step", "UnstableSimulation", "VecEnv", "as_gymnasium", "check_env",
     "choose_adapter", "make_env",
 ]  # fmt: skip
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        ".batch_wrappers": ["EnvWrapper"],
+        ".protocol": ["Stacking", "Step", "VecEnv"],
+        ".single": ["SingleEnv", "as_gymnasium"],
+    },
+)
 
 
 def make_env(
@@ -88,23 +98,3 @@ def make_env(
     env: VecEnv = load(ADAPTERS[choose_adapter(id, adapter)].make)(spec)
     env.seed = seed  # type: ignore[attr-defined]  # for who tells of one of them
     return wrapped(env, id, wrappers)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("Stacking", "Step", "VecEnv"):
-        from . import protocol
-
-        return getattr(protocol, name)
-    if name == "EnvWrapper":
-        from .batch_wrappers import EnvWrapper
-
-        return EnvWrapper
-    if name in ("SingleEnv", "as_gymnasium"):
-        from . import single
-
-        return getattr(single, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -5,8 +5,9 @@ Torch is not imported here: a launcher computes sizes by the multiples below.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from gmi_drl.lazy import lazy
 
 if TYPE_CHECKING:
     from .actor_critic import ActorCritic, distribution_for, observation_width
@@ -22,13 +23,11 @@ __all__ = [
     "ActorCritic", "RecurrentActorCritic", "distribution_for", "observation_width",
     "structured_space", "unflatten",
 ]  # fmt: skip
-_ELSEWHERE: Final = {
-    "RecurrentActorCritic": "recurrent", "structured_space": "structure", "unflatten": "structure",
-}  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _ELSEWHERE.get(name, "actor_critic")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        ".actor_critic": ["ActorCritic", "distribution_for", "observation_width"],
+        ".recurrent": ["RecurrentActorCritic"],
+        ".structure": ["structured_space", "unflatten"],
+    },
+)

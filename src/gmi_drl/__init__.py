@@ -5,8 +5,9 @@ Nothing heavy is imported here: a GMI must have its slice before anything touche
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import lazy
 
 __version__ = "0.1.0"
 
@@ -29,32 +30,19 @@ __all__ = [
     "load_policy", "resize", "search", "tune",
 ]  # fmt: skip
 
-_HOME = {
-    "Callback": "gmi_drl.launcher.callbacks.callback",
-    "DRL_role": "gmi_drl.roles",
-    "Evaluation": "gmi_drl.trained.evaluation",
-    "GMI_manager": "gmi_drl.roles",
-    "GmiDrlError": "gmi_drl.errors",
-    "Holistic": "gmi_drl.roles",
-    "RunResult": "gmi_drl.launcher.start.result",
-    "SearchResult": "gmi_drl.selector.search.searching",
-    "TrainedPolicy": "gmi_drl.trained.policy",
-    "Tuned": "gmi_drl.selector.tune.tuning",
-    "config": "gmi_drl.launcher.paper_config",
-    "evaluate": "gmi_drl.trained.evaluation",
-    "launch": "gmi_drl.launching",
-    "load_policy": "gmi_drl.trained.policy",
-    "resize": "gmi_drl.resizing",
-    "search": "gmi_drl.selector.search.searching",
-    "tune": "gmi_drl.selector.tune.tuning",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        ".errors": ["GmiDrlError"],
+        ".launcher.callbacks.callback": ["Callback"],
+        ".launcher.paper_config": ["config"],
+        ".launcher.start.result": ["RunResult"],
+        ".launching": ["launch"],
+        ".resizing": ["resize"],
+        ".roles": ["DRL_role", "GMI_manager", "Holistic"],
+        ".selector.search.searching": ["SearchResult", "search"],
+        ".selector.tune.tuning": ["Tuned", "tune"],
+        ".trained.evaluation": ["Evaluation", "evaluate"],
+        ".trained.policy": ["TrainedPolicy", "load_policy"],
+    },
+)
