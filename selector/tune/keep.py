@@ -40,7 +40,7 @@ from gmi_drl.placement.config.algorithms.replay import ReplayConfig
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
 
-from .efficiency import Prediction
+from .efficiency import USUAL_NOISE, USUAL_NOISE_BY_CLIP, Prediction
 
 # How much larger than the config's own an update may be where the horizon follows, and what of that
 # is tried.
@@ -139,7 +139,9 @@ def prediction_of(
     settings = config.algorithm
     lam = getattr(settings, "lam", None)
     decay = 0.0 if lam is None else settings.gamma * lam
-    return Prediction(own_update(config, topology), settings.horizon, noise_scale, decay)
+    follows = isinstance(settings, PPOConfig) and settings.followed_kl is None
+    usual = USUAL_NOISE_BY_CLIP if follows else USUAL_NOISE
+    return Prediction(own_update(config, topology), settings.horizon, noise_scale, decay, usual)
 
 
 def may_grow(config: Config) -> bool:

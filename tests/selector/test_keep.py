@@ -116,6 +116,15 @@ def test_a_grown_update_has_the_horizon_and_the_minibatches_as_they_are():
     assert not may_grow(config_with(algorithm={"name": "dqn"}))
 
 
+def test_updates_that_the_clip_range_follows_are_predicted_to_learn_more():
+    def noise(**sections):  # in updates
+        return prediction_of(config_with(**sections), CORES).used_noise / (16 * 128)
+
+    assert noise(**ppo()) == 4
+    assert noise(**ppo(schedule="adaptive")) == 2  # the clip range stays
+    assert noise(algorithm={"name": "a2c", "horizon": 128}) == 2
+
+
 def test_an_update_that_no_horizon_keeps_is_refused():
     fault = update_of(config_with(**ppo()), CORES, 4, 96)
     assert isinstance(fault, Fault)
