@@ -2,7 +2,8 @@
 """Holds the model of `gmi-drl plan --on` against measurements, and projects the six benchmarks.
 
 Claim: of measurements that the model was not fitted to (an H100, grids and jobs on two cores,
-reductions, asynchronous training, processes that sleep) its median error is below 10 %.
+reductions, hosts that are namespaces of one machine, asynchronous training, processes that sleep)
+its median error is below 10 %.
 
 In bench/results/scale.json:
     rows         the median errors, of all and of each group
@@ -157,7 +158,8 @@ def main() -> None:
              "steps": scale_measure.STEPS, "nbytes": scale_measure.NBYTES}  # fmt: skip
     checks = [
         *scale_checks.h100_rows(), *scale_checks.core_rows(), *scale_checks.reduction_rows(),
-        *scale_checks.template_rows(), *scale_checks.wait_rows(document.get("waits", []), asked),
+        *scale_checks.host_rows(), *scale_checks.template_rows(),
+        *scale_checks.wait_rows(document.get("waits", []), asked),
     ]  # fmt: skip
     document |= {
         "checks": checks,

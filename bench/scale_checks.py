@@ -317,6 +317,62 @@ def reduction_rows() -> list[Row]:
     return rows
 
 
+def host_rows() -> list[Row]:
+    """Foretells hosts, namespaces of one machine's network: larger sums, and ten times the delay.
+
+    Sleeps stand for all computing, so that an iteration is these, and what the model adds to them.
+    """
+    kept, rows = rows_of(RESULTS / "hosts.json"), []
+    ours_us = {
+        int(name.split("/")[1].removesuffix("B")): row["value"]
+        for name, row in kept.items() if name.startswith("2x2/") and name.endswith("/gloo")
+    }  # fmt: skip
+    ends = min(ours_us), max(ours_us)
+    link = fit([(size, [1e-6 * ours_us[size]]) for size in ends])
+    by_ends = " and ".join(f"{size / 1e6:g} MB" for size in ends)
+    for size, measured in sorted(ours_us.items()):
+        if size not in ends:
+            rows.append(row_of("hosts, reduction", f"2 hosts of 2 GMIs, {size / 1e6:g} MB", "us",
+                               measured, 1e6 * link.seconds(size), by_ends))  # fmt: skip
+    for name, row in kept.items():
+        if (nearer := kept.get(name.replace("/1000us/", "/100us/"), row)) is row:
+            continue
+        shape, _, _, sleeps, *factor = name.split("/")
+        hosts, apart = int(shape.partition("x")[0]), bool(factor)
+        crossings = 1 if hosts == 2 else 2  # docs/reduction.md: steps among 2, and among 3 and 4
+        reduce_us = nearer["reduction_us"] + 900 * crossings
+        what = f"{hosts} hosts, {sleeps}" + (f", agents apart, {factor[0]} times" if apart else "")
+        by = "the same with 0.1 ms one way"
+        rows.append(row_of("hosts, reduction", f"{what}, 1 ms one way, a reduction", "us",
+                           row["reduction_us"], reduce_us, by))  # fmt: skip
+        steps, step_s = int(sleeps.split("x")[0]), 1e-3 * float(sleeps.split("x")[1][:-2])
+        alone_s, together_s = (
+            _asleep_s(count, steps, step_s, reduces_s, float(factor[0]) if apart else None)
+            for count, reduces_s in ((1, 0.0), (hosts, 1e-6 * reduce_us))
+        )
+        rows.append(row_of("hosts, training", f"{what}, 1 ms one way, kept",
+                           "of one host's throughput", row["value"], alone_s / together_s,
+                           by))  # fmt: skip
+    return rows
+
+
+def _asleep_s(
+    hosts: int, steps: int, step_s: float, reduce_s: float, factor: float | None
+) -> float:
+    """Returns an iteration of sleeps and reductions; `factor`: of an agent's sleep over all."""
+    rng = np.random.default_rng(0)
+    if factor is None:
+        alike_s = sync_iteration_s(
+            0.0, step_s, steps, devices=hosts, gmis=1, spread=0, jitter=0, rng=rng
+        )
+        return alike_s + steps * reduce_s
+    result = simulate_async(
+        agents=1, trainers=1, groups=hosts, rollout_s=factor * steps * step_s, send_s=0.0,
+        update_s=steps * (step_s + reduce_s), capacity=2, batch=1, spread=0, jitter=0, rng=rng,
+    )  # fmt: skip
+    return hosts / result.segments_per_s
+
+
 def template_rows() -> list[Row]:
     """Foretells how much faster roles are together than apart, from the times of those apart."""
     return [

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 _NUMBERS: Final = 200_000  # random numbers of one estimate, about
-_SIMULATED: Final = 8  # hosts of asynchronous training
+_SIMULATED: Final = 8  # hosts of asynchronous training: the slowest, and as many of the others
 _DAY_S: Final = 86_400.0
 
 
@@ -63,10 +63,16 @@ def simulate_async(
     An update takes `batch` segments of each trainer, and all trainers reduce together: it begins
     when the last of them has its batch. An agent begins a segment with the policy that is newest
     then, and waits where `capacity` segments of a link are not yet taken. Of many hosts those whose
-    agents are slowest are simulated: the queues of the others are full in the long run.
+    agents are slowest say how fast it goes. The queues of the others are full, and lag more: some
+    of these are simulated, too, and each counts for as many as it stands for.
     """
     hosts = np.maximum(0.1, 1 + spread * rng.standard_normal((groups, agents)))
-    hosts = hosts[np.argsort((1 / hosts).sum(axis=1))][:_SIMULATED]
+    by_speed = np.argsort((1 / hosts).sum(axis=1))
+    slowest, others = by_speed[:_SIMULATED], by_speed[_SIMULATED:]
+    picked = np.linspace(0, len(others) - 1, min(_SIMULATED, len(others))).round().astype(int)
+    sampled = others[picked]
+    hosts = hosts[[*slowest, *sampled]]
+    trainer_speeds = np.maximum(0.1, 1 + spread * rng.standard_normal(trainers * groups))
     number, learners, speeds = hosts.size, trainers * len(hosts), hosts.ravel()
     queues: list[deque[tuple[int, int]]] = [deque() for _ in range(learners)]  # agent, version
     waiting: list[tuple[int, int] | None] = [None] * number  # the segment that has no room
@@ -76,6 +82,7 @@ def simulate_async(
     order = 0
     version, busy, now = 0, False, 0.0
     lags: list[int] = []
+    lags_of_sampled: list[int] = []
     first_s, skipped = 0.0, updates // 2  # while queues are being filled nothing counts
 
     def push(time_s: float, kind: str, who: int, what: int = 0) -> None:
@@ -114,21 +121,24 @@ def simulate_async(
         if busy or any(len(queue) < batch for queue in queues):
             continue
         busy = True
-        noises = _around_one(rng, jitter, trainers * groups)
+        noises = trainer_speeds * _around_one(rng, jitter, trainers * groups)
         push(now + update_s * float(noises.max()), "updated", 0)
         for learner, queue in enumerate(queues):
+            is_slowest = learner < trainers * len(slowest)
             for _ in range(batch):
                 agent, of_version = queue.popleft()
                 under_way[agent, learner % trainers] -= 1
                 if version >= skipped:
-                    lags.append(version - of_version)
+                    (lags if is_slowest else lags_of_sampled).append(version - of_version)
                 kept = waiting[agent]
                 if kept is not None and kept[0] == learner % trainers:
                     waiting[agent] = None
                     send(agent, kept[1])
                     collect(agent)
     counted = (updates - skipped) * batch * trainers * groups
-    return AsyncResult(counted / (now - first_s), np.array(lags))
+    times = round(len(others) / max(1, len(sampled)))
+    all_lags = np.concatenate([lags, np.repeat(lags_of_sampled, times)])
+    return AsyncResult(counted / (now - first_s), all_lags)
 
 
 def share_that_counts(
@@ -152,7 +162,7 @@ def share_that_counts(
             return (kept_s + since_s) / _DAY_S
         kept_s, since_s = kept_s + saved_s, 0.0
         until_s = now + recovery_s
-        while (again_s := now + float(rng.exponential(mean_s))) < until_s:
+        while now < _DAY_S and (again_s := now + float(rng.exponential(mean_s))) < until_s:
             now = again_s
             until_s = now + recovery_s
         now = until_s

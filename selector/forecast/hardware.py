@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import yaml
 
 from gmi_drl.placement import ConfigError, Device, Fault, Topology
+from gmi_drl.placement.config.yaml_text import read_yaml
 from gmi_drl.placement.faults import ABSENT, closest
 
 Basis: TypeAlias = Literal["measured", "published", "assumed"]
@@ -182,11 +182,11 @@ def machine_of(text: str) -> tuple[Hardware, int]:
 def read_hardware(path: Path) -> Hardware:
     """Reads a hardware file; ConfigError with every fault of it."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        document, _, unread = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, ValueError) as error:
         raise ConfigError([Fault(str(path), ABSENT, f"it cannot be read: {error}",
                                  "Write YAML.")]) from None  # fmt: skip
-    faults = list(_faults(document))
+    faults = unread or list(_faults(document))
     if faults:
         raise ConfigError(faults, str(path))
     device = document["device"]

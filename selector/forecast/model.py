@@ -100,6 +100,10 @@ def work_of(config: Config, layout: Layout, hardware: Hardware) -> Work:
         rule = "it can be projected what updates of fresh experience take, by one of "
         rule += ", ".join(_OPTIMIZERS)
         faults.append(Fault("algorithm.name", algorithm.name, rule, "Use ppo, a2c or impala."))
+    if algorithm.dropped_agents:
+        rule = "it is not projected how much less is waited for without the slowest"
+        remedy = "Leave it out: add --set algorithm.drop_slowest=0."
+        faults.append(Fault("algorithm.drop_slowest", algorithm.dropped_agents, rule, remedy))
     if len({len(gmis) for gmis in layout.mpl}) > 1 and config.mode != "async":
         rule = "GPUs have different numbers of GMIs"
         faults.append(Fault("layout", ABSENT, rule, "Use a template."))

@@ -24,8 +24,10 @@ def scale(monkeypatch):
 
 def test_what_is_kept_of_the_checks_is_what_the_model_foretells(scale):
     checks = scale.scale_checks
-    groups = {"H100", "templates", "reduction", "reduction, beyond what was fitted"}
-    anew = [*checks.h100_rows(), *checks.reduction_rows(), *checks.template_rows()]
+    groups = {"H100", "templates", "reduction", "reduction, beyond what was fitted",
+              "hosts, reduction", "hosts, training"}  # fmt: skip
+    anew = [*checks.h100_rows(), *checks.reduction_rows(), *checks.host_rows(),
+            *checks.template_rows()]  # fmt: skip
     assert anew == [row for row in KEPT["checks"] if row["group"] in groups]
     assert checks.paper() == KEPT["paper"]
 

@@ -74,6 +74,13 @@ def test_more_hosts_make_more_steps_and_less_of_each():
     assert all(row.steps_per_s[0] < row.steps_per_s[1] < row.steps_per_s[2] for row in rows)
 
 
+@pytest.mark.parametrize("gmis", [1, 4])
+def test_a_gmi_that_is_alone_waits_for_nobody(gmis):
+    (row,) = projected("nvidia-h100", [1], config_of(gmis=gmis))
+    assert (row.seconds["waiting for the slowest"] > 0) == (gmis > 1)
+    assert row.limiting == ("waiting for the slowest" if gmis > 1 else None)
+
+
 @pytest.mark.parametrize(("count", "deviation", "slowest"), [(8, 0.05, 1.07), (256, 0.2, 1.72)])
 def test_the_slowest_of_many_is_as_much_later_as_computed_elsewhere(count, deviation, slowest):
     rng = np.random.default_rng(0)
@@ -102,6 +109,53 @@ def test_asynchronous_training_is_as_fast_as_its_slower_side(rollout_s, update_s
     assert result.lags.min() >= 0
     # Where agents are ahead, each has what it sends, what is on its way, and what it collects.
     assert result.lags.max() <= 3 * (2 + 1) + 1
+
+
+@pytest.mark.parametrize("groups", [12, 48])
+def test_the_lag_of_many_hosts_is_that_of_all_and_not_of_the_slowest(monkeypatch, groups):
+    def simulated():
+        return chance.simulate_async(
+            agents=6, trainers=2, groups=groups, rollout_s=0.25, send_s=0.001, update_s=0.02,
+            capacity=3, batch=1, spread=0.015, jitter=0.03, rng=np.random.default_rng(0),
+        )  # fmt: skip
+
+    some = simulated()
+    monkeypatch.setattr(chance, "_SIMULATED", groups)
+    every = simulated()
+    assert some.segments_per_s == pytest.approx(every.segments_per_s, rel=0.02)
+    shares = [10, 50, 90]
+    assert np.percentile(some.lags, shares) == pytest.approx(
+        np.percentile(every.lags, shares), abs=1
+    )
+    assert some.lags.mean() == pytest.approx(every.lags.mean(), rel=0.05)
+
+
+def test_trainers_of_many_hosts_wait_for_the_slowest_gpu_among_theirs():
+    result = chance.simulate_async(
+        agents=4, trainers=2, groups=32, rollout_s=0.01, send_s=0.0, update_s=0.1, capacity=4,
+        batch=1, spread=0.05, jitter=0.0, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    # The largest of 64 normal numbers is 2.4 deviations above their mean.
+    assert result.segments_per_s / 64 == pytest.approx(10 / (1 + 2.4 * 0.05), rel=0.04)
+
+
+class CountingRandom:
+    """Draws numbers, and not without end."""
+
+    def __init__(self):
+        self.rng, self.drawn = np.random.default_rng(0), 0
+
+    def exponential(self, mean):
+        self.drawn += 1
+        assert self.drawn < 100_000
+        return self.rng.exponential(mean)
+
+
+def test_a_day_ends_where_hosts_are_lost_faster_than_they_come_back():
+    share = chance.share_that_counts(
+        failures_per_day=25_600, recovery_s=60, checkpoint_s=1, rng=CountingRandom()
+    )
+    assert share < 0.01
 
 
 def test_losses_of_hosts_cost_what_they_take_back():
@@ -174,6 +228,17 @@ def test_a_hardware_file_with_a_fault_says_what_and_where(tmp_path, change, says
     assert says in str(told.value)
 
 
+def test_a_hardware_file_is_read_as_a_config_is(tmp_path):
+    path = edited(tmp_path, lambda document: document["figures"].pop("recovery_s"))
+    text = path.read_text()
+    figure = "{value: 1e2, basis: assumed, source: a guess}"
+    path.write_text(text.replace("figures:\n", f"figures:\n  recovery_s: {figure}\n"))
+    assert read_hardware(path)["recovery_s"] == 100
+    path.write_text(text.replace("figures:\n", f"figures:\n  update_us: {figure}\n"))
+    with pytest.raises(ConfigError, match=r"update_us.*twice"):
+        read_hardware(path)
+
+
 @pytest.mark.parametrize(
     ("on", "more", "says"),
     [
@@ -187,6 +252,7 @@ def test_a_hardware_file_with_a_fault_says_what_and_where(tmp_path, change, says
         ),
         ("dgx-a100", ["env.adapter=mujoco"], "has figures of adapter warp"),
         ("dgx-a100", ["env.num_env=auto"], "auto"),
+        ("dgx-a100", ["algorithm.drop_slowest=1"], "drop_slowest=1; it is not projected"),
     ],
 )
 def test_what_cannot_be_projected_is_told(on, more, says, capsys):
