@@ -3,6 +3,7 @@
 Traces know policies and experience by digests of their bytes alone: see bodies_lineage.
 """
 
+import itertools
 import json
 import random
 import time
@@ -14,9 +15,11 @@ import bodies_lineage as bodies
 import faults
 import gmi_drl
 from gmi_drl.cli import main
+from gmi_drl.launcher.watch.policy_log import GMI_DIED, process_id
 from gmi_drl.report.policy_lineage import PolicyReader, Version
 from gmi_drl.report.run_state import opened
 from gmi_drl.runtime.gcs.database import Database, GcsError
+from gmi_drl.runtime.gcs.tables import BranchRow, EventRow, PolicyRow, branch_id, policy_id
 
 HORIZON, NUM_ENV = 8, 4
 
@@ -281,6 +284,24 @@ REPLAY = {
     "algorithm__name": "dqn", "algorithm__replay_start": 64, "algorithm__batch_size": 16,
     "algorithm__replay_capacity": 200, "algorithm__updates_per_row": 0.1,
 }  # fmt: skip
+
+
+def test_updates_of_a_version_are_told_where_they_are_known(tmp_path, capsys):
+    def told(version):
+        assert main.main(["lineage", str(folder), version, "--depth", "0"]) == 0
+        return capsys.readouterr().out
+
+    folder = launch(config(tmp_path, 60, run__lineage=16)).folder
+    with opened(folder / "gcs.sqlite") as store:
+        oldest, second = itertools.islice(PolicyReader(store).chain(), 2)
+    assert oldest.version.number > 1  # what was before it has been flushed
+    assert oldest.first_update is None
+    assert second.first_update == oldest.last_update + 1
+    assert f"updates up to {oldest.last_update}, " in told(str(oldest.version))
+    folder = launch(config(tmp_path, 3, **REPLAY)).folder
+    assert " no update, " in told("policy@1")  # the replay is not full enough
+
+
 TDG = {"layout": {"template": "tdg_ex", "gmi_per_gpu": 2}}
 ASYNC = {"mode": "async", "hardware": {"num_gpus": 2}, "layout": {}}
 APART = {"agent": bodies.TracedAgent, "trainer": bodies.TracedTrainer}
@@ -322,3 +343,39 @@ def test_every_mode(tmp_path, monkeypatch, changes, roles, moments, each):
     assert (dead.gmi_id, dead.process) == (moments[0][0], 0)
     if not changes.keys() & REPLAY.keys():
         assert dead.versions == in_pieces(saw(trace, dead.gmi_id, 0))
+
+
+@pytest.mark.parametrize(("optimizer", "last"), [("tree_search, AlphaZero", 4), ("replay, DQN", 3)])
+def test_data_of_a_killed_gmi_is_seen_for_as_long_as_a_replay_holds_it(tmp_path, optimizer, last):
+    """A resize from two GMIs to one after policy@3: one replay of AlphaZero holds all games."""
+    before, after = "ab" * 16, "cd" * 16
+    gmis = [[0, 0, "trainer", 1], [1, 0, "trainer", 1]]
+    branches = [
+        BranchRow(
+            id=branch_id(number), number=number, session=session, generation=0, version=version,
+            board=-1, restored=restored, optimizer=optimizer,
+            layout=json.dumps({"template": "tcg_ex", "gmis": layout}),
+        )
+        for number, session, version, restored, layout in (
+            (0, before, 0, "", gmis), (1, after, 3, "iteration_000003", gmis[:1]),
+        )
+    ]  # fmt: skip
+    oldest = {1: 1, 2: 1, 3: 1, 4: 2, 5: 4}  # policy@3 is the last one that GMI 1 put something in
+    policies = [
+        PolicyRow(
+            id=policy_id(branch, version), branch=branch, version=version, updates=version,
+            steps=version, lag=0, made_s=0.0, checkpoint="iteration_000003" if version == 3 else "",
+            experience=json.dumps([[gmi, gmi, 0, version - 1, 1, 1] for gmi, *_ in trainers]),
+            replay=json.dumps([[gmi, 9, oldest[version], 1] for gmi, *_ in trainers]),
+        )
+        for branch, version, trainers in (
+            *((0, version, gmis) for version in (1, 2, 3)),
+            *((1, version, gmis[:1]) for version in (4, 5)),
+        )
+    ]  # fmt: skip
+    died = EventRow(1.0, GMI_DIED, process_id(before, 1, 0), "gmi 1, process 0, was killed")
+    Database(tmp_path / "gcs.sqlite").write(
+        {BranchRow: branches, PolicyRow: policies, EventRow: [died]}
+    )
+    (dead,) = killed(tmp_path)
+    assert dead.versions == [[1, last]]

@@ -69,7 +69,7 @@ class PolicyRecord:
 
     version: Version
     previous: Version | None  # None: the initial weights, or those of another run
-    first_update: int  # of its optimizer
+    first_update: int | None  # of its optimizer; None: the version before is not recorded
     last_update: int
     steps: int  # of environments, by then
     lag: int  # the most updates that experience was behind
@@ -239,7 +239,10 @@ class PolicyReader:
                     put_in[id, sample.trainer] = number
             if policy.replays:
                 oldest = {r.trainer: r.oldest for r in policy.replays if r.minibatches}
-                saw = {id for (id, t), last in put_in.items() if last >= oldest.get(t, number + 1)}
+                rest = number + 1  # what a replay that is gone held, nobody sees
+                if policy.optimizer.startswith("tree_search"):  # every replay holds what all put in
+                    rest = min(oldest.values(), default=rest)
+                saw = {id for (id, t), last in put_in.items() if last >= oldest.get(t, rest)}
             for id in saw:
                 pieces = found[id].versions
                 if pieces and pieces[-1][1] == number - 1:
@@ -372,6 +375,9 @@ class PolicyReader:
         if first:
             previous = self._parent(row.branch) or Version(row.branch, used_on)
         before = self._row(previous)
+        first_update = None if before is None else 1 + before.updates
+        if not previous.number:
+            first_update = 1
         if branch.board >= 0:
             used_on += branch.board - branch.version
         samples = tuple(
@@ -385,7 +391,7 @@ class PolicyReader:
         return PolicyRecord(
             version=version,
             previous=previous,
-            first_update=1 + (before.updates if before is not None else 0),
+            first_update=first_update,
             last_update=row.updates,
             steps=row.steps,
             lag=row.lag,
@@ -465,10 +471,16 @@ def lag_lines(policy: PolicyRecord) -> list[str]:
 
 def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
     """Says how a version was made, as it may be printed; briefly: not by what."""
+    if policy.first_update is None:
+        updates = f"updates up to {policy.last_update:,}"
+    elif policy.first_update > policy.last_update:
+        updates = "no update"
+    elif policy.first_update == policy.last_update:
+        updates = f"update {policy.last_update:,}"
+    else:
+        updates = f"updates {policy.first_update:,}-{policy.last_update:,}"
     words = [
-        f"update {policy.last_update:,}"
-        if policy.first_update == policy.last_update
-        else f"updates {policy.first_update:,}-{policy.last_update:,}",
+        updates,
         f"{policy.steps:,} steps",
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(policy.made_s)),
     ]
