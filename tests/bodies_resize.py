@@ -2,10 +2,13 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 
 import gmi_drl
+from gmi_drl import runtime
 from gmi_drl.gmi import DEVICE_LOST
+from gmi_drl.launcher.folder.resize_request import ResizeRequest, make_request
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.roles.state import checkpoint
 from hooked import Hooked
@@ -18,6 +21,27 @@ class Alone(gmi_drl.Holistic):
         if len(self.mgr.layout.gmis) > 1:
             raise RuntimeError("only alone")
         return super().make_env(num_env, seed)
+
+
+class ResizedAsItEvaluates(gmi_drl.Holistic):
+    """Asks for two GMIs in the first step of the evaluation, and goes on when they are to come."""
+
+    def make_env(self, num_env=None, seed=0):
+        env = super().make_env(num_env, seed)
+        if num_env is not None:
+            step, folder = env.step, self.mgr.context.folder
+
+            def first_step(action):
+                env.step = step
+                make_request(folder, ResizeRequest("late", ("layout.gmi_per_gpu=2",)))
+                deadline_s = time.monotonic() + 30
+                while not runtime.stop_requested():
+                    assert time.monotonic() < deadline_s
+                    time.sleep(0.01)
+                return step(action)
+
+            env.step = first_step
+        return env
 
 
 class KilledAtTheStartOfTwo(gmi_drl.Holistic):

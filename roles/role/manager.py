@@ -308,6 +308,11 @@ class GMI_manager:
         """Tells whether it is this GMI that is to save the state for that layout."""
         return self.context.of_mine("bereft") == HEIR
 
+    @property
+    def is_resizing(self) -> bool:
+        """Tells whether GMIs are asked to stop so that training goes on in another layout."""
+        return bool(self.context.of_mine("resizing"))
+
     def seed(self, stream: int = 0, number: int | None = None) -> int:
         """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
 

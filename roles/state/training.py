@@ -450,8 +450,9 @@ class Training:
         env = self._make_env(-(-episodes // self._group.size))
         mgr.close_later(env.close)
         policy, normalizer = algorithm.policy, algorithm.normalizers.observations
-        stop, met = mgr.stop_requested, mgr.await_set_up
-        returns = evaluate_together(env, policy, normalizer, self._group, stop, await_set_up=met)
+        returns = evaluate_together(
+            env, policy, normalizer, self._group, self._is_to_end, await_set_up=mgr.await_set_up
+        )
         if self._group.rank == 0 and (cut := returns.get("eval_cut")):
             self._mgr.warn(
                 f"{cut:.0f} of {returns['eval_episodes']:.0f} episodes of the evaluation had not "
@@ -459,6 +460,10 @@ class Training:
                 "env.max_episode_steps sets another limit, of training too."
             )
         return result | returns
+
+    def _is_to_end(self) -> bool:
+        """Tells whether the run is to end at once; a resize comes too late for one that is done."""
+        return self._mgr.stop_requested() and not self._mgr.is_resizing
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import yaml
@@ -232,6 +233,17 @@ def test_gmis_that_are_killed_as_they_start_come_back(tmp_path):
     assert len(metrics[-1]["gmi_seconds"]) == 2
 
 
+def test_a_resize_that_comes_too_late_leaves_the_evaluation_be(tmp_path):
+    settings = {"run__total_steps": 3 * HORIZON * NUM_ENV, "run__eval_episodes": 4}
+    roles = {"trainer": bodies.ResizedAsItEvaluates}
+    done = gmi_drl.launch(config(tmp_path, **settings), view="none", roles=roles)
+    assert (done.state, done.iteration) == ("finished", 3)
+    assert done.eval_return > 0
+    answer = answer_in(done.folder)
+    assert (answer.id, answer.state) == ("late", "refused")
+    assert "came to its end first" in answer.text
+
+
 class StopsMeanwhile(gmi_drl.Callback):
     """Asks for another layout, and for the end of the run while the last iteration ends."""
 
@@ -349,6 +361,24 @@ def test_every_mode(tmp_path, changes, words):
 
 
 @pytest.mark.slow
+def test_lineage_tells_what_a_replay_holds_of_the_layout_before(tmp_path):
+    """A GMI's rounds put half as many rows in from the resize on, into the replay that it has."""
+    algorithm = DQN | {"replay_save": True, "replay_capacity": 100_000}
+    folder, metrics, (answer,) = resized(config(tmp_path, algorithm=algorithm), TWO)
+    assert answer.state == "done"
+    (second,) = {line["iteration"] for line in metrics if len(line["gmi_seconds"]) == 2} & {
+        line["iteration"] + 1 for line in metrics if len(line["gmi_seconds"]) == 1
+    }
+    with opened(folder / "gcs.sqlite") as store:
+        policies = list(PolicyReader(store).chain())
+    assert len(policies) == len(metrics) > second
+    for policy in policies:
+        oldest = {replay.trainer: replay.oldest for replay in policy.replays}
+        wanted = {0: 1} if policy.version.number < second else {0: 1, 1: second}
+        assert oldest == wanted
+
+
+@pytest.mark.slow
 def test_serving_and_pieces_are_refused(tmp_path):
     path = config(tmp_path, algorithm={"name": "a2c", "optimizer": "parameter_server",
                                        "normalize_value": False, "reward_scale": 0.1},
@@ -429,8 +459,27 @@ def test_where_the_heir_is_killed_as_it_saves_the_last_checkpoint_is_gone_on_fro
 
 @pytest.mark.slow
 def test_a_device_that_is_lost_before_there_is_a_checkpoint(tmp_path):
-    _, gmis = shrunk(on_two(tmp_path), bodies.LosesItAtOnce)
+    begun_s = time.monotonic()
+    done, gmis = shrunk(on_two(tmp_path), bodies.LosesItAtOnce)
     assert gmis == [1] * 10
+    (entry,) = RunFolder(done.folder).state()["resizes"]
+    assert 0 < entry["pause_s"] < time.monotonic() - begun_s
+
+
+@pytest.mark.slow
+def test_a_device_that_is_lost_before_a_resume_has_saved_anything(tmp_path):
+    """The run goes on from the checkpoint that the resume has gone back to, and not a later one."""
+    path = on_two(tmp_path, run__checkpoint_every=2, run__total_steps=6 * 2 * HORIZON * NUM_ENV)
+    folder = gmi_drl.launch(path, view="none", keep_gcs=True).folder
+    done = gmi_drl.launch(
+        resume=folder / "checkpoints" / "iteration_000002", view="none", keep_gcs=True,
+        overrides=[f"run.total_steps={8 * 2 * HORIZON * NUM_ENV}"],
+        roles={"trainer": bodies.LosesItAtOnce},
+    )  # fmt: skip
+    assert (done.state, done.iteration) == ("finished", 8)
+    metrics = metrics_of(folder)
+    assert [line["iteration"] for line in metrics] == list(range(1, 9))
+    assert [len(line["gmi_seconds"]) for line in metrics] == [2] * 2 + [1] * 6
 
 
 def test_a_run_leaves_cores_that_are_taken_offline(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ may also resize itself, where its noise scale has left its batches, or tuning's 
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,8 @@ class Resizer:
         self._proposed = ""  # until it has trained: why the run resizes itself, and settings
         self._is_told, self._may_propose = False, True  # one that came to nothing was enough
         self._give_up_s = 0.0  # when survivors that have not answered are given up
-        self._last_s = self._looked_s = self._looked_at_cores_s = 0.0
+        self._looked_s = self._looked_at_cores_s = 0.0
+        self._last_s = time.monotonic()  # of the last iteration, or of the run's start
         withdraw_request(folder.path)  # nobody waits for what a killed launcher left
 
     @property
@@ -94,6 +96,7 @@ class Resizer:
         now_s = time.monotonic()
         if self._proposed and not self._is_told:
             self._is_told = True
+            self._mark(1)
             return True
         if self.is_wanted or self._before is not None or now_s - self._looked_s < _LOOK_S:
             return False
@@ -109,7 +112,14 @@ class Resizer:
             self._answer("refused", str(error))
             return False
         self._answer("changing", f"ending an iteration to become {_told(self._new)}")
+        self._mark(1)
         return True
+
+    def _mark(self, is_resizing: int) -> None:
+        """Tells GMIs whether it is for a resize that they are asked to stop."""
+        tally = self.job.tally.open()
+        for gmi in self.job.layout.gmis:
+            tally[gmi.gmi_id, "resizing"] = is_resizing
 
     def propose(self, cause: str, ways: Sequence[str]) -> str:
         """Resizes a run by the first way that fits; a way is overrides, with spaces between them.
@@ -229,14 +239,26 @@ class Resizer:
         if self.is_wanted:
             self._answer("refused", why)
             self._shrinks, self._proposed = False, ""
+            self._mark(0)
 
     def change(self) -> str:
         """Turns to the new layout, whose GMIs are started next; returns what to say of it."""
         self._before, self.job, self._gone = self.job, self._new, {}
-        if not any((self._folder.path / "checkpoints").glob("iteration_*/manifest.json")):
-            self.job = replace(self.job, resume=None)  # a device was lost before there was any
+        self.job = self._going_on_from(self._before, self.job)
         by = f", {self._proposed}" if self._proposed else ""
         return f"resizing: {_told(self._before)} become {_told(self.job)}{by}"
+
+    def _going_on_from(self, before: Job, job: Job) -> Job:
+        """Returns the next job, which begins where the one before did if that has saved nothing.
+
+        Checkpoints of the folder that it has not written may be of what a resume went back behind.
+        """
+        for path in (self._folder.path / "checkpoints").glob("iteration_*/manifest.json"):
+            with suppress(OSError, ValueError):
+                manifest = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(manifest, dict) and manifest.get("session") == before.session:
+                    return job
+        return replace(job, resume=before.resume)
 
     def undo(self, error: GmiDrlError) -> str:
         """Turns back to the layout that was; raises `error` where that is what has failed.
@@ -250,7 +272,8 @@ class Resizer:
         before, self._before = self._before, None
         if self._proposed:
             self._proposed, self._may_propose = "", False
-        self.job, self.notes = renewed_job(before)
+        job, self.notes = renewed_job(before)
+        self.job = self._going_on_from(before, job)
         first, *_ = str(error).splitlines()
         self._answer("undone", f"the new layout did not come up, and the old one goes on: {error}")
         return f"resizing failed, the old layout goes on: {first}"
