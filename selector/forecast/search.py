@@ -9,7 +9,7 @@ import numpy as np
 
 from gmi_drl.placement import Config, layout_of
 from gmi_drl.selector.tune.candidate import Candidate
-from gmi_drl.selector.tune.keep import prediction_of
+from gmi_drl.selector.tune.keep import by_learning, prediction_of
 from gmi_drl.selector.tune.space import config_of, space_of
 
 from .forecast import iteration_of
@@ -45,7 +45,12 @@ def best_candidates(config: Config, hardware: Hardware, hosts: int) -> list[Proj
         seconds, samples, _ = iteration_of(work, phases, hardware, hosts, np.random.default_rng(0))
         learned = prediction.efficiency(candidate.samples * hosts, candidate.horizon)
         projected.append(ProjectedCandidate(candidate, samples / seconds, learned))
-    return sorted(projected, key=lambda one: -one.worth(config.tune.objective))
+    return sorted(projected, key=lambda one: -one.worth(objective_of(config)))
+
+
+def objective_of(config: Config) -> str:
+    """Returns what candidates are compared by: "steps", where tuning knows throughput alone."""
+    return "learning" if by_learning(config) else "steps"
 
 
 def _candidates(config: Config, hardware: Hardware) -> Iterator[Candidate]:

@@ -82,7 +82,11 @@ def _followed(folder: RunFolder, words: list[str], keep: Keep) -> list[str]:
     if faults := resize_faults(before, wanted):
         raise ConfigError(faults, "resize")
     names = [word.partition("=")[0].removeprefix("algorithm.") for word in words]
-    return followed(before, find_devices(before), wanted, find_devices(wanted), keep, names)
+    # Those of the run, of which this process may be allowed to use fewer.
+    devices = wanted_devices = folder.layout().topology
+    if wanted.hardware != before.hardware:
+        wanted_devices = find_devices(wanted)
+    return followed(before, devices, wanted, wanted_devices, keep, names)
 
 
 def _awaited(

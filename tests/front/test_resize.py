@@ -280,6 +280,15 @@ def test_one_at_a_time_and_nobody_waits_for_ever(tmp_path):
     assert not (folder.path / "resize_requested.json").exists()
 
 
+def test_who_asks_need_not_be_allowed_the_devices_of_the_run(tmp_path, monkeypatch):
+    path = config(tmp_path, hardware__num_gpus=2, run__total_steps=2 * HORIZON * NUM_ENV)
+    folder = RunFolder(gmi_drl.launch(path, view="none").folder)
+    core = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {core})
+    with folder.held(), pytest.raises(ResizeError, match="has not looked at the request"):
+        gmi_drl.resize(folder.path, ["env.num_env=4"], timeout_s=0.2)
+
+
 def test_a_rule_that_there_is_not_is_told(tmp_path):
     with pytest.raises(ConfigError, match="keep='samples'; must be one of update, gradient_steps"):
         gmi_drl.resize(tmp_path, [TWO], keep="samples")

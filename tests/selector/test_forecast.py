@@ -290,6 +290,17 @@ def test_a_search_on_the_model_finds_what_the_model_says_is_best(capsys):
         assert main.main(["tune", config, "--on", "dgx-h100", *other]) == 2
 
 
+def test_layouts_that_serve_are_compared_by_what_they_serve(tmp_path, capsys):
+    config = config_of(mode="serving")
+    best = best_candidates(config, *machine_of("4xdgx-h100"))
+    rates = [one.steps_per_s for one in best]
+    assert rates == sorted(rates, reverse=True)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+    assert main.main(["tune", str(path), "--on", "4xdgx-h100"]) == 0
+    assert "4 hosts of dgx-h100, by steps (projected" in capsys.readouterr().out
+
+
 def test_a_file_whose_name_begins_like_a_count_is_that_file(tmp_path, monkeypatch):
     edited(tmp_path, lambda document: None).rename(tmp_path / "2xmine.yaml")
     monkeypatch.chdir(tmp_path)

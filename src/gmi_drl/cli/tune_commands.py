@@ -153,12 +153,12 @@ def _tune_on(config: Path, words: list[str], on: str, plain: bool) -> int:
     from gmi_drl.placement import load_config
     from gmi_drl.report.forecast_tables import print_candidates
     from gmi_drl.selector.forecast.hardware import machine_of
-    from gmi_drl.selector.forecast.search import best_candidates
+    from gmi_drl.selector.forecast.search import best_candidates, objective_of
 
     loaded = load_config(config, words)
     hardware, hosts = machine_of(on)
     best = best_candidates(loaded, hardware, hosts)
-    print_candidates(console_for(plain), hardware, hosts, best, loaded.tune.objective)
+    print_candidates(console_for(plain), hardware, hosts, best, objective_of(loaded))
     return 0
 
 
