@@ -235,10 +235,11 @@ def test_gmis_that_are_killed_as_they_start_come_back(tmp_path):
 
 def test_a_resize_that_comes_too_late_leaves_the_evaluation_be(tmp_path):
     settings = {"run__total_steps": 3 * HORIZON * NUM_ENV, "run__eval_episodes": 4}
+    endless = {"id": "Pendulum-v1", "num_env": NUM_ENV, "max_episode_steps": 200}
     roles = {"trainer": bodies.ResizedAsItEvaluates}
-    done = gmi_drl.launch(config(tmp_path, **settings), view="none", roles=roles)
+    done = gmi_drl.launch(config(tmp_path, env=endless, **settings), view="none", roles=roles)
     assert (done.state, done.iteration) == ("finished", 3)
-    assert done.eval_return > 0
+    assert done.eval_episodes == 4
     answer = answer_in(done.folder)
     assert (answer.id, answer.state) == ("late", "refused")
     assert "came to its end first" in answer.text
@@ -281,10 +282,11 @@ def test_one_at_a_time_and_nobody_waits_for_ever(tmp_path):
 
 
 def test_who_asks_need_not_be_allowed_the_devices_of_the_run(tmp_path, monkeypatch):
-    path = config(tmp_path, hardware__num_gpus=2, run__total_steps=2 * HORIZON * NUM_ENV)
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    devices = {"num_gpus": 2, "cores": cores}
+    path = config(tmp_path, hardware=devices, run__total_steps=2 * HORIZON * NUM_ENV)
     folder = RunFolder(gmi_drl.launch(path, view="none").folder)
-    core = min(os.sched_getaffinity(0))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {core})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(cores[:1]))
     with folder.held(), pytest.raises(ResizeError, match="has not looked at the request"):
         gmi_drl.resize(folder.path, ["env.num_env=4"], timeout_s=0.2)
 
