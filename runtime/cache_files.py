@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 _POLL_S: Final = 0.05
 _LONGEST_NAME: Final = 500  # bytes of a lock's file that are read
@@ -40,13 +40,21 @@ def cache_folder() -> Path:
     return base / "gmi-drl"
 
 
-def replace_file(path: Path, content: str | bytes | memoryview) -> None:
-    """Writes a file whole: readers see the old or the new one, and on OSError the old one stays."""
+def replace_file(
+    path: Path, content: str | bytes | memoryview | Callable[[IO[bytes]], object]
+) -> None:
+    """Writes a file whole: readers see the old or the new one, and on OSError the old one stays.
+
+    `content` may be a function that writes it into the file that it is given.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -18,7 +18,6 @@ optimizer's moments, and no other part (`policy_only` in its manifest).
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from pydantic import BaseModel, NonNegativeInt, ValidationError
@@ -39,6 +38,7 @@ _FORMAT = "gmi-drl checkpoint"
 _VERSION = 1
 _SEALED = ".sealed"
 _NAME = re.compile(r"iteration_(\d+)")
+_LARGE = 1 << 24  # bytes of a tensor
 
 
 class _Part(BaseModel, strict=True):
@@ -75,13 +75,28 @@ class Checkpoint:
         """Returns one part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
         path = self.folder / f"{name}.pt"
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # Mapped and not read: a replay may fill half the memory, and is copied from here.
+            return _apart(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
         except Exception as error:  # torch and pickle have many
             first, *_ = str(error).splitlines() or [""]
             raise CheckpointError(
                 f"{path} cannot be loaded ({type(error).__name__}: {first}). Use another "
                 "checkpoint of the run."
             ) from error
+
+
+def _apart(state: Any) -> Any:
+    """Returns a state with copies of its small tensors, which somebody may keep.
+
+    So a file that was removed does not take room on the disk for as long as the process lives.
+    """
+    if isinstance(state, torch.Tensor):
+        return state.clone() if state.nbytes < _LARGE else state
+    if isinstance(state, dict):
+        return {name: _apart(its) for name, its in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(map(_apart, state))
+    return state
 
 
 def folder_of(checkpoints: Path, iteration: int) -> Path:
@@ -112,9 +127,36 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
     OSError when that fails, and when the checkpoint was committed or given up meanwhile. Parts of
     one name have one writer at a time.
     """
-    serialized = io.BytesIO()  # torch.save turns a full disk into a RuntimeError of its own
-    torch.save(state, serialized)
-    replace_file(_part_folder(checkpoints, iteration) / f"{name}.pt", serialized.getbuffer())
+
+    def write(file: IO[bytes]) -> None:
+        sink = _Sink(file)
+        torch.save(state, sink)  # type: ignore[arg-type]  # of a file it takes these two
+        if sink.error is not None:
+            raise sink.error
+
+    replace_file(_part_folder(checkpoints, iteration) / f"{name}.pt", write)
+
+
+class _Sink:
+    """Writes what `torch.save` gives into a file at once, as a replay may fill half the memory.
+
+    It keeps the `error` of a full disk, which that would turn into a RuntimeError of its own.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes | memoryview) -> int:
+        if self.error is None:
+            try:
+                self._file.write(content)
+            except OSError as error:
+                self.error = error
+        return len(content)
+
+    def flush(self) -> None:
+        """The file is flushed when all of it is there."""
 
 
 def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:

@@ -1,8 +1,12 @@
 """Checkpoints are whole or refused, with the newest good one named."""
 
+import gc
 import json
 import os
+import re
 import shutil
+import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,6 +31,44 @@ def test_what_was_written_is_read(tmp_path):
     found = checkpoint.find(tmp_path)
     assert found.manifest["iteration"] == 7
     assert torch.equal(found.load("shared")["parameters"], torch.arange(5.0))
+
+
+def test_a_part_is_written_without_a_copy_of_it_in_memory(tmp_path):
+    checkpoint.begin(tmp_path, 1)
+    state = {"replay": torch.arange(1_000_000), "priorities": torch.ones(10)}
+    checkpoint.write_part(tmp_path, 1, "shared", {})  # what is imported then is no copy
+    tracemalloc.start()
+    try:
+        checkpoint.write_part(tmp_path, 1, "gmi0", state)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1_000_000  # of eight million bytes
+    found = checkpoint.find(checkpoint.commit(tmp_path, 1, {})).load("gmi0")
+    assert all(torch.equal(found[name], its) for name, its in state.items())
+
+
+def allocated():
+    """The bytes that this process has of its own, and not of files."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+)", status)[1])
+
+
+def test_a_large_part_is_read_without_a_copy_of_it_in_memory(tmp_path):
+    checkpoint.begin(tmp_path, 1)
+    checkpoint.write_part(tmp_path, 1, "shared", {})
+    state = {"replay": torch.ones(16_000_000), "of": [torch.ones(3), (1, "two")]}
+    checkpoint.write_part(tmp_path, 1, "gmi0", state)
+    folder = checkpoint.commit(tmp_path, 1, {})
+    found, before = checkpoint.find(folder), allocated()
+    loaded = found.load("gmi0")
+    total = float(loaded["replay"].sum())
+    assert allocated() - before < 16_000_000  # of 64 million bytes
+    assert (total, loaded["of"][1]) == (16e6, (1, "two"))
+    del loaded["replay"]  # as who has copied it
+    gc.collect()
+    assert "gmi0.pt" not in Path("/proc/self/maps").read_text()
+    assert torch.equal(loaded["of"][0], torch.ones(3))
 
 
 def test_only_the_newest_are_kept(tmp_path):
