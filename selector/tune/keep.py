@@ -139,9 +139,14 @@ def prediction_of(
     settings = config.algorithm
     lam = getattr(settings, "lam", None)
     decay = 0.0 if lam is None else settings.gamma * lam
+    own, usual = own_update(config, topology), usual_noise(settings)
+    return Prediction(own, settings.horizon, noise_scale, decay, usual)
+
+
+def usual_noise(settings: AlgorithmConfig) -> float:
+    """Returns the noise scale that is taken where none is known, in updates of the config."""
     follows = isinstance(settings, PPOConfig) and settings.followed_kl is None
-    usual = USUAL_NOISE_BY_CLIP if follows else USUAL_NOISE
-    return Prediction(own_update(config, topology), settings.horizon, noise_scale, decay, usual)
+    return USUAL_NOISE_BY_CLIP if follows else USUAL_NOISE
 
 
 def may_grow(config: Config) -> bool:
