@@ -15,7 +15,6 @@ import numpy as np
 
 from gmi_drl.placement import Config, Layout
 from gmi_drl.selector.tune.efficiency import Prediction
-from gmi_drl.selector.tune.keep import usual_noise
 
 from .chance import share_that_counts, simulate_async, sync_iteration_s
 from .hardware import Hardware
@@ -65,8 +64,7 @@ def forecast(
         tries = min(tries, _ASYNC_TRIES)
     alone = _tries(work, hardware, 1, tries)
     rows = [alone if count == 1 else _tries(work, hardware, count, tries) for count in hosts]
-    usual = usual_noise(config.algorithm)
-    return work, [_summary(work, usual, row, alone) for row in rows]
+    return work, [_summary(work, hardware, row, alone) for row in rows]
 
 
 def ladder(most: int) -> list[int]:
@@ -162,10 +160,11 @@ def _expected_s(work: Work, phases: Phases) -> float:
     return phases.rollout_s + phases.experience_s + phases.training_s
 
 
-def _summary(work: Work, usual_noise: float, row: _Tries, alone: _Tries) -> Forecast:
+def _summary(work: Work, hardware: Hardware, row: _Tries, alone: _Tries) -> Forecast:
     own = max(1, work.samples // max(1, work.gpus))  # of one GPU's updates
-    prediction = Prediction(own, work.horizon, usual_noise=usual_noise)
-    learned = prediction.efficiency(max(1, work.samples) * row.hosts, work.horizon)
+    learned = Prediction(own, work.horizon).efficiency(
+        max(1, work.samples) * row.hosts, work.horizon
+    )
     return Forecast(
         hosts=row.hosts,
         gpus=row.hosts * work.gpus,

@@ -6,9 +6,9 @@ costs what a gradient noise scale says (McCandlish et al. 2018, eq. 2.11: E / E_
 B_noise samples are needed), and a horizon shorter than advantages look ahead costs the part of
 their weights that lies beyond it.
 
-The noise scale is taken as a few of the config's own updates, and not measured: on five of six
-tasks that told what PPO lost by larger updates better than the noise scale of their gradients,
-which is a twentieth of an update on one and thirteen updates on another (docs/tuning.md).
+The noise scale is taken as two of the config's own updates, and not measured: on five of six tasks
+that told what PPO lost by larger updates better than the noise scale of their gradients, which is a
+twentieth of an update on one and thirteen updates on another (docs/tuning.md).
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from typing import Final
 
 from .candidate import Candidate
 
-# In updates of the config as given, which is taken to be written for updates about as large: as it
-# is, and with a clip range that grows with the update. One that is given is bounded, as it moves by
-# more than a hundred times within a run.
-USUAL_NOISE: Final = 2.0
-USUAL_NOISE_BY_CLIP: Final = 4.0
+# In updates of the config as given, which is taken to be written for updates about as large. One
+# that is given is bounded, as it moves by more than a hundred times within a run.
+_USUAL_NOISE: Final = 2.0
 _LEAST_NOISE: Final = 1.0
 _MOST_NOISE: Final = 8.0
 _MOST_DECAY: Final = 0.9999  # what does not decay: shares are as the horizons
@@ -35,15 +33,14 @@ class Prediction:
 
     own_samples: int
     own_horizon: int
-    noise_scale: float | None = None  # of a run; None: as usual
+    noise_scale: float | None = None  # of a run; None: as usual, two updates of the config
     decay: float = 0.0  # of an advantage's weights, gamma x lambda of GAE; 0: it looks one step
-    usual_noise: float = USUAL_NOISE  # in updates of the config
 
     @property
     def used_noise(self) -> float:
         """Returns the noise scale; a run's between one and eight of the config's own updates."""
         if self.noise_scale is None:
-            return self.usual_noise * self.own_samples
+            return _USUAL_NOISE * self.own_samples
         least, most = _LEAST_NOISE * self.own_samples, _MOST_NOISE * self.own_samples
         return min(max(self.noise_scale, least), most)
 

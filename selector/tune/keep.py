@@ -12,8 +12,8 @@ their number follows the update (Beukman et al. 2026, recipe of fixed inner step
 
 Where a minibatch has other samples, the learning rate goes with the square root of its size, which
 is the rule for Adam (Hilton et al. 2021, section 4; Malladi et al. 2022), unless it follows the KL
-divergence. PPO's clip range goes with the learning rate, up to twice: as many gradient steps, each
-of them larger, may take a policy as much farther (docs/tuning.md has what that learns).
+divergence. The clip range stays: one that goes with the minibatch too has learned more of a step on
+five tasks, but on one of them, trained for longer, it has undone what was learned (docs/tuning.md).
 """
 
 from __future__ import annotations
@@ -35,18 +35,16 @@ from gmi_drl.placement import (
 from gmi_drl.placement.config.algorithms.actor_critic import ActorCriticConfig, SegmentsConfig
 from gmi_drl.placement.config.algorithms.common import AlgorithmConfig
 from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
-from gmi_drl.placement.config.algorithms.ppo import PPOConfig
 from gmi_drl.placement.config.algorithms.replay import ReplayConfig
 from gmi_drl.placement.resolve import shape_of, simplest
 from gmi_drl.selector.record.results import PLAIN, PLAIN_ON_GPU
 
-from .efficiency import USUAL_NOISE, USUAL_NOISE_BY_CLIP, Prediction
+from .efficiency import Prediction
 
 # How much larger than the config's own an update may be where the horizon follows, and what of that
 # is tried.
 _MOST_GROWTH: Final = 2.0
 _GROWTHS: Final = (1.0, 1.25, 1.5, 2.0)
-_MOST_CLIP: Final = 2.0  # times the config's own, or a part of it: as far as it is measured
 _NEIGHBOURS: Final = 2  # steps of the horizon, either way, for minibatches that divide an update
 SAME: Final = 0.1  # updates and minibatches whose sizes differ by less are as large
 
@@ -139,14 +137,7 @@ def prediction_of(
     settings = config.algorithm
     lam = getattr(settings, "lam", None)
     decay = 0.0 if lam is None else settings.gamma * lam
-    own, usual = own_update(config, topology), usual_noise(settings)
-    return Prediction(own, settings.horizon, noise_scale, decay, usual)
-
-
-def usual_noise(settings: AlgorithmConfig) -> float:
-    """Returns the noise scale that is taken where none is known, in updates of the config."""
-    follows = isinstance(settings, PPOConfig) and settings.followed_kl is None
-    return USUAL_NOISE_BY_CLIP if follows else USUAL_NOISE
+    return Prediction(own_update(config, topology), settings.horizon, noise_scale, decay)
 
 
 def may_grow(config: Config) -> bool:
@@ -270,9 +261,6 @@ def _update_with(
     grown = samples / minibatches / size
     if abs(grown - 1) > SAME and settings.followed_kl is None:
         changes["learning_rate"] = _scaled_learning_rate(settings.learning_rate, grown)
-        if isinstance(settings, PPOConfig):
-            times = min(max(math.sqrt(grown), 1 / _MOST_CLIP), _MOST_CLIP)
-            changes["clip"] = float(f"{settings.clip * times:.3g}")
     return Update(horizon, samples, _differing(settings, changes))
 
 

@@ -18,7 +18,7 @@ from .keep import is_predicted
 _ENV: Final = ("id", "options", "wrappers", "max_episode_steps")
 _NETWORK: Final = ("name", "class", "network", "recurrent", "share_layers")
 # Tuning changes these itself; they say how samples are taken, and not what a gradient is of.
-_FREE: Final = ("horizon", "minibatches", "learning_rate", "clip", "optimizer")
+_FREE: Final = ("horizon", "minibatches", "learning_rate", "optimizer")
 
 
 @dataclass(frozen=True)

@@ -74,13 +74,6 @@ def test_more_hosts_make_more_steps_and_less_of_each():
     assert all(row.steps_per_s[0] < row.steps_per_s[1] < row.steps_per_s[2] for row in rows)
 
 
-@pytest.mark.parametrize(("schedule", "noise"), [("adaptive", 2), ("constant", 4)])
-def test_what_is_learned_of_a_step_is_by_the_rule_of_the_tuner(schedule, noise):
-    settings = {"network": "ant", "horizon": 16, "schedule": schedule}
-    (row,) = projected("dgx-h100", [1], config_of(algorithm=settings), tries=2)
-    assert row.learned == pytest.approx((1 + noise) / (8 + noise))  # of 8 GPUs, over one's
-
-
 @pytest.mark.parametrize("gmis", [1, 4])
 def test_a_gmi_that_is_alone_waits_for_nobody(gmis):
     (row,) = projected("nvidia-h100", [1], config_of(gmis=gmis))

@@ -6,10 +6,10 @@ import pytest
 
 from gmi_drl.launcher.start.jobs import RESIZABLE
 from gmi_drl.placement import Device, Fault, Topology, check, load_config, resolved
+from gmi_drl.selector.tune import keep as rules
 from gmi_drl.selector.tune.keep import (
     as_given,
     environments,
-    followed,
     is_predicted,
     kept_sentence,
     least_horizon,
@@ -64,24 +64,23 @@ def test_keep_update_keeps_samples_and_minibatches_and_can_run(gmis, num_env, ob
     if objective == "steps" and update.horizon > 19:  # not at the floor, nor beside it
         assert update.samples == pytest.approx(2048, rel=0.06)
     assert 0.94 * 2048 <= update.samples <= 2 * 2048
-    chosen = having(config, update, gmis, num_env)
+    chosen = followed(config, update, gmis, num_env)
     assert not check(chosen, CORES)
-    assert_steps_follow(update, 4)
+    assert_rate_follows(update, 4)
 
 
-def having(config, update, gmis, num_env):
+def followed(config, update, gmis, num_env):
     keys = {"horizon": update.horizon, **dict(update.changes)}
     chosen = resolved(config, gmi_per_gpu=gmis, num_env=num_env)
     return chosen.model_copy(update={"algorithm": config.algorithm.model_copy(update=keys)})
 
 
-def assert_steps_follow(update, minibatches):
-    """Learning rate and clip range go with the root of a minibatch's size, 512 as given."""
+def assert_rate_follows(update, minibatches):
+    """The learning rate goes with the root of a minibatch's size, 512 as given."""
     changes = dict(update.changes)
     minibatch = update.samples / changes.get("minibatches", minibatches)
-    grown = math.sqrt(minibatch / 512) if abs(minibatch / 512 - 1) > 0.1 else 1.0
-    assert changes.get("learning_rate", 3e-4) == pytest.approx(3e-4 * grown, rel=0.01)
-    assert changes.get("clip", 0.2) == pytest.approx(0.2 * min(grown, 2.0), rel=0.01)
+    wanted = 3e-4 * math.sqrt(minibatch / 512) if abs(minibatch / 512 - 1) > 0.1 else 3e-4
+    assert changes.get("learning_rate", 3e-4) == pytest.approx(wanted, rel=0.01)
 
 
 def test_an_update_grows_a_little_where_a_shorter_horizon_would_see_too_little():
@@ -105,24 +104,12 @@ def test_a_grown_update_has_the_horizon_and_the_minibatches_as_they_are():
     config = config_with(**ppo())
     update = update_of(config, CORES, 2, 96, grown=True)
     assert (update.horizon, update.samples) == (128, 24_576)
-    assert dict(update.changes) == {
-        "learning_rate": pytest.approx(3e-4 * math.sqrt(12), rel=0.01),
-        "clip": 0.4,  # twice, at most
-    }
+    assert dict(update.changes) == {"learning_rate": pytest.approx(3e-4 * math.sqrt(12), rel=0.01)}
     assert may_grow(config)
     assert not may_grow(config_with("none", **ppo()))
     assert not may_grow(config_with(tune={"objective": "steps"}))
     assert not may_grow(config_with(tune={"batch": 4096}))
     assert not may_grow(config_with(algorithm={"name": "dqn"}))
-
-
-def test_updates_that_the_clip_range_follows_are_predicted_to_learn_more():
-    def noise(**sections):  # in updates
-        return prediction_of(config_with(**sections), CORES).used_noise / (16 * 128)
-
-    assert noise(**ppo()) == 4
-    assert noise(**ppo(schedule="adaptive")) == 2  # the clip range stays
-    assert noise(algorithm={"name": "a2c", "horizon": 128}) == 2
 
 
 def test_an_update_that_no_horizon_keeps_is_refused():
@@ -155,15 +142,9 @@ def test_keep_gradient_steps_keeps_the_horizon_and_the_minibatch():
         "an update takes 24,576 steps instead of 2,048, with minibatches 48 instead of 4"
     )
     small = update_of(config, CORES, 1, 2)
-    root = math.sqrt(0.5)
     assert (small.samples, dict(small.changes)) == (
-        256,
-        {
-            "minibatches": 1,
-            "learning_rate": pytest.approx(3e-4 * root, rel=0.01),
-            "clip": pytest.approx(0.2 * root, rel=0.01),
-        },
-    )
+        256, {"minibatches": 1, "learning_rate": pytest.approx(3e-4 * math.sqrt(0.5), rel=0.01)},
+    )  # fmt: skip
 
 
 def test_what_takes_one_step_for_a_batch_keeps_doing_so():
@@ -179,16 +160,6 @@ def test_what_takes_one_step_for_a_batch_keeps_doing_so():
 def test_a_learning_rate_that_follows_the_kl_is_left_alone():
     config = config_with("gradient_steps", **ppo(schedule="adaptive"))
     assert dict(update_of(config, CORES, 1, 2).changes) == {"minibatches": 1}
-    config = config_with(**ppo(schedule="adaptive"))
-    assert not update_of(config, CORES, 2, 96, grown=True).changes
-
-
-def test_a_clip_range_of_v_trace_stays():
-    config = config_with(mode="async", algorithm={"name": "appo"})
-    topology = Topology.from_cores(range(8), 2)
-    changes = dict(update_of(config, topology, 1, 256, grown=True).changes)
-    assert changes["learning_rate"] > config.algorithm.learning_rate
-    assert "clip" not in changes
 
 
 def test_keep_none_leaves_everything():
@@ -227,10 +198,9 @@ def test_a_replay_its_batch_and_its_updates_are_shared_out():
 def test_what_follows_may_change_while_a_run_trains(keep, algorithm):
     config = config_with(algorithm=algorithm)
     wanted = resolved(config, gmi_per_gpu=1, num_env=160)
-    words = followed(config, CORES, wanted, CORES, keep)
+    words = rules.followed(config, CORES, wanted, CORES, keep)
     assert not {word.split("=")[0] for word in words} - set(RESIZABLE)
-    ppo_of_all = keep == "update" and "name" not in algorithm  # no horizon is short enough for it
-    assert any(word.startswith("algorithm.clip") for word in words) == ppo_of_all
+    assert words or keep != "update"  # the horizon follows
 
 
 def test_segments_are_not_cut_into_minibatches():
@@ -263,7 +233,7 @@ def after_resize(config, words, devices=1, then=None, keep="update"):
     """Returns the samples of an update before and after, and the config that a resize makes."""
     before, after = (Topology.from_cores(range(8), number) for number in (devices, then or devices))
     settings = config.model_dump(mode="json")
-    words += followed(config, before, load_config(settings, words), after, keep)
+    words += rules.followed(config, before, load_config(settings, words), after, keep)
     resized = load_config(settings, words)
     return (
         environments(config, before) * config.algorithm.horizon,

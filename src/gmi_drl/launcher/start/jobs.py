@@ -57,9 +57,9 @@ _OF_REPLAYS: Final = (
 RESIZABLE: Final = (
     "layout.gmi_per_gpu", "layout.trainer_gpus", "env.num_env", "hardware.num_gpus",
     "hardware.cores", "hardware.sm_overcommit", "experience.batch_segments",
-    "algorithm.horizon", "algorithm.minibatches", "algorithm.learning_rate", "algorithm.clip",
-    "algorithm.batch_size", "algorithm.replay_capacity", "algorithm.replay_start",
-    "algorithm.updates_per_row",
+    "algorithm.horizon", "algorithm.minibatches",
+    "algorithm.learning_rate", "algorithm.batch_size", "algorithm.replay_capacity",
+    "algorithm.replay_start", "algorithm.updates_per_row",
 )  # fmt: skip
 # Returns what of `algorithm` follows a change, as overrides that keep the samples of an update.
 Follow: TypeAlias = Callable[[Config, Topology, Config, Topology], list[str]]
