@@ -14,6 +14,7 @@ def lazy(
     """Returns the `__getattr__` and `__dir__` of a package that offers `names` of its modules.
 
     `names` has those of each module, whose name is from the package on (`.role.trainer`) or whole.
+    `dir` shows what is in `__all__` alone, where there is one, and not what only the file uses.
     """
     homes = {name: module for module, its in names.items() for name in its}
 
@@ -23,6 +24,7 @@ def lazy(
         return getattr(import_module(homes[name], package), name)
 
     def names_of() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        its = vars(sys.modules[package])
+        return sorted({*its.get("__all__", its), *homes})
 
     return get, names_of
