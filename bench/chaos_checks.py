@@ -26,7 +26,7 @@ def judge(run: Run, dealt: Sequence[Dealt], blows: Sequence[Blow], since: int) -
     `blows` are all of the case so far, `since` what its launcher had printed before the strike.
     """
     if any(one.blow.ends for one in dealt):
-        run.until(lambda: not run.runs(), "the launcher's end")
+        run.until(lambda: not run.runs(), "the launcher's end", works=False)
     before = run.progress()
     run.until(lambda: not run.runs() or run.progress() > before + 1, "going on")
     run.until(lambda: not run.runs() or not run.is_resizing(), "the end of the resize")

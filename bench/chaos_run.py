@@ -22,7 +22,7 @@ from chaos_ray import RayCluster, is_rays, name_of
 
 from gmi_drl.launcher.folder.resize_request import REQUEST, ResizeRequest, make_request
 
-WITHIN_S: Final = 150.0  # what must come comes by then, or the work comes on
+WITHIN_S: Final = 150.0  # what must come comes by then, or while the work comes on
 _LINGER_S: Final = 20.0  # of processes that end
 _LINGER_ON_RAY_S: Final = 30.0
 LIBC: Final = ctypes.CDLL(None)
@@ -136,7 +136,8 @@ class Run:
         status = self.launcher.wait()
         self.launcher = None
         self.tell(f"  ended with {status}")
-        self.until(lambda: not self._left(), "the end of all that it had started", self._linger_s)
+        what = "the end of all that it had started"
+        self.until(lambda: not self._left(), what, self._linger_s, works=False)
         return status
 
     def close(self) -> None:
@@ -151,12 +152,22 @@ class Run:
         if self.has_own_disk:
             LIBC.umount2(str(self.disk).encode(), 2)
 
-    def until(self, condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> None:
-        """Waits for a condition; Fault if it does not come while the work comes no further."""
+    def until(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        within_s: float = WITHIN_S,
+        *,
+        works: bool = True,
+    ) -> None:
+        """Waits for a condition; Fault if it does not come in time.
+
+        Where the run is not to end, and `works`, it has as long again while its work comes on.
+        """
         before, deadline_s = self.progress(), time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline_s:
-                if (now := self.progress()) == before:
+                if not works or (now := self.progress()) == before:
                     raise Fault(f"not within {within_s:g} s: {what}")
                 before, deadline_s = now, time.monotonic() + within_s
             time.sleep(0.02)  # between two looks

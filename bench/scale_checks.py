@@ -340,7 +340,7 @@ def host_rows() -> list[Row]:
         shape, _, _, sleeps, *factor = name.split("/")
         hosts, apart = int(shape.partition("x")[0]), bool(factor)
         crossings = 1 if hosts == 2 else 2  # docs/reduction.md: steps among 2, and among 3 and 4
-        reduce_us = nearer["reduction_us"] + 900 * crossings
+        reduce_us = nearer["reduction_us"] + (1_000 - 100) * crossings
         what = f"{hosts} hosts, {sleeps}" + (f", agents apart, {factor[0]} times" if apart else "")
         by = "the same with 0.1 ms one way"
         rows.append(row_of("hosts, reduction", f"{what}, 1 ms one way, a reduction", "us",
