@@ -92,8 +92,10 @@ def _apart(state: Any) -> Any:
     """
     if isinstance(state, torch.Tensor):
         return state.clone() if state.nbytes < _LARGE else state
-    if isinstance(state, dict):
-        return {name: _apart(its) for name, its in state.items()}
+    if isinstance(state, dict):  # or a Counter, or what a module gives, which have more to them
+        for name, its in state.items():
+            state[name] = _apart(its)
+        return state
     if isinstance(state, list | tuple):
         return type(state)(map(_apart, state))
     return state

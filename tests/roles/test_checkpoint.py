@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ def test_a_part_is_written_without_a_copy_of_it_in_memory(tmp_path):
     assert most < 1_000_000  # of eight million bytes
     found = checkpoint.find(checkpoint.commit(tmp_path, 1, {})).load("gmi0")
     assert all(torch.equal(found[name], its) for name, its in state.items())
+
+
+def test_what_was_written_is_read_as_what_it_was(tmp_path):
+    checkpoint.begin(tmp_path, 1)
+    state = {"counts": Counter(won=2), "network": torch.nn.BatchNorm1d(2).state_dict()}
+    checkpoint.write_part(tmp_path, 1, "shared", state)
+    found = checkpoint.find(checkpoint.commit(tmp_path, 1, {})).load("shared")
+    assert (found["counts"]["won"], found["counts"]["lost"]) == (2, 0)
+    assert found["network"]._metadata == state["network"]._metadata
 
 
 def allocated():
