@@ -37,7 +37,7 @@ class ResizedAsItEvaluates(gmi_drl.Holistic):
                 deadline_s = time.monotonic() + 30
                 while not runtime.stop_requested():
                     assert time.monotonic() < deadline_s
-                    time.sleep(0.01)
+                    time.sleep(0.01)  # between two looks
                 return step(action)
 
             env.step = first_step

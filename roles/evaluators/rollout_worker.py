@@ -155,8 +155,7 @@ class RolloutLoop:
         self._parameters = FlatParameters(role.policy.network)
         self._make_codec(env.num_env)
         self._send_s = 0.0
-        first = min(self._mgr.context.wires.out_of(self._mgr.GMI_id))
-        self._trained_steps = TrainedSteps(self._mgr, first)
+        self._trained_steps = TrainedSteps(self._mgr)
         if not self._mgr.context.replaced:  # else its episodes have gone with its process
             self._resume()
 

@@ -67,8 +67,7 @@ class SampleSender:
     def __init__(self, role: ActingRole, env: VecEnv) -> None:
         self.mgr, self._gmi_id = role.mgr, role.GMI_id
         self._algorithm = role.algorithm
-        first = next(iter(role.mgr.context.wires.out_of(role.GMI_id)))
-        self._trained_steps = TrainedSteps(role.mgr, first)
+        self._trained_steps = TrainedSteps(role.mgr)
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
         self._collector = role.collector(env, role.batch(env.num_env))

@@ -13,13 +13,16 @@ _WORDS: Final = 1 << 64  # that a counter of the tally can be: a negative number
 
 
 class TrainedSteps:
-    """The steps by each version of a trainer's policy, for those who are told versions alone.
+    """Tells agents, who are told versions alone, how many steps a trainer's policy has had by each.
 
     Rounds of this launch are all of one size. Those before a run was resized were of others: the
     trainer notes in the tally how many steps more, or fewer, they have made of it.
     """
 
-    def __init__(self, mgr: GMI_manager, trainer: int) -> None:
+    def __init__(self, mgr: GMI_manager, trainer: int | None = None) -> None:
+        """`trainer`: the GMI whose policy it is; None: the first of those this agent sends to."""
+        if trainer is None:
+            trainer = min(mgr.context.wires.out_of(mgr.GMI_id))
         self._tally, self._trainer = mgr.tally, trainer
         self._each = round_steps(mgr.config, mgr.layout)
 
