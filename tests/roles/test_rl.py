@@ -182,6 +182,31 @@ def test_a_file_of_another_policy_is_refused(tmp_path, keys, said):
         other.load(tmp_path / "state.pt")
 
 
+@pytest.mark.parametrize(
+    ("saves", "loads", "said"),
+    [
+        ((rl.ParameterServer, 2), (rl.Local, None), "a state of a parameter server, whose shards"),
+        ((rl.Local, None), (rl.ParameterServer, 2), "an optimizer without shards; this parameter"),
+        ((rl.ParameterServer, 2), (rl.ParameterServer, 3), "a state of 2 shards; this .* has 3"),
+    ],
+    ids=["of shards", "without shards", "of other shards"],
+)
+def test_a_file_whose_moments_are_cut_otherwise_is_refused_whole(tmp_path, saves, loads, said):
+    def made(kind, shards):
+        options = {} if shards is None else {"shards": shards}
+        return kind(rl.A2C, evaluators(rl.A2C, 1, **RAW), **options)
+
+    first, second = made(*saves), made(*loads)
+    first.step()
+    first.save(tmp_path / "state.pt")
+    before, _ = parameters(second)
+    with pytest.raises(CheckpointError, match=said):
+        second.load(tmp_path / "state.pt")
+    assert (second.steps, second.updates) == (0, 0)
+    assert torch.equal(parameters(second)[0], before)
+    second.step()
+
+
 def test_what_a_function_changes_of_a_policy_is_what_evaluators_get():
     def halve(graph):
         with torch.no_grad():

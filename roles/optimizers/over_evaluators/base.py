@@ -260,6 +260,11 @@ class Learning(EvaluatorOptimizer):
         return super().state_dict() | {"descent": self._learner.descent.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "descent" not in state:
+            raise CheckpointError(
+                "a state of a parameter server, whose shards hold Adam's moments, each of its "
+                "slice. Load it into one with as many shards."
+            )
         super().load_state_dict(state)
         self._learner.descent.load_state_dict(state["descent"])
         self._learner.updates = self.updates

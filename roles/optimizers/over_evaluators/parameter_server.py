@@ -17,7 +17,7 @@ from torch import nn
 from gmi_drl import runtime
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm
-from gmi_drl.roles.errors import EvaluatorLate, RoleError
+from gmi_drl.roles.errors import CheckpointError, EvaluatorLate, RoleError
 from gmi_drl.roles.evaluators.counts import checked_count
 from gmi_drl.roles.evaluators.graph import PolicyGraph, tensor_of
 from gmi_drl.roles.evaluators.standalone import Evaluator
@@ -135,6 +135,13 @@ class ParameterServer(EvaluatorOptimizer):
         return super().state_dict() | {"shards": self._all("save")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        shards = state.get("shards", ())
+        if len(shards) != len(self._shards):
+            what = f"{len(shards)} shards" if shards else "an optimizer without shards"
+            raise CheckpointError(
+                f"a state of {what}; this parameter server has {len(self._shards)}, each with "
+                "Adam's moments of its slice. Load it into an optimizer like the one that saved it."
+            )
         self._round += 1
         while self.fleet.busy:  # with gradients of other parameters, which go to the shards
             self._first()
