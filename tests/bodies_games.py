@@ -148,3 +148,55 @@ class Mortal(bodies_recovery.Mortal):
         network = super().make_policy(env, generator)
         network.game = WatchedGame(network.game, self)
         return network
+
+
+class Careless(InARow):
+    """Tic-tac-toe that gives the same arrays each time, some read-only, and writes to all."""
+
+    def __init__(self):
+        super().__init__("Careless", 3, 3, 3, falls=False)
+        self._begin, self._over = np.zeros((64, 9), np.int16), np.zeros(64, np.bool_)
+
+    def initial(self, count):
+        return self._begin[:count]
+
+    def legal(self, states):
+        allowed = super().legal(states)
+        states[:] = 1
+        return np.broadcast_to(allowed, allowed.shape)
+
+    def terminal(self, states):
+        self._over[: len(states)], worth = super().terminal(states)
+        states[:] = 1
+        return self._over[: len(states)], worth
+
+    def observe(self, states):
+        seen = super().observe(states)
+        states[:] = 1
+        return seen
+
+
+class Sticks:
+    """Nim, one state at a time: who takes the last of `sticks` has won."""
+
+    name, actions, state_size, shape, symmetries, sticks = "Sticks", 3, 1, (1,), (), 3
+
+    @property
+    def longest(self):
+        return self.sticks
+
+    def initial(self, count):
+        return np.full((count, 1), self.sticks, np.int16)
+
+    def legal(self, states):
+        return np.stack([state >= (1, 2, 3) for state in states])
+
+    def step(self, states, moves):
+        return np.stack([state - move - 1 for state, move in zip(states, moves, strict=True)])
+
+    def terminal(self, states):
+        over = np.stack([state[0] == 0 for state in states])
+        return over, np.where(over, -1.0, 0.0)
+
+    def observe(self, states):
+        return np.stack([state.astype(np.float32) for state in states])

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gmi_drl.roles.games import Game, make_game, step_legal, stepped
+from gmi_drl.roles.games import Game, are_legal, make_game, step_legal, stepped
 
 from .errors import EnvActionError
 from .protocol import Step, VecEnvSpec
@@ -47,12 +47,13 @@ class GameVecEnv:
         if action.shape != (self.num_env,):
             raise EnvActionError.of_shape(self.env_id, action.shape, (self.num_env,))
         game, moves = self.game, action.cpu().numpy().astype(np.int64)
-        legal = game.legal(self._states)[np.arange(self.num_env), moves]
+        legal = are_legal(game, self._states, moves)
         reward, over = np.where(legal, 0.0, -1.0), ~legal
         final = self._states.copy()
         on = np.flatnonzero(legal)
-        final[on] = stepped(game, final[on], moves[on])
-        on = self._ended(final, on, reward, over, sign=-1.0)
+        if len(on):  # a game of the user's need not know what to do with none
+            final[on] = stepped(game, final[on], moves[on])
+            on = self._ended(final, on, reward, over, sign=-1.0)
         if len(on):
             final[on] = self._answered(final[on])
             self._ended(final, on, reward, over, sign=1.0)
@@ -76,12 +77,17 @@ class GameVecEnv:
         return games[~ended]
 
     def _begin(self, games: NDArray[np.int64]) -> None:
-        """Begins new games; in half of them the other player has made the first move."""
+        """Begins new games; in half of them the other player has made the first move.
+
+        It has not where that ends the game.
+        """
         if len(games):
             states = self.game.initial(len(games))
-            second = self._rng.random(len(games)) < 0.5
-            if second.any():
-                states[second] = self._answered(states[second])
+            second = np.flatnonzero(self._rng.random(len(games)) < 0.5)
+            if len(second):
+                answered = self._answered(states[second])
+                on = ~self.game.terminal(answered)[0]
+                states[second[on]] = answered[on]
             self._states[games], self._moves[games] = states, 0
 
     def _answered(self, states: NDArray[np.int16]) -> NDArray[np.int16]:

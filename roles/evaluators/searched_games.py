@@ -73,7 +73,7 @@ class SearchedGames:
             self._states[places, made], self._policy[places, made] = states, policy
             moves = visits.argmax(1)
             early = np.flatnonzero(made < settings.temperature_moves)
-            draws = np.array([drawn[i].random() for i in early], np.float32)
+            draws = np.array([drawn[i].random() for i in early])
             moves[early] = _drawn(policy[early], draws)
             states = step_legal(game, states, moves)
             made += 1
@@ -149,8 +149,11 @@ def joined(parts: list[Positions], game: Game) -> Positions:
     return Positions(*(np.concatenate(column) for column in zip(none, *parts, strict=True)))
 
 
-def _drawn(policy: NDArray[np.float32], draws: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Returns moves drawn in proportion to `policy` [K, A]; draws [K] are uniform."""
+def _drawn(policy: NDArray[np.float32], draws: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns moves drawn in proportion to `policy` [K, A]; draws [K] are uniform, below 1.
+
+    They are doubles: one that is rounded to 1 is above all sums, and draws move 0, legal or not.
+    """
     sums = policy.cumsum(1)
     above = sums > (draws * sums[:, -1])[:, None]
     return np.asarray(above.argmax(1))

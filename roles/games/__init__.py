@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.placement.faults import closest, install
 
 from .errors import GameError, GameFault, IllegalMove, NetworkNotFinite
-from .game import Game, Symmetry, moves_of, step_legal, stepped
+from .game import Game, Symmetry, are_legal, moves_of, step_legal, stepped
 
 if TYPE_CHECKING:
     from .in_a_row import InARow
 
 __all__ = [
     "GAMES", "OPEN_SPIEL", "Game", "GameError", "GameFault", "IllegalMove", "NetworkNotFinite",
-    "Symmetry", "game_faults", "make_game", "moves_of", "step_legal", "stepped",
+    "Symmetry", "are_legal", "game_faults", "make_game", "moves_of", "step_legal", "stepped",
 ]  # fmt: skip
 
 OPEN_SPIEL: Final = "OpenSpiel/"  # begins the ids of OpenSpiel's games
@@ -61,14 +61,18 @@ def game_faults(env_id: str) -> list[str]:
     """Returns why there is no game of an id."""
     if env_id in GAMES:
         return []
+    from .checked import try_game
+
     if env_id.startswith(OPEN_SPIEL):
         try:
-            make_game(env_id)
+            try_game(make_game(env_id))
         except ModuleNotFoundError:
             return [
                 f"env.id={env_id!r} needs the package open_spiel, which is not installed. "
                 f"{install('open_spiel')}."
             ]
+        except GameError as error:
+            return [f"env.id={env_id!r}: {error}"]
         except Exception as error:  # OpenSpiel's own are of no class of Python's
             rule = str(error).strip().splitlines()[0]
             return [f"env.id={env_id!r}: {rule}. Use another of pyspiel.registered_names()."]
@@ -79,8 +83,6 @@ def game_faults(env_id: str) -> list[str]:
             f"env.id={env_id!r} is no game; known: {', '.join(GAMES)}, {OPEN_SPIEL}name, and "
             f"module:Class of yours.{f' Did you mean {near}?' if near else ''}"
         ]
-    from .checked import try_game
-
     try:
         try_game(make_game(env_id))
     except (GameError, GameFault) as error:

@@ -28,7 +28,11 @@ _REMEDIES: Final = {
 
 
 class CheckedGame:
-    """A user's game, whose answers have the shapes, types and values that they must have."""
+    """A user's game, whose answers have the shapes, types and values that they must have.
+
+    It is given copies, to which it may write, and what it returns is copied: it may be read-only,
+    or the same array each time.
+    """
 
     def __init__(self, game: Any, reference: str) -> None:
         """`reference` is what the config calls it. GameFault where an attribute is wrong."""
@@ -53,7 +57,7 @@ class CheckedGame:
         return self._array("legal", self._call("legal", states), "b", wanted, "actions")
 
     def step(self, states: States, moves: NDArray[np.int64]) -> States:
-        # Copies: it may write to them. What it raises is told by `stepped`, with the move.
+        # What it raises is told by `stepped`, with the move.
         after = self._game.step(states.copy(), moves.copy())
         return self._states("step", after, len(states))
 
@@ -87,7 +91,8 @@ class CheckedGame:
 
     def _call(self, name: str, argument: Any) -> Any:
         try:
-            return getattr(self._game, name)(argument)
+            its = argument.copy() if isinstance(argument, np.ndarray) else argument
+            return getattr(self._game, name)(its)
         except GameError:
             raise
         except Exception as error:  # whatever someone's game raises
@@ -102,7 +107,7 @@ class CheckedGame:
     def _array(
         self, name: str, told: Any, kind: str, wanted: tuple[int, ...], by: str, which: str = ""
     ) -> Array:
-        """Returns what function `name` told as an array [wanted]; GameFault unless it is one.
+        """Returns what function `name` told, copied, as an array [wanted]; else a GameFault.
 
         `by` is the attribute that says how wide it is; `which` of several arrays it is.
         """
@@ -115,9 +120,7 @@ class CheckedGame:
             correct = f", or correct its {by}, {getattr(self, by)}" if by else ""
             rule = f"{what}; must be {needed}, a row for each game. Reshape it{correct}."
             raise GameFault(self.name, rule)
-        if told.dtype == dtype:
-            return told
-        if told.dtype.kind != kind and (kind, told.dtype.kind) != ("i", "u"):
+        if told.dtype.kind != kind and (kind, told.dtype.kind) != ("i", "u"):  # unsigned ones fit
             rule = f"{what}; must be {needed}. In {name}, {_REMEDIES[kind]}."
             raise GameFault(self.name, rule)
         if kind == "i" and told.size:

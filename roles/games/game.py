@@ -57,10 +57,15 @@ class Game(Protocol):
         """Returns what a network sees of states, [N, *shape]."""
 
 
+def are_legal(game: Game, states: States, moves: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tells which `moves` [N] are allowed; a number that is no move of the game is not."""
+    inside = (moves >= 0) & (moves < game.actions)
+    return inside & game.legal(states)[np.arange(len(moves)), np.where(inside, moves, 0)]
+
+
 def step_legal(game: Game, states: States, moves: NDArray[np.int64]) -> States:
     """Returns `game.step(states, moves)`; IllegalMove names the first move that is none."""
-    inside = (moves >= 0) & (moves < game.actions)
-    allowed = inside & game.legal(states)[np.arange(len(moves)), np.where(inside, moves, 0)]
+    allowed = are_legal(game, states, moves)
     if not allowed.all():
         at = int(allowed.argmin())
         raise IllegalMove(game.name, states[at].tolist(), int(moves[at]))

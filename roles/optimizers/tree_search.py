@@ -109,7 +109,6 @@ class TreeSearchRounds(BaseRounds):
         with phase("infer"):
             mine = self._share(self._group.rank, self._games)
             positions = self._evaluator.play(self._best.evaluate, iteration, mine)
-        leaves = self._evaluator.leaves - leaves
         clock.begin("reduce")
         with phase("reduce"):
             everyone = self._gather(positions)
@@ -127,6 +126,7 @@ class TreeSearchRounds(BaseRounds):
         clock.begin("infer")
         if settings.gate_games and (iteration + 1) % settings.gate_every == 0:
             self._play_match(iteration)
+        leaves = self._evaluator.leaves - leaves  # of the match too, whose seconds are in infer
         clock.begin("simulate")
         seen = self._curve(iteration)
         clock.stop()
@@ -189,6 +189,17 @@ class TreeSearchRounds(BaseRounds):
         ended = played.ended > 0
         returns, lengths = played.returns[ended], played.lengths[ended]
         return Seen(int(ended.sum()), float(returns.sum()), float(lengths.sum()))
+
+    def finish(self) -> None:
+        """Warns where what acts after training is the network that training began with."""
+        settings = self._settings
+        if settings.gate_games and not self._promoted and self._group.rank == 0:
+            self._mgr.warn(
+                "no candidate has become the best network, so that what acts is the network that "
+                f"training began with: gate_every={settings.gate_every} rounds lie between two "
+                f"matches, of which it has to win gate_share={settings.gate_share:g}. Train "
+                "longer, lower gate_every, or use gate_games: 0, with which the newest acts."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best network as `parameters`, as it is what acts after training."""

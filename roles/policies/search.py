@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gmi_drl.placement import AlphaZeroConfig, hidden_sizes
-from gmi_drl.roles.games import Game
+from gmi_drl.roles.games import Game, GameError
 from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
 from gmi_drl.runtime.process.progress import beat
 
@@ -141,9 +141,15 @@ class SearchPolicy(NoiselessPolicy):
         return torch.from_numpy(moves).unsqueeze(-1).to(observation.device)
 
     def moves(self, states: NDArray[np.int16]) -> NDArray[np.int64]:
-        """Returns the move [N] for each state [N, S] of games that are not over."""
+        """Returns the move [N] for each state [N, S]; GameError for one of a game that is over."""
         network = self.plays_by
         game = network.game
+        over, _ = game.terminal(states)
+        if over.any():
+            raise GameError(
+                game.name, states[int(over.argmax())].tolist(),
+                "the game is over, and nobody moves. Ask for moves of games that go on.",
+            )  # fmt: skip
         if not self._simulations:
             preferences, _ = network.evaluate(game.observe(states))
             return np.asarray(np.where(game.legal(states), preferences, -np.inf).argmax(1))

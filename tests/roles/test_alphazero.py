@@ -187,6 +187,29 @@ def test_positions_of_games_say_who_won_and_do_not_depend_on_places():
     assert len({one.value[begin] for begin in begins}) > 1
 
 
+def test_a_draw_next_to_one_is_of_a_move_that_was_tried(monkeypatch):
+    """Rounded to a float it is 1, which no sum of shares is above: it drew move 0, legal or not."""
+
+    class Highest:
+        def gamma(self, shape, size):
+            return np.ones(size)
+
+        def random(self):
+            return np.nextafter(1.0, 0.0)
+
+    monkeypatch.setattr(SearchedGames, "_generator", lambda self, number, its: Highest())
+    game, settings = make_game("TicTacToe-v0"), AlphaZeroConfig(**SMALL)
+
+    def evaluate(seen):
+        return np.zeros((len(seen), 9), np.float32), np.zeros(len(seen), np.float32)
+
+    played = SearchedGames(game, 2, settings, seed=3).play(evaluate, 4, range(2))
+    last = 8 - (played.policy[:, ::-1] > 0).argmax(1)  # of the moves that were tried
+    for before, after, move in zip(played.states, played.states[1:], last, strict=False):
+        if after.any():  # of the same game
+            assert (-after - before).nonzero()[0].tolist() == [move]
+
+
 def test_a_match_begins_alike_with_sides_changed():
     game, settings = make_game("TicTacToe-v0"), AlphaZeroConfig(**SMALL)
     play = SearchedGames(game, 4, settings, seed=3)
@@ -373,6 +396,28 @@ def test_a_candidate_becomes_the_best_network_when_it_wins_enough():
     assert torch.equal(its, first)  # as it began
 
 
+def test_leaves_of_a_match_count_as_its_seconds_do():
+    asked = section({**SMALL, "gate_every": 1, "gate_games": 20})
+    optimizer, (told,) = bodies.trained(solo_group("alone"), asked, 1)
+    counted = told["leaves_per_s"] * told["infer_s"]
+    assert counted == pytest.approx(optimizer._evaluator.leaves)
+
+
+@pytest.mark.parametrize(
+    ("changes", "promoted", "is_told"),
+    [({"gate_every": 5}, 0, True), ({"gate_share": 0.0}, 1, False), ({"gate_games": 0}, 0, False)],
+)
+def test_a_network_that_acts_and_was_never_trained_is_told(changes, promoted, is_told):
+    """As where a run ends before its first match."""
+    optimizer, told = bodies.trained(solo_group("alone"), section({**SMALL, **changes}), 2)
+    warnings = []
+    optimizer._mgr.warn = warnings.append
+    optimizer.finish()
+    assert told[-1]["promoted"] == promoted
+    assert len(warnings) == is_told
+    assert all("that training began with: gate_every=5 rounds lie" in one for one in warnings)
+
+
 def policy_of(optimizer):
     return optimizer.learner.algorithm.policy.plays_by
 
@@ -426,3 +471,10 @@ def test_apart_templates_and_other_optimizers_are_told():
 def test_environments_that_are_no_games_and_games_without_boards_are_told():
     with pytest.raises(RoleError, match="no game of two players"):
         bodies.trained(solo_group("alone"), section(SMALL, "CartPole-v1"), 0)
+
+
+def test_wrappers_around_a_game_are_refused_as_a_search_needs_its_states():
+    asked = section(SMALL)
+    asked["env"]["wrappers"] = [{"frame_stack": {"count": 2}}]
+    faults = [str(fault) for fault in check(load_config(asked), Topology.from_cores(range(2), 1))]
+    assert any("env.wrappers" in fault and "Leave them out." in fault for fault in faults), faults

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import bodies_games as bodies
+from gmi_drl.placement import AlphaZeroConfig
 from gmi_drl.roles.envs import check_env, make_env
+from gmi_drl.roles.evaluators.searched_games import SearchedGames
 from gmi_drl.roles.games import (
     GameError,
     GameFault,
@@ -19,6 +21,8 @@ from gmi_drl.roles.games import (
 from gmi_drl.roles.games.checked import CheckedGame, try_game
 from gmi_drl.roles.games.in_a_row import InARow
 from gmi_drl.roles.games.tree import SearchTrees
+from gmi_drl.roles.policies.search import GameNetwork, SearchPolicy
+from gmi_drl.roles.samples.replay.games import GameReplay
 
 
 def played(game, count, rng, moves=None):
@@ -259,3 +263,74 @@ def test_games_of_openspiels_that_are_none_of_ours_are_told():
     assert "it is explicit_stochastic, and must be deterministic" in fault
     assert "must be perfect_information" in fault
     assert not check_env("OpenSpiel/hex(board_size=3)")
+
+
+def test_arrays_of_a_users_game_may_be_read_only_shared_and_written_to():
+    plain, careless = make_game("TicTacToe-v0"), make_game("bodies_games:Careless")
+    try_game(careless)
+    settings = AlphaZeroConfig(network=[8], blocks=0, simulations=8, gate_games=4)
+
+    def preferring(seen):
+        flat = seen.reshape(len(seen), -1)
+        return flat[:, :9] - flat[:, 9:], np.zeros(len(seen), np.float32)
+
+    of_both = []
+    for game in (plain, careless):
+        games = SearchedGames(game, 4, settings, seed=3)
+        positions = games.play(preferring, 1, range(6))
+        replay = GameReplay(game, settings, 1, torch.device("cpu"))
+        replay.put(positions, 1)
+        drawn = replay.next(0, 0, 1)
+        match = games.match(preferring, uniform, 1, range(3))
+        of_both.append([*positions, drawn["legal"].numpy(), match])
+    for mine, its in zip(*of_both, strict=True):
+        assert np.array_equal(mine, its)
+    assert not careless.initial(3).any()
+    names = ("TicTacToe-v0", "bodies_games:Careless")
+    envs = [make_env(name, 3, seed=1, adapter="game") for name in names]
+    shown = [env.reset() for env in envs]
+    for _ in range(12):
+        assert torch.equal(*shown)
+        moves = torch.from_numpy(plain.legal(shown[0].numpy().astype(np.int16)).argmax(1))
+        shown = [env.step(moves).observation for env in envs]
+
+
+def test_a_game_that_its_first_move_can_end_begins_with_a_move_to_make():
+    env = make_env("bodies_games:Sticks", 64, seed=1, adapter="game")
+    for seed in range(5):
+        left = env.reset(seed)[:, 0]
+        assert (left > 0).all()
+    assert {1.0, 2.0, 3.0} == set(left.tolist())  # the other one has taken one or two in some
+
+
+def test_a_users_game_is_asked_of_one_state_or_more():
+    env = make_env("bodies_games:Sticks", 1, seed=1, adapter="game")
+    for move in (0, 1, 2) * 20:  # some of which are illegal, or end the game
+        env.reset()
+        env.step(torch.tensor([move]))
+
+
+@pytest.mark.parametrize("move", [-1, 9, 2**40])
+def test_who_makes_a_move_that_is_none_has_lost(move):
+    env = make_env("TicTacToe-v0", 2, seed=1)
+    free = int((env.reset()[1] == 0).nonzero()[0])
+    step = env.step(torch.tensor([move, free]))
+    assert (step.reward[0].item(), step.terminated.tolist()) == (-1.0, [True, False])
+
+
+@pytest.mark.parametrize("simulations", [0, 8])
+def test_a_policy_that_is_asked_for_a_move_when_the_game_is_over_says_so(simulations):
+    settings = AlphaZeroConfig(network=[8], blocks=0)
+    policy = SearchPolicy(GameNetwork(make_game("TicTacToe-v0"), settings, None), simulations)
+    won, full = [-1, -1, -1, 1, 1, 0, 0, 0, 0], [1, -1, 1, 1, -1, -1, -1, 1, 1]
+    for board in (won, full):
+        with pytest.raises(GameError, match=r"game TicTacToe-v0, state \[.*: the game is over"):
+            policy.moves(np.array([[0] * 9, board], np.int16))
+
+
+@pytest.mark.parametrize("name", ["mancala", "dots_and_boxes"])
+def test_a_game_of_openspiels_whose_players_move_twice_is_told_before_it_is_played(name):
+    pytest.importorskip("pyspiel")
+    (fault,) = check_env(f"OpenSpiel/{name}")
+    assert fault.startswith(f"env.id='OpenSpiel/{name}': game OpenSpiel/{name}, state [")
+    assert "moves twice in a row" in fault

@@ -109,6 +109,11 @@ class AlphaZeroConfig(AlgorithmConfig):
             yield Fault(
                 "algorithm.layer_norm", True, "networks of games have none", "Leave it out."
             )
+        if config.env.wrappers:
+            yield Fault(
+                "env.wrappers", list(config.env.wrappers),
+                "a search is shown the states of a game as they are", "Leave them out.",
+            )  # fmt: skip
         if self.gate_games % 2:
             yield Fault(
                 "algorithm.gate_games", self.gate_games, "must be even: games come in pairs",
