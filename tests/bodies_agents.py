@@ -300,3 +300,13 @@ class Damped(Meadow):
             if agent.startswith("wolf"):
                 actions[agent] *= 0.5
         return outcome
+
+
+class Counted(Matching):
+    """The same, whose choices are counted from 1."""
+
+    def action_space(self, agent):
+        return spaces.Discrete(2, start=1)
+
+    def step(self, actions):
+        return super().step({agent: action - 1 for agent, action in actions.items()})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .section import Int, Names, Section, broken
 
@@ -28,14 +28,26 @@ class MultiAgentConfig(Section):
     policies: Names = Field(default=("shared",), min_length=1)
     """Names of the policies, each with parameters of its own. Agents of one policy share these, and
     must have the same spaces."""
-    mapping: dict[str, str] = Field(default_factory=lambda: {"*": "shared"}, min_length=1)
+    mapping: dict[str, str] = Field(
+        default_factory=lambda: {"*": "shared"}, min_length=1, validate_default=True
+    )
     """The policy of each agent, by the agent's name or a pattern such as `wolf_*`; of patterns that
-    fit a name the first one counts."""
+    fit a name the first one counts. Without it the policy acts for all agents, where there is one.
+    """
 
     self_play: SelfPlayConfig | None = None
     """The one policy that all agents share acts for one of them in each environment, and its
     snapshots for the others; `{}` is the defaults, `null`: it acts for all. See
     [self-play](multi-agent.md#self-play)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _map_all(cls, value: Any) -> Any:
+        """Maps all agents to a policy that is the only one, whatever its name."""
+        names = value.get("policies") if isinstance(value, dict) else None
+        if isinstance(names, list | tuple) and len(names) == 1 and "mapping" not in value:
+            return {**value, "mapping": {"*": names[0]}}
+        return value
 
     @field_validator("policies")
     @classmethod

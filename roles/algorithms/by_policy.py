@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.roles.envs.agents import AgentGroup
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.policy_map import NormalizerMap, PolicyMap
 from gmi_drl.roles.samples.batch import Batch
@@ -21,7 +22,17 @@ from .algorithm import Algorithm, Losses
 
 
 def by_policy(groups: Sequence[AgentGroup], algorithms: Mapping[str, Algorithm]) -> ByPolicy:
-    """Returns the algorithm of several policies, of those that each of them has."""
+    """Returns the algorithm of several policies, of those that each of them has.
+
+    RoleError for algorithms that take no rows.
+    """
+    kind = type(next(iter(algorithms.values())))
+    if kind.whole_segments:
+        raise RoleError(
+            f"{kind.__name__} learns from whole segments, and {len(algorithms)} policies from the "
+            "rows of agents who come and go. Leave whole_segments out and have `losses` take "
+            "rows, as PPO's does; or give all agents one policy."
+        )
     policy = PolicyMap(groups, {name: its.policy for name, its in algorithms.items()})
     observations = {n: s for n, its in algorithms.items() if (s := its.normalizers.observations)}
     values = {n: s for n, its in algorithms.items() if (s := its.normalizers.values)}
@@ -52,6 +63,9 @@ class ByPolicy(Algorithm):
         own = [its.num_batch_moments for its in algorithms.values()]
         self.num_batch_moments = sum(own)  # type: ignore[misc]
         self._moments = own
+        # Of each policy: 1 where somebody is there in a batch, and 0 where nobody is to learn from.
+        device = next(policy.network.parameters()).device
+        self._there = torch.ones(len(algorithms), device=device)
 
     @property
     def learning_rates(self) -> Mapping[str, float]:
@@ -64,13 +78,13 @@ class ByPolicy(Algorithm):
         total: Tensor | None = None
         stats: dict[str, Tensor] = {}
         places = self.policy.rows(len(batch.rows))
-        each = zip(self.algorithms.items(), places, layouts, strict=True)
-        for (name, algorithm), rows, layout in each:
+        each = zip(self.algorithms.items(), places, layouts, self._there, strict=True)
+        for (name, algorithm), rows, layout, there in each:
             packed = batch.rows[rows]
             constants = self.policy.constants_of(name, batch)
             part = Batch(layout.views(packed), {}, constants, packed, layout)
             losses = algorithm.losses(part)
-            total = losses.total if total is None else total + losses.total
+            total = losses.total * there if total is None else total + losses.total * there
             stats |= {f"{name}/{key}": losses.stats[key] for key in self._shared}
         assert total is not None
         for key in self._shared:
@@ -86,8 +100,10 @@ class ByPolicy(Algorithm):
             algorithm.learn_batch_moments(moments[:, place])
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        for algorithm, part, place in self._each(batch):
+        for number, (algorithm, part, place) in enumerate(self._each(batch)):
             algorithm.postprocess(part, moments[:, place])
+            if (present := part.columns.get("present")) is not None:
+                self._there[number] = present.any()
 
     def changed(self, batch: Batch) -> list[Tensor]:
         """Returns what the algorithms change; what a part of the batch has is a view of it."""

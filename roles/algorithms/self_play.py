@@ -16,6 +16,8 @@ from torch import Tensor
 from gmi_drl.placement import SelfPlayConfig
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.policies.actor_critic import ActorCriticPolicy
 from gmi_drl.roles.policies.league import LeaguePolicy
 from gmi_drl.roles.samples.batch import Batch
 
@@ -25,10 +27,19 @@ _PER_ROUND: Final = 32.0  # points, at most, that a rating changes by in a round
 
 
 def against_itself(algorithm: Algorithm, env: VecEnv, league: SelfPlayConfig) -> SelfPlay:
-    """Returns what trains the policy of `algorithm` so; EnvSpecError for an agent who is alone."""
+    """Returns what trains the policy of `algorithm` so.
+
+    EnvSpecError for an agent who is alone, RoleError for an algorithm that takes no rows.
+    """
     agents = len(getattr(env, "agents", ()))
     if faults := league_faults(league, agents):
         raise EnvSpecError(faults)
+    if algorithm.whole_segments or type(algorithm.policy) is not ActorCriticPolicy:
+        raise RoleError(
+            f"multi_agent.self_play: {type(algorithm).__name__} learns from no rows of an actor "
+            "and critic, of which those that snapshots acted in are left out. Leave self_play "
+            "out, or derive it from gmi_drl.roles.algorithms.ppo.PPO."
+        )
     return SelfPlay(algorithm, agents, league)
 
 

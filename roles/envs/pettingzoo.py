@@ -415,7 +415,8 @@ class TeamVecEnv:
         self.team = Team(agents, width, int(space.n))
         self.num_env, self.max_episode_steps = env.num_env // agents, env.max_episode_steps
         self.observation_space = Box(-np.inf, np.inf, (agents * width,), np.float32)
-        self.action_space = MultiDiscrete([int(space.n)] * agents)
+        first = [int(space.start)] * agents
+        self.action_space = MultiDiscrete([int(space.n)] * agents, start=first)
 
     def reset(self, seed: int | None = None) -> Tensor:
         return self._side_by_side(self._env.reset(seed))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gmi_drl.comm import Group
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses, checked
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.graphs import Pool, static_on
 from gmi_drl.roles.policies.policy_map import PolicyMap
 from gmi_drl.roles.samples.batch import Batch
@@ -183,6 +184,13 @@ class Learner:
         torch.cat(orders, 1, out=self._order.view(parts, -1))
 
     def _update_by_segments(self, batch: Batch) -> None:
+        if (present := batch.columns.get("present")) is not None and not bool(present.all()):
+            raise RoleError(
+                f"{type(self.algorithm).__name__} learns from whole segments, and an agent has "
+                "left while others go on, or they take turns; agents of segments must come and "
+                "go together. Leave whole_segments out and have `losses` take rows, or use "
+                "algorithm.name: ppo."
+            )
         segments = batch.segments(self._observations, self.algorithm.segment_fields)
         first_epoch: list[Losses] = []
         self.noise.begin(segments["reward"].numel() // self._minibatches)

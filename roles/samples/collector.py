@@ -17,7 +17,7 @@ from torch import Tensor
 from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.envs.agents import AgentGroup, rows_of
 from gmi_drl.roles.envs.protocol import Step, VecEnv
-from gmi_drl.roles.errors import NotFiniteError
+from gmi_drl.roles.errors import NotFiniteError, RoleError
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
 from gmi_drl.roles.policies.normalize import normalized
 from gmi_drl.roles.telemetry.clock import Clock
@@ -262,6 +262,12 @@ class Collector:
         if self._reward_scale != 1.0:
             self.batch["reward"].mul_(self._reward_scale)
         self._complete()
+        if self._present is not None and not bool(self.batch["present"].any()):
+            raise RoleError(
+                f"algorithm.horizon={len(self._steps)}: agents take turns, and of no turn of a "
+                "horizon is known what came of it, which the agent's next turn tells. Use twice as "
+                "many steps as there are agents, or more."
+            )
         return taken
 
     def _read_final(self, t: int, cut: Tensor, final_observation: Tensor) -> None:

@@ -6,11 +6,20 @@ from gymnasium.spaces import Box, Discrete
 
 from bodies_agents import Meadow
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import A2CConfig, MAPPOConfig, MultiAgentConfig, PPOConfig
+from gmi_drl.placement import (
+    A2CConfig,
+    IMPALAConfig,
+    MAPPOConfig,
+    MultiAgentConfig,
+    PPOConfig,
+    SelfPlayConfig,
+)
 from gmi_drl.roles.algorithms import algorithm_class
 from gmi_drl.roles.algorithms.by_policy import by_policy
+from gmi_drl.roles.algorithms.self_play import against_itself
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.agents import AgentSpaces, grouped
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.optimizers.learner import AgentOrder, Learner
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.returns import gae, gae_of_turns
@@ -308,3 +317,47 @@ def test_the_way_of_a_gpu_gathers_the_same(what):
     for name, column in batch.columns.items():
         assert torch.allclose(column, other[name], atol=1e-6), name
     assert torch.allclose(batch.bootstrap["value"], other.bootstrap["value"], atol=1e-6)
+
+
+def test_a_policy_whose_agents_never_come_learns_nothing():
+    algorithm, batch, _ = gathered(settings_of(PPOConfig, entropy_coef=0.1))
+    dogs, _ = algorithm.policy.rows(batch["present"].shape[1])
+    batch["present"][:, dogs] = False  # as where they come later than in this horizon
+    before = {name: p.detach().clone() for name, p in algorithm.policy.network.named_parameters()}
+    learned(algorithm, batch)
+    changed = {
+        name.partition(".")[0]
+        for name, p in algorithm.policy.network.named_parameters()
+        if not torch.equal(p, before[name])
+    }
+    assert changed == {"sheep"}
+    # Whoever comes is learned from again.
+    batch["present"].fill_(True)
+    learned(algorithm, batch)
+    dog = next(iter(algorithm.policy.network["dogs"].parameters()))
+    assert not torch.equal(dog, before["dogs.trunk.0.weight"])
+
+
+def test_algorithms_of_segments_learn_from_no_rows_of_agents_who_come_and_go():
+    settings = IMPALAConfig(network=[8], horizon=4)
+    env = make_env("bodies_agents:Meadow", 1, adapter="pettingzoo", multi_agent=TWO)
+    each = {group.policy: algorithm_of(group, settings, 0) for group in env.groups}
+    with pytest.raises(RoleError, match="IMPALA learns from whole segments, and 2 policies"):
+        by_policy(env.groups, each)
+    env = make_env("bodies_agents:Countdown", 2, adapter="pettingzoo")
+    algorithm = algorithm_of(env, settings, 0)
+    with pytest.raises(RoleError, match=r"self_play: IMPALA learns from no rows"):
+        against_itself(algorithm, env, SelfPlayConfig(snapshots=1))
+    batch = batch_of(algorithm, 4, env.num_env, 1)
+    Collector(env, algorithm, batch, torch.Generator().manual_seed(0)).collect(1)
+    with pytest.raises(RoleError, match=r"IMPALA .* or they take turns;.*algorithm\.name: ppo"):
+        learned(algorithm, batch)
+
+
+def test_a_horizon_in_which_no_turn_ends_is_told():
+    env = make_env("bodies_agents:Countdown", 2, adapter="pettingzoo")
+    algorithm = algorithm_of(env, settings_of(PPOConfig, horizon=1), 0)
+    batch = batch_of(algorithm, 1, env.num_env, 1)
+    collector = Collector(env, algorithm, batch, torch.Generator().manual_seed(0))
+    with pytest.raises(RoleError, match=r"algorithm\.horizon=1: agents take turns, .* twice as"):
+        collector.collect(1)

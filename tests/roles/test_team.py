@@ -131,3 +131,11 @@ def test_a_team_explores_each_agent_by_itself():
     assert (other[:, 0] & other[:, 1]).float().mean() == pytest.approx(0.0625, abs=0.02)
     policy.epsilon.zero_()
     assert (policy.act(step) == greedy).all()
+
+
+def test_choices_of_a_team_are_counted_from_where_those_of_its_agents_are():
+    """What acts elsewhere adds the start of the space to the policy's choices."""
+    env = team_of("Counted", count=2)
+    assert env.action_space.start.tolist() == [1, 1]
+    seen = env.reset()
+    assert env.step(seen.clone()).reward.tolist() == [1.0, 1.0]  # by choices from 0

@@ -282,3 +282,12 @@ def test_pettingzoos_own():
     assert step.truncated.all()
     assert torch.equal(env.reset(7), first)
     env.close()
+
+
+def test_a_policy_that_is_alone_acts_for_all_whatever_its_name():
+    env = made("Matching", 1, MultiAgentConfig.model_validate({"policies": ["herd"]}))
+    assert [(group.policy, group.agents) for group in env.groups] == [
+        ("herd", ("agent_0", "agent_1"))
+    ]
+    with pytest.raises(ValueError, match=r"maps \* to shared, and the policies are a, b"):
+        MultiAgentConfig.model_validate({"policies": ["a", "b"]})
