@@ -29,7 +29,8 @@ from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
 from gmi_drl.runtime.process import forkserver_process
 
-TASKS: Final = {"cartpole": 120_000, "halfcheetah": 80_000, "lstm_cartpole": 20_000}  # steps
+TASKS: Final = {"cartpole": 120_000, "halfcheetah": 80_000, "lstm_cartpole": 20_000,
+                "mbpo_pendulum": 1_500}  # steps  # fmt: skip
 _SPIN: Final = "GOMP_SPINCOUNT"
 
 

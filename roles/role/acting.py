@@ -29,7 +29,7 @@ from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.frames import Observed
-from gmi_drl.roles.threads import is_all_ours, rows_at_once, threads_for
+from gmi_drl.roles.threads import is_all_ours, model_products, rows_at_once, threads_for
 
 from .manager import GMI_manager, GmiContext
 from .role import DRL_role
@@ -149,7 +149,8 @@ class ActingRole(DRL_role):
         is_known = not self.overrides("make_policy") and is_all_ours(context.config.algorithm)
         if context.device.type == "cpu" and is_known:
             rows = rows_at_once(context.config, context.layout, self.GMI_id) * self.rows_of_env
-            torch.set_num_threads(threads_for(rows, self.policy.network, before))
+            model = model_products(context.config.algorithm, self.observed.width)
+            torch.set_num_threads(threads_for(rows, self.policy.network, before, model))
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.algorithms.ppo import PPO
 from gmi_drl.roles.policies.networks import actor_critic_of
 from gmi_drl.roles.role.manager import GMI_manager, GmiContext
-from gmi_drl.roles.threads import rows_at_once, threads_for
+from gmi_drl.roles.threads import model_products, rows_at_once, threads_for
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +43,23 @@ def test_there_are_as_many_as_the_largest_layer_keeps_busy(rows, units, cores, c
 
 def test_convolutions_keep_a_thread_a_core():
     assert threads_for(1, nn.Conv2d(1, 1, 3), 8) == 8
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "products"),
+    [
+        ({"name": "mbpo"}, 7 * 256 * 200 * 752),  # the last
+        ({"name": "mbpo", "ensemble": 5, "elites": 3, "model_network": [8]}, 5 * 256 * 8 * 752),
+        ({"name": "mbpo", "ensemble": 5, "elites": 3, "model_network": []}, 5 * 256 * 376 * 752),
+        ({"name": "sac"}, 0),
+    ],
+)
+def test_a_model_counts_by_its_largest_layer(algorithm, products):
+    assert model_products(config_of(**algorithm).algorithm, 376) == products
+
+
+def test_a_small_network_with_a_large_model_has_threads_for_the_model():
+    assert threads_for(16, nn.Linear(4, 8), 16, beside=20_000_000) == 5
 
 
 def config_of(**algorithm):
@@ -84,8 +101,8 @@ class OwnAlgorithm(PPO):
         ({}, True),
         ({"network": "bodies_networks:Wide"}, False),
         ({"class": f"{__name__}:OwnAlgorithm"}, False),
-        ({"name": "mbpo"}, False),  # its model is beside the network
-        ({"name": "cem"}, False),
+        ({"name": "mbpo"}, True),
+        ({"name": "cem"}, False),  # it plans by a model
     ],
 )
 def test_what_the_network_does_not_tell_of_is_known(algorithm, is_all_ours):
