@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what a GMI with several cores makes of them: as many threads as its network keeps busy.
 
-PPO in one GMI on two cores, steps a second of the whole job:
+Examples in one GMI on two cores, steps a second of the whole job:
 
     <task>/busy      against a thread a core
     <task>/second    against the same GMI with one core
