@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .ranges import Ranges
-from .trial_run import InRounds, Rounds, TrialAlgorithm, TrialRun, ranked
+from .trial_run import InRounds, Rounds, TrialAlgorithm, TrialRound, TrialRun, ranked
 
 _SHORTEST: Final = 3  # by default the shortest rung is eta to this power shorter than the longest
 
@@ -72,4 +72,5 @@ def _bracket(ranges: Ranges, number: int, rungs: tuple[Rung, ...], first: int) -
             )
             for trial in members
         ]  # fmt: skip
-        members = ranked((yield runs))
+        following = rungs[at + 1].trials if at + 1 < len(rungs) else 0
+        members = ranked((yield TrialRound(runs, following)))

@@ -63,8 +63,16 @@ class TrialAlgorithm(ABC):
         return max(scores, key=lambda key: (steps[key], scores[key], -key[0]), default=None)
 
 
-# Asks for runs of some trials, and is sent their scores when all are there; larger is better.
-Rounds: TypeAlias = Generator[list[TrialRun], Scores, None]
+@dataclass(frozen=True)
+class TrialRound:
+    """Runs of some trials that are compared when all have ended."""
+
+    runs: list[TrialRun]
+    best: int  # so many of the trials train on, at most
+
+
+# Is sent the scores of a round when all are there; larger is better.
+Rounds: TypeAlias = Generator[TrialRound, Scores, None]
 
 
 @dataclass
@@ -72,9 +80,19 @@ class _Track:
     """The present round of one generator of rounds; without runs it has come to its end."""
 
     rounds: Rounds
-    runs: list[TrialRun]
+    round: TrialRound
     asked: int = 0
     scores: dict[int, float | None] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> list[TrialRun]:
+        return self.round.runs
+
+    def kept(self) -> set[RunKey | None]:
+        """Returns the runs that others may go on from: further scores only lower a rank."""
+        best = ranked(self.scores)[: self.round.best]
+        starts = {run.start for run in self.runs if run.trial not in self.scores}
+        return starts | {run.key for run in self.runs if run.trial in best}
 
 
 class InRounds(TrialAlgorithm):
@@ -108,13 +126,12 @@ class InRounds(TrialAlgorithm):
         if len(track.scores) == len(track.runs):
             scores, track.scores, track.asked = track.scores, {}, 0
             try:
-                track.runs = track.rounds.send(scores)
+                track.round = track.rounds.send(scores)
             except StopIteration:
-                track.runs = []
+                track.round = TrialRound([], 0)
 
     def kept(self) -> set[RunKey]:
-        open_runs = [(run, run.trial in t.scores) for t in self._tracks for run in t.runs]
-        keys = {run.key if ended else run.start for run, ended in open_runs} | {self.best()}
+        keys = {self.best()}.union(*(track.kept() for track in self._tracks))
         return {key for key in keys if key in self._scores and key is not None}
 
 

@@ -111,3 +111,18 @@ def test_fewer_brackets_are_the_first_of_all():
     assert len(found) == one.total == 81 + 27 + 9 + 3 + 1
     everything = run(all_of_them, lambda trial_run: trial_run.values[KEY])
     assert found.items() <= everything.items()
+
+
+def test_checkpoints_of_trials_that_cannot_train_on_are_not_kept():
+    algorithm = hyperband(brackets=1)
+    for count in (81, 27, 9, 3, 1):
+        rung = [algorithm.ask() for _ in range(count)]
+        rung.sort(key=lambda trial_run: trial_run.values[KEY])
+        for trial_run in rung[:-1]:
+            algorithm.tell(trial_run, trial_run.values[KEY])
+        last = [one for one in rung[-1:] if one.start is not None]
+        best = [trial_run.key for trial_run in rung[:-1][-(count // 3) :]] if count > 1 else []
+        before = {trial_run.start for trial_run in last}  # that the one which trains began with
+        assert algorithm.kept() - {algorithm.best()} == {*best, *before} - {algorithm.best()}
+        algorithm.tell(rung[-1], rung[-1].values[KEY])
+    assert algorithm.kept() == {algorithm.best()}
