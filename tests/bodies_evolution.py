@@ -48,6 +48,28 @@ class LQR(gymnasium.Env):
 gymnasium.register("GmiLQR-v0", entry_point=LQR, max_episode_steps=STEPS, disable_env_checker=True)
 
 
+class Blind(gymnasium.Env):
+    """Pays 1 a step, and shows NaN in its third step where its seed is odd."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self._blinds = seed % 2
+        self._steps = 0
+        return np.ones(2), {}
+
+    def step(self, action):
+        self._steps += 1
+        seen = np.nan if self._blinds and self._steps == 2 else float(action)
+        return np.full(2, seen), 1.0, False, False, {}
+
+
+gymnasium.register("Blind-v0", entry_point=Blind, max_episode_steps=STEPS, disable_env_checker=True)
+
+
 class KillingLQR(LQR):
     """Kills, in its fifth step, the process whose number is in a file, which it takes away."""
 

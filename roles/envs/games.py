@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gmi_drl.roles.games import Game, are_legal, make_game, step_legal, stepped
 
+from .counter_rng import stream_keys, uniform
 from .errors import EnvActionError
 from .protocol import Step, VecEnvSpec
 
@@ -34,12 +35,12 @@ class GameVecEnv:
         limit = spec.max_episode_steps
         self._longest = game.longest if limit is None else min(limit, game.longest)
         self.max_episode_steps: int | None = self._longest
-        self._rng = np.random.default_rng(spec.seed)
+        self._draw_from(spec.seed)
         self._states, self._moves = game.initial(self.num_env), np.zeros(self.num_env, np.int64)
 
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
-            self._rng = np.random.default_rng(seed)
+            self._draw_from(seed)
         self._begin(np.arange(self.num_env))
         return self._shown(self._states)
 
@@ -55,7 +56,7 @@ class GameVecEnv:
             final[on] = stepped(game, final[on], moves[on])
             on = self._ended(final, on, reward, over, sign=-1.0)
         if len(on):
-            final[on] = self._answered(final[on])
+            final[on] = self._answered(final[on], on)
             self._ended(final, on, reward, over, sign=1.0)
         self._moves += 1
         truncated = ~over & (self._moves >= self._longest)
@@ -83,17 +84,31 @@ class GameVecEnv:
         """
         if len(games):
             states = self.game.initial(len(games))
-            second = np.flatnonzero(self._rng.random(len(games)) < 0.5)
+            second = np.flatnonzero(self._drawn(games)[:, 0] < 0.5)
             if len(second):
-                answered = self._answered(states[second])
+                answered = self._answered(states[second], games[second])
                 on = ~self.game.terminal(answered)[0]
                 states[second[on]] = answered[on]
             self._states[games], self._moves[games] = states, 0
 
-    def _answered(self, states: NDArray[np.int16]) -> NDArray[np.int16]:
+    def _answered(self, states: NDArray[np.int16], games: NDArray[np.int64]) -> NDArray[np.int16]:
+        """Returns what the other player makes of the `states` of these games."""
         legal = self.game.legal(states)
-        moves = np.where(legal, self._rng.random(legal.shape), -1.0).argmax(1)
+        moves = np.where(legal, self._drawn(games), -1.0).argmax(1)
         return step_legal(self.game, states, moves)
+
+    def _draw_from(self, seed: int) -> None:
+        """Has each game draw numbers of its own, whatever there are beside it."""
+        self._keys = stream_keys(seed, self.num_env, self.device)
+        self._draws = torch.zeros(self.num_env, dtype=torch.int64)
+
+    def _drawn(self, games: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns a number in [0, 1) for each action of these games."""
+        at = torch.from_numpy(games)
+        drawn = uniform(self._keys[at], self._draws[at], self.game.actions, torch.float64)
+        self._draws[at] += 1
+        rows: NDArray[np.float64] = drawn.numpy()
+        return rows
 
     def _shown(self, states: NDArray[np.int16]) -> Tensor:
         return torch.from_numpy(states.astype(np.float32)).to(self._dtype)

@@ -128,7 +128,7 @@ def aggregated(
     """Returns the root over evaluators, and the aggregators between that are actors.
 
     None of them hears of more than `fan_out`; None: the root hears of all. Aggregators are actors
-    where those below them are.
+    where all below them are.
     """
     actors: list[runtime.ActorHandle] = []
     nodes = {f"evaluator {number}": one for number, one in enumerate(evaluators)}
@@ -141,7 +141,7 @@ def aggregated(
             below = {name: nodes.pop(name) for name in names}
             last = min(first + width, len(evaluators)) - 1
             name = f"the aggregator of evaluators {first} to {last}"
-            if any(isinstance(one, runtime.ActorHandle) for one in below.values()):
+            if all(isinstance(one, runtime.ActorHandle) for one in below.values()):
                 actors.append(Aggregator.remote(below, share, timeout_s))
                 above[name] = actors[-1]
             else:

@@ -80,15 +80,18 @@ class PerturbedEpisodes:
             # Environments that are left over try again what was drawn there before, or nothing.
             for side, sign in enumerate((self._noise, -self._noise)):
                 self._policies.load(torch.add(parameters, noise, alpha=sign).to(self._env.device))
-                played = self._episode(first + part[0])
+                played = self._episode(first + part[0], len(part))
                 rows[begin : begin + len(part), side] = played[: len(part)].cpu()
         return rows
 
-    def _episode(self, seed: int) -> Tensor:
-        """Plays one episode in each environment, and returns its row [N, W] of `play`."""
+    def _episode(self, seed: int, count: int) -> Tensor:
+        """Plays an episode in each of the first environments; returns their rows [N, W] of `play`.
+
+        Those that are left over are stepped beside them, and not waited for.
+        """
         env, clock, simulating, kept = self._env, self.clock, phase("simulate"), self._kept
         rows = torch.zeros(env.num_env, self.width, dtype=torch.float64, device=env.device)
-        running = torch.ones(env.num_env, dtype=torch.bool, device=env.device)
+        running = torch.arange(env.num_env, device=env.device) < count
         on_host = env.device.type == "cpu"
         clock.begin("simulate")
         observation = env.reset(seed)
@@ -97,7 +100,10 @@ class PerturbedEpisodes:
             beat("rollout")
             at = number % _KEPT_STEPS
             normal = observation.to(torch.float32)  # images are bytes
-            if self._normalizer is not None:
+            seen = None
+            if self._normalizer is None:
+                seen = normal.sum(1)  # now: a step may write over it
+            else:
                 kept.observation[at].copy_(normal)
                 normal = self._normalizer.normalize(normal)
             actions = self._policies.act(normal)
@@ -105,7 +111,9 @@ class PerturbedEpisodes:
             with simulating:
                 step = self._step(actions)
             clock.begin("infer")
-            kept.reward[at].copy_(step.reward)
+            paid = kept.reward[at].copy_(step.reward)
+            if seen is not None:
+                paid.add_(seen, alpha=0.0)  # NaN where it is not finite
             ended = torch.logical_or(step.terminated, step.truncated, out=kept.ended[at])
             observation = step.observation
             # A GPU is waited for when what is kept is summed up.

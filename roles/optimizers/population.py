@@ -97,7 +97,7 @@ class PopulationRounds(BaseRounds):
         stats, took = learner.stats(), {**clock.read(), **learner.clock.read()}
         check_finite(stats)
         own = rows.view(-1, rows.shape[-1])
-        own = own[own[:, RETURN].isfinite()]
+        own = own[own.isfinite().all(1)]
         seen = Seen(len(own), float(own[:, RETURN].sum()), float(own[:, STEPS].sum()))
         phases = [took.get(name, 0.0) for name in ("simulate", "infer", "train", "reduce")]
         steps = int(rows[..., STEPS].nan_to_num(0.0, 0.0, 0.0).sum())

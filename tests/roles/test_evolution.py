@@ -147,8 +147,9 @@ def in_threads(size, learned):
             {"name": "es", "network": [12], "layer_norm": True, "population": 8},
             "HalfCheetah-v5", num_env=1, max_episode_steps=20,
         ),
+        section({"name": "es", "network": [8], "population": 16, "noise": 0.5}, "TicTacToe-v0"),
     ],
-    ids=["es", "ars", "layer_norm"],
+    ids=["es", "ars", "layer_norm", "game"],
 )  # fmt: skip
 def test_parameters_are_the_same_bits_for_any_number_of_gmis(learned):
     (alone,) = in_threads(1, learned)
@@ -201,6 +202,27 @@ def test_episodes_are_whole_and_counted_once():
     assert (cut.play(torch.zeros(3), 0, range(2))[..., 1] == 3).all()
 
 
+class LastNeverEnds(ToyEnv):
+    """One of whose environments has no end."""
+
+    def __init__(self, num_env, limit):
+        super().__init__(num_env, limit)
+        self.max_episode_steps = None
+
+    def step(self, action):
+        step = super().step(action)
+        step.truncated[-1] = False
+        return step
+
+
+def test_environments_that_are_left_over_are_not_waited_for():
+    env = LastNeverEnds(3, 4)
+    made = PerturbedEpisodes(env, network_of(2, (), 1), None, seed=0, longest=20, noise=0.1)
+    rows = made.play(torch.zeros(3), 0, range(5))
+    assert rows[..., 1].tolist() == [[4, 4], [4, 4], [20, 20], [4, 4], [4, 4]]
+    assert len(env.actions) == 2 * 20 + 2 * 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["es", "ars"])
 def test_lqr_comes_to_its_riccati_optimum(name):
@@ -246,6 +268,18 @@ def test_actions_that_are_nan_are_counted_as_returns_that_are():
     assert [round["episodes"] for round in told] == [8 - count for count in lost]
     assert steps == 4 * 8 * 20
     assert np.isfinite(parameters).all()
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_episodes_that_show_nan_are_counted_and_left_out(normalized):
+    settings = {"name": "es", "network": [8], "population": 8, "normalize_observation": normalized}
+    learned = section(settings, "bodies_evolution:Blind-v0")  # chooses an action all the same
+    parameters, moments, steps, told = bodies.rounds(solo_group(), learned, 2)
+    assert [(one["nan_returns"], one["episodes"]) for one in told] == [(4, 4), (4, 4)]
+    assert [one["return_mean"] for one in told] == [bodies.STEPS, bodies.STEPS]
+    assert steps == 2 * 8 * bodies.STEPS
+    assert np.isfinite(parameters).all()
+    assert np.isfinite(moments).all()
 
 
 def test_the_survival_bonus_is_taken_off_in_training_alone():

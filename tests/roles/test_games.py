@@ -334,3 +334,19 @@ def test_a_game_of_openspiels_whose_players_move_twice_is_told_before_it_is_play
     (fault,) = check_env(f"OpenSpiel/{name}")
     assert fault.startswith(f"env.id='OpenSpiel/{name}': game OpenSpiel/{name}, state [")
     assert "moves twice in a row" in fault
+
+
+def test_a_game_goes_as_it_does_alone():
+    many = make_env("TicTacToe-v0", 5, seed=4)
+    alone = [make_env("TicTacToe-v0", 1, seed=4 + row) for row in range(5)]
+    for seed in (None, 9):
+        seen = many.reset(seed)
+        for row, env in enumerate(alone):
+            assert torch.equal(env.reset(None if seed is None else seed + row)[0], seen[row])
+        for number in range(40):
+            moves = (number * torch.arange(1, 6) + number // 9) % 9
+            step = many.step(moves)
+            for row, env in enumerate(alone):
+                its = env.step(moves[row : row + 1])
+                assert torch.equal(its.observation[0], step.observation[row])
+                assert its.reward[0] == step.reward[row]

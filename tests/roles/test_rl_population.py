@@ -134,6 +134,32 @@ def test_those_that_do_not_answer_are_named(fan_out, late):
         runtime.shutdown()
 
 
+def test_nobody_idles_where_environments_outnumber_directions(alone, monkeypatch):
+    asked, score = [], rl.Evaluator.score
+
+    def noted(self, weights, number, first, end):
+        asked.append((self._rank, first, end))
+        return score(self, weights, number, first, end)
+
+    monkeypatch.setattr(rl.Evaluator, "score", noted)
+    assert learned(2, 16)[0] == alone[0]
+    assert asked == [(0, 0, 6), (1, 6, 11)] * ROUNDS
+
+
+@pytest.mark.parametrize("fan_out", [None, 2])
+def test_evaluators_of_this_process_go_along_with_actors(alone, fan_out):
+    runtime.init(["gmi_drl.rl"])
+    try:
+        its = [*evaluators(1), *evaluators(2, make=rl.Evaluator.remote)]
+        optimizer = rl.Population(rl.ES, its, fan_out=fan_out)
+        for _ in range(ROUNDS):
+            optimizer.step()
+        assert essence(optimizer) == alone[0]
+        optimizer.close()
+    finally:
+        runtime.shutdown()
+
+
 def test_steps_of_episodes_whose_return_is_nan_are_counted_as_in_gmis():
     (its,) = evaluators(1, options={"broken": True})
     told = rl.Population(rl.ES, [its]).step()

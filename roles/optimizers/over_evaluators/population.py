@@ -44,7 +44,7 @@ class Population(Learning):
         """`fan_out`: the most that answer one aggregator, or this driver; None: all answer here.
 
         With more evaluators there are levels of aggregators between, which are actors where
-        evaluators are.
+        all evaluators below them are.
         """
         super().__init__(algorithm, evaluators, **rest)
         if fan_out is not None:
@@ -65,7 +65,8 @@ class Population(Learning):
                 "Raise it, or use fewer evaluators."
             )
         timeout_s = self.fleet.timeout.total_seconds()
-        self._root, self._aggregators = aggregated(evaluators, self._num_env[0], timeout_s, fan_out)
+        share = min(self._num_env[0], -(-self._settings.directions // self.fleet.size))
+        self._root, self._aggregators = aggregated(evaluators, share, timeout_s, fan_out)
 
     def step(self) -> dict[str, Any]:
         self._anneal()
