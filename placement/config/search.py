@@ -18,8 +18,18 @@ from pydantic import (
 from .section import Bounds, Int, Section, as_tuple, broken, pair
 
 SearchAlgorithm = Literal["hyperband", "pbt"]
+
+
+def _as_choices(value: Any) -> Any:
+    """Returns the values as a record has them, in which a tuple is a list."""
+    its = as_tuple(value)
+    if not isinstance(its, tuple):
+        return its
+    return tuple(list(one) if isinstance(one, tuple) else one for one in its)
+
+
 WholeBounds = Annotated[tuple[Int, Int], BeforeValidator(pair)]
-Choices = Annotated[tuple[Any, ...], BeforeValidator(as_tuple)]
+Choices = Annotated[tuple[Any, ...], BeforeValidator(_as_choices)]
 
 _KINDS: Final = ("uniform", "log_uniform", "integer", "choice")
 # Keys that one algorithm alone has.

@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from gmi_drl.selector.tune.space import most_samples
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _IF_THERE: Final = ("warp-lang", "mujoco-warp", "jax", "jaxlib", "mujoco-mjx")  # extras
 _WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of these
+_OF_WHAT_RUNS: Final = ("env", "multi_agent", "algorithm", "roles", "search")  # sections
 
 
 def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
@@ -126,20 +127,40 @@ def _problem(config: Config, beside: Path) -> dict[str, Any]:
 
 
 def contents(config: Config, beside: Path) -> dict[str, str]:
-    """Hashes each file of the modules that the config names and that lie in its folder."""
+    """Hashes each file of the modules that what runs is made of, and that lie in this folder."""
     hashes: dict[str, str] = {}
-    for path in modules_beside(config, beside):
+    for path in modules_beside(config, beside, _OF_WHAT_RUNS):
         files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
         hashes |= {file.relative_to(beside).as_posix(): _content(file) for file in files}
     return hashes
 
 
-def modules_beside(config: Config, beside: Path) -> list[Path]:
-    """Returns the modules that the config names and that lie in its folder: files, or packages."""
-    names = [*(role.class_ for role in config.roles.values()), config.env.id]
-    modules = [name.partition(":")[0].partition(".")[0] for name in names if ":" in name]
-    files = [beside / rest for name in modules for rest in (f"{name}.py", f"{name}/__init__.py")]
+def modules_beside(
+    config: Config, beside: Path, sections: Collection[str] = ("run", *_OF_WHAT_RUNS)
+) -> list[Path]:
+    """Returns the modules that these sections name and that lie in a folder: files, or packages."""
+    texts = _texts(config.model_dump(mode="json", include=set(sections)))
+    names = [config.env.id, *(text for text in texts if ":" in text)]
+    modules = [name.partition(":")[0].partition(".")[0] for name in names]
+    files = [
+        beside / rest
+        for name in modules
+        if name.isidentifier()
+        for rest in (f"{name}.py", f"{name}/__init__.py")
+    ]
     return [path for path in dict.fromkeys(files) if path.is_file()]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields all texts within what a config says, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*_texts(key), *_texts(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _content(path: Path) -> str:

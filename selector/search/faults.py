@@ -105,19 +105,25 @@ def _key_fault(config: Config, key: str, span: RangeConfig) -> Fault | None:
     if span.choice is not None and key == "env.num_env" and "auto" in span.choice:
         rule = "a trial has a number of environments"
         return Fault(f"{where}.choice", "auto", rule, "Give numbers alone.")
-    if key in _FOR_LIFE and config.search.algorithm == "pbt":
-        rule = (
-            "it is fixed when a trial begins, and members of a population go on from each other's "
-            "checkpoints"
-        )
-        return Fault(where, ABSENT, rule, "Remove it, or use algorithm hyperband.")
-    if key in _OF_KEPT_STEPS and config.algorithm.kept_steps and config.search.algorithm == "pbt":
-        rule = (
-            "steps that are kept have it inside, and members of a population go on from each "
-            "other's checkpoints"
-        )
+    if config.search.algorithm == "pbt" and (why := _why_for_life(config, key, span)):
+        rule = f"{why}, and members of a population go on from each other's checkpoints"
         return Fault(where, ABSENT, rule, "Remove it, or use algorithm hyperband.")
     return None
+
+
+def _why_for_life(config: Config, key: str, span: RangeConfig) -> str:
+    """Says why a member of a population cannot change a key while it trains; "" if it can."""
+    its = config.algorithm
+    if key in _FOR_LIFE:
+        return "it is fixed when a trial begins"
+    if key in _OF_KEPT_STEPS and its.kept_steps:
+        return "steps that are kept have it inside"
+    remembers = getattr(its, "recurrent", None) is not None
+    if key == "algorithm.horizon" and remembers and getattr(its, "replay_save", False):
+        return "sequences that are kept have its length"
+    if key == "algorithm.temperature" and None in (span.choice or ()):
+        return "one that is learned (null) is among the parameters"
+    return ""
 
 
 def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:

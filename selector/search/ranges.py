@@ -33,14 +33,13 @@ class Ranges:
 
         Jaderberg et al. (2017), section 3, move all by a factor. A discount of 0.99 times 1.2 is
         none, so only a number of a `log_uniform` moves by 1 - `perturb` or 1 + `perturb`, others by
-        that share of the range, a choice to its neighbour. `place` (generation, member) decides the
-        draws.
+        that share of the range, a choice to its neighbour. None stays what it is: a checkpoint
+        brings its random numbers, and the copy would train what the other one does, bit for bit.
+        `place` (generation, member) decides the draws.
         """
         random = np.random.default_rng((self._seed, _MOVES, *place))
         return {
-            key: _drawn(span, random)
-            if random.random() < resample
-            else _moved(span, values[key], perturb if random.random() < 0.5 else -perturb)
+            key: _changed(span, values[key], random, perturb, resample)
             for key, span in self._ranges.items()
         }
 
@@ -55,6 +54,16 @@ def _drawn(span: RangeConfig, random: np.random.Generator) -> Any:
         return int(random.integers(span.integer[0], span.integer[1], endpoint=True))
     assert span.choice is not None
     return span.choice[int(random.integers(len(span.choice)))]
+
+
+def _changed(
+    span: RangeConfig, value: Any, random: np.random.Generator, perturb: float, resample: float
+) -> Any:
+    if random.random() < resample and (drawn := _drawn(span, random)) != value:
+        return drawn
+    by = perturb if random.random() < 0.5 else -perturb
+    moved = _moved(span, value, by)
+    return moved if moved != value else _moved(span, value, -by)  # at an end of its range
 
 
 def _moved(span: RangeConfig, value: Any, by: float) -> Any:
@@ -84,7 +93,7 @@ def applied(config: Config, values: Values, **run: Any) -> Config:
     data["run"] |= run
     for key, value in values.items():
         section, _, name = key.partition(".")
-        data[section][name] = list(value) if isinstance(value, tuple) else value
+        data[section][name] = value
     return Config.model_validate(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -39,6 +40,7 @@ from gmi_drl.roles.loading import importable
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.plots.search_picture import draw_search
+from gmi_drl.selector.record.identity import modules_beside
 from gmi_drl.selector.record.search_folder import (
     SearchFolder,
     key_of,
@@ -281,10 +283,13 @@ def _shown(topology: Topology) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """Returns what a failed task said, in a line: of a traceback the last."""
-    if isinstance(error, runtime.TaskError):
-        return error.remote_traceback.rstrip().splitlines()[-1]
-    return str(error).splitlines()[0]
+    """Returns what a failed task said, in a line: of a traceback what follows its last frame."""
+    if not isinstance(error, runtime.TaskError):
+        return str(error).splitlines()[0]
+    lines = error.remote_traceback.rstrip().splitlines()
+    frame = max((at for at, line in enumerate(lines) if line.startswith('  File "')), default=-1)
+    after = itertools.dropwhile(lambda line: line.startswith("    "), lines[frame + 1 :])
+    return " ".join(line.strip() for line in after) or lines[-1]
 
 
 _SCHEDULE: Final = "# These are the values it ended with; search.png shows those that led there.\n"
@@ -412,7 +417,7 @@ def _result_of(
 def _write_best(
     config: Config, source: Path | None, folder: SearchFolder, line: dict[str, Any]
 ) -> Path:
-    """Writes a config that trains once more as the best trial did; where role modules are found."""
+    """Writes a config that trains once more as the best trial did; beside modules that it names."""
     assert config.search is not None
     seed = (config.run.seed + line["trial"]) % 2**32
     best = applied(config, line["values"], seed=seed)
@@ -427,7 +432,7 @@ def _write_best(
         + "".join(f"# {key}: {value}\n" for key, value in line["values"].items())
     )
     path = folder.path / "best.yaml"
-    if config.roles and source is not None:
+    if source is not None and modules_beside(config, source.parent):  # where they are found
         path = source.with_name(f"{source.stem}.best.yaml").absolute()
     data = {key: value for key, value in data.items() if value is not None}
     try:

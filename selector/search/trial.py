@@ -128,7 +128,7 @@ class TrialGmis:
             with contextlib.suppress(GmiDied):  # idle, and so for no fault of this run's
                 self._gang.start_each("train", told)
                 return
-        self.close()
+        self._end()  # whose sockets went when its last run ended
         if self._retries is None:  # all trials have the same roles
             comes_back = all(is_recoverable(role, job.role_folder) for role in classes.values())
             self._retries = _RETRIES if comes_back else 0
@@ -176,9 +176,13 @@ class TrialGmis:
     def close(self, kill: bool = False) -> None:
         """Ends the processes; `kill`: at once, whatever they do."""
         if self._gang is not None:
+            self._end(kill)
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _end(self, kill: bool = False) -> None:
+        if self._gang is not None:
             gang, self._gang = self._gang, None
             gang.kill() if kill else gang.stop()
-            shutil.rmtree(self._sockets, ignore_errors=True)
 
 
 def _give_back_memory() -> None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from gmi_drl.launcher.view.view import opened
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime.cache_files import locked
+from gmi_drl.runtime.errors import task_error
 from gmi_drl.selector.errors import SearchError
-from gmi_drl.selector.record.search_folder import RECORD
+from gmi_drl.selector.record.search_folder import RECORD, SearchFolder
 from gmi_drl.selector.search import ranges as ranges_of
 from gmi_drl.selector.search import searching
 from gmi_drl.selector.search.faults import section_faults
@@ -352,41 +354,83 @@ def test_values_that_a_member_can_come_to_are_looked_at(tmp_path):
     assert re.search("a member can come to have .*=8, .*=16, and", str(*section_faults(its)))
 
 
+SEQUENCES = {"name": "dqn", "recurrent": {}}
+
+
 @pytest.mark.parametrize(
-    ("key", "span"),
+    ("algorithm", "span", "why"),
     [
-        ("reward_scale", {"uniform": [0.1, 1.0]}),
-        ("bootstrap_time_limit", {"choice": [True, False]}),
+        ({"name": "dqn"}, {"reward_scale": {"uniform": [0.1, 1.0]}},
+         "steps that are kept have it inside"),
+        ({"name": "dqn"}, {"bootstrap_time_limit": {"choice": [True, False]}},
+         "steps that are kept have it inside"),
+        (SEQUENCES, {"horizon": {"choice": [8, 16]}}, "sequences that are kept have its length"),
+        ({"name": "sac"}, {"temperature": {"choice": [None, 0.1]}},
+         "one that is learned (null) is among the parameters"),
+        ({"name": "a2c"}, {"reward_scale": {"uniform": [0.1, 1.0]}}, ""),
+        ({"name": "dqn"}, {"horizon": {"choice": [8, 16]}}, ""),
+        ({**SEQUENCES, "replay_save": False}, {"horizon": {"choice": [8, 16]}}, ""),
+        ({"name": "sac"}, {"temperature": {"choice": [0.2, 0.1]}}, ""),
     ],
-)
-def test_members_do_not_change_what_is_inside_of_kept_steps(tmp_path, key, span):
-    def told(name, how):
+)  # fmt: skip
+def test_members_do_not_change_what_a_checkpoint_has_inside(tmp_path, algorithm, span, why):
+    (key,) = span
+
+    def told(how):
         its = load_config(written(
-            tmp_path, env={"id": "CartPole-v1", "num_env": 4}, algorithm={"name": name},
-            search={"algorithm": how, "ranges": {f"algorithm.{key}": span}},
+            tmp_path, env={"id": "CartPole-v1", "num_env": 4}, algorithm=algorithm,
+            search={"algorithm": how, "ranges": {f"algorithm.{key}": span[key]}},
         ))  # fmt: skip
         return [str(fault) for fault in section_faults(its)]
 
-    (fault,) = told("dqn", "pbt")
-    assert f"search.ranges.algorithm.{key}; steps that are kept have it inside" in fault
-    assert told("dqn", "hyperband") == []
-    assert told("a2c", "pbt") == []
+    assert told("hyperband") == []
+    faults = told("pbt")
+    assert len(faults) == bool(why)
+    assert all(f"search.ranges.algorithm.{key}; {why}, and members" in fault for fault in faults)
 
 
 def test_a_member_whose_changed_values_do_not_fit_fails_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(ranges_of, "_drawn", lambda span, random: span.choice[0])
+    monkeypatch.setattr(ranges_of, "_changed", lambda span, *_: 16 if 16 in span.choice else 8)
     path = written(
         tmp_path,
         run={"name": "s", "total_steps": 1000, "seed": 3}, env={"id": "CartPole-v1", "num_env": 4},
         algorithm=ARS,
-        search={"folder": str(tmp_path), "algorithm": "pbt", "population": 2, "resample": 0.0,
-                "interval_steps": 250, "trials_at_once": 1, "seed": 23, "ranges": TOGETHER},
+        search={"folder": str(tmp_path), "algorithm": "pbt", "population": 2,
+                "interval_steps": 250, "trials_at_once": 1, "ranges": TOGETHER},
     )  # fmt: skip
     result = search(path, view="none")
     failed = [line["text"] for line in result.lines if line["kind"] == "failed"]
     assert failed
     assert all("must be at most 4" in text for text in failed)
     assert result.steps >= 1000
+
+
+def test_the_best_config_lies_where_the_modules_that_it_names_are(tmp_path):
+    path = written(tmp_path, algorithm={"network": "own:Mine"})
+    line = {"trial": 2, "values": {RATE: 0.01}, "return_mean": 5.0, "reached": 2048}
+    (tmp_path / "searches").mkdir()
+    folder = SearchFolder(tmp_path / "searches")
+
+    def best():
+        return searching._write_best(load_config(path), path, folder, line)
+
+    assert best() == folder.path / "best.yaml"  # of a package that is installed
+    (tmp_path / "own.py").touch()
+    assert best() == tmp_path / "config.best.yaml"
+    assert load_config(best()).algorithm.learning_rate == 0.01
+
+
+def test_what_a_trial_raised_is_told_in_a_line_with_all_that_it_says():
+    def told(error):
+        try:
+            raise error
+        except ValueError:
+            return searching._short(task_error(None, traceback.format_exc(), "gmi 0"))
+
+    assert told(ValueError("a rate of no use")) == "ValueError: a rate of no use"
+    several = ValueError("it is another:\n  rate: 1; 2\nUndo that.")
+    assert told(several) == "ValueError: it is another: rate: 1; 2 Undo that."
 
 
 def test_two_searches_of_one_config_do_not_share_a_folder(searched):

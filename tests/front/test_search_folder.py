@@ -64,6 +64,30 @@ def test_every_file_of_a_package_that_a_config_names_counts(tmp_path):
     assert identity.contents(its, tmp_path) != before
 
 
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": {"class": "own:Mine"}},
+        {"algorithm": {"network": "own:Mine"}},
+        {"algorithm": {"name": "mbpo", "termination": "own:fallen"}},
+        {"env": {"id": "CartPole-v1", "wrappers": ["own:Mine"]}},
+        {"env": {"id": "CartPole-v1", "wrappers": [{"own.parts:Mine": {"times": 2}}]}},
+        {"env": {"id": "own", "adapter": "pettingzoo"}},
+        {"search": {"ranges": {"algorithm.network": {"choice": ["own:A", "own:B"]}}}},
+    ],
+)
+def test_modules_count_whatever_a_config_names_in_them(tmp_path, sections):
+    (tmp_path / "own.py").write_text("a = 1")
+    assert list(identity.contents(config(tmp_path, **sections), tmp_path)) == ["own.py"]
+
+
+def test_callbacks_are_beside_a_config_and_no_part_of_what_runs(tmp_path):
+    (tmp_path / "own.py").write_text("a = 1")
+    its = config(tmp_path, run={"name": "s", "callbacks": ["own:Mine"]})
+    assert identity.modules_beside(its, tmp_path) == [tmp_path / "own.py"]
+    assert identity.contents(its, tmp_path) == {}
+
+
 def test_what_is_no_part_of_a_search_changes_nothing(tmp_path):
     first, _ = opened(config(tmp_path), tmp_path)
     other = config(tmp_path).model_copy(

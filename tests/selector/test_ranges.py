@@ -1,5 +1,6 @@
 """Ranges of hyper-parameters: whatever is drawn is valid, and what could not be is told at load."""
 
+import json
 import math
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_log_uniform_draws_each_order_of_magnitude_as_often():
     assert np.abs(counts - 1000).max() < 5 * math.sqrt(4000 * 0.25 * 0.75)
 
 
-def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
+def test_moves_go_both_ways_by_the_kind_of_the_range_and_inwards_at_its_ends():
     its = config(
         {
             "algorithm.learning_rate": {"log_uniform": [1e-4, 1e-2]},
@@ -73,7 +74,11 @@ def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
         found = {round(v[key], 9) if isinstance(v[key], float) else v[key] for v in moved}
         assert found == expected
     ends = dict(zip(its, (1e-2, 1.0, 11, "relu"), strict=True))
-    assert any(Ranges(its, 0).explored(ends, (0, m), 0.2, 0.0) == ends for m in range(50))
+    within = dict(zip(its, (8e-3, 0.98, 9, "tanh"), strict=True))
+    for member in range(50):
+        assert Ranges(its, 0).explored(ends, (0, member), 0.2, 0.0) == pytest.approx(within)
+        anew = Ranges(its, 0).explored(ends, (0, member), 0.2, 1.0)
+        assert not any(anew[key] == value for key, value in ends.items())
 
 
 @pytest.mark.parametrize(
@@ -153,3 +158,10 @@ def test_of_keys_that_must_fit_all_combinations_are_looked_at_and_each_value_is_
 def test_what_no_trial_could_be_is_told(changes, said):
     data = {"version": 1, "env": {"id": "CartPole-v1"}, "search": {"ranges": RANGES}} | changes
     assert any(said in str(fault) for fault in search_faults(load_config(data)))
+
+
+def test_values_are_those_that_a_record_gives_back():
+    its = config({"algorithm.network": {"choice": ((8, 8), (16,))}}).search.ranges
+    values = Ranges(its, 0).draw(0)
+    assert json.loads(json.dumps(values)) == values
+    assert applied(config(), values).algorithm.network in ((8, 8), (16,))

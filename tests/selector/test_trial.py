@@ -39,7 +39,7 @@ def ended(gmis, within_s=60.0):
 
 
 def job(folder, steps, *overrides, role=None, **changes):
-    """A trial on one core; 256 steps an iteration."""
+    """A trial on a core a GMI; 256 steps an iteration of one."""
     data = {
         "version": 1,
         "run": {"total_steps": 4096, "seed": 3, "eval_episodes": 0},
@@ -49,7 +49,8 @@ def job(folder, steps, *overrides, role=None, **changes):
     if role is not None:
         data["roles"] = {"trainer": f"bodies_search:{role}"}
     config = load_config(data, overrides)
-    layout = layout_of(config, Topology.from_cores(sorted(os.sched_getaffinity(0))[:1]))
+    cores = sorted(os.sched_getaffinity(0))[: config.layout.gmi_per_gpu]
+    layout = layout_of(config, Topology.from_cores(cores))
     given = {"resume": None, "learning_rate": None, "session": folder.name, **changes}
     return TrialJob("trial 0", config, layout, steps, folder, sockets=runtime.run_directory(),
                     role_folder=TESTS, **given)  # fmt: skip
@@ -163,6 +164,18 @@ def test_processes_stay_for_the_next_trial_unless_one_is_lost_or_raises(gmis, tr
     assert gmis._gang is None
     trained(tmp_path / "d", 256, "env.num_env=4")
     assert gmis._gang is not None
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_the_next_trial_may_have_another_layout(gmis, trained, tmp_path, each):
+    how = f"layout.gmi_per_gpu={each}"
+    trained(tmp_path / "a", 512, how)
+    before = gmis._gang
+    assert trained(tmp_path / "b", 512, how, "env.num_env=4").steps == 512
+    assert gmis._gang is not before
+    pid, *_ = gmis._gang.pids().values()
+    os.kill(pid, signal.SIGKILL)  # idle
+    assert trained(tmp_path / "c", 512, how, "env.num_env=4").steps == 512
 
 
 @pytest.mark.gpu
