@@ -79,6 +79,7 @@ class HostLinks:
         self._roster: Roster | None = None  # the newest that was read
         self._looked_s = self._since_s = time.monotonic()
         self._endpoint: Endpoint | None = None
+        self._asked: tuple[int, int] | None = None  # in which epoch and generation it was last
         self._public, self._secret = zmq.curve_keypair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(2)  # one reads, one writes
         self._inbox = one = self._context.socket(zmq.ROUTER)
@@ -124,16 +125,19 @@ class HostLinks:
 
     # Forming ---------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, generation: int) -> None:
         """Begins to form the group, in an epoch above that of before.
 
         Where no roster has brought this about a GMI of this host was replaced, or it is the first
-        time: then this leader asks for one, by another endpoint.
+        time: then this leader asks for one, by another endpoint; once in a `generation` of the
+        group of its host, however often it begins.
         """
         self._above = self.epoch
         self._since_s = time.monotonic()
-        if self._endpoint is not None and self.has_newer():
+        asked = self.epoch, generation
+        if self._asked == asked or (self._endpoint is not None and self.has_newer()):
             return
+        self._asked = asked
         self._serial += 1
         port = int(self._inbox.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         own = Endpoint(self._serial, self._spec.address, port, self._public.decode())
@@ -379,8 +383,10 @@ class HostLinks:
             self._early.append((epoch, frames))
             return
         peer = self._ranks.get(str(frames[0].get("User-Id")).encode())
-        if epoch < self.epoch or peer is None:
-            self._refused["messages of an epoch that is over"] += 1
+        if epoch < self.epoch:  # of a leader of this run, which is told of this epoch soon
+            return
+        if peer is None:
+            self._refused["messages"] += 1
         elif kind == _DATA:
             self._arrived[peer].append(frames)
         elif kind == _HELLO:

@@ -54,6 +54,9 @@ class HostsGroup(Group):
         self.links: HostLinks | None = None  # of a leader, from its first call on
         self._gloo: HostsGloo | None = None  # of a leader, where the network is trusted
         self.by_gloo_from = _BY_GLOO_BYTES  # on; what is less travels by the links there, too
+        if local.rank == 0 and local.joined:  # the others are told before this GMI is set up
+            with self._leading():
+                self._begin(local.joined)
 
     @property
     def refused(self) -> int:
@@ -130,9 +133,7 @@ class HostsGroup(Group):
         self._formed, self._calls, self._buckets = False, 0, 0
         epoch = 0
         if local.rank == 0:
-            if self.links is None:
-                self.links = HostLinks(self.spec, self._timeout_s, local.is_disturbed)
-            self.links.begin()
+            self._begin(local.generation)
         while not epoch:
             epoch = local.exchange(self._form_for_a_moment())[0]
         if self.links is not None and self.spec.trusted and self.count > 1:
@@ -142,6 +143,12 @@ class HostsGroup(Group):
         words: Any = local.bucket("words of all hosts", self.size, torch.float64)
         self._words: SharedBucket = words
         self._formed = True
+
+    def _begin(self, generation: int) -> None:
+        """Has this leader begin to form the group, in a generation of that of its host."""
+        if self.links is None:
+            self.links = HostLinks(self.spec, self._timeout_s, self.local.is_disturbed)
+        self.links.begin(generation)
 
     def _form_for_a_moment(self) -> int:
         if self.links is None:
@@ -192,10 +199,14 @@ class HostsGroup(Group):
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """Tells the other hosts when this one will not go on."""
+        """Tells the other hosts when this one will not go on, or forms the group anew."""
         try:
             yield
-        except (GroupReformed, GroupFinished):
+        except GroupReformed as reformed:
+            if self.links is not None:  # now, as what was replaced may take long to be set up
+                self._begin(reformed.generation)
+            raise
+        except GroupFinished:
             raise
         except BaseException as error:
             if self.links is not None:

@@ -83,6 +83,9 @@ class HostsGloo:
     def __init__(self, links: HostLinks, spec: HostSpec, timeout_s: float) -> None:
         """Returns when it is connected. ReduceTimeout, PeerLeft or Interrupted if it cannot be."""
         self._links = links
+        # A call that is given up goes on in gloo until its end, when the memory of its vector may
+        # be that of a bucket of the next epoch.
+        self._copy = torch.empty(0)
         store, tag = LinkStore(timeout_s), make_tag(REFORM)
         device = {"interface": spec.interface} if spec.interface else {"hostname": spec.address}
         timeout = timedelta(seconds=timeout_s)
@@ -118,15 +121,18 @@ class HostsGloo:
         """
         links = self._links
         links.agree(vector.size, tag)
-        tensor = torch.from_numpy(vector)
+        whole = torch.from_numpy(vector)
+        if self._copy.shape != whole.shape or self._copy.dtype != whole.dtype:
+            self._copy = torch.empty_like(whole)
         try:
-            work = self._backend.allreduce([tensor])
+            work = self._backend.allreduce([self._copy.copy_(whole)])
             with waiting:
                 wait(work, lambda: links.look(tag))
         except CommError:
             raise
         except RuntimeError as error:
             self._say_why(tag, error)
+        whole.copy_(self._copy)
 
     def close(self) -> None:
         """Closes its connections, which frees those who still wait in it."""

@@ -80,6 +80,19 @@ def test_a_gmi_that_is_replaced_brings_all_hosts_to_a_new_epoch(spec):
         assert cluster.outcomes() == [(3, 10.0)] * 4
 
 
+@pytest.mark.parametrize("rank", [0, 1], ids=["its leader", "another one"])
+def test_other_hosts_are_told_of_a_gmi_that_is_replaced_before_it_is_set_up(rank):
+    told, stop = pipe()
+    args = [(told,), (None,), (None,)]
+    with Cluster(bodies.set_up_for_long, (1, 2), args_of=args, timeout_s=16.0) as cluster:
+        cluster.until_reduced(0)
+        cluster.hosts[1].kill(rank)
+        cluster.hosts[1].restart(rank)
+        cluster.until_reduced(1)
+        stop.send("stop")
+        assert cluster.outcomes() == [(1, 6.0)] * 3
+
+
 @pytest.mark.slow
 def test_a_host_that_is_lost_is_waited_for_and_comes_back():
     told, stop = pipe()
