@@ -209,17 +209,25 @@ class GMI_manager:
     def send(self, data: Any, dst_GMI_id: int) -> None:
         """Send to another GMI; waits for it only when its mailbox is full."""
         beat()
-        self._mailbox("send").send(dst_GMI_id, data)
+        self._mailbox("send", dst_GMI_id).send(dst_GMI_id, data)
 
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
         """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
         beat()
-        return self._mailbox("recv").recv(src_GMI_id, timeout or self.timeout)
+        mailbox = self._mailbox("recv", src_GMI_id)
+        return mailbox.recv(src_GMI_id, timeout or self.timeout)
 
-    def _mailbox(self, verb: str) -> Mailbox:
+    def _mailbox(self, verb: str, other: int) -> Mailbox:
         if self._bound is None or self._bound.mailbox is None:
             raise ContextError(
                 f"{verb}: GMI {self.GMI_id} has no peers here. Start the role by gmi_drl.launch."
+            )
+        layout = self._bound.layout
+        if layout.hosts > 1 and layout.host_of(other) != layout.host_of(self.GMI_id):
+            raise ContextError(
+                f"{verb}: GMI {other} is on host {layout.host_of(other)}, and GMI {self.GMI_id} on "
+                f"host {layout.host_of(self.GMI_id)}; messages stay on a host. Use allreduce, or a "
+                "GMI of this host."
             )
         return self._bound.mailbox
 

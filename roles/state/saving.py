@@ -55,6 +55,7 @@ class Saver:
 
         def begin() -> None:
             nonlocal full
+            self.check_epoch()  # others may write parts of the same names there
             try:
                 checkpoint.begin(self._folder, iteration)
                 checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
@@ -105,6 +106,7 @@ class Saver:
 
         For one GMI, when no other writes any more.
         """
+        self.check_epoch()
         try:
             checkpoint.begin(self._folder, iteration)
             checkpoint.write_part(self._folder, iteration, "shared", shared)

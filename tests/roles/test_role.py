@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gmi_drl
-from gmi_drl.placement import load_config
+from gmi_drl.placement import Layout, Topology, load_config, tcg_ex
 from gmi_drl.roles import ContextError, GMI_manager, RoleLoadError, load_role
 from gmi_drl.roles.envs import EnvSpecError
 from gmi_drl.roles.role import manager
@@ -59,6 +59,19 @@ def test_alone_there_is_nobody_to_talk_to_and_no_config():
         role.GMI_send(1, 1)
     with pytest.raises(ContextError, match="was not launched"):
         _ = role.mgr.config
+
+
+def test_messages_between_hosts_are_refused():
+    layout = Layout.joined([tcg_ex(Topology.from_cores([0]), 1, 8)] * 2)
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
+    mgr = GMI_manager(1, manager.GmiContext(1, layout, config, mailbox=SimpleNamespace()))
+    for verb, call in (("send", lambda: mgr.send(7, 0)), ("recv", lambda: mgr.recv(0))):
+        with pytest.raises(ContextError) as raised:
+            call()
+        assert str(raised.value) == (
+            f"{verb}: GMI 0 is on host 0, and GMI 1 on host 1; messages stay on a host. Use "
+            "allreduce, or a GMI of this host."
+        )
 
 
 def test_allreduce_takes_what_numbers_come_in():

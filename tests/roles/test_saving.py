@@ -195,4 +195,5 @@ def test_who_was_taken_for_lost_writes_no_more(tmp_path):
         save(saver, 10)
     with pytest.raises(CheckpointError, match="epoch 2"):
         saver.save_alone(10, shared(True), {})
+    assert not [*tmp_path.glob("checkpoints/.*")]  # where others may be writing their parts
     assert checkpoint.find(tmp_path).manifest["iteration"] == 5
