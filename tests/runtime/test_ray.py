@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import bodies_ray
+import fake_ray
 from bodies_tasks import until
 from gmi_drl import runtime
 
@@ -92,6 +94,35 @@ def test_a_cluster_is_joined_by_its_address_and_a_token(
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(error, match=text):
         runtime.init(engine="ray", address=address, trusted=trusted)
+
+
+@before_one
+@pytest.mark.parametrize(
+    ("mode", "trusted", "has"),
+    [(None, False, "token"), ("disabled", False, "token"), ("disabled", True, "disabled")],
+)
+def test_a_cluster_of_ones_own_has_a_token_unless_it_is_trusted(monkeypatch, mode, trusted, has):
+    if mode is None:
+        monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    else:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    started, loader = [], SimpleNamespace(reset_cache=lambda: None)
+    with fake_ray.cluster():
+        ray = sys.modules["ray"]
+        internal = SimpleNamespace(
+            Config=SimpleNamespace(initialize=lambda text: None),
+            AuthenticationTokenLoader=SimpleNamespace(instance=lambda: loader),
+        )
+        monkeypatch.setattr(ray, "_raylet", internal)
+        monkeypatch.setattr(ray, "init", lambda **_: started.append(os.environ["RAY_AUTH_MODE"]))
+        from gmi_drl.runtime.engines.ray import nodes
+
+        nodes.join(
+            "local", trusted=trusted, num_cpus=1, num_gpus=0, resources={}, object_store_bytes=None
+        )
+        nodes.leave()
+    assert started == [has]
+    assert os.environ.get("RAY_AUTH_MODE") == mode
 
 
 @before_one

@@ -21,7 +21,8 @@ from .probe import probe
 
 _CONNECT_S: Final = 10.0  # for a cluster's address to answer
 _UNSUBSCRIBE_S: Final = 1.0  # for the head to answer that this program unsubscribes
-_token: dict[str, str] = {}  # environment variables of the cluster that this process has started
+# Environment variables of the cluster that this process has started, and what they were before.
+_token: dict[str, str | None] = {}
 _folder = ""  # of the cluster that this process has started for itself
 
 
@@ -35,7 +36,7 @@ def join(
     quiet = {"log_to_driver": False, "configure_logging": False,
              "namespace": f"gmi-drl-{secrets.token_hex(8)}"}  # fmt: skip
     if address == "local":
-        _start(quiet, num_cpus, num_gpus, resources, object_store_bytes)
+        _start(quiet, trusted, num_cpus, num_gpus, resources, object_store_bytes)
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
@@ -74,11 +75,13 @@ def _own_handlers() -> Iterator[None]:
 
 
 def _start(
-    quiet: Mapping[str, Any], num_cpus: float | None, num_gpus: float,
+    quiet: Mapping[str, Any], trusted: bool, num_cpus: float | None, num_gpus: float,
     resources: Mapping[str, float], object_store_bytes: int | None,
 ) -> None:  # fmt: skip
     global _folder
-    if "RAY_AUTH_MODE" not in os.environ:  # Ray would leave a token in the home
+    # Its head listens on all interfaces, and by itself Ray would leave a token in the home.
+    mode = os.environ.get("RAY_AUTH_MODE")
+    if mode is None or (mode != "token" and not trusted):
         _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     _folder = tempfile.mkdtemp(prefix="gmi-drl-ray-", dir="/tmp")  # its sockets' paths are long
     try:
@@ -125,10 +128,13 @@ def _set_token(variables: dict[str, str]) -> None:
     internal: Any = ray._raylet
     if not variables and not _token:
         return
-    for name in _token:
-        os.environ.pop(name, None)
+    for name, before in _token.items():
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
     _token.clear()
-    _token.update(variables)
+    _token.update({name: os.environ.get(name) for name in variables})
     os.environ.update(variables)
     internal.Config.initialize("")  # Ray has read the environment when it was imported
     internal.AuthenticationTokenLoader.instance().reset_cache()
