@@ -93,7 +93,7 @@ class Handle:
     def __getattr__(self, name):
         def call(*args):
             self._host.ask(name)
-            self._ray.current = self._host
+            self._ray.here.host = self._host
             value = getattr(self._object, name)(*args)
             if name == "facts":
                 value = replace(value, versions={**value.versions, **self._host.versions})
@@ -134,6 +134,7 @@ class Group:
 def modules_of(hosts):
     """What is imported of Ray, by name."""
     ray = types.ModuleType("ray")
+    ray.here = threading.local()  # whose method this thread calls
 
     def remote(cls):
         def options(scheduling_strategy, **_):
@@ -141,7 +142,7 @@ def modules_of(hosts):
 
             def versions():
                 host.ask("versions")
-                ray.current = host
+                ray.here.host = host
                 node, versions = cls()
                 return node, {**versions, **host.versions}
 
@@ -157,7 +158,7 @@ def modules_of(hosts):
         return refs.get() if isinstance(refs, Ref) else [ref.get() for ref in refs]
 
     nothing = lambda *_, **__: None  # noqa: E731
-    context = types.SimpleNamespace(get_node_id=lambda: ray.current.address)
+    context = types.SimpleNamespace(get_node_id=lambda: ray.here.host.address)
     ray.remote, ray.get, ray.init, ray.shutdown = remote, get, nothing, nothing
     ray.kill = Handle.kill
     ray.wait = lambda refs, **_: (list(refs), [])
@@ -167,7 +168,7 @@ def modules_of(hosts):
     ray.exceptions = types.SimpleNamespace(GetTimeoutError=GetTimeoutError, RayError=RayError)
     ray._raylet = None
     ray.util = types.ModuleType("ray.util")
-    ray.util.get_node_ip_address = lambda: ray.current.address
+    ray.util.get_node_ip_address = lambda: ray.here.host.address
     placement = types.ModuleType("ray.util.placement_group")
     placement.placement_group = lambda bundles, strategy: Group(hosts, bundles)
     placement.remove_placement_group = nothing

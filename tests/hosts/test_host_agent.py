@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -29,6 +30,14 @@ print(agent._process.pid, flush=True)
 while True:
     time.sleep(1)
 """
+BEGIN = """
+import sys
+from multiprocessing.connection import Connection
+from gmi_drl.launcher.hosts.host_launcher import _Driver
+from gmi_drl.launcher.hosts.messages import Report
+driver = _Driver(Connection(0, writable=False), Connection(int(sys.argv[3]), readable=False))
+driver.over()
+"""
 SILENT = """
 from gmi_drl.launcher.hosts import messages
 messages.SILENCE_S = 0.3
@@ -52,6 +61,7 @@ def said(agent, wanted):
 def test_the_launcher_of_a_host_looks_at_its_devices_and_ends_when_it_is_told(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # as Ray does
     agent = NodeAgent(False)
+    agent.talk(Orders())  # it is spoken to before it is told the config
     agent.tell(pickle.dumps(load_config(TOLD)))
     (device,) = said(agent, "topology").topology.devices
     assert device.cores == (CORE,)
@@ -66,8 +76,62 @@ def test_the_launcher_of_a_host_looks_at_its_devices_and_ends_when_it_is_told(mo
 def test_what_is_wrong_on_a_host_is_told():
     agent = NodeAgent(False)
     agent.tell(pickle.dumps(load_config(TOLD, ["hardware.cores=[4000]"])))
-    report = said(agent, "ended")
+    report = said(agent, "ended").opened()
     assert "4000" in str(report.error)
+    agent.end()
+
+
+@pytest.fixture
+def launcher_that(tmp_path, monkeypatch):
+    """Has agents start a launcher that runs some code, with its `driver`."""
+
+    def written(code):
+        program = tmp_path / "python"
+        program.write_text(
+            f"#!{sys.executable}\n{BEGIN}sys.path.insert(0, {str(tmp_path)!r})\n{code}"
+        )
+        program.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(program))
+
+    return written
+
+
+def test_results_of_classes_that_an_agent_does_not_know_are_passed_on(
+    launcher_that, tmp_path, monkeypatch
+):
+    (tmp_path / "their_module.py").write_text("class Theirs(str):\n    pass\n")
+    launcher_that(
+        "import their_module\nclass Own(str):\n    pass\n"
+        "driver.report(Report(results=[{0: their_module.Theirs(7), 1: Own(8)}]))\n"
+    )
+    agent = NodeAgent(False)
+    report = said(agent, "ended")
+    monkeypatch.syspath_prepend(tmp_path)  # as the launching program has it while GMIs run
+    (result,) = report.opened().results
+    assert [(type(one).__name__, str(one)) for one in result.values()] == [
+        ("Theirs", "7"), ("Own", "8")
+    ]  # fmt: skip
+    agent.end()
+
+
+def test_messages_to_a_launcher_stay_whole_when_several_are_sent_at_once(launcher_that):
+    launcher_that(
+        "sizes = sorted({len(driver.next()) for _ in range(80)})\n"
+        "driver.report(Report(results=[{0: sizes}]))\n"
+    )
+    agent = NodeAgent(False)
+
+    def tell(size):
+        for _ in range(20):
+            agent.tell(pickle.dumps(bytes(size)))  # more than a pipe takes at once
+
+    sizes = [100_000 + number for number in range(4)]
+    tells = [threading.Thread(target=tell, args=(size,)) for size in sizes]
+    for one in tells:
+        one.start()
+    for one in tells:
+        one.join()
+    assert said(agent, "ended").opened().results == [{0: sizes}]
     agent.end()
 
 

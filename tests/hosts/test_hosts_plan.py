@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.cli.main import main
+from gmi_drl.gmi.usage.processes import HostMemory
 from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.launcher.plan.wiring import wires_of
 from gmi_drl.placement import (
@@ -179,3 +180,23 @@ def test_a_host_with_more_links_than_its_one_trainer_can_be_told_of_is_refused()
     with pytest.raises(ConfigError) as raised:
         planned(large, topologies=[Topology.from_cores(range(251), 251)] * 2)
     assert "links=250; with their doorbells these are 254 descriptors" in str(raised.value)
+
+
+def test_hosts_of_which_some_have_no_gpu_are_refused():
+    mixed = [gpus(2), TWO_CORES, TWO_CORES]
+    with pytest.raises(ConfigError) as raised:
+        planned(config("env.num_env=8", hosts=3), topologies=mixed)
+    assert (
+        "hardware.backend='auto'; hosts 1 and 2 have no GPU that can be used, and the others "
+        "have. Use cpu, by which all train on their cores, or hosts that are alike."
+    ) in str(raised.value)
+
+
+def test_each_host_has_to_have_the_memory_that_its_gmis_need():
+    def plan(*free):
+        memories = [HostMemory(1 << 40, size) for size in free]
+        return planned(config("env.num_env=8"), topologies=[TWO_CORES] * 2, memories=memories)
+
+    assert len(plan(1 << 40, 1 << 40).gmis) == 2
+    with pytest.raises(ConfigError, match=r"host 1: .* a GMI needs .* and the machine has"):
+        plan(1 << 40, 1 << 10)

@@ -12,6 +12,7 @@ from gmi_drl.launcher.hosts import host_launcher
 from gmi_drl.launcher.hosts.agent import NodeAgent, same_folder
 from gmi_drl.launcher.hosts.cluster import joined
 from gmi_drl.launcher.hosts.messages import HostPart, HostsError
+from gmi_drl.launcher.hosts.user_files import digests_of, other_files
 from gmi_drl.placement import ConfigError, Layout, Topology, load_config, tcg_ex
 
 CORE = min(os.sched_getaffinity(0))
@@ -67,7 +68,7 @@ def test_hosts_that_are_alike_are_joined_in_the_order_of_their_addresses():
         assert [len(host.topology.devices) for host in found.hosts] == [1, 1]
 
 
-@pytest.mark.parametrize("what", ["Python", "torch", "gmi-drl"])
+@pytest.mark.parametrize("what", ["Python", "torch", "gmi-drl", "mujoco"])
 def test_a_host_with_another_version_is_named(what, monkeypatch):
     told = refusal(
         monkeypatch, FakeHost("127.0.0.2"), FakeHost("127.0.0.3", versions={what: "0.1"})
@@ -157,3 +158,37 @@ def test_an_address_where_nobody_answers_is_told():
     assert told.startswith("cluster.address=127.0.0.1:9: this cluster cannot be joined (")
     assert "nothing answers there within 10 s" in told
     assert told.endswith("give the address that `ray start --head` has printed.")
+
+
+def test_a_host_with_other_code_of_the_user_is_told(tmp_path):
+    run, here, there = (tmp_path / name for name in ("run", "here", "there"))
+    for folder in (run, here, there):
+        folder.mkdir()
+    (run / "run.json").write_text('{"started": 1.0}')
+    given = {
+        **config("10.0.0.1:1").model_dump(mode="json"),
+        "env": {"id": "world:World-v0", "wrappers": [{"pack.wrap:Wrap": {"by": 2}}]},
+        "roles": {"trainer": "mine:Mine"},
+    }
+    (here / "pack").mkdir()
+    for name in ("world.py", "pack/wrap.py", "mine.py", "unnamed.py"):
+        (here / name).write_text(name)
+    digests = digests_of(load_config(given), here)
+    assert sorted(digests) == ["mine.py", "pack/wrap.py", "world.py"]
+    assert other_files(digests, here) == []
+    (there / "world.py").write_text("world.py")
+    (there / "mine.py").write_text("of last week")
+    assert sorted(other_files(digests, there)) == ["mine.py", "pack/wrap.py"]
+    layout = Layout.joined([tcg_ex(Topology.from_cores([CORE]), 1, 8)] * 2)
+    part = HostPart(
+        host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
+        folder=run, started=1.0, resume=None, classes={}, role_folder=there, session="",
+        max_restarts=0, traced=frozenset(), epoch=1, resizes=0, keeps_gcs=False,
+        digests={"mine.py": digests["mine.py"]},
+    )  # fmt: skip
+    with pytest.raises(HostsError) as raised:
+        host_launcher._run(part, None)
+    assert str(raised.value) == (
+        f"{there}/mine.py: host 1 (10.0.0.2) has none, or another one than the launching program. "
+        "Copy it to all hosts, or launch from a folder that they share."
+    )

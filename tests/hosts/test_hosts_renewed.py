@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from bodies_tasks import until
 from fake_ray import FakeHost
 from gmi_drl import runtime
 from gmi_drl.comm.hosts import Endpoint
+from gmi_drl.gmi.usage.processes import HostMemory, host_memory
 from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts import cluster_watch, drains
 from gmi_drl.launcher.hosts import head as heads
@@ -29,7 +31,7 @@ from gmi_drl.launcher.hosts.gang import HostsGang
 from gmi_drl.launcher.hosts.messages import HostLost, HostPart, HostsError, Report
 from gmi_drl.launcher.watch import watchdog
 from gmi_drl.launcher.watch.policy_log import PolicyLog
-from gmi_drl.placement import Topology, load_config, tcg_ex
+from gmi_drl.placement import ConfigError, Device, Layout, Topology, load_config, tcg_ex
 from gmi_drl.report.policy_lineage import PolicyReader
 from gmi_drl.report.run_state import opened
 from gmi_drl.roles.role.host import COUNTERS
@@ -49,7 +51,7 @@ class Instant(NodeAgent):
         pass
 
     def talk(self, orders):
-        return Report(topology=Topology.from_cores([CORE]))
+        return Report(topology=Topology.from_cores([CORE]), memory=host_memory())
 
     def end(self):
         pass
@@ -87,6 +89,56 @@ def addresses(found):
     return [host.facts.address for host in found.hosts]
 
 
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "wanted"),
+    [
+        ({}, [0, 0], None),
+        ({}, [4, 8, 0], 4),
+        ({"num_gpus": 2}, [4, 8, 0], 2),
+        ({"backend": "cpu"}, [4, 8], None),
+        ({"backend": "mps"}, [0, 0], 1),
+        ({"backend": "direct", "num_gpus": 2}, [0], 2),
+    ],
+)
+def test_gpus_that_a_backend_needs_are_waited_for(hardware, gpus, wanted):
+    given = {
+        "version": 1, "env": {"id": "CartPole-v1"}, "hardware": hardware,
+        "cluster": {"address": "10.0.0.1:6379", "hosts": 2},
+    }  # fmt: skip
+    known = [{"Resources": {"CPU": 4.0, "GPU": float(count)}} for count in gpus]
+    assert clusters._bundle(load_config(given), known).get("GPU") == wanted
+
+
+class Late(Instant):
+    """An agent that answers when all hosts have been spoken to twice."""
+
+    hosts: ClassVar[list] = []
+
+    def facts(self):
+        until(lambda: all(host.asked["tell"] >= 2 for host in self.hosts))
+        return super().facts()
+
+
+def test_hosts_are_spoken_to_while_another_one_starts(monkeypatch):
+    with three_hosts(monkeypatch, agent=Late) as (hosts, config):
+        monkeypatch.setattr(Late, "hosts", hosts)
+        with clusters.joined(load_config(config)) as found:
+            assert len(found.hosts) == 3
+
+
+def test_memory_is_that_of_each_host(tmp_path, monkeypatch):
+    class Small(Scripted):
+        def talk(self, orders):
+            report = super().talk(orders)
+            return replace(report, memory=HostMemory(1 << 10, 1 << 10))
+
+    with (
+        three_hosts(monkeypatch, agent=Small) as (_, config),
+        pytest.raises(ConfigError, match=r"GMI needs .* and the machine has"),
+    ):
+        launched(config, tmp_path, Once())
+
+
 @pytest.mark.parametrize("what", ["facts", "clock", "tell", "talk"])
 def test_a_host_that_is_lost_when_others_start_anew_is_done_without(what, monkeypatch):
     with joined(monkeypatch, on_loss="shrink") as (hosts, found):
@@ -104,6 +156,15 @@ def test_a_program_whose_own_host_the_cluster_has_lost_starts_nothing_anew(on_lo
         with pytest.raises(HostLost, match="the cluster has lost it") as raised:
             found.renew([0, 1, 2])
     assert raised.value.ranks == ()
+
+
+def test_hosts_that_all_are_lost_at_once_and_answer_are_taken_in_three_times(monkeypatch):
+    with joined(monkeypatch, on_loss="shrink") as (_, found):  # as this program was held up
+        for _ in range(3):
+            found.renew([0, 1, 2])
+            assert addresses(found) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+        with pytest.raises(HostLost, match="0 hosts would be left"):
+            found.renew([0, 1, 2])
 
 
 def test_a_host_that_cannot_train_any_more_is_done_without(monkeypatch):
@@ -248,9 +309,9 @@ class Losses(gmi_drl.Callback):
             self.request_stop("it is enough")
 
 
-def launched(config, folder, *callbacks):
+def launched(config, folder, *callbacks, **run):
     """Launches it, to train until a callback ends it."""
-    run = {"folder": str(folder), "log": [], "eval_episodes": 0, "total_steps": 10**9}
+    run = {"folder": str(folder), "log": [], "eval_episodes": 0, "total_steps": 10**9, **run}
     return gmi_drl.launch({**config, "run": run}, view="plain", callbacks=callbacks)
 
 
@@ -495,6 +556,29 @@ def test_a_host_whose_launcher_alone_is_killed_is_lost(tmp_path, monkeypatch, ca
     assert "its launcher was killed by SIGKILL" in told
 
 
+class Silent(Scripted):
+    """Agents of which that of the third host passes on nothing from its launcher after a while."""
+
+    def talk(self, orders):
+        report = super().talk(orders)
+        if (
+            self.part is not None
+            and self.part.host == 2
+            and self.iteration > 3
+            and not report.ended
+        ):
+            return Report()
+        return report
+
+
+def test_a_host_whose_launcher_hangs_is_lost(tmp_path, monkeypatch):
+    with (
+        three_hosts(monkeypatch, agent=Silent) as (_, config),
+        pytest.raises(HostLost, match=r"host 2, .* its launcher has told nothing for 2 s"),
+    ):
+        launched(config, tmp_path, hang_timeout_s=2.0)
+
+
 def version(number):
     """What a GMI tells of a version of the policy."""
     return {
@@ -526,6 +610,44 @@ def test_lineage_that_one_host_has_not_passed_on_is_told_by_the_others(tmp_path,
     with opened(folder / "gcs.sqlite") as store:
         known = [policy.version.number for policy in PolicyReader(store).chain()]
     assert known == [1, 2, 3]
+
+
+class OnGpus(Scripted):
+    """An agent of a host with a GPU, or two, of which the ids begin with `kind`."""
+
+    kind, count = "old", 1
+
+    def talk(self, orders):
+        report = super().talk(orders)
+        if report.topology is not None:
+            rows = range(self.count)
+            devices = [Device(i, "gpu", "A100", (CORE,), f"GPU-{self.kind}{i}") for i in rows]
+            report.topology = Topology(
+                tuple(devices),
+                tuple(tuple("" if i == j else "NVLink" for j in rows) for i in rows),
+                tuple(tuple(i != j for j in rows) for i in rows),
+            )
+        return report
+
+
+def test_a_run_goes_on_on_hosts_with_other_gpus_and_not_with_more(tmp_path, monkeypatch):
+    def resumed():
+        gmi_drl.launch(resume=folder, view="plain", callbacks=[Once()])
+        text = (folder / "layout.json").read_text()
+        return [device.uuid for device in Layout.from_json(text).topology.devices]
+
+    with three_hosts(monkeypatch, agent=OnGpus) as (_, config):
+        folder = launched({**config, "hardware": {"backend": "direct"}}, tmp_path, Once()).folder
+        assert resumed() == ["GPU-old0"] * 3
+        monkeypatch.setattr(OnGpus, "kind", "new")
+        assert resumed() == ["GPU-new0"] * 3
+        monkeypatch.setattr(OnGpus, "count", 2)
+        with pytest.raises(ConfigError) as raised:
+            resumed()
+    assert (
+        "cluster.hosts=3; they have 2 and 2 and 2 devices, for other GMIs than those of the 1 and "
+        "1 and 1 it has begun on. Give it hosts with as many devices each, or begin a new run."
+    ) in str(raised.value)
 
 
 def test_stores_of_hosts_stay_where_that_of_their_run_cannot_be_opened(tmp_path, monkeypatch):

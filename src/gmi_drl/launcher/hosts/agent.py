@@ -24,7 +24,8 @@ from gmi_drl.runtime.errors import exit_text
 
 from .messages import SILENCE_S, HostFacts, Orders, Report
 
-_PACKAGES: Final = ("gmi-drl", "torch")
+# Two versions of MuJoCo, or of Gymnasium, are two environments.
+_PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _GRACE_S: Final = 20.0  # for the launcher to end by itself
 _TAIL: Final = 4096  # bytes of its log that are told
 # What Ray sets in a process of its own. The devices that it names are those of this launch.
@@ -52,6 +53,7 @@ class NodeAgent:
         orders.close()
         reports.close()
         self._lock, self._report = threading.Lock(), Report()
+        self._tells = threading.Lock()  # one at a time: of two that are long, pieces would mix
         self._told_s = time.monotonic()
         self._is_over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -77,7 +79,8 @@ class NodeAgent:
         with self._lock:
             self._told_s = time.monotonic()
         try:
-            self._orders.send_bytes(message)
+            with self._tells:
+                self._orders.send_bytes(message)
         except OSError:  # it has ended, which the next report says
             return
 
@@ -128,9 +131,13 @@ def _pipe() -> tuple[Connection, Connection]:
 
 def own_versions() -> dict[str, str]:
     """Returns the versions that all hosts have to agree in, as they are here."""
-    return {"Python": platform.python_version()} | {
-        name: metadata.version(name) for name in _PACKAGES
-    }
+    versions = {"Python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "none"
+    return versions
 
 
 def node_and_versions() -> tuple[str, dict[str, str]]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from gmi_drl.gmi.backends.backend import CORE_BACKENDS
+from gmi_drl.gmi.usage.processes import HostMemory
 from gmi_drl.placement import ClusterConfig, Config, Topology, counted
 from gmi_drl.runtime import ActorRuntimeError
 
@@ -47,6 +49,7 @@ class Host:
     agent: Any  # Ray's handle
     facts: HostFacts
     topology: Topology
+    memory: HostMemory
     place: int  # of its bundle in the placement group
 
     def __str__(self) -> str:
@@ -83,12 +86,12 @@ class Cluster:
             )
             for place in places
         }
+        self._presence = Presence(self._agents.values())  # one may be there long before another
         try:
             self.hosts = _described(self._agents, self._config, self.head, self._drains, within_s)
         except _HostUnfit:
             _check_here()
             raise
-        self._presence = Presence(self._agents.values())
 
     def hand_over(self) -> list[Host]:
         """Returns the hosts to who talks with them from now on."""
@@ -112,6 +115,8 @@ class Cluster:
         self.end()
         if self._cluster.on_loss == "shrink":
             left = [place for rank, place in enumerate(places) if rank not in lost]
+            if not left:  # as when this program was held up: some may be there
+                back = [place for place in places if self._times_back[place] < _MOST_BACK]
             for place in back:
                 self._times_back[place] += 1
             self._start_those_there([*left, *back])
@@ -316,9 +321,10 @@ def _bundle(config: Config, known: Sequence[Mapping[str, Any]]) -> dict[str, flo
     assert config.cluster is not None
     gpus = sorted((node["Resources"].get("GPU", 0.0) for node in known), reverse=True)
     fewest = gpus[: config.cluster.hosts][-1] if gpus else 0.0
-    if config.hardware.backend == "cpu" or not fewest:
+    hardware = config.hardware
+    if hardware.backend in CORE_BACKENDS or (hardware.backend == "auto" and not fewest):
         return {"CPU": 1}
-    return {"CPU": 1, "GPU": float(config.hardware.num_gpus or fewest)}
+    return {"CPU": 1, "GPU": float(hardware.num_gpus or fewest or 1)}  # which may come yet
 
 
 def _placed(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str, float]) -> Any:
@@ -394,8 +400,8 @@ def _described(
     told = cloudpickle.dumps(config)
     asked = {place: agent.tell.remote(told) for place, agent in by_place.items()}
     _answers(asked, head, "be told the config")
-    topologies = _topologies(by_place, facts, head)
-    return [Host(by_place[place], facts[place], topologies[place], place) for place in ranked]
+    looks = _looks(by_place, facts, head)
+    return [Host(by_place[place], facts[place], *looks[place], place) for place in ranked]
 
 
 def _check_clock(facts: HostFacts, place: int, agent: Any, head: RayHead) -> None:
@@ -422,23 +428,23 @@ def _address(facts: HostFacts) -> tuple[Any, ...]:
     return address.version, int(address), facts.node_id
 
 
-def _topologies(
+def _looks(
     agents: Mapping[int, Any], facts: Mapping[int, HostFacts], head: RayHead
-) -> dict[int, Topology]:
-    """Waits for the launchers of all hosts to have looked at the devices there."""
-    found: dict[int, Topology] = {}
+) -> dict[int, tuple[Topology, HostMemory]]:
+    """Waits for the launchers of all hosts to have looked at what is there; returns that."""
+    found: dict[int, tuple[Topology, HostMemory]] = {}
     deadline_s = time.monotonic() + _ANSWER_S
     while len(found) < len(agents):
         asked = {place: agent.talk.remote(Orders()) for place, agent in agents.items()}
         reports: dict[int, Report] = _answers(asked, head, "talk")
         for place, report in reports.items():
             who = f"host {facts[place].address} ({facts[place].name})"
-            if report.error is not None:
-                raise _HostUnfit.at([place], f"{who}: {report.error}") from report.error
+            if (error := report.opened().error) is not None:
+                raise _HostUnfit.at([place], f"{who}: {error}") from error
             if report.ended:
                 raise _HostUnfit.at([place], f"{who}: {report.ended}")
-            if report.topology is not None:
-                found[place] = report.topology
+            if report.topology is not None and report.memory is not None:
+                found[place] = report.topology, report.memory
         if time.monotonic() > deadline_s:
             late = next(place for place in agents if place not in found)
             raise _HostUnfit.at(

@@ -21,6 +21,7 @@ from gmi_drl.roles.role.job import Job
 
 from .cluster import Host
 from .messages import BEAT_S, SILENCE_S, HostLost, HostPart, HostsError, Orders, Report
+from .user_files import digests_of
 
 _LOOK_S: Final = 0.05
 _END_S: Final = 20.0  # for all hosts to end what they run
@@ -37,6 +38,7 @@ def parts_of(
 ) -> list[HostPart]:
     """Returns what each host is told of a launch."""
     assert job.folder is not None
+    digests = digests_of(job.config, job.role_folder)
     return [
         HostPart(
             host=rank,
@@ -54,6 +56,7 @@ def parts_of(
             epoch=job.epoch,
             resizes=job.resizes,
             keeps_gcs=keeps_gcs,
+            digests=digests,
         )
         for rank in range(len(hosts))
     ]
@@ -70,7 +73,7 @@ class HostsGang:
         config = parts[0].config
         assert config.cluster is not None
         self._is_to_go_on = config.cluster.on_loss != "fail"
-        self._leave_s = config.comm.timeout_s
+        self._leave_s, self._hang_s = config.comm.timeout_s, config.run.hang_timeout_s
         self._lost: dict[int, str] = {}  # hosts, and how each was lost
         self._lost_s = 0.0  # when the first one was
         self._heir: int | None = None
@@ -201,6 +204,7 @@ class HostsGang:
         hosts = range(len(self._hosts))
         asked: dict[Any, int] = {}
         asked_s, answered_s = [0.0] * len(hosts), [time.monotonic()] * len(hosts)
+        told_s = answered_s[:]  # of their launchers, by which their agents do not go
         end_s: float | None = None
         while not all(self._ended):
             now_s = time.monotonic()
@@ -216,7 +220,9 @@ class HostsGang:
                     asked[self._hosts[host].agent.talk.remote(self._orders(host))] = host
                 elif waits and now_s - answered_s[host] > SILENCE_S:
                     self._lose(host, f"it has not answered for {SILENCE_S:g} s")
-                    asked = {ref: one for ref, one in asked.items() if one != host}
+                elif self._hang_s is not None and now_s - told_s[host] > self._hang_s:
+                    self._lose(host, f"its launcher has told nothing for {self._hang_s:g} s")
+            asked = {ref: host for ref, host in asked.items() if not self._ended[host]}
             if not asked:
                 time.sleep(_LOOK_S)
                 continue
@@ -225,7 +231,9 @@ class HostsGang:
                 host = asked.pop(ref)
                 answered_s[host] = time.monotonic()
                 try:
-                    self._take(host, ray.get(ref))
+                    report = ray.get(ref)
+                    told_s[host] = answered_s[host] if report.rows else told_s[host]
+                    self._take(host, report)
                 except ray.exceptions.RayError as error:
                     first = str(error).strip().splitlines()[0]
                     self._lose(host, f"its agent is gone ({first})")
@@ -249,6 +257,7 @@ class HostsGang:
 
     def _take(self, host: int, report: Report) -> None:
         """Takes in what a host reports."""
+        report = report.opened()
         with self._lock:
             self._records += report.records
             self._restarts += report.restarts

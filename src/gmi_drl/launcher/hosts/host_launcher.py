@@ -30,6 +30,7 @@ from gmi_drl.comm.hosts import (
 )
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import Gang, lease
+from gmi_drl.gmi.usage.processes import host_memory
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
 from gmi_drl.launcher.folder.run_folder import keep_gcs_in, lock_of
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
@@ -45,6 +46,7 @@ from gmi_drl.roles.role.job import HEIR, Job
 from .agent import same_folder
 from .messages import SILENCE_S, HostPart, HostsError, Orders, Report
 from .stores import store_of_host
+from .user_files import other_files
 
 _POLL: Final = timedelta(milliseconds=50)
 _REPORT_S: Final = 0.2
@@ -83,8 +85,11 @@ class _Driver:
         os._exit(1)  # GMIs end with it
 
     def next(self) -> Any:
-        """Waits for the next message, and returns it."""
-        return pickle.loads(self.messages.get())
+        """Waits for what comes beside orders, and returns it; None if it is ordered to end."""
+        while isinstance(message := pickle.loads(self.messages.get()), Orders):
+            if message.end:
+                return None
+        return message
 
     def orders(self) -> list[Orders]:
         """Returns what has come since the last call; never waits."""
@@ -95,9 +100,10 @@ class _Driver:
 
     def report(self, report: Report) -> None:
         try:
-            data = pickle.dumps(report)
+            data = pickle.dumps(report.sealed())
         except Exception as error:  # a result, or an exception, of the user's
-            data = pickle.dumps(Report(error=HostsError(f"a host's report: {error}")))
+            told = HostsError(f"a host's report: {error}")
+            data = pickle.dumps(Report(error=told).sealed())
         self._out.send_bytes(data)
 
     def over(self) -> None:
@@ -113,14 +119,14 @@ def main() -> None:
     os.set_inheritable(int(sys.argv[1]), False)
     with terminate_as_interrupt():
         try:
-            config: Config = driver.next()
+            config: Config | None = driver.next()
+            if config is None:
+                return
             lease.sweep()  # before devices are looked at: it may take MIG instances away
-            driver.report(Report(topology=find_devices(config)))
-            part: Any = driver.next()
-            while isinstance(part, Orders):
-                if part.end:
-                    return
-                part = driver.next()
+            driver.report(Report(topology=find_devices(config), memory=host_memory()))
+            part: HostPart | None = driver.next()
+            if part is None:
+                return
             _run(part, driver)
         except KeyboardInterrupt:
             return
@@ -140,6 +146,13 @@ def _run(part: HostPart, driver: _Driver) -> None:
             rule=f"host {part.host} ({part.addresses[part.host]}) does not see what the driver has "
             "written there",
             remedy="Put it on a file system that all hosts share, at the same path.",
+        )
+    if others := other_files(part.digests, part.role_folder):
+        raise HostsError(
+            value=f"{part.role_folder}/{others[0]}",
+            rule=f"host {part.host} ({part.addresses[part.host]}) has none, or another one than "
+            "the launching program",
+            remedy="Copy it to all hosts, or launch from a folder that they share.",
         )
     assert part.config.cluster is not None
     there = [name for _, name in socket.if_nameindex()]
@@ -241,13 +254,13 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
             if orders.heir is not None:  # before the roster by which they find out
                 for gmi_id in own:
                     tally[gmi_id, "bereft"] = HEIR if gmi_id == orders.heir else 1
+            for gmi_id, row in orders.rows.items():  # by which they know whom to wait for
+                for name, value in zip(COUNTERS, row, strict=True):
+                    tally[gmi_id, name] = value
             if orders.roster is not None:
                 write_roster(meeting, orders.roster)
             if orders.outcome is not None:
                 write_outcome(meeting, orders.outcome)
-            for gmi_id, row in orders.rows.items():
-                for name, value in zip(COUNTERS, row, strict=True):
-                    tally[gmi_id, name] = value
         if calls and not is_busy:
             gang.start(calls.pop(0))
             is_busy = True
@@ -261,10 +274,10 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
         news = report.records or report.restarts or report.results
         if news or time.monotonic() - told_s > _REPORT_S:
             told_s = time.monotonic()
+            report.endpoint = read_endpoint(meeting)  # before the rows that say who brought it
             report.rows = {
                 gmi_id: tuple(tally[gmi_id, name] for name in COUNTERS) for gmi_id in own
             }
-            report.endpoint = read_endpoint(meeting)
             report.outcome = read_outcome(meeting)
             driver.report(report)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from gmi_drl.errors import GmiDrlError
 
 if TYPE_CHECKING:
     from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster
+    from gmi_drl.gmi.usage.processes import HostMemory
     from gmi_drl.placement import Config, Layout, Topology
     from gmi_drl.roles import DRL_role
 
@@ -57,6 +59,7 @@ class HostPart:
     epoch: int  # of the job
     resizes: int  # of the run so far
     keeps_gcs: bool  # what the host records shall be in the run's folder
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the user's files in role_folder
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,14 @@ class Orders:
 
 @dataclass
 class Report:
-    """Holds what has come up on a host since it told the driver last."""
+    """Holds what has come up on a host since it told the driver last.
+
+    Records, restarts, results and the error may be of the user's classes, which the agent on the
+    way does not know: they travel `sealed`.
+    """
 
     topology: Topology | None = None  # its devices, once they have been looked at
+    memory: HostMemory | None = None  # of the host, by then
     records: list[tuple[int, Any]] = field(default_factory=list)
     restarts: list[tuple[int, Any]] = field(default_factory=list)
     rows: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -85,10 +93,30 @@ class Report:
     outcome: GroupOutcome | None = None  # a GMI of this host has finished
     error: BaseException | None = None  # that ended the launcher there
     ended: str = ""  # how its process ended
+    seals: list[bytes] = field(default_factory=list)
+
+    def sealed(self) -> Report:
+        """Returns it with what may be of the user's classes as bytes, which `opened` reads."""
+        import cloudpickle  # type: ignore[import-untyped]
+
+        theirs = self.records, self.restarts, self.results, self.error
+        if theirs == ([], [], [], None):
+            return self
+        seal = cloudpickle.dumps(theirs)  # those of a program by value: nobody can import them
+        return replace(self, records=[], restarts=[], results=[], error=None, seals=[seal])
+
+    def opened(self) -> Report:
+        """Returns it as it was before it was sealed."""
+        report = replace(self, seals=[])
+        for seal in self.seals:
+            records, restarts, results, error = pickle.loads(seal)
+            report.add(Report(records=records, restarts=restarts, results=results, error=error))
+        return report
 
     def add(self, later: Report) -> None:
         """Takes in a report that came after this one."""
         self.topology = later.topology or self.topology
+        self.memory = later.memory or self.memory
         self.records += later.records
         self.restarts += later.restarts
         self.rows = later.rows or self.rows
@@ -97,3 +125,4 @@ class Report:
         self.outcome = self.outcome or later.outcome
         self.error = self.error or later.error
         self.ended = self.ended or later.ended
+        self.seals += later.seals

@@ -18,7 +18,7 @@ from gmi_drl import runtime
 from gmi_drl.comm.plan.capability import LinkFacts, fault
 from gmi_drl.comm.plan.plan import Measure, ReductionPlan, facts_of, is_open, plan_reduction
 from gmi_drl.gmi import DiscoveryError, discover
-from gmi_drl.gmi.usage.processes import host_memory
+from gmi_drl.gmi.usage.processes import HostMemory, host_memory
 from gmi_drl.launcher.callbacks.loading import logger_faults
 from gmi_drl.placement import (
     AUTO,
@@ -33,6 +33,7 @@ from gmi_drl.placement import (
     simplest,
 )
 from gmi_drl.placement.checks.memory import Sizes, memory_faults
+from gmi_drl.placement.faults import listed
 from gmi_drl.placement.reduction import reducing
 from gmi_drl.placement.resolve import choose_backend
 from gmi_drl.roles.envs import check_env
@@ -87,13 +88,14 @@ def planned(
     source: str | None = None,
     check_config: Check = check,
     topologies: Sequence[Topology] = (),
+    memories: Sequence[HostMemory] = (),
 ) -> Layout:
     """Returns the Layout of `config` on this machine; ConfigError with every reason against it.
 
-    Or on the hosts whose devices are given; without them they are taken to be as this machine. A
-    config that says `auto` is checked and refused: tuning resolves it first.
+    Or on the hosts whose devices and memory are given; without them they are taken to be as this
+    machine. A config that says `auto` is checked and refused: tuning resolves it first.
     """
-    faults, layout = _plan(config, None, check_config, topologies)
+    faults, layout = _plan(config, None, check_config, topologies, memories)
     if layout is None:
         unresolved = unresolved_faults(config) if config.cluster is None else []
         raise ConfigError([*faults, *unresolved], source)
@@ -123,6 +125,7 @@ def _plan(
     tried: UserCodeReport | None,
     check_config: Check,
     topologies: Sequence[Topology] = (),
+    memories: Sequence[HostMemory] = (),
 ) -> tuple[list[Fault | str], Layout | None]:
     """Returns all faults, and the layout where there are none.
 
@@ -135,7 +138,13 @@ def _plan(
         sizes = tried.sizes
     try:
         found = topologies or [find_devices(config)]
-        planned_each = [_plan_host(config, topology, sizes, check_config) for topology in found]
+        if fault := _unlike_fault(config, found):
+            return [fault, *others], None
+        each: Sequence[HostMemory | None] = memories or [None] * len(found)
+        planned_each = [
+            _plan_host(config, topology, memory, sizes, check_config)
+            for topology, memory in zip(found, each, strict=True)
+        ]
     except DiscoveryError as error:
         faults = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *faults, *others], None
@@ -148,10 +157,34 @@ def _plan(
     return [], Layout.joined(layouts if topologies else layouts * config.cluster.hosts)
 
 
+def _unlike_fault(config: Config, hosts: Sequence[Topology]) -> Fault | None:
+    """Tells that some of the hosts have GPUs, and others have none."""
+    lacking = [
+        str(host)
+        for host, topology in enumerate(hosts)
+        if all(device.kind == "cpu" for device in topology.devices)
+    ]
+    if len(lacking) in (0, len(hosts)):
+        return None
+    who = f"host {lacking[0]} has" if len(lacking) == 1 else f"hosts {listed(lacking)} have"
+    return Fault(
+        "hardware.backend", config.hardware.backend,
+        f"{who} no GPU that can be used, and the others have",
+        "Use cpu, by which all train on their cores, or hosts that are alike.",
+    )  # fmt: skip
+
+
 def _plan_host(
-    config: Config, topology: Topology, sizes: Sizes | None, check_config: Check
+    config: Config,
+    topology: Topology,
+    memory: HostMemory | None,
+    sizes: Sizes | None,
+    check_config: Check,
 ) -> tuple[list[Fault | str], Layout | None]:
-    """Returns the faults of a config on the devices of one host, and its layout if it has one."""
+    """Returns the faults of a config on the devices of one host, and its layout if it has one.
+
+    `memory`: that of the host; None: this one's.
+    """
     faults: list[Fault | str] = [*check_config(config, topology)]
     if faults or (not config.is_resolved and check(config, topology)):
         return faults, None
@@ -161,7 +194,7 @@ def _plan_host(
     if fault:
         faults = [fault]
     elif sizes is not None:
-        has = host_memory()
+        has = memory or host_memory()
         faults = [*memory_faults(simplest(config), layout, sizes, has.of_bytes, has.whose)]
     return faults, layout
 

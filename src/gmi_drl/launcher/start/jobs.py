@@ -100,7 +100,7 @@ def new_job(
     cluster = _cluster_of(resolved, locks)
     hosts = [] if cluster is None else cluster.hosts
     with importable(import_path):  # the environment's module may be there
-        layout = planned(resolved, source, topologies=[host.topology for host in hosts])
+        layout = planned(resolved, source, **_of_hosts(hosts))
     if faults := _user_code_faults(resolved, layout, import_path, roles):
         raise ConfigError(with_places(faults, source, overrides), source)
     classes = classes_of(resolved, layout, roles)
@@ -117,6 +117,14 @@ def _cluster_of(config: Config, locks: ExitStack) -> Cluster | None:
     from gmi_drl.launcher.hosts.cluster import joined
 
     return locks.enter_context(joined(config))
+
+
+def _of_hosts(hosts: Sequence[Host]) -> dict[str, Any]:
+    """Returns what `planned` has to know of hosts."""
+    return {
+        "topologies": [host.topology for host in hosts],
+        "memories": [host.memory for host in hosts],
+    }
 
 
 def _user_code_faults(
@@ -197,9 +205,12 @@ def resumed_job(
         raise ConfigError([fault], f"--resume {checkpoint}")
     cluster = _cluster_of(resolved, locks)
     hosts = [] if cluster is None else cluster.hosts
-    if strange := _hosts_fault(layout, hosts):
-        raise ConfigError([strange], f"--resume {checkpoint}")
-    folder.write_config(resolved)
+    moved = _on_hosts(layout, resolved, hosts, import_path, f"--resume {checkpoint}")
+    if moved != layout and resolved.layout.file is None:
+        folder.become(resolved, moved)
+    else:
+        folder.write_config(resolved)
+    layout = moved
     classes = classes_of(resolved, layout, roles)
     resume = checkpoint.resolve()
     resizes = folder.state().get("resizes")
@@ -210,16 +221,36 @@ def resumed_job(
     return job, told, cluster
 
 
-def _hosts_fault(layout: Layout, hosts: Sequence[Host]) -> Fault | None:
-    """Tells why a run cannot go on, on these hosts: their devices are others than they were."""
-    for rank, host in enumerate(hosts):
-        was, now = layout.of_host(rank).topology.devices, host.topology.devices
-        if [(one.uuid, one.cores) for one in was] != [(one.uuid, one.cores) for one in now]:
-            return Fault(
-                f"host {rank}", str(host), "its devices are others than the run has begun on",
-                "Give it hosts that are alike, or begin a new run.",
-            )  # fmt: skip
-    return None
+def _on_hosts(
+    layout: Layout, config: Config, hosts: Sequence[Host], import_path: Path, source: str
+) -> Layout:
+    """Returns the layout of a run on the devices that its hosts have now.
+
+    They may be others, as those of another cluster are. ConfigError where the GMIs would be, too.
+    """
+    were = [layout.of_host(rank).topology.devices for rank in range(len(hosts))]
+    are = [host.topology.devices for host in hosts]
+    if all(
+        [(one.uuid, one.cores) for one in was] == [(one.uuid, one.cores) for one in now]
+        for was, now in zip(were, are, strict=True)
+    ):
+        return layout
+    with importable(import_path):
+        moved = planned(config, source, **_of_hosts(hosts))
+    if _gmis_of(moved) == _gmis_of(layout):
+        return moved
+    began, have = (" and ".join(str(len(each)) for each in sides) for sides in (were, are))
+    rule = f"they have {have} devices, for other GMIs than those of the {began} it has begun on"
+    remedy = "Give it hosts with as many devices each, or begin a new run."
+    raise ConfigError([Fault("cluster.hosts", len(hosts), rule, remedy)], source)
+
+
+def _gmis_of(layout: Layout) -> list[tuple[Any, ...]]:
+    """Returns what a checkpoint of a layout has to fit."""
+    return [
+        (layout.template, layout.host_of(gmi.gmi_id), gmi.gpu_id, gmi.roles, gmi.num_env)
+        for gmi in layout.gmis
+    ]
 
 
 def resized_job(
@@ -274,7 +305,7 @@ def rehosted_job(
     """
     resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
     with importable(job.role_folder):
-        layout = planned(resolved, "hosts", topologies=[host.topology for host in hosts])
+        layout = planned(resolved, "hosts", **_of_hosts(hosts))
     return _next_job(job, layout, resolved, classes_of(resolved, layout, roles), job.resizes + 1)
 
 
