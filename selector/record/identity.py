@@ -14,12 +14,13 @@ import os
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import gmi_drl
 from gmi_drl.comm.plan.link_record import processor, version_of
+from gmi_drl.launcher.plan.user_modules import digest_of_file, digests_beside
 from gmi_drl.placement import AUTO, Config, Topology, format_cores
 from gmi_drl.placement.resolve import backend_of
 from gmi_drl.selector.tune.space import most_samples
@@ -28,7 +29,6 @@ from gmi_drl.selector.tune.space import most_samples
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _IF_THERE: Final = ("warp-lang", "mujoco-warp", "jax", "jaxlib", "mujoco-mjx")  # extras
 _WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of these
-_OF_WHAT_RUNS: Final = ("env", "multi_agent", "algorithm", "roles", "search")  # sections
 
 
 def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
@@ -121,53 +121,9 @@ def _problem(config: Config, beside: Path) -> dict[str, Any]:
     whole = config.model_dump(mode="json", exclude={"version", "run", "tune", "search"})
     whole["run"] = {"deterministic": config.run.deterministic, "capture": config.run.capture}
     if config.layout.file is not None:  # what it says, wherever it lies
-        whole["layout"] = {"text": _content(Path(config.layout.file))}
-    whole["modules"] = contents(config, beside)
+        whole["layout"] = {"text": digest_of_file(Path(config.layout.file))}
+    whole["modules"] = digests_beside(config, beside)
     return whole
-
-
-def contents(config: Config, beside: Path) -> dict[str, str]:
-    """Hashes each file of the modules that what runs is made of, and that lie in this folder."""
-    hashes: dict[str, str] = {}
-    for path in modules_beside(config, beside, _OF_WHAT_RUNS):
-        files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-        hashes |= {file.relative_to(beside).as_posix(): _content(file) for file in files}
-    return hashes
-
-
-def modules_beside(
-    config: Config, beside: Path, sections: Collection[str] = ("run", *_OF_WHAT_RUNS)
-) -> list[Path]:
-    """Returns the modules that these sections name and that lie in a folder: files, or packages."""
-    texts = _texts(config.model_dump(mode="json", include=set(sections)))
-    names = [config.env.id, *(text for text in texts if ":" in text)]
-    modules = [name.partition(":")[0].partition(".")[0] for name in names]
-    files = [
-        beside / rest
-        for name in modules
-        if name.isidentifier()
-        for rest in (f"{name}.py", f"{name}/__init__.py")
-    ]
-    return [path for path in dict.fromkeys(files) if path.is_file()]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yields all texts within what a config says, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from (*_texts(key), *_texts(inner))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
-
-
-def _content(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return "unreadable"
 
 
 def _machine(topology: Topology) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.launcher.folder.run_folder import new_folder
+from gmi_drl.launcher.plan.user_modules import digests_beside
 from gmi_drl.placement import Config
 from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import RecordError, SearchError
@@ -84,7 +85,7 @@ def open_folder(
     base = Path(config.search.folder) / config.run.name
     wanted = {
         "config": config.model_dump(mode="json", exclude={"search": _FREE}),
-        "modules": identity.contents(config, beside), "versions": identity.versions(),
+        "modules": digests_beside(config, beside), "versions": identity.versions(),
     }  # fmt: skip
     with contextlib.suppress(OSError):  # told by `_new`
         base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

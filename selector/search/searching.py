@@ -23,6 +23,7 @@ from gmi_drl.launcher.colocated_runs import at_work
 from gmi_drl.launcher.folder.run_folder import METRICS, last_metrics
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
+from gmi_drl.launcher.plan.user_modules import modules_beside
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName, opened
 from gmi_drl.placement import (
@@ -40,7 +41,6 @@ from gmi_drl.roles.loading import importable
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.plots.search_picture import draw_search
-from gmi_drl.selector.record.identity import modules_beside
 from gmi_drl.selector.record.search_folder import (
     SearchFolder,
     key_of,

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gmi_drl.launcher.plan.user_modules import modules_beside
 from gmi_drl.placement import Config
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.errors import OutputError
-from gmi_drl.selector.record.identity import modules_beside
 
 DEFAULT_NAME: Final = "tuned.yaml"
 # The first three lines: by them our own files are known, whose they are, and who has edited them.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gmi_drl.launcher.plan.user_modules import digests_beside, modules_beside
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record import identity, search_folder
@@ -58,10 +59,10 @@ def test_every_file_of_a_package_that_a_config_names_counts(tmp_path):
     (package / "__init__.py").touch()
     (package / "roles.py").write_text("a = 1")
     its = config(tmp_path, roles={"trainer": "own.roles:Trainer"})
-    before = identity.contents(its, tmp_path)
+    before = digests_beside(its, tmp_path)
     assert list(before) == ["own/__init__.py", "own/roles.py"]
     (package / "roles.py").write_text("a = 2")
-    assert identity.contents(its, tmp_path) != before
+    assert digests_beside(its, tmp_path) != before
 
 
 @pytest.mark.parametrize(
@@ -78,14 +79,14 @@ def test_every_file_of_a_package_that_a_config_names_counts(tmp_path):
 )
 def test_modules_count_whatever_a_config_names_in_them(tmp_path, sections):
     (tmp_path / "own.py").write_text("a = 1")
-    assert list(identity.contents(config(tmp_path, **sections), tmp_path)) == ["own.py"]
+    assert list(digests_beside(config(tmp_path, **sections), tmp_path)) == ["own.py"]
 
 
 def test_callbacks_are_beside_a_config_and_no_part_of_what_runs(tmp_path):
     (tmp_path / "own.py").write_text("a = 1")
     its = config(tmp_path, run={"name": "s", "callbacks": ["own:Mine"]})
-    assert identity.modules_beside(its, tmp_path) == [tmp_path / "own.py"]
-    assert identity.contents(its, tmp_path) == {}
+    assert modules_beside(its, tmp_path) == [tmp_path / "own.py"]
+    assert digests_beside(its, tmp_path) == {}
 
 
 def test_what_is_no_part_of_a_search_changes_nothing(tmp_path):

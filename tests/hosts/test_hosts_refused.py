@@ -12,7 +12,7 @@ from gmi_drl.launcher.hosts import host_launcher
 from gmi_drl.launcher.hosts.agent import NodeAgent, same_folder
 from gmi_drl.launcher.hosts.cluster import joined
 from gmi_drl.launcher.hosts.messages import HostPart, HostsError
-from gmi_drl.launcher.hosts.user_files import digests_of, other_files
+from gmi_drl.launcher.plan.user_modules import digests_beside, other_files
 from gmi_drl.placement import ConfigError, Layout, Topology, load_config, tcg_ex
 
 CORE = min(os.sched_getaffinity(0))
@@ -173,7 +173,7 @@ def test_a_host_with_other_code_of_the_user_is_told(tmp_path):
     (here / "pack").mkdir()
     for name in ("world.py", "pack/wrap.py", "mine.py", "unnamed.py"):
         (here / name).write_text(name)
-    digests = digests_of(load_config(given), here)
+    digests = digests_beside(load_config(given), here)
     assert sorted(digests) == ["mine.py", "pack/wrap.py", "world.py"]
     assert other_files(digests, here) == []
     (there / "world.py").write_text("world.py")

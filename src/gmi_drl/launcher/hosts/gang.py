@@ -16,12 +16,12 @@ from typing import Any, Final, Self
 from gmi_drl.comm.hosts import Endpoint, GroupOutcome, Roster, next_roster
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.gmi import GmiDied
+from gmi_drl.launcher.plan.user_modules import digests_beside
 from gmi_drl.roles.role.host import COUNTERS
 from gmi_drl.roles.role.job import Job
 
 from .cluster import Host
 from .messages import BEAT_S, SILENCE_S, HostLost, HostPart, HostsError, Orders, Report
-from .user_files import digests_of
 
 _LOOK_S: Final = 0.05
 _END_S: Final = 20.0  # for all hosts to end what they run
@@ -38,7 +38,8 @@ def parts_of(
 ) -> list[HostPart]:
     """Returns what each host is told of a launch."""
     assert job.folder is not None
-    digests = digests_of(job.config, job.role_folder)
+    beside = job.role_folder
+    digests = {} if beside is None else digests_beside(job.config, beside)
     return [
         HostPart(
             host=rank,

@@ -35,6 +35,7 @@ from gmi_drl.launcher.colocated_runs import at_work, overlaps
 from gmi_drl.launcher.folder.run_folder import keep_gcs_in, lock_of
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.plan.planning import find_devices, reduction_of
+from gmi_drl.launcher.plan.user_modules import other_files
 from gmi_drl.launcher.plan.wiring import names_of, wires_of
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.watch.watchdog import Watchdog
@@ -46,7 +47,6 @@ from gmi_drl.roles.role.job import HEIR, Job
 from .agent import same_folder
 from .messages import SILENCE_S, HostPart, HostsError, Orders, Report
 from .stores import store_of_host
-from .user_files import other_files
 
 _POLL: Final = timedelta(milliseconds=50)
 _REPORT_S: Final = 0.2
