@@ -443,6 +443,20 @@ TASKS = {
         sb3=None,
         reference="v3: 355 ± 13 (SB3 zoo, one run)",
     ),
+    "HalfCheetah-v5-ars": Task(  # directions, noise and step size of SB3's zoo
+        env="HalfCheetah-v5",
+        steps=12_000_000,
+        # An update is of 64 episodes of 1,000 steps.
+        ours=_ours(
+            "HalfCheetah-v5", n_envs=16, horizon=4_000, net="", learning_rate=0.02, gamma=1.0,
+        ),
+        algorithm={
+            "name": "ars", "population": 64, "top_directions": 4, "noise": 0.03,
+            "activation": "tanh", "max_grad_norm": None,
+        },
+        sb3=None,
+        reference="v3: 4,815 ± 1,341 (SB3 zoo, 12 M, one run)",
+    ),
     "HalfCheetah-v5": Task(
         env="HalfCheetah-v5",
         steps=1_000_000,
