@@ -20,20 +20,24 @@ def everything(group, lengths):
     return outcome
 
 
+def _reduce_until_told(group, told):
+    bucket = group.bucket("gradient", 1000)
+    while True:
+        bucket.buffer.fill_(group.rank + 1)
+        total = float(bucket.reduce("sum")[0])
+        (group.spec.folder / f"reduced{group.rank}").write_text(str(group.generation))
+        if any(group.exchange(int(told is not None and told.poll(0)))):
+            group.finish("done")
+            return group.generation, total
+
+
 def reduce_through_deaths(group, told):
     """Reduces until a rank is told to stop, over all deaths; a file says in which generation."""
     group.by_gloo_from = 1
     while True:
         try:
             group.reform()
-            bucket = group.bucket("gradient", 1000)
-            while True:
-                bucket.buffer.fill_(group.rank + 1)
-                total = float(bucket.reduce("sum")[0])
-                (group.spec.folder / f"reduced{group.rank}").write_text(str(group.generation))
-                if any(group.exchange(int(told is not None and told.poll(0)))):
-                    group.finish("done")
-                    return group.generation, total
+            return _reduce_until_told(group, told)
         except GroupReformed:
             (group.spec.folder / f"told{group.rank}").touch()
 
@@ -149,14 +153,7 @@ def set_up_for_long(group, told):
                 is_set_up.touch()
                 is_new = False
             group.reform()
-            bucket = group.bucket("gradient", 1000)
-            while True:
-                bucket.buffer.fill_(group.rank + 1)
-                total = float(bucket.reduce("sum")[0])
-                (group.spec.folder / f"reduced{group.rank}").write_text(str(group.generation))
-                if any(group.exchange(int(told is not None and told.poll(0)))):
-                    group.finish("done")
-                    return group.generation, total
+            return _reduce_until_told(group, told)
         except GroupReformed:
             (group.spec.folder / f"told{group.rank}").touch()
             _until(is_set_up.exists)
