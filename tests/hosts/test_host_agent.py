@@ -28,7 +28,7 @@ from gmi_drl.launcher.hosts.agent import NodeAgent
 agent = NodeAgent(False)
 print(agent._process.pid, flush=True)
 while True:
-    time.sleep(1)
+    time.sleep(1)  # until it is killed
 """
 BEGIN = """
 import sys

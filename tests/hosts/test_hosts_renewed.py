@@ -190,7 +190,7 @@ def test_a_host_that_is_lost_while_others_are_waited_for_is_waited_for_as_well(m
     with joined(monkeypatch, on_loss="wait") as (hosts, found):
         hosts[0].is_lost, hosts[1].lost_at = True, "talk"
 
-        def sleep(_):
+        def sleep(_):  # in place of the wait between two looks at the cluster
             for host in hosts:
                 host.is_lost, host.lost_at = False, ""
 
