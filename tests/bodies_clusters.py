@@ -84,6 +84,7 @@ def cluster(hosts):
     That is the last `raylet`, or the `head`: its control service. `hang` stops that as a signal
     does, and `drain` has Ray drain the last host. Prints the address, and the pid of that raylet.
     """
+    from ray._private import services
     from ray._raylet import GcsClient
     from ray.cluster_utils import Cluster
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
@@ -98,21 +99,24 @@ def cluster(hosts):
     try:
         for host in range(1, hosts):
             node = started.add_node(**options, node_ip_address=f"127.0.0.{host + 1}")
+        # Each host of a session writes there where programs of this machine are to join.
+        head = started.head_node
+        services.write_node_ip_address(head.get_session_dir_path(), head.node_ip_address)
         raylet = node.all_processes["raylet"][0].process
-        head = started.head_node.all_processes["gcs_server"][0].process
-        victims = {"raylet": raylet, "head": head}
+        control = head.all_processes["gcs_server"][0].process
+        victims = {"raylet": raylet, "head": control}
         print(started.address, raylet.pid, sep="\n", flush=True)
         for line in sys.stdin:
             if line.strip() == "drain":
                 reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
                 GcsClient(address=started.address).drain_node(node.node_id, reason, "a test", 0)
             elif line.strip() == "hang":
-                head.send_signal(signal.SIGSTOP)
+                control.send_signal(signal.SIGSTOP)
             else:
                 victim = victims[line.strip()]
                 victim.kill()
                 victim.wait()  # workers of a raylet take a zombie for alive
-        head.send_signal(signal.SIGCONT)
+        control.send_signal(signal.SIGCONT)
     finally:
         started.shutdown()
         for pid in descendants(os.getpid()):  # agents of Ray's that wait for a head that is gone

@@ -30,6 +30,7 @@ def test_behaviour_on_ray():
     before = set(glob.glob("/tmp/gmi-drl-ray-*"))
     environment = {**os.environ, "GMI_DRL_TEST_ENGINE": "ray"}
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", __file__]
+    command += ["-W", "ignore::ResourceWarning"]  # Ray leaves files and processes to the collector
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert set(glob.glob("/tmp/gmi-drl-ray-*")) <= before  # nothing is left of the cluster

@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -33,10 +34,8 @@ def join(
     """Joins the cluster at `address`, or starts one on this host for `address="local"`."""
     if ray.is_initialized():
         raise ActorRuntimeError("ray.init() was called before init(). Call ray.shutdown() first.")
-    quiet = {"log_to_driver": False, "configure_logging": False,
-             "namespace": f"gmi-drl-{secrets.token_hex(8)}"}  # fmt: skip
     if address == "local":
-        _start(quiet, trusted, num_cpus, num_gpus, resources, object_store_bytes)
+        _start(trusted, num_cpus, num_gpus, resources, object_store_bytes)
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
@@ -57,8 +56,18 @@ def join(
             f"address={address!r}: nothing answers there within {_CONNECT_S:g} s ({error}). Start "
             "the cluster, or give the address that `ray start --head` has printed."
         ) from None
-    with _own_handlers():
-        ray.init(address=address, **quiet)
+    _init(address=address)
+
+
+def _init(**options: Any) -> None:
+    """Has this process join or start a cluster, in a namespace of its own, without Ray's logs."""
+    with _own_handlers(), warnings.catch_warnings():
+        # That a later Ray leaves CUDA_VISIBLE_DEVICES to actors that ask for no GPU.
+        warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
+        ray.init(
+            log_to_driver=False, configure_logging=False,
+            namespace=f"gmi-drl-{secrets.token_hex(8)}", **options,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -75,7 +84,7 @@ def _own_handlers() -> Iterator[None]:
 
 
 def _start(
-    quiet: Mapping[str, Any], trusted: bool, num_cpus: float | None, num_gpus: float,
+    trusted: bool, num_cpus: float | None, num_gpus: float,
     resources: Mapping[str, float], object_store_bytes: int | None,
 ) -> None:  # fmt: skip
     global _folder
@@ -85,12 +94,11 @@ def _start(
         _set_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     _folder = tempfile.mkdtemp(prefix="gmi-drl-ray-", dir="/tmp")  # its sockets' paths are long
     try:
-        with _own_handlers():
-            ray.init(
-                address="local", num_cpus=num_cpus, num_gpus=num_gpus,
-                resources=dict(resources) or None, object_store_memory=object_store_bytes,
-                include_dashboard=False, _temp_dir=_folder, **quiet,
-            )  # fmt: skip
+        _init(
+            address="local", num_cpus=num_cpus, num_gpus=num_gpus,
+            resources=dict(resources) or None, object_store_memory=object_store_bytes,
+            include_dashboard=False, _temp_dir=_folder,
+        )  # fmt: skip
     except BaseException:
         leave()
         raise
