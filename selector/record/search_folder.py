@@ -32,7 +32,7 @@ from gmi_drl.selector.errors import RecordError, SearchError
 from gmi_drl.selector.search.trial_run import RunKey, TrialAlgorithm, TrialRun
 
 from . import identity
-from .journal import Journal, append, begin_journal, cut, read_journal
+from .journal import Journal, append, begin_journal, cut, damaged, read_journal
 
 RECORD: Final = "record.jsonl"
 # Changes of these are no other search.
@@ -79,7 +79,8 @@ def open_folder(
     """Yields the newest search of this very config, or a new one; holds its lock meanwhile.
 
     Yields its journal too, and why an earlier search of the config is not gone on with, or "".
-    SearchError if another process searches there; waits 30 s for others that begin.
+    SearchError if another process searches there, and if the journal is damaged before its last
+    line; waits 30 s for others that begin.
     """
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
@@ -110,6 +111,8 @@ def open_folder(
         journal = read(folder.path)
         if journal is None:
             raise SearchError(f"{folder.path / RECORD} was taken away. Give the command again.")
+        if journal.damage:
+            raise _lossy(journal.damage)
         cut(journal)
         yield folder, journal, note
 
@@ -125,8 +128,14 @@ def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
     """Finds the newest search that is the same, else why the newest of this config is not."""
     note = ""
     for path in sorted(base.glob("*"), reverse=True):
-        journal = read(path)
-        if journal is None or journal.header.get("config") != wanted["config"]:
+        try:
+            journal = read_journal(path / RECORD)
+        except RecordError as error:
+            note = note or f"{error}; that search is not gone on with"
+            continue
+        except OSError:
+            continue
+        if journal.header.get("config") != wanted["config"]:
             continue
         changed = [*_changed(journal.header, wanted)]
         if not changed:
@@ -156,21 +165,31 @@ def _new(base: Path) -> Path:
 def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun]:
     """Brings the algorithm to where the journal ends; the runs that were begun and have no end."""
     begun: dict[RunKey, TrialRun] = {}
-    for line in journal.lines:
-        if line["kind"] == "finished":
-            continue
-        key = key_of(line)
-        if line["kind"] == "asked":
-            run = algorithm.ask()
-            if run is None or run.key != key or dict(run.values) != line["values"]:
-                raise SearchError(
-                    f"the record asks for trial {key[0]}, run {key[1]}, and the algorithm for "
-                    f"{run and run.key}: one of the two was changed. Begin anew with --again."
-                )
-            begun[key] = run
-        else:
-            algorithm.tell(begun.pop(key), score_of(line))
+    for number, line in enumerate(journal.lines, 2):
+        try:
+            if line["kind"] == "finished":
+                continue
+            key = key_of(line)
+            if line["kind"] == "asked":
+                run = algorithm.ask()
+                if run is None or run.key != key or dict(run.values) != line["values"]:
+                    raise SearchError(
+                        f"the record asks for trial {key[0]}, run {key[1]}, and the algorithm for "
+                        f"{run and run.key}: one of the two was changed. Begin anew with --again."
+                    )
+                begun[key] = run
+            else:
+                algorithm.tell(begun.pop(key), score_of(line))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _lossy(damaged(journal.path, number, error)) from error
     return begun
+
+
+def _lossy(damage: str) -> SearchError:
+    return SearchError(
+        f"{damage}. What has ended after it would be lost. Put the file back from a copy, or begin "
+        "anew with --again."
+    )
 
 
 def score_of(line: Mapping[str, Any]) -> float | None:

@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,8 @@ from gmi_drl.launcher.plan.user_modules import digests_beside, modules_beside
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record import identity, search_folder
-from gmi_drl.selector.record.search_folder import RECORD, open_folder, read
+from gmi_drl.selector.record.journal import Journal
+from gmi_drl.selector.record.search_folder import RECORD, open_folder, read, replay
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -149,3 +151,40 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "searches").write_text("no folder")
     with pytest.raises(SearchError, match=r"cannot be written .* Give a folder you may write to"):
         opened(config(tmp_path), tmp_path)
+
+
+def test_a_record_that_is_damaged_before_its_end_is_refused_and_left_as_it_is(tmp_path):
+    """A torn last line is what a death leaves; anything else would take what has ended with it."""
+    its = config(tmp_path)
+    path, _ = opened(its, tmp_path)
+    with open(path / RECORD, "ab") as record:
+        record.write(b'{"kind": "as\0\0\0"trial": 0}\n{"kind": "ended", "trial": 0, "number": 0}\n')
+    before = (path / RECORD).read_bytes()
+    with pytest.raises(SearchError) as caught:
+        opened(its, tmp_path)
+    assert f"{path / RECORD} is damaged in line 2" in str(caught.value)
+    assert "begin anew with --again" in str(caught.value)
+    assert (path / RECORD).read_bytes() == before
+    assert opened(its, tmp_path, again=True)[0] != path
+
+
+@pytest.mark.parametrize("header", ["{{{", '{"kind": "header", "format": 7}'])
+def test_why_a_search_whose_header_cannot_be_read_is_not_gone_on_with_is_told(tmp_path, header):
+    its = config(tmp_path)
+    first, _ = opened(its, tmp_path)
+    lines = (first / RECORD).read_text().splitlines()
+    (first / RECORD).write_text("\n".join([header, *lines[1:], ""]))
+    second, note = opened(its, tmp_path)
+    assert second != first
+    assert note.startswith(f"{first / RECORD} ")
+    assert note.endswith("; that search is not gone on with")
+    assert opened(its, tmp_path) == (second, "")
+
+
+@pytest.mark.parametrize(
+    "line", [{}, {"kind": "asked"}, {"kind": "ended", "trial": 0, "number": 0, "return_mean": 1.0}]
+)
+def test_a_line_that_no_search_writes_there_is_told_by_its_number(tmp_path, line):
+    journal = Journal(tmp_path / RECORD, {}, [{"kind": "finished"}, line])
+    with pytest.raises(SearchError, match=f"{RECORD} is damaged in line 3 .KeyError"):
+        replay(journal, SimpleNamespace(tell=None))

@@ -171,6 +171,15 @@ def test_lines_that_no_search_writes_are_told(tmp_path, line):
     assert shown(tmp_path)[0]["kind"] == "damaged"
 
 
+def test_where_the_record_of_a_search_is_damaged_is_told(tmp_path):
+    path = write_search(tmp_path, ended(0, 10.0))
+    with open(path / RECORD, "a") as record:
+        record.write("{{{\n" + json.dumps(ended(1, 30.0)) + "\n")
+    (search,) = shown(tmp_path)
+    assert search["texts"][0] == "1 runs ended, 0 failed in 0:05; best so far: trial 0."
+    assert f"{RECORD} is damaged in line 3" in search["texts"][1]
+
+
 def test_a_record_that_is_a_link_to_elsewhere_is_not_read(tmp_path):
     path = write_search(tmp_path / "outside", ended(0, 10.0))
     (tmp_path / "runs" / "name").mkdir(parents=True)

@@ -186,13 +186,16 @@ def _search(folder: Path, journal: Journal) -> dict[str, Any]:
     ]
     leader = f"; best so far: trial {max(best, key=best.__getitem__)}" if best else ""
     took = duration(seconds_of(lines))
+    texts = [f"{counts} in {took}{leader}."]
+    if journal.damage:
+        texts.append(f"{journal.damage}; what follows is not shown.")
     columns = ["trial", "steps", "return", *keys, "why"]
     return {
         "kind": "search",
         "title": _clean(f"{config['env']['id']}: search by {search['algorithm']}"),
         "state": state,
         "running": running,
-        "texts": [_clean(f"{counts} in {took}{leader}.")],
+        "texts": [_clean(text) for text in texts],
         "tables": [{"title": "Trials", "columns": columns, "rows": _rows(table, columns)}],
         "series": series,
     }
