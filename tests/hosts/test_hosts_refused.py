@@ -1,48 +1,31 @@
 """What keeps hosts from training together is told before anything trains: value, rule, remedy."""
 
-import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import bodies_scripted
 import fake_ray
+from bodies_scripted import CORE, Instant, Once, Scripted, launched, three_hosts
 from fake_ray import FakeHost
+from gmi_drl.gmi.usage.processes import HostMemory
 from gmi_drl.launcher.hosts import host_launcher
-from gmi_drl.launcher.hosts.agent import NodeAgent, same_folder
+from gmi_drl.launcher.hosts.agent import same_folder
 from gmi_drl.launcher.hosts.cluster import joined
 from gmi_drl.launcher.hosts.messages import HostPart, HostsError
 from gmi_drl.launcher.plan.user_modules import digests_beside, other_files
 from gmi_drl.placement import ConfigError, Layout, Topology, load_config, tcg_ex
 
-CORE = min(os.sched_getaffinity(0))
-
-
-class Idle(NodeAgent):
-    """An agent that has started no launcher yet."""
-
-    def __init__(self, devices):
-        pass
-
-    def end(self):
-        pass
-
 
 def config(address, **cluster):
-    given = {"address": address, "hosts": 2, "trusted": True, "wait_s": 0.1, **cluster}
-    return load_config(
-        {
-            "version": 1,
-            "env": {"id": "CartPole-v1"},
-            "hardware": {"backend": "cpu", "cores": [CORE]},
-            "cluster": given,
-        }
-    )
+    return load_config(bodies_scripted.config(address, **{"hosts": 2, "wait_s": 0.1, **cluster}))
 
 
 def refusal(monkeypatch, *hosts, **cluster):
     """What `joined` says of a cluster of these hosts."""
-    monkeypatch.setattr("gmi_drl.launcher.hosts.cluster.NodeAgent", Idle)
+    monkeypatch.setattr("gmi_drl.launcher.hosts.cluster.NodeAgent", Instant)
     with (
         fake_ray.cluster(*hosts) as address,
         pytest.raises(HostsError) as raised,
@@ -192,3 +175,16 @@ def test_a_host_with_other_code_of_the_user_is_told(tmp_path):
         f"{there}/mine.py: host 1 (10.0.0.2) has none, or another one than the launching program. "
         "Copy it to all hosts, or launch from a folder that they share."
     )
+
+
+def test_memory_is_that_of_each_host(tmp_path, monkeypatch):
+    class Small(Scripted):
+        def talk(self, orders):
+            report = super().talk(orders)
+            return replace(report, memory=HostMemory(1 << 10, 1 << 10))
+
+    with (
+        three_hosts(monkeypatch, agent=Small) as (_, given),
+        pytest.raises(ConfigError, match=r"GMI needs .* and the machine has"),
+    ):
+        launched(given, tmp_path, Once())

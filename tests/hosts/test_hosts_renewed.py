@@ -1,92 +1,33 @@
-"""Hosts that are lost while a launch starts anew, hosts that come back, and a lost head."""
+"""Hosts that are waited for, lost or drained, and that come back."""
 
 import json
-import os
-import pickle
-import socket
-import sqlite3
 import sys
-import threading
 import time
-from contextlib import closing, contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-import fake_ray
 import gmi_drl
+from bodies_scripted import (
+    Gang,
+    Instant,
+    Once,
+    Scripted,
+    addresses,
+    joined,
+    launched,
+    three_hosts,
+)
 from bodies_tasks import until
-from fake_ray import FakeHost
-from gmi_drl import runtime
-from gmi_drl.comm.hosts import Endpoint
-from gmi_drl.gmi.usage.processes import HostMemory, host_memory
 from gmi_drl.launcher.hosts import cluster as clusters
-from gmi_drl.launcher.hosts import cluster_watch, drains
-from gmi_drl.launcher.hosts import head as heads
-from gmi_drl.launcher.hosts.agent import NodeAgent
+from gmi_drl.launcher.hosts import drains
 from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.gang import HostsGang
-from gmi_drl.launcher.hosts.messages import HostLost, HostPart, HostsError, Report
+from gmi_drl.launcher.hosts.messages import HostLost, Report
 from gmi_drl.launcher.watch import watchdog
-from gmi_drl.launcher.watch.policy_log import PolicyLog
-from gmi_drl.placement import ConfigError, Device, Layout, Topology, load_config, tcg_ex
-from gmi_drl.report.policy_lineage import PolicyReader
-from gmi_drl.report.run_state import opened
-from gmi_drl.roles.role.host import COUNTERS
+from gmi_drl.placement import load_config
 from gmi_drl.roles.state.request import is_requested
-from gmi_drl.runtime.gcs.gcs import Gcs
-
-CORE = min(os.sched_getaffinity(0))
-
-
-class Instant(NodeAgent):
-    """An agent that starts no launcher, and knows the devices at once."""
-
-    def __init__(self, devices):
-        pass
-
-    def tell(self, message):
-        pass
-
-    def talk(self, orders):
-        return Report(topology=Topology.from_cores([CORE]), memory=host_memory())
-
-    def end(self):
-        pass
-
-
-@contextmanager
-def three_hosts(monkeypatch, agent=Instant, **cluster):
-    """Yields three hosts, and a config for them."""
-    monkeypatch.setattr(clusters, "NodeAgent", agent)
-    hosts = [FakeHost(f"127.0.0.{number}") for number in (2, 3, 4)]
-    with fake_ray.cluster(*hosts) as address:
-        given = {"address": address, "hosts": 3, "trusted": True, "wait_s": 10, **cluster}
-        yield (
-            hosts,
-            {
-                "version": 1,
-                "env": {"id": "CartPole-v1", "num_env": 8},
-                "hardware": {"backend": "cpu", "cores": [CORE]},
-                "cluster": given,
-            },
-        )
-
-
-@contextmanager
-def joined(monkeypatch, **cluster):
-    """Yields three hosts, and the cluster that a launch has of them."""
-    with (
-        three_hosts(monkeypatch, **cluster) as (hosts, config),
-        clusters.joined(load_config(config)) as found,
-    ):
-        yield hosts, found
-
-
-def addresses(found):
-    return [host.facts.address for host in found.hosts]
 
 
 @pytest.mark.parametrize(
@@ -124,19 +65,6 @@ def test_hosts_are_spoken_to_while_another_one_starts(monkeypatch):
         monkeypatch.setattr(Late, "hosts", hosts)
         with clusters.joined(load_config(config)) as found:
             assert len(found.hosts) == 3
-
-
-def test_memory_is_that_of_each_host(tmp_path, monkeypatch):
-    class Small(Scripted):
-        def talk(self, orders):
-            report = super().talk(orders)
-            return replace(report, memory=HostMemory(1 << 10, 1 << 10))
-
-    with (
-        three_hosts(monkeypatch, agent=Small) as (_, config),
-        pytest.raises(ConfigError, match=r"GMI needs .* and the machine has"),
-    ):
-        launched(config, tmp_path, Once())
 
 
 @pytest.mark.parametrize("what", ["facts", "clock", "tell", "talk"])
@@ -228,62 +156,6 @@ def test_a_host_is_taken_in_again_under_shrink_alone(on_loss, monkeypatch):
         assert found.places_back() == []
 
 
-class Scripted(Instant):
-    """An agent whose GMIs train by a script; those of a host in `broken` cannot."""
-
-    broken: ClassVar[set] = set()
-    killed: ClassVar[set] = set()  # hosts whose launchers are, once they train
-    closes = True
-
-    def __init__(self, devices):
-        self.part, self.iteration, self.is_done = None, 0, False
-
-    def tell(self, message):
-        told = pickle.loads(message)
-        self.part = told if isinstance(told, HostPart) else None
-
-    def talk(self, orders):
-        if orders.end:
-            return Report(ended="as it was told to")
-        if self.part is None:
-            return super().talk(orders)
-        host = self.part.host
-        report = Report(endpoint=Endpoint(1, self.part.addresses[host], 1, f"key {host}"))
-        if self.part.addresses[host] in self.broken:
-            report.error = HostsError("its GPU is broken")
-        (gmi,) = self.part.layout.on_host(host)
-        row = {"lives": 1, "set_up": 2}
-        report.rows = {gmi.gmi_id: tuple(row.get(name, 0) for name in COUNTERS)}
-        self.iteration += 1
-        if not self.broken.intersection(self.part.addresses) and host == 0:
-            record = {
-                "kind": "iteration", "iteration": self.iteration, "steps": self.iteration,
-                "steps_per_s": 1.0, "return_mean": 0.0,
-                "gmi_seconds": [{} for _ in self.part.addresses],
-            }  # fmt: skip
-            report.records = [(0, record)]
-        if (orders.stop or orders.heir is not None) and not self.is_done:
-            self.is_done = True
-            answer = {"iteration": self.iteration, "steps": self.iteration, "stopped": True}
-            report.results = [{gmi.gmi_id: answer}]
-        if self.part.addresses[host] in self.killed:
-            self.killed.remove(self.part.addresses[host])
-            return Report(ended="its launcher was killed by SIGKILL")
-        if orders.calls == ("close",) and self.closes:
-            report.results.append({gmi.gmi_id: []})
-        return report
-
-
-class Once(gmi_drl.Callback):
-    """Ends the run after an iteration."""
-
-    def on_start(self, run):
-        self.request_stop = run.request_stop
-
-    def on_iteration(self, iteration, metrics):
-        self.request_stop("it is enough")
-
-
 class Losses(gmi_drl.Callback):
     """Has hosts be lost and come back, by how many hosts have `trained` so far, gang by gang."""
 
@@ -307,21 +179,6 @@ class Losses(gmi_drl.Callback):
             Scripted.broken.clear()
         else:
             self.request_stop("it is enough")
-
-
-def launched(config, folder, *callbacks, **run):
-    """Launches it, to train until a callback ends it."""
-    run = {"folder": str(folder), "log": [], "eval_episodes": 0, "total_steps": 10**9, **run}
-    return gmi_drl.launch({**config, "run": run}, view="plain", callbacks=callbacks)
-
-
-class Gang:
-    """Counts what is asked of it."""
-
-    asked_to_stop, made_room = False, 0
-
-    def make_room(self):
-        self.made_room += 1
 
 
 def test_gmis_make_room_once_and_not_before_they_train(tmp_path):
@@ -383,144 +240,6 @@ def test_what_goes_wrong_while_hosts_are_talked_with_ends_the_run(tmp_path, monk
         launched(config, tmp_path)
 
 
-class LostHead(gmi_drl.Callback):
-    """Has the head of the cluster be gone after the first iteration."""
-
-    def __init__(self, address, host=None):
-        self.address, self.host = address, host
-
-    def on_iteration(self, iteration, metrics):
-        fake_ray.lose_head(self.address)
-        if self.host is not None:
-            self.host.is_lost = True
-
-
-@pytest.mark.parametrize("with_it", [None, 0], ids=["alone", "with a host"])
-def test_a_run_whose_head_is_gone_ends_and_says_so(tmp_path, monkeypatch, with_it):
-    monkeypatch.setattr(heads, "SILENCE_S", 0.3)
-    monkeypatch.setattr(heads, "_ASK_S", 0.1)
-    asked = []
-    monkeypatch.setattr(Scripted, "end", lambda self: asked.append(self))
-    with three_hosts(monkeypatch, agent=Scripted, on_loss="shrink") as (hosts, config):
-        address = config["cluster"]["address"]
-        host = None if with_it is None else hosts[with_it]
-        with pytest.raises(HostLost) as raised:
-            launched(config, tmp_path, LostHead(address, host))
-    assert str(raised.value) == (
-        f"cluster.address={address}: the head of the Ray cluster has not answered there for 0.3 s. "
-        "Start a cluster, and go on from the last checkpoint; --set cluster.address=... gives "
-        "another address."
-    )
-    (state,) = tmp_path.glob("*/*/run.json")
-    assert json.loads(state.read_text())["state"] == "failed"
-    assert asked == []  # Ray would wait for the head until it ends the program
-    names = [thread.name for thread in threading.enumerate()]
-    assert "drains" not in names  # for a question without an end, Ray ends the program as well
-
-
-def test_a_run_that_ends_when_the_head_is_gone_asks_nothing_of_it(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(Scripted, "end", lambda self: asked.append(self))
-    with three_hosts(monkeypatch, agent=Scripted) as (_, config):
-        lost = LostHead(config["cluster"]["address"])
-        assert launched(config, tmp_path, lost, Once()).state == "stopped"
-    assert asked == []
-
-
-def test_gmis_save_what_they_have_when_the_head_is_gone_and_not_for_long(monkeypatch, tmp_path):
-    def gone():
-        raise HostLost("it is gone")
-
-    cluster = SimpleNamespace(head=SimpleNamespace(check=gone), is_trained_on=lambda: None)
-    early = ClusterWatch(cluster, tmp_path)
-    with pytest.raises(HostLost, match="it is gone"):
-        early.tick(Gang())  # there is nothing to save
-    gang, watch = Gang(), ClusterWatch(cluster, tmp_path)
-    watch.show({"kind": "iteration"})
-    watch.tick(gang)
-    watch.tick(gang)
-    assert (gang.made_room, watch.wants_room) == (1, True)
-    monkeypatch.setattr(cluster_watch, "_LEAVE_S", -1.0)
-    with pytest.raises(HostLost, match="it is gone"):
-        watch.tick(gang)
-
-
-@pytest.mark.parametrize("at", ["127.0.0.1", "::1"])
-def test_a_head_answers_by_the_address_that_ray_prints(at):
-    try:
-        server = fake_ray.Head(at)
-    except OSError:
-        pytest.skip(f"this machine has no {at}")
-    with server:
-        port = server.server_address[1]
-        assert heads.RayHead(f"[{at}]:{port}" if ":" in at else f"{at}:{port}").answers()
-
-
-def test_a_head_that_answers_again_is_not_gone(monkeypatch):
-    monkeypatch.setattr(heads, "_ASK_S", -1.0)
-    with fake_ray.Head() as server:
-        port = server.server_address[1]
-        head = heads.RayHead(f"127.0.0.1:{port}")
-        head.check()
-    monkeypatch.setattr(heads, "SILENCE_S", 1000.0)
-    head.check()
-    with fake_ray.Head(port=port):
-        head.check()
-    monkeypatch.setattr(heads, "SILENCE_S", 0.0)
-    with pytest.raises(HostLost, match="has not answered"):
-        until(lambda: head.check())  # anew from here on
-
-
-def test_a_head_that_hangs_is_connected_to_and_does_not_answer(monkeypatch):
-    monkeypatch.setattr(heads, "_ANSWER_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as server:  # nobody takes what comes
-        head = heads.RayHead(f"127.0.0.1:{server.getsockname()[1]}")
-        assert not head.answers()
-        server.accept()[0].close()
-        monkeypatch.setattr(heads, "_ANSWER_S", 30.0)
-        hung_up = threading.Thread(target=lambda: server.accept()[0].close())
-        hung_up.start()
-        assert head.answers()  # a process that runs has hung up
-        hung_up.join()
-
-
-class Subscriber:
-    """Ray's: `close` waits for the head's answer, and another one returns at once."""
-
-    def __init__(self):
-        self.is_closed, self.answered = False, threading.Event()
-
-    def close(self):
-        if not self.is_closed:
-            self.is_closed = True
-            self.answered.wait()
-
-
-@pytest.mark.timeout(60)
-def test_a_cluster_whose_head_hangs_is_left(monkeypatch):
-    errors, logs = subscribers = Subscriber(), Subscriber()
-    worker = SimpleNamespace(gcs_error_subscriber=errors, gcs_log_subscriber=logs)
-    left = []
-
-    def shutdown():
-        for subscriber in subscribers:
-            subscriber.close()
-        left.append(True)
-
-    with fake_ray.cluster():
-        ray = sys.modules["ray"]
-        private = SimpleNamespace(worker=SimpleNamespace(global_worker=worker))
-        monkeypatch.setattr(ray, "_private", private, raising=False)
-        monkeypatch.setattr(ray, "is_initialized", lambda: True)
-        monkeypatch.setattr(ray, "shutdown", shutdown)
-        from gmi_drl.runtime.engines.ray import nodes
-
-        nodes.leave()
-    assert left == [True]
-    for subscriber in subscribers:
-        subscriber.answered.set()  # what waits for it ends
-
-
 @pytest.mark.slow
 def test_a_run_goes_on_over_losses_and_with_hosts_that_come_back(tmp_path, monkeypatch):
     monkeypatch.setattr(clusters, "SILENCE_S", 1.0)
@@ -577,109 +296,6 @@ def test_a_host_whose_launcher_hangs_is_lost(tmp_path, monkeypatch):
         pytest.raises(HostLost, match=r"host 2, .* its launcher has told nothing for 2 s"),
     ):
         launched(config, tmp_path, hang_timeout_s=2.0)
-
-
-def version(number):
-    """What a GMI tells of a version of the policy."""
-    return {
-        "generation": 0, "version": number, "updates": number, "steps": number, "lag": 0,
-        "experience": "[]", "replay": "", "made_s": 1.0,
-    }  # fmt: skip
-
-
-BRANCH = {
-    "kind": "branch", "generation": 0, "version": 0, "board": -1, "restored": "",
-    "optimizer": "all_reduce, PPO", "began_s": 1.0, "last": None,
-}  # fmt: skip
-
-
-class Telling(Scripted):
-    """Hosts of which the first passes on no lineage, and the others what they know at their end."""
-
-    def talk(self, orders):
-        report = super().talk(orders)
-        if self.part is not None and self.part.host > 0 and (orders.end or report.ended):
-            told = [{"kind": "lineage", "lineage": version(number)} for number in (1, 2, 3)]
-            report.records = [(self.part.host, record) for record in (BRANCH, *told)]
-        return report
-
-
-def test_lineage_that_one_host_has_not_passed_on_is_told_by_the_others(tmp_path, monkeypatch):
-    with three_hosts(monkeypatch, agent=Telling) as (_, config):
-        folder = launched(config, tmp_path, Once()).folder
-    with opened(folder / "gcs.sqlite") as store:
-        known = [policy.version.number for policy in PolicyReader(store).chain()]
-    assert known == [1, 2, 3]
-
-
-class OnGpus(Scripted):
-    """An agent of a host with a GPU, or two, of which the ids begin with `kind`."""
-
-    kind, count = "old", 1
-
-    def talk(self, orders):
-        report = super().talk(orders)
-        if report.topology is not None:
-            rows = range(self.count)
-            devices = [Device(i, "gpu", "A100", (CORE,), f"GPU-{self.kind}{i}") for i in rows]
-            report.topology = Topology(
-                tuple(devices),
-                tuple(tuple("" if i == j else "NVLink" for j in rows) for i in rows),
-                tuple(tuple(i != j for j in rows) for i in rows),
-            )
-        return report
-
-
-def test_a_run_goes_on_on_hosts_with_other_gpus_and_not_with_more(tmp_path, monkeypatch):
-    def resumed():
-        gmi_drl.launch(resume=folder, view="plain", callbacks=[Once()])
-        text = (folder / "layout.json").read_text()
-        return [device.uuid for device in Layout.from_json(text).topology.devices]
-
-    with three_hosts(monkeypatch, agent=OnGpus) as (_, config):
-        folder = launched({**config, "hardware": {"backend": "direct"}}, tmp_path, Once()).folder
-        assert resumed() == ["GPU-old0"] * 3
-        monkeypatch.setattr(OnGpus, "kind", "new")
-        assert resumed() == ["GPU-new0"] * 3
-        monkeypatch.setattr(OnGpus, "count", 2)
-        with pytest.raises(ConfigError) as raised:
-            resumed()
-    assert (
-        "cluster.hosts=3; they have 2 and 2 and 2 devices, for other GMIs than those of the 1 and "
-        "1 and 1 it has begun on. Give it hosts with as many devices each, or begin a new run."
-    ) in str(raised.value)
-
-
-def test_stores_of_hosts_stay_where_that_of_their_run_cannot_be_opened(tmp_path, monkeypatch):
-    with three_hosts(monkeypatch, agent=Scripted) as (_, config):
-        folder = launched(config, tmp_path, Once()).folder
-        with closing(sqlite3.connect(folder / "gcs.sqlite")) as store:
-            store.execute("PRAGMA user_version=99")
-        left = folder / "hosts" / "1-2.sqlite"
-        left.parent.mkdir()
-        Gcs(left).close()
-        with pytest.warns(UserWarning, match="who ran what is not kept"):
-            gmi_drl.launch(resume=folder, view="plain", callbacks=[Once()])
-    assert left.exists()
-
-
-def test_a_version_that_is_told_by_several_hosts_keeps_its_checkpoint(tmp_path):
-    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
-    layout = tcg_ex(Topology.from_cores([CORE]), 1, 8, "cpu")
-    path = tmp_path / "gcs.sqlite"
-    runtime.init(gcs=path)
-    try:
-        log = PolicyLog(path, "0" * 32, config, layout)
-        versions = [{"kind": "lineage", "lineage": version(number)} for number in (1, 2, 3)]
-        saved = {"kind": "checkpoint", "iteration": 2, "path": "checkpoints/iteration_000002"}
-        for record in (BRANCH, *versions, saved, BRANCH, *versions):
-            log.show(dict(record))
-        log.flush()
-    finally:
-        runtime.shutdown()
-    with opened(path) as store:
-        policies = list(PolicyReader(store).chain())
-    assert [policy.checkpoint for policy in policies] == ["", saved["path"], ""]
 
 
 def test_gmis_that_do_not_close_hold_up_a_run_for_some_time_alone(tmp_path, monkeypatch, capsys):
