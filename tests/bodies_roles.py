@@ -5,12 +5,17 @@ import resource
 import torch
 
 from batches import batch_for, learner_of
-from gmi_drl.placement import ALGORITHMS, PPOConfig
+from gmi_drl.placement import ALGORITHMS, MultiAgentConfig, PPOConfig
+from gmi_drl.roles.algorithms.by_policy import by_policy
+from gmi_drl.roles.algorithms.ppo import PPO
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.flat_parameters import PublishedPolicy
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.state.recovery import Snapshots, agree, spread
 from gmi_drl.roles.state.saving import Saver
 
@@ -88,6 +93,78 @@ def one_iteration(group, spoil=False, static=False):
         "kl": torch.tensor(stats["kl"]),
     }
     return {name: value.numpy() for name, value in found.items()}
+
+
+def update_of_two_policies(group, there, static=False):
+    """Two updates of dogs and sheep, of this GMI's shard or of all joined; what came of the last.
+
+    All are there in the first. In the last, so many rows of sheep as `there` says of each shard.
+    """
+    settings = PPOConfig(
+        network=[8], horizon=12, minibatches=1, epochs=2, schedule="adaptive", kl_target=1e-3
+    )
+    two = MultiAgentConfig(policies=("dogs", "sheep"), mapping={"wolf_*": "dogs", "*": "sheep"})
+    numbers = [group.rank] if group.size > 1 else range(len(there))
+    env = make_env(
+        "bodies_agents:Meadow", 2, adapter="pettingzoo", options={"sheep": 1}, multi_agent=two
+    )
+    algorithms = {}
+    for number, its in enumerate(env.groups):
+        generator = torch.Generator().manual_seed(number)
+        network = PPO.make_network(settings, its, generator)
+        normalizers = Normalizers.of(settings, its.observation_space.shape[0])
+        algorithms[its.policy] = PPO(settings, PPO.make_policy(network, settings), normalizers)
+    algorithm = by_policy(env.groups, algorithms)
+
+    def batch_of(num_rows):
+        return Batch.allocate(
+            settings.horizon, num_rows, 3, algorithm.policy, torch.device("cpu"),
+            filled=algorithm.filled, bootstrap=algorithm.bootstrap, come_and_go=True,
+        )  # fmt: skip
+
+    shards = []
+    for number in numbers:
+        shards.append(batch_of(env.num_env))
+        Collector(env, algorithm, shards[-1], torch.Generator().manual_seed(number)).collect(1)
+    joined = batch_of(env.num_env * len(shards))
+    learner = Learner(algorithm, torch.Generator().manual_seed(3), joined, static=static)
+    learner.connect(group)
+    for last in (False, True):
+        for place, rows in zip(
+            algorithm.policy.rows(joined["reward"].shape[1]),
+            algorithm.policy.rows(env.num_env),
+            strict=True,
+        ):
+            joined.rows[:, place].copy_(torch.cat([shard.rows[:, rows] for shard in shards], 1))
+            for name in ("raw_observation", "reward", "done"):
+                columns = [shard[name][:, rows] for shard in shards]
+                joined[name][:, place].copy_(torch.cat(columns, 1))
+            values = [shard.bootstrap["value"][rows] for shard in shards]
+            joined.bootstrap["value"][place].copy_(torch.cat(values))
+        joined["present"].fill_(True)
+        before = _steps_of(learner, "sheep")
+        if last:
+            sheep = algorithm.policy.rows(joined["reward"].shape[1])[1]
+            flags = [
+                (torch.arange(settings.horizon * 2) < there[number]).view(settings.horizon, 2)
+                for number in numbers
+            ]
+            joined["present"][:, sheep] = torch.cat(flags, 1)
+        learner.update(joined)
+        stats = learner.stats()
+    found = {f"dogs' {name}": value for name, value in _steps_of(learner, "dogs").items()}
+    found |= {f"sheep's {name}": value for name, value in _steps_of(learner, "sheep").items()}
+    found |= {f"sheep's {name} before": value for name, value in before.items()}
+    found |= {name: torch.tensor(stats[name]) for name in ("kl", "sheep/kl", "learning_rate")}
+    return {name: value.numpy() for name, value in found.items()}
+
+
+def _steps_of(learner, policy):
+    """The parameters of one policy, and the moments of its optimizer."""
+    network = learner.algorithm.policy.network[policy]
+    parameters = torch.cat([p.detach().flatten() for p in network.parameters()])
+    moments = learner.state_dict()["optimizer"][policy]["state"][0]
+    return {"parameters": parameters, **{name: its.clone() for name, its in moments.items()}}
 
 
 def agree_on(group, held):

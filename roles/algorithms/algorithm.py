@@ -85,6 +85,14 @@ class Algorithm(ABC):
         return {}
 
     @property
+    def idle(self) -> Mapping[str, Tensor]:
+        """Holds a scalar for each parameter group that may be idle: it is 1 while no step is taken.
+
+        The same tensors at all times, with the same numbers in all GMIs.
+        """
+        return {}
+
+    @property
     def loss_kind(self) -> Hashable:
         """Says of which kind `losses` is next; each kind is captured as a graph of its own."""
         return None

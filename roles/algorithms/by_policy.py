@@ -1,7 +1,8 @@
 """Learns several policies at once, each by an algorithm of its own: independent learners.
 
 What a policy learns from is the rows of its agents. Their gradients are reduced together, and each
-policy takes, clips and remembers its own steps.
+policy takes, clips and remembers its own steps. A GMI counts by how many rows of the policy it has:
+k GMIs take the step of one GMI on all their rows.
 """
 
 from __future__ import annotations
@@ -61,15 +62,22 @@ class ByPolicy(Algorithm):
         self.recorded, self.capturable = first.recorded, first.capturable  # type: ignore[misc]
         self.changes_parameters = first.changes_parameters  # type: ignore[misc]
         own = [its.num_batch_moments for its in algorithms.values()]
-        self.num_batch_moments = sum(own)  # type: ignore[misc]
+        # Those of each policy, and then the rows of each in which somebody is there.
+        self.num_batch_moments = sum(own) + len(algorithms)  # type: ignore[misc]
         self._moments = own
-        # Of each policy: 1 where somebody is there in a batch, and 0 where nobody is to learn from.
         device = next(policy.network.parameters()).device
-        self._there = torch.ones(len(algorithms), device=device)
+        # What this GMI's loss of each policy weighs, in the mean over GMIs.
+        self._weights = torch.ones(len(algorithms), device=device)
+        self._idle = torch.zeros(len(algorithms), device=device)
 
     @property
     def learning_rates(self) -> Mapping[str, float]:
         return dict.fromkeys(self.algorithms, self.settings.learning_rate)
+
+    @property
+    def idle(self) -> Mapping[str, Tensor]:
+        """Tells of each policy whether its agents are nowhere, in no GMI."""
+        return dict(zip(self.algorithms, self._idle.unbind(), strict=True))
 
     def losses(self, batch: Batch) -> Losses:
         assert batch.rows is not None
@@ -78,32 +86,38 @@ class ByPolicy(Algorithm):
         total: Tensor | None = None
         stats: dict[str, Tensor] = {}
         places = self.policy.rows(len(batch.rows))
-        each = zip(self.algorithms.items(), places, layouts, self._there, strict=True)
-        for (name, algorithm), rows, layout, there in each:
+        each = zip(self.algorithms.items(), places, layouts, self._weights, strict=True)
+        for (name, algorithm), rows, layout, weight in each:
             packed = batch.rows[rows]
             constants = self.policy.constants_of(name, batch)
             part = Batch(layout.views(packed), {}, constants, packed, layout)
             losses = algorithm.losses(part)
-            total = losses.total * there if total is None else total + losses.total * there
-            stats |= {f"{name}/{key}": losses.stats[key] for key in self._shared}
+            total = losses.total * weight if total is None else total + losses.total * weight
+            stats |= {f"{name}/{key}": losses.stats[key] * weight for key in self._shared}
         assert total is not None
+        learning = (1.0 - self._idle).sum().clamp(min=1.0)
         for key in self._shared:
-            stats[key] = torch.stack([stats[f"{name}/{key}"] for name in self.algorithms]).mean()
+            its = torch.stack([stats[f"{name}/{key}"] for name in self.algorithms])
+            stats[key] = its.sum() / learning
         return Losses(total, stats)
 
     def measure(self, batch: Batch, out: Tensor) -> None:
         for algorithm, part, place in self._each(batch):
             algorithm.measure(part, out[place])
+        out[sum(self._moments) :] = self._counts(batch)
 
     def learn_batch_moments(self, moments: Tensor) -> None:
         for algorithm, place in zip(self.algorithms.values(), self._places(), strict=True):
             algorithm.learn_batch_moments(moments[:, place])
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        for number, (algorithm, part, place) in enumerate(self._each(batch)):
+        for algorithm, part, place in self._each(batch):
             algorithm.postprocess(part, moments[:, place])
-            if (present := part.columns.get("present")) is not None:
-                self._there[number] = present.any()
+        counts = moments[:, sum(self._moments) :]
+        of_all = counts.sum(0)
+        gmis = (counts > 0).any(1).sum()  # one that is left out has none
+        self._weights.copy_(self._counts(batch) * gmis / of_all.clamp(min=1.0))
+        self._idle.copy_(of_all == 0)
 
     def changed(self, batch: Batch) -> list[Tensor]:
         """Returns what the algorithms change; what a part of the batch has is a view of it."""
@@ -124,6 +138,11 @@ class ByPolicy(Algorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, its in self.algorithms.items():
             its.load_state_dict(state[name])
+
+    def _counts(self, batch: Batch) -> Tensor:
+        """Returns in how many rows of a batch somebody is there, for each policy."""
+        parts = self.policy.parts(batch)
+        return torch.stack([part["present"].sum() for part in parts])
 
     def _places(self) -> Sequence[slice]:
         places, begin = [], 0

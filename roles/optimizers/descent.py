@@ -209,8 +209,8 @@ class Descent:
         self.learning_rate = float(state["param_groups"][0]["lr"])
 
 
-def step_together(descents: Sequence[Descent]) -> None:
-    """Takes a step of each, with the hyperparameters of the first.
+def step_together(descents: Sequence[Descent], idle: Tensor | None = None) -> None:
+    """Takes a step of each, with the hyperparameters of the first; none where `idle` is 1.
 
     It is what `torch.optim.Adam.step` does when it is fused, for all parameters by one kernel, and
     without what is done around that, which takes twice as long as the step of a small network.
@@ -230,8 +230,9 @@ def step_together(descents: Sequence[Descent]) -> None:
         steps, means, squares = (
             [one.moments[name] for one in descents] for name in ("step", "exp_avg", "exp_avg_sq")
         )
-        torch._foreach_add_(steps, 1.0)
+        torch._foreach_add_(steps, 1.0 if idle is None else 1.0 - idle)
         torch._fused_adam_(
             parameters, gradients, means, squares, [], steps, lr=its["lr"], beta1=its["betas"][0],
             beta2=its["betas"][1], weight_decay=0.0, eps=its["eps"], amsgrad=False, maximize=False,
+            found_inf=idle,  # where it is 1 the kernels leave all as it is
         )  # fmt: skip

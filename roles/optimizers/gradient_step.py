@@ -56,7 +56,7 @@ class GradientStep:
         self.parameters = FlatParameters(algorithm.policy.network)
         self.descent: Stepper
         if rates := algorithm.learning_rates:
-            self.descent = GroupedDescent(self.parameters, settings, rates, static)
+            self.descent = GroupedDescent(self.parameters, settings, rates, static, algorithm.idle)
         else:
             self.descent = Descent(self.parameters, settings, static)
         device = self.parameters.data.device

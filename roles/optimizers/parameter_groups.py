@@ -23,10 +23,11 @@ class GroupedDescent:
         settings: AlgorithmConfig,
         rates: Mapping[str, float],
         static: bool | None = None,
+        idle: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`rates`: the learning rate of each group, by the name of a part of the network.
 
-        RoleError unless each parameter is in one of them.
+        `idle`: see `Algorithm.idle`. RoleError unless each parameter is in one of the groups.
         """
         self._rates, self._base = rates, settings.learning_rate
         self._groups = {name: ParameterGroup(parameters, name) for name in rates}
@@ -40,11 +41,12 @@ class GroupedDescent:
             for name, group in self._groups.items()
         }
         self.changed = [one for descent in self._descents.values() for one in descent.changed]
-        # Groups whose rate is the same take their steps by the same kernels.
-        by_rate: dict[float, list[str]] = {}
+        self._idle = idle or {}
+        # Groups whose rate is the same take their steps by the same kernels, if all take one.
+        alike: dict[object, list[str]] = {}
         for name, rate in rates.items():
-            by_rate.setdefault(rate, []).append(name)
-        self._alike = list(by_rate.values())
+            alike.setdefault(name if name in self._idle else rate, []).append(name)
+        self._alike = list(alike.values())
         self._cut: dict[str, Tensor] = {}
         self._gradient: Tensor | None = None  # that was cut
 
@@ -69,7 +71,8 @@ class GroupedDescent:
             for name in names:
                 self._descents[name].follow(self._cut[name], kl)
             if names:
-                step_together([self._descents[name] for name in names])
+                idle = self._idle.get(names[0])
+                step_together([self._descents[name] for name in names], idle)
 
     def read_beside(self, values: Tensor) -> list[float]:
         """Returns `values` [k] and, behind them, the learning rate: one read of the device."""

@@ -1,9 +1,11 @@
 """Several policies in one batch: each learns what it would alone, of those who are there."""
 
+import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+import bodies_roles
 from bodies_agents import Meadow
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import (
@@ -25,6 +27,7 @@ from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.returns import gae, gae_of_turns
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
+from ranks import run_ranks
 
 TWO = MultiAgentConfig(policies=("dogs", "sheep"), mapping={"wolf_*": "dogs", "*": "sheep"})
 CPU = torch.device("cpu")
@@ -171,6 +174,25 @@ def test_what_is_written_of_who_is_not_there_changes_nothing():
     for parameters, kl in results[1:]:
         assert torch.equal(parameters, results[0][0])
         assert kl == results[0][1]
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("there", [(24, 0), (12, 4)])
+def test_gmis_with_unlike_numbers_of_agents_are_one_gmi_with_all_of_them(there, static):
+    alone = bodies_roles.update_of_two_policies(solo_group(), there)
+    for gmi in run_ranks(bodies_roles.update_of_two_policies, 2, there, static):
+        for name, expected in alone.items():
+            assert np.allclose(gmi[name], expected, rtol=1e-4, atol=1e-6), name
+    assert not np.allclose(alone["sheep's parameters"], alone["sheep's parameters before"])
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_policy_whose_agents_are_nowhere_takes_no_step(static):
+    its = bodies_roles.update_of_two_policies(solo_group(), (0, 0), static)
+    for name in ("parameters", "step", "exp_avg", "exp_avg_sq"):
+        assert np.array_equal(its[f"sheep's {name}"], its[f"sheep's {name} before"]), name
+    assert its["sheep/kl"] == 0.0
+    assert its["dogs' step"] > its["sheep's step"]
 
 
 def test_actions_and_values_are_those_of_each_policy():
