@@ -96,7 +96,7 @@ def cpu_us(config: Config, layout: Layout, experience: Experience, rounds: int) 
             log = PolicyLog(store, "0" * 32, config, layout)
             branch = dict.fromkeys(("version", "board", "generation"), 0)
             branch |= {"kind": "branch", "restored": "", "optimizer": "all_reduce, PPO"}
-            log.show(branch | {"began_s": 0.0, "last": None})
+            log.show(branch | {"began_s": 0.0, "last": []})
             log.flush()
             begun_s = time.process_time()
             for version in range(1, rounds + 1):

@@ -114,6 +114,20 @@ class TracedHolistic(Trainer, gmi_drl.Holistic):
     pass
 
 
+class Unheard(TracedHolistic):
+    """Of whose first process nothing is heard from iteration 6 on, as if it were killed first."""
+
+    def GMI_run(self, **params):
+        report = self.mgr.report
+
+        def report_if_heard(record):
+            if self.mgr.context.process or record.get("iteration", 0) < 6:
+                report(record)
+
+        self.mgr.report = report_if_heard
+        return super().GMI_run(**params)
+
+
 class TracedTrainer(Trainer, gmi_drl.roles.Trainer):
     pass
 

@@ -30,6 +30,7 @@ from gmi_drl.runtime.process.progress import beat, waiting
 
 from . import checkpoint, recovery, request, saving
 
+_TOLD_AGAIN: Final = 8  # versions, as a process may be killed before its last records are sent
 _TOLD_S: Final = 12.0  # the driver takes a host for lost after ten
 _REMEDY: Final = (
     "Undo what was changed in the run's config.yaml, or in its role classes, or begin a new run."
@@ -69,7 +70,7 @@ class Training:
         self._tells_lineage = context.folder is not None and mgr.GMI_id == first
         self._log: MetricsLog | None = None
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
-        self._lineage: dict[str, Any] | None = None  # of the last iteration, where it is recorded
+        self._lineage: list[dict[str, Any]] = []  # of the last iterations, where it is recorded
         self._restored = ""  # the checkpoint that training goes on from, or "peers"
         self._refused = 0  # of strangers, at the last look
         self._snapshots = recovery.Snapshots()
@@ -165,11 +166,15 @@ class Training:
                 "trained_s": state["trained_s"] + self._clock() - state["began"],
                 "metrics": state["metrics"],  # its line may have been another's to write
             }
-            manifest = self._manifest() | {"steps": state["steps"], "gmis": []}
+            manifest = self._manifest() | {
+                "steps": state["steps"],
+                "gmis": [],
+                "lineage": state["lineage"],
+            }
             if failure := saver.save_alone(iteration, shared, manifest):
                 self._mgr.warn(failure)
-            if (lineage := state["lineage"]) is not None:
-                self._report_branch(lineage, lineage["generation"])
+            if lineage := state["lineage"]:
+                self._report_branch(lineage, lineage[-1]["generation"])
         return {"iteration": self._iteration, "steps": self._steps, "stopped": True}
 
     def _is_requested(self, folder: Path) -> bool:
@@ -182,7 +187,9 @@ class Training:
         self._steps += done.steps
         self._stopped = done.stop
         self._requested = self._optimizer.progress.checkpoint_wanted
-        self._lineage = self._lineage_of(done.experience)
+        lineage = self._lineage_of(done.experience)
+        if lineage is not None:
+            self._lineage = [*self._lineage[1 - _TOLD_AGAIN :], lineage]
         run, context = self._run, self._mgr.context
         self._finished = self._stopped or self._has_reached_end
         context.note_memory()
@@ -207,11 +214,11 @@ class Training:
                 self._log.write(metrics)
             held = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": context.of_all("sm_count")}
             report = {"kind": "iteration", **metrics, **held}
-            if self._lineage is not None:
-                report["lineage"] = self._lineage
+            if lineage is not None:
+                report["lineage"] = lineage
             self._mgr.report(report)
-        elif self._tells_lineage and self._lineage is not None:
-            self._mgr.report({"kind": "lineage", "lineage": self._lineage})
+        elif self._tells_lineage and lineage is not None:
+            self._mgr.report({"kind": "lineage", "lineage": lineage})
         every = self._mgr.config.comm.checksum_every
         if every and self._iteration % every == 0:
             self._check_identical()
@@ -259,10 +266,10 @@ class Training:
             "made_s": time(),
         }
 
-    def _report_branch(self, last: dict[str, Any] | None, generation: int) -> None:
-        """Tells from where training goes on, and again of the last version before that.
+    def _report_branch(self, last: list[dict[str, Any]], generation: int) -> None:
+        """Tells from where training goes on, and again of the last versions before that.
 
-        The process that should have told of that one may have been killed.
+        The process that has told of those may have been killed before its records were sent.
         """
         learner = self._optimizer.learner
         record = {
@@ -369,6 +376,7 @@ class Training:
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved, self._metrics = self._iteration, shared.get("metrics")
         self._trained_s, self._began = shared["trained_s"], perf_counter()
+        self._lineage = saved.manifest.get("lineage", [])
         self._finished = self._has_reached_end
         if saved.policy_only:
             warning += (
@@ -428,6 +436,7 @@ class Training:
             "environment": config.env.id,
             "algorithm": config.algorithm.name,
             "policy": self._description,
+            "lineage": self._lineage,
         }
 
     def _shared_state(self, whole: bool) -> dict[str, Any]:

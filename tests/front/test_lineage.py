@@ -264,6 +264,16 @@ def test_versions_that_are_undone_and_flushed(tmp_path, monkeypatch):
                 reader.find(text)
 
 
+@pytest.mark.slow
+def test_versions_of_which_nothing_was_heard_before_a_kill_are_told_again(tmp_path, monkeypatch):
+    faults.script(monkeypatch, path := tmp_path / "script", (0, "step", 11))
+    folder = launch(config(tmp_path, 12), roles={"trainer": bodies.Unheard}).folder
+    assert check(folder, Trace(path)) == 12
+    words = [f"run.total_steps={20 * HORIZON * NUM_ENV}"]
+    launch(resume=folder, overrides=words, roles={"trainer": bodies.TracedHolistic})
+    assert check(folder, Trace(path)) == 20
+
+
 def test_agents_that_send_all_the_time_one_of_which_is_killed(tmp_path, monkeypatch):
     faults.script(monkeypatch, path := tmp_path / "script", (0, "sampled", 6))
     roles = {"agent": bodies.TracedAgent, "trainer": bodies.TracedTrainer}

@@ -25,7 +25,7 @@ def version(number):
 
 BRANCH = {
     "kind": "branch", "generation": 0, "version": 0, "board": -1, "restored": "",
-    "optimizer": "all_reduce, PPO", "began_s": 1.0, "last": None,
+    "optimizer": "all_reduce, PPO", "began_s": 1.0, "last": [],
 }  # fmt: skip
 
 

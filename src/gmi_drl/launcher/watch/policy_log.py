@@ -71,7 +71,7 @@ class PolicyLog:
         self._branches: dict[int, int] = {}  # their numbers, by the group's generation
         self._rows: list[Row] = []
         self._recent: dict[bytes, PolicyRow] = {}  # the last ones
-        self._newest: dict[int, int] = {}  # version of each branch
+        self._newest: dict[int, int] = {}  # version of each branch, or the one it goes on from
         self._next = 0
         if self._is_on:
             assert store is not None
@@ -85,7 +85,8 @@ class PolicyLog:
         if not self._is_on:
             return
         if kind == "branch" and record.keys() >= _BRANCH_KEYS:
-            self._put(record["last"])
+            for told in record["last"]:
+                self._put(told)
             self._begin(record)
         elif kind in ("iteration", "lineage"):
             self._put(told)
@@ -118,6 +119,7 @@ class PolicyLog:
         if generation in self._branches:
             return
         number = self._branches[generation] = self._next
+        self._newest[number] = record["version"]
         self._next += 1
         self._rows.append(
             BranchRow(
@@ -140,7 +142,7 @@ class PolicyLog:
         branch, version = self._branches.get(told["generation"]), told["version"]
         if branch is None:  # its record was lost: the launcher did not keep up
             return
-        if version <= self._newest.get(branch, -1):  # told again by `branch`, or by another host
+        if version <= self._newest[branch]:  # told again by `branch`, or by another host
             return
         self._newest[branch], id = version, policy_id(branch, version)
         row = self._recent[id] = PolicyRow(
