@@ -73,6 +73,17 @@ TASKS = {
         "env": {"id": "Pendulum-v1"},
         "algorithm": {"name": "ars", "population": 8, "horizon": 40, "network": []},
     },
+    "alphazero": {
+        "env": {"id": "TicTacToe-v0"},
+        "algorithm": {
+            "name": "alphazero",
+            "blocks": 0,
+            "games": 16,
+            "simulations": 4,
+            "play_simulations": 4,
+            "gate_games": 0,
+        },
+    },
     "sac": {
         "env": {"id": "Pendulum-v1"},
         "algorithm": {

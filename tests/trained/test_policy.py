@@ -208,6 +208,14 @@ def test_stochastic_actions_are_drawn_by_the_seed(train, task):
         assert first.returns != other.returns
 
 
+@pytest.mark.parametrize("task", ["alphazero", "es"])
+def test_a_policy_that_draws_nothing_is_not_evaluated_as_if_it_did(train, task):
+    said = rf"{task} draws no actions .* Leave --stochastic out"
+    with pytest.raises(PolicyNotLoaded, match=said):
+        gmi_drl.evaluate(train(task), episodes=2, stochastic=True)
+    assert not gmi_drl.evaluate(train(task), episodes=2).stochastic
+
+
 def test_a_terminal_shows_the_episodes_that_have_ended_and_their_mean(train):
     terminal = Terminal(200, "evaluate", str(train("ppo")), "--episodes", "20", "--num-env", "2")
     try:

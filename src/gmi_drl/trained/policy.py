@@ -276,12 +276,18 @@ class TrainedPolicy:
     def actor(self, num_env: int, sampling_seed: int | None = None) -> GreedyActor | SamplingActor:
         """Returns what acts in `num_env` environments, or rows of agents.
 
-        With a seed it draws actions as in training.
+        With a seed it draws actions as in training. PolicyNotLoaded if it draws none there.
         """
         role, normalizer = self._role, self._role.normalizers.observations
         policy = role.policy
         if sampling_seed is None:
             return GreedyActor(policy, normalizer)
+        if not policy.noise_columns:
+            raise PolicyNotLoaded(
+                f"a policy of {self.origin.config.algorithm.name} draws no actions when it acts: "
+                "training explores by parameters or games that it draws itself. Leave --stochastic "
+                "out."
+            )
         role.algorithm.before_sampling(self.origin.steps)
         if isinstance(policy, LeaguePolicy):  # whose snapshots are no part of what was loaded
             policy = policy.alone
