@@ -114,8 +114,8 @@ class GcsClient:
 
     def get_all_node_info(self, timeout=None):
         """What it tells of each host."""
-        if self._head.is_gone:
-            threading.Event().wait(timeout)
+        if self._head.is_silent:
+            self._head.is_over.wait(timeout)
             raise RayError("timed out")
         return {host.address: host.node for host in self._hosts}
 
@@ -123,7 +123,8 @@ class GcsClient:
 class Group:
     """A placement group: ready when there are as many hosts as bundles."""
 
-    def __init__(self, hosts, bundles):
+    def __init__(self, head, hosts, bundles):
+        head.ask("placement_group")
         self.is_ready = len(bundles) <= len(hosts)
 
     def wait(self, timeout_seconds):
@@ -131,7 +132,7 @@ class Group:
         return self.is_ready
 
 
-def modules_of(hosts):
+def modules_of(head, hosts):
     """What is imported of Ray, by name."""
     ray = types.ModuleType("ray")
     ray.here = threading.local()  # whose method this thread calls
@@ -146,16 +147,24 @@ def modules_of(hosts):
                 node, versions = cls()
                 return node, {**versions, **host.versions}
 
-            return types.SimpleNamespace(
-                remote=lambda *args: (
-                    Handle(ray, cls, host, args) if isinstance(cls, type) else Ref(versions)
-                )
-            )
+            def begin(*args):
+                head.ask("remote")  # it is told the code
+                return Handle(ray, cls, host, args) if isinstance(cls, type) else Ref(versions)
+
+            return types.SimpleNamespace(remote=begin)
 
         return types.SimpleNamespace(options=options)
 
     def get(refs, timeout=None):
         return refs.get() if isinstance(refs, Ref) else [ref.get() for ref in refs]
+
+    def nodes():
+        head.ask("nodes")
+        return [host.row for host in hosts]
+
+    def free():
+        head.ask("free")
+        return {host.address: {"CPU": host.cpus} for host in hosts}
 
     nothing = lambda *_, **__: None  # noqa: E731
     context = types.SimpleNamespace(get_node_id=lambda: ray.here.host.address)
@@ -163,22 +172,20 @@ def modules_of(hosts):
     ray.kill = Handle.kill
     ray.wait = lambda refs, **_: (list(refs), [])
     ray.is_initialized = lambda: False
-    ray.nodes = lambda: [host.row for host in hosts]
+    ray.nodes = nodes
     ray.get_runtime_context = lambda: context
     ray.exceptions = types.SimpleNamespace(GetTimeoutError=GetTimeoutError, RayError=RayError)
     ray._raylet = None
     ray.util = types.ModuleType("ray.util")
     ray.util.get_node_ip_address = lambda: ray.here.host.address
     placement = types.ModuleType("ray.util.placement_group")
-    placement.placement_group = lambda bundles, strategy: Group(hosts, bundles)
+    placement.placement_group = lambda bundles, strategy: Group(head, hosts, bundles)
     placement.remove_placement_group = nothing
     strategies = types.ModuleType("ray.util.scheduling_strategies")
     strategies.PlacementGroupSchedulingStrategy = types.SimpleNamespace
     strategies.NodeAffinitySchedulingStrategy = types.SimpleNamespace
     private = types.ModuleType("ray._private")
-    private.state = types.SimpleNamespace(
-        available_resources_per_node=lambda: {host.address: {"CPU": host.cpus} for host in hosts}
-    )
+    private.state = types.SimpleNamespace(available_resources_per_node=free)
     raylet = types.ModuleType("ray._raylet")
     raylet.GcsClient = lambda address: GcsClient(_heads[address], hosts)
     protobuf = types.ModuleType("ray.core.generated.gcs_pb2")
@@ -189,28 +196,51 @@ def modules_of(hosts):
 
 
 class _Answer(socketserver.BaseRequestHandler):
-    """Says something, and hangs up."""
+    """Says something, and hangs up; nothing for a head that hangs."""
 
     def handle(self):
-        self.request.sendall(b"\0")
+        if self.server.hangs:
+            self.server.is_over.wait()
+        else:
+            self.request.sendall(b"\0")
 
 
 class Head(socketserver.TCPServer):
-    """What answers at an address of this host, until it is closed."""
+    """What answers at an address of this host, until it is closed.
+
+    It hangs while `hangs`, and when Ray asks it what `hangs_at` names. `forgets`: it answers there
+    all the same, but not what Ray asks.
+    """
 
     request_queue_size = 4096
-    is_gone = False
+    is_gone = hangs = forgets = False
+    hangs_at = ""
 
     def __init__(self, host="127.0.0.1", port=0):
+        self.is_over = threading.Event()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.allow_reuse_address = True
         super().__init__((host, port), _Answer)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
         self._thread.start()
 
+    @property
+    def is_silent(self):
+        """Whether it does not answer Ray."""
+        return self.is_gone or self.hangs or self.forgets
+
+    def ask(self, what):
+        """Returns when it has answered Ray, which waits for ever."""
+        self.hangs = self.hangs or what == self.hangs_at
+        if self.is_silent:
+            self.is_over.wait()
+            raise RayError("the test is over")
+
     def close(self):
         """Answers no more; returns when it is over."""
         self.is_gone = True
+        if self.hangs:
+            self.is_over.set()
         self.shutdown()
         self._thread.join()
         self.server_close()
@@ -224,12 +254,18 @@ def lose_head(address):
     _heads[address].close()
 
 
+def head():
+    """The head of the cluster that there is."""
+    (head,) = _heads.values()
+    return head
+
+
 @contextlib.contextmanager
 def cluster(*hosts):
     """Yields the address of one; in this block `import ray` gives what knows its hosts."""
     ours = [name for name in sys.modules if name.startswith("gmi_drl.runtime.engines.ray")]
     with pytest.MonkeyPatch.context() as patch, Head() as head:
-        for name, module in modules_of(hosts).items():
+        for name, module in modules_of(head, hosts).items():
             patch.setitem(sys.modules, name, module)
         for name in ours:  # they have imported another one
             patch.delitem(sys.modules, name)
@@ -238,6 +274,7 @@ def cluster(*hosts):
             _heads[address] = head
             yield address
         finally:
+            head.is_over.set()
             _heads.clear()
             for name in [n for n in sys.modules if n.startswith("gmi_drl.runtime.engines.ray.")]:
                 del sys.modules[name]

@@ -10,12 +10,14 @@ import pytest
 
 import fake_ray
 import gmi_drl
-from bodies_scripted import Gang, Once, Scripted, launched, three_hosts
+from bodies_scripted import Gang, Once, Scripted, joined, launched, three_hosts
 from bodies_tasks import until
+from gmi_drl.launcher.hosts import cluster as clusters
 from gmi_drl.launcher.hosts import cluster_watch
 from gmi_drl.launcher.hosts import head as heads
 from gmi_drl.launcher.hosts.cluster_watch import ClusterWatch
 from gmi_drl.launcher.hosts.messages import HostLost
+from gmi_drl.placement import load_config
 
 
 class LostHead(gmi_drl.Callback):
@@ -117,6 +119,104 @@ def test_a_head_that_hangs_is_connected_to_and_does_not_answer(monkeypatch):
         hung_up.start()
         assert head.answers()  # a process that runs has hung up
         hung_up.join()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A head that does not answer is gone soon."""
+    monkeypatch.setattr(heads, "SILENCE_S", 0.3)
+    monkeypatch.setattr(heads, "_ASK_S", 0.1)
+    monkeypatch.setattr(heads, "_ANSWER_S", 0.1)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("question", ["nodes", "placement_group", "remote"])
+def test_a_head_that_hangs_before_agents_are_there_is_told(question, monkeypatch, impatient):
+    with three_hosts(monkeypatch) as (_, given):
+        address = given["cluster"]["address"]
+        fake_ray.head().hangs_at = question
+        with pytest.raises(HostLost) as raised, clusters.joined(load_config(given)):
+            pass
+    assert str(raised.value).startswith(
+        f"cluster.address={address}: the head of the Ray cluster has not answered there for 0.3 s."
+    )
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("question", ["nodes", "free"])
+def test_a_head_that_hangs_when_it_is_asked_what_hosts_lack_is_told(
+    question, monkeypatch, impatient
+):
+    with three_hosts(monkeypatch, hosts=4, wait_s=0.1) as (_, given):
+        head = fake_ray.head()
+        placed = fake_ray.Group.wait
+
+        def wait(group, timeout_seconds):
+            head.hangs_at = question
+            return placed(group, timeout_seconds)
+
+        monkeypatch.setattr(fake_ray.Group, "wait", wait)
+        with (
+            pytest.raises(HostLost, match="has not answered there"),
+            clusters.joined(load_config(given)),
+        ):
+            pass
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("question", ["nodes", "remote"])
+def test_a_head_that_hangs_while_hosts_start_anew_is_told(question, monkeypatch, impatient):
+    with joined(monkeypatch, on_loss="shrink") as (hosts, found):
+        hosts[0].is_lost, hosts[1].lost_at = True, "facts"
+        fake_ray.head().hangs_at = question
+        with pytest.raises(HostLost, match="has not answered there"):
+            found.renew([0])
+
+
+@pytest.mark.timeout(60)
+def test_a_head_that_hangs_when_a_lost_host_is_asked_for_is_told(monkeypatch, impatient):
+    monkeypatch.setattr(clusters, "SILENCE_S", 0.0)
+    with joined(monkeypatch, on_loss="shrink") as (hosts, found):
+        hosts[1].is_lost = True
+        found.renew([1])
+        fake_ray.head().hangs_at = "remote"
+        with pytest.raises(HostLost, match="has not answered there"):
+            found.places_back()
+
+
+@pytest.mark.timeout(60)
+def test_a_head_that_takes_connections_and_forgets_what_it_is_asked_is_told(monkeypatch):
+    monkeypatch.setattr(heads, "_ASK_S", 0.1)
+    monkeypatch.setattr(heads, "_RAY_S", 0.3)
+    with three_hosts(monkeypatch) as (_, given):
+        fake_ray.head().forgets = True
+        with (
+            pytest.raises(HostLost, match=r"cluster has not answered what Ray asked it for 0\.3 s"),
+            clusters.joined(load_config(given)),
+        ):
+            pass
+
+
+class Untrained(Scripted):
+    """Agents whose GMIs are there and do not train; the head hangs once they are started."""
+
+    def talk(self, orders):
+        report = super().talk(orders)
+        report.records = []
+        if self.part is not None:
+            fake_ray.head().hangs = True
+        return report
+
+
+@pytest.mark.timeout(60)
+def test_a_head_that_hangs_before_the_first_iteration_is_told(tmp_path, monkeypatch, impatient):
+    with (
+        three_hosts(monkeypatch, agent=Untrained, on_loss="shrink") as (_, given),
+        pytest.raises(HostLost, match="has not answered there"),
+    ):
+        launched(given, tmp_path)
+    (state,) = tmp_path.glob("*/*/run.json")
+    assert json.loads(state.read_text())["state"] == "failed"
 
 
 class Subscriber:

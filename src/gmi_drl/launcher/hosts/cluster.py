@@ -79,18 +79,19 @@ class Cluster:
         """Starts an agent at each of these places; _HostUnfit if one does not answer in time."""
         import ray
 
-        actor = ray.remote(NodeAgent)
-        self._agents = {
-            place: actor.options(max_restarts=0, max_concurrency=4, **self._at(place)).remote(
-                "GPU" in self._bundle
-            )
-            for place in places
-        }
+        actor, sees_gpus = ray.remote(NodeAgent), "GPU" in self._bundle
+        options = {"max_restarts": 0, "max_concurrency": 4}
+        self._agents = self.head.ask(
+            lambda: {
+                place: actor.options(**options, **self._at(place)).remote(sees_gpus)
+                for place in places
+            }
+        )
         self._presence = Presence(self._agents.values())  # one may be there long before another
         try:
             self.hosts = _described(self._agents, self._config, self.head, self._drains, within_s)
         except _HostUnfit:
-            _check_here()
+            _check_here(self.head)
             raise
 
     def hand_over(self) -> list[Host]:
@@ -136,7 +137,7 @@ class Cluster:
                 continue
             self._ask_s = time.monotonic() + SILENCE_S  # by then what a lost one ran has ended
             return
-        _check_here()
+        _check_here(self.head)
         raise HostLost(
             value=f"cluster.hosts_min={self._cluster.hosts_min}",
             rule=f"{counted(len(places), 'host')} would be left{why}",
@@ -170,7 +171,7 @@ class Cluster:
         self._untried = ()
 
     def places_back(self) -> list[int]:
-        """Returns the places of lost hosts that answer again; asks them, and never waits.
+        """Returns the places of lost hosts that answer again; asks them, and waits for none.
 
         What is asked of a place has an answer when Ray has put a host there.
         """
@@ -182,7 +183,7 @@ class Cluster:
             return []
         for place in lost - self._asked.keys():
             probe = ray.remote(node_and_versions).options(max_retries=0, **self._at(place))
-            self._asked[place] = probe.remote()
+            self._asked[place] = self.head.ask(probe.remote)
         ready, _ = ray.wait([*self._asked.values()], num_returns=len(self._asked), timeout=0)
         back = []
         for place, reference in [*self._asked.items()]:
@@ -285,7 +286,8 @@ def joined(config: Config) -> Iterator[Cluster]:
             "address that `ray start --head` has printed.",
         ) from error
     try:
-        bundle, head = _bundle(config, nodes.hosts()), RayHead(cluster.address)
+        head = RayHead(cluster.address)
+        bundle = _bundle(config, head.ask(nodes.hosts))
         group, drains = _placed(cluster, head, bundle), Drains(cluster.address)
         ours = Cluster(config, head, drains, group, bundle)
         try:
@@ -301,14 +303,14 @@ def joined(config: Config) -> Iterator[Cluster]:
         nodes.leave()
 
 
-def _check_here() -> None:
+def _check_here(head: RayHead) -> None:
     """HostLost if the raylet that this program is joined to is gone: it would start nothing."""
     import ray
 
     from gmi_drl.runtime.engines.ray import nodes
 
     here = ray.get_runtime_context().get_node_id()
-    if here not in [node["NodeID"] for node in nodes.hosts()]:
+    if here not in [node["NodeID"] for node in head.ask(nodes.hosts)]:
         raise HostLost(
             value="the host of this program",
             rule="the cluster has lost it, and starts nothing for it any more",
@@ -331,13 +333,14 @@ def _placed(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str, float]) 
     """Sets so much aside on as many hosts as are wanted; waits for them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    group = placement_group([dict(bundle)] * cluster.hosts, strategy="STRICT_SPREAD")
+    bundles = [dict(bundle)] * cluster.hosts
+    group = head.ask(lambda: placement_group(bundles, strategy="STRICT_SPREAD"))
     deadline_s = time.monotonic() + cluster.wait_s
     try:
         while not group.wait(timeout_seconds=1):
             head.check()
             if time.monotonic() > deadline_s:
-                raise _missing(cluster, bundle)
+                raise head.ask(lambda: _missing(cluster, bundle))
     except BaseException:
         if head.answers():
             with suppress(Exception):

@@ -59,24 +59,32 @@ class ClusterWatch:
         """
         if self._loss is None:
             try:
-                self._cluster.head.check()
+                self._look(gang)
             except HostLost as error:
                 self._loss, self._lost_s = error, time.monotonic()
                 if self._trains:
                     cast("HostsGang", gang).make_room()
-        if self._loss is not None:
-            if not self._trains or time.monotonic() - self._lost_s > _LEAVE_S:
-                raise self._loss
-        elif self._trains and not self.wants_room and not gang.asked_to_stop:
-            self.places = self._cluster.places_back()
-            if drained := self._cluster.newly_drained():
-                if self._cluster.can_do_without(drained):
-                    self.leaving = drained
-                else:  # train on, for as long as they are there
-                    with suppress(OSError):  # what is written at the end will say so
-                        make_request(self._folder)
-            if self.wants_room:
-                cast("HostsGang", gang).make_room()
+        is_late = not self._trains or time.monotonic() - self._lost_s > _LEAVE_S
+        if self._loss is not None and is_late:
+            raise self._loss
+
+    def _look(self, gang: Gang) -> None:
+        """Has GMIs make room for hosts that are back, and for the end of those that are drained.
+
+        Raises HostLost for a head that is gone.
+        """
+        self._cluster.head.check()
+        if not self._trains or self.wants_room or gang.asked_to_stop:
+            return
+        self.places = self._cluster.places_back()
+        if drained := self._cluster.newly_drained():
+            if self._cluster.can_do_without(drained):
+                self.leaving = drained
+            else:  # train on, for as long as they are there
+                with suppress(OSError):  # what is written at the end will say so
+                    make_request(self._folder)
+        if self.wants_room:
+            cast("HostsGang", gang).make_room()
 
     def check_head(self) -> None:
         """Raises HostLost when the head is gone."""

@@ -6,8 +6,11 @@ that hung it had not noticed after 150 s (Ray 2.52, by SIGSTOP).
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import Final
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Final, TypeVar
 
 from gmi_drl.runtime.engines.ray.probe import probe
 
@@ -15,6 +18,9 @@ from .messages import SILENCE_S, HostLost
 
 _ASK_S: Final = 1.0  # between two questions
 _ANSWER_S: Final = 2.0  # for a connection to the head, and for a word of it
+_RAY_S: Final = 60.0  # for the head to answer what Ray asks it
+
+T = TypeVar("T")
 
 
 class RayHead:
@@ -39,12 +45,36 @@ class RayHead:
             self._silent_s = None if self.answers() else self._silent_s or begin_s
             self._asked_s = time.monotonic()
         if self._silent_s is not None and time.monotonic() - self._silent_s > SILENCE_S:
-            raise HostLost(
-                value=f"cluster.address={self._address}",
-                rule=f"the head of the Ray cluster has not answered there for {SILENCE_S:g} s",
-                remedy="Start a cluster, and go on from the last checkpoint; --set "
-                "cluster.address=... gives another address.",
-            )
+            raise self._loss(f"has not answered there for {SILENCE_S:g} s")
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Returns what a call of Ray's returns that waits for the head; HostLost if that is gone.
+
+        Ray waits without a deadline. A thread does so, which is left when the head does not answer.
+        """
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=call, name="head", daemon=True).start()
+        deadline_s = time.monotonic() + _RAY_S
+        while not wait([answer], _ASK_S).done:
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise self._loss(f"has not answered what Ray asked it for {_RAY_S:g} s")
+        return answer.result()
+
+    def _loss(self, what: str) -> HostLost:
+        return HostLost(
+            value=f"cluster.address={self._address}",
+            rule=f"the head of the Ray cluster {what}",
+            remedy="Start a cluster, and go on from the last checkpoint; --set "
+            "cluster.address=... gives another address.",
+        )
 
     def await_answer(self) -> None:
         """Returns when the head answers; HostLost if it does not within ten seconds."""
