@@ -50,8 +50,9 @@ from report import emit, emit_pairs
 from cluster import Cluster, Network, why_no_network
 
 ANT_BYTES = 276_000
+HOSTS = (2, 3, 4)
 SEGMENT_BYTES = 1 << 20  # that a link hands on, and nobody copies
-CONDITIONS = "hosts are namespaces of the network on one machine, which others used at the time"
+CONDITIONS = "hosts are namespaces of the network on one machine, which nobody else used"
 
 
 def gloo_of(group: Any, folder: str) -> Any:
@@ -221,21 +222,16 @@ def main() -> None:
             arguments = (ANT_BYTES, reductions, sleep_s, options.iterations)
             name = f"{ANT_BYTES}B/{delay_us}us/{reductions}x{sleep_s * 1e3:g}ms"
             if options.together:
-                emit_kept(f"3x1/{name}", (1, 3), delay_us, iterate, arguments, given)
+                emit_kept(f"{{}}x1/{name}", delay_us, iterate, arguments, given)
             for factor in options.agents:
                 apart = (*arguments, factor * options.iteration_ms / 1e3)
-                hosts = (1, 2, 3)
-                emit_kept(
-                    f"{{}}x(1+1)/{name}/{factor:g}", hosts, delay_us, iterate_apart, apart, given
-                )
+                emit_kept(f"{{}}x(1+1)/{name}/{factor:g}", delay_us, iterate_apart, apart, given)
 
 
-def emit_kept(
-    name: str, hosts: tuple[int, ...], delay_us: int, body: Any, arguments: Any, given: Any
-) -> None:
-    """Emits what each of several hosts keeps of the throughput of one, the first of `hosts`."""
+def emit_kept(name: str, delay_us: int, body: Any, arguments: Any, given: Any) -> None:
+    """Emits what each of two to four hosts keeps of the throughput of one."""
     taken = {}
-    for count in hosts:
+    for count in (1, *HOSTS):
         with (
             Network(count, delay_us / 1e6) as network,
             Cluster(body, (1,) * count, *arguments, network=network) as cluster,
@@ -245,8 +241,8 @@ def emit_kept(
             if isinstance(outcome, Exception):
                 raise outcome
         taken[count] = outcomes[0]
-    alone = statistics.median(one[0] for one in taken[hosts[0]])
-    for count in hosts[1:]:
+    alone = statistics.median(one[0] for one in taken[1])
+    for count in HOSTS:
         efficiencies = [alone / one[0] for one in taken[count]]
         emit(
             "hosts", name.format(count),

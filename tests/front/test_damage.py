@@ -11,6 +11,7 @@ import yaml
 import bodies_front
 import gmi_drl
 from gmi_drl.gmi import GmiDied
+from gmi_drl.launcher.folder import run_folder
 from gmi_drl.launcher.folder.run_folder import RunFolder
 from gmi_drl.placement import ConfigError
 from gmi_drl.report.run_state import read_state
@@ -160,6 +161,20 @@ def test_a_run_json_that_cannot_be_written_does_not_fail_a_trained_run(tmp_path,
     with pytest.warns(UserWarning, match=r"run\.json does not say how the run ended .*No space"):
         result, _ = launch(config(tmp_path))
     assert (result.state, result.steps) == ("finished", 512)
+
+
+def test_run_json_is_written_over_where_the_disk_is_full(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = RunFolder(tmp_path)
+    (tmp_path / "run.json").write_text('{"state": "running", "error": "longer than the next"}')
+    monkeypatch.setattr(run_folder, "replace_file", full)
+    folder.update(state="finished", error="")
+    assert folder.state() == {"state": "finished", "error": ""}
+    with pytest.raises(OSError, match="No space left"):
+        folder.update(error="x" * (tmp_path / "run.json").stat().st_blocks * 512)
+    assert folder.state() == {"state": "finished", "error": ""}
 
 
 # Damaged files --------------------------------------------------------------------------------

@@ -417,11 +417,12 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*No space left on device:UserWarning")  # pictures, run.json
+@pytest.mark.filterwarnings("ignore:.*No space left on device:UserWarning")  # pictures
 def test_a_full_disk_costs_older_checkpoints_and_not_the_policy(tmp_path, small_disk):
     path = config(tmp_path, run__checkpoint_every=1, algorithm__network=[128])
     result = launch(path, f"run.folder={small_disk}", roles={"trainer": bodies_front.FillsTheDisk})
     assert result.state == "finished"
+    assert json.loads((result.folder / "run.json").read_text())["state"] == "finished"
     whole = checkpoint.find(result.folder)
     assert whole.manifest["iteration"] == result.iteration
     kept = sorted(p.name for p in (result.folder / "checkpoints").iterdir())

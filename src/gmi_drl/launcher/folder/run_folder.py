@@ -33,6 +33,8 @@ EVALUATION: Final = "report/eval.json"  # by `gmi-drl evaluate`
 _LAYOUT: Final = "layout.yaml"
 _CHANGE: Final = "change.json"  # another config and layout, while they are written
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_BLOCK_BYTES: Final = 512  # in which stat counts
 _TAIL_BYTES: Final = 64 * 1024
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
 
@@ -159,8 +161,13 @@ class RunFolder:
         return f"{self.path} is {by}. {then}, then resume."
 
     def update(self, **changes: Any) -> None:
-        """Merges `changes` into run.json."""
-        self.write_atomic("run.json", json.dumps(self.state() | changes, indent=1))
+        """Merges `changes` into run.json; on a full disk, in the room that it has already."""
+        text = json.dumps(self.state() | changes, indent=1)
+        try:
+            self.write_atomic("run.json", text)
+        except OSError as error:
+            if error.errno not in _NO_ROOM or not _write_over(self.path / "run.json", text):
+                raise
 
     def write_config(self, config: Config) -> None:
         """Writes the resolved config; its layout file is the copy that lies beside it."""
@@ -206,6 +213,21 @@ class RunFolder:
     def write_atomic(self, name: str, text: str) -> None:
         """Writes a file whole or not at all."""
         replace_file(self.path / name, text)
+
+
+def _write_over(path: Path, text: str) -> bool:
+    """Writes over a file in the blocks that it has; False if they are too few, or there are none.
+
+    Unlike `write_atomic`, a crash of the machine in the middle of it leaves a damaged file.
+    """
+    content = text.encode()
+    with suppress(OSError), open(path, "r+b", buffering=0) as file:
+        told = os.fstat(file.fileno())
+        if len(content) <= told.st_blocks * _BLOCK_BYTES:
+            file.write(content.ljust(told.st_size))  # spaces end what is json
+            os.fsync(file.fileno())
+            return True
+    return False
 
 
 def _unreadable(path: Path, error: Exception) -> RunFolderError:
