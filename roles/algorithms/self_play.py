@@ -87,6 +87,7 @@ class SelfPlay(Algorithm):
         self._ratings = torch.zeros(league.snapshots, dtype=torch.float64, device=device)
         self._score = torch.full((), 0.5, device=device)
         # Of a row [A, E] in its game: what it was paid, whether it has left, and was ever there.
+        # They are of this GMI's environments, and go on with them.
         self._paid = self._left = self._here = torch.zeros(0, device=device)
 
     def losses(self, batch: Batch) -> Losses:
@@ -185,8 +186,6 @@ class SelfPlay(Algorithm):
         self._rounds, self._taken = state["rounds"], state["taken"]
         self._rating.copy_(state["rating"])
         self._ratings.copy_(state["ratings"])
-        for kept in (self._paid, self._left, self._here):  # of games that nobody plays to their end
-            kept.zero_()
         snapshots: Sequence[Any] = state["snapshots"]
         for mine, its in zip(self.policy.snapshots, snapshots, strict=True):
             mine.load_state_dict(its)

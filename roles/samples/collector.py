@@ -258,6 +258,10 @@ class Collector:
         if not bool(torch.isfinite(self._sum_of_all())):
             raise self._not_finite()
         if taken < len(self._steps):
+            if self._records_paid:  # games go on, and what is behind is of the horizon before
+                for name in ("paid", "ended", "present"):
+                    self.batch[name][taken:].zero_()
+                self.batch["done"].copy_(self.batch["ended"])
             return taken
         if self._reward_scale != 1.0:
             self.batch["reward"].mul_(self._reward_scale)

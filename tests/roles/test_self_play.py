@@ -175,12 +175,42 @@ def test_a_league_goes_on_from_a_checkpoint(tmp_path):
     assert torch.equal(other._ratings, league._ratings)
 
 
-def test_games_that_are_given_up_are_not_counted_with_the_next_ones():
-    league, batch, _ = made(num_env=4)
-    state = league.state_dict()
-    play(league, batch, torch.tensor([5.0, 5.0, 5.0, 5.0]), over=0.0)
-    league.load_state_dict(state)  # as after the death of another GMI: episodes begin anew
-    assert play(league, batch, torch.tensor([-1.0, 1.0, -1.0, 1.0])) == [2, 2, 0, 0]
+def measured(league, batch, collector, iteration, is_late=lambda: False):
+    """The games and scores against each snapshot, of a horizon."""
+    collector.collect(iteration, is_late)
+    moments = torch.zeros(league.num_batch_moments, dtype=torch.float64)
+    league.measure(batch, moments)
+    return moments[-4:].tolist()
+
+
+def long_games():
+    """A league whose games last longer than a horizon."""
+    return made(num_env=4, what="Meadow", sheep=0, wolves=2, length=7, horizon=5)
+
+
+@pytest.mark.parametrize("given_up", [1, 2])
+def test_games_go_on_as_they_stand_when_another_gmi_dies(given_up):
+    outcomes = []
+    for dies in (False, True):
+        league, batch, collector = long_games()
+        kept = league.state_dict()
+        outcomes.append([])
+        for iteration in (1, 2, 3, 4):
+            outcomes[-1].append(measured(league, batch, collector, iteration))
+            if dies and iteration == given_up:
+                league.load_state_dict(kept)  # and environments go on
+    assert outcomes[0] == outcomes[1]
+
+
+def test_of_a_horizon_that_was_cut_the_steps_that_were_taken_count():
+    league, batch, collector = long_games()
+    measured(league, batch, collector, 1)
+    paid = batch["paid"].sum(0)
+    late = iter([False, True])
+    assert measured(league, batch, collector, 2, lambda: next(late)) == [0, 0, 0, 0]
+    paid += batch["paid"][0]
+    assert torch.allclose(league._paid.flatten(), paid)
+    assert measured(league, batch, collector, 3)[:2] == [2, 2]
 
 
 def test_one_who_is_alone_has_nobody_to_play_against():
