@@ -191,7 +191,9 @@ def modules_of(head, hosts):
     protobuf = types.ModuleType("ray.core.generated.gcs_pb2")
     protobuf.GcsNodeInfo = types.SimpleNamespace(ALIVE=0)
     protobuf.NodeSnapshot = types.SimpleNamespace(DRAINING=3)
-    each = (ray, ray.util, placement, strategies, private, raylet, protobuf)
+    common = types.ModuleType("ray.core.generated.common_pb2")
+    common.ActorDiedErrorContext = types.SimpleNamespace(OUT_OF_SCOPE=5)
+    each = (ray, ray.util, placement, strategies, private, raylet, protobuf, common)
     return {module.__name__: module for module in each}
 
 

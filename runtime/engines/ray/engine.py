@@ -547,7 +547,7 @@ class RayEngine:
         return list(self._actors.values())
 
     def drop_dead(self, actor: RayActor) -> None:
-        """Does nothing: what is known of a dead actor goes with its handles."""
+        """Does nothing: the keeper drops what it knows of dead actors by itself."""
 
     @property
     def ready(self) -> Slot:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from . import nodes
+
 RECORDS_KEPT: Final = 100_000  # unfetched records of one actor; older ones are dropped
+ENDS_KEPT: Final = 10_000  # dead actors of which it is known how they ended; older ones are dropped
+_FEW: Final = 16  # actors among which the dead are not looked for
 
 Value = tuple[Any, dict[bytes, Any]]  # a packed value, and the references and handles in it
 
@@ -42,9 +47,38 @@ class Keeper:
 
     def __init__(self, sys_path: list[str]) -> None:
         self._sys_path = sys_path
-        self._actors: collections.defaultdict[str, ActorLedger] = collections.defaultdict(
-            ActorLedger
-        )
+        self._actors: dict[str, ActorLedger] = {}  # that lived when it was last looked
+        self._dead: dict[str, ActorLedger] = {}  # for good, in their order
+        self._look: asyncio.Task[None] | None = None
+        self._look_at = _FEW  # when there are more than so many
+
+    def _ledger(self, actor: str) -> ActorLedger:
+        """Returns what is known of an actor, to be added to."""
+        if actor not in self._actors and actor not in self._dead:
+            self._actors[actor] = ActorLedger()
+            if len(self._actors) > self._look_at and (self._look is None or self._look.done()):
+                self._look = asyncio.create_task(self._drop_dead())
+        return self._known(actor)
+
+    def _known(self, actor: str) -> ActorLedger:
+        """Returns what is known of an actor, to be read."""
+        return self._actors.get(actor) or self._dead.get(actor) or ActorLedger()
+
+    async def _drop_dead(self) -> None:
+        """Drops what dead actors would have gone on from, and all that is known of the oldest ones.
+
+        Records stay until they are fetched, and how an actor ended for who has a reference of it.
+        """
+        asked = list(self._actors)
+        rows = await asyncio.to_thread(lambda: [nodes.actor_row(actor) for actor in asked])
+        for actor, row in zip(asked, rows, strict=True):
+            if nodes.is_dead_for_good(row, restarts=bool(self._actors[actor].processes)):
+                ledger = self._dead[actor] = self._actors.pop(actor)
+                ledger.state, ledger.journal, ledger.fields = None, [], ()
+        fetched = [actor for actor, ledger in self._dead.items() if not ledger.records]
+        for actor in fetched[:-ENDS_KEPT]:
+            del self._dead[actor]
+        self._look_at = 2 * len(self._actors) + _FEW
 
     async def sys_path(self) -> list[str]:
         """Returns where the driver imports from: its functions may be of such a module."""
@@ -52,22 +86,22 @@ class Keeper:
 
     async def describe(self, actor: str, fields: tuple[Any, ...]) -> None:
         """Notes what a handle of a named actor has to know."""
-        self._actors[actor].fields = fields
+        self._ledger(actor).fields = fields
 
     async def described(self, actor: str) -> tuple[Any, ...]:
-        return self._actors[actor].fields
+        return self._known(actor).fields
 
     async def started(
         self, actor: str, pid: int, host: str
     ) -> tuple[int, Value | None, list[JournaledCall]]:
         """Notes a new process; returns its number, and what it has to restore and to replay."""
-        ledger = self._actors[actor]
+        ledger = self._ledger(actor)
         ledger.processes.append((pid, host))
         return len(ledger.processes) - 1, ledger.state, ledger.journal
 
     async def note(self, actor: str, state: Value | None, done: JournaledCall | None) -> None:
         """Takes a checkpoint, which stands for the calls noted before, and a call run after it."""
-        ledger = self._actors[actor]
+        ledger = self._ledger(actor)
         if state is not None:
             ledger.state, ledger.journal = state, []
         if done is not None:
@@ -75,27 +109,27 @@ class Keeper:
 
     async def failed(self, actor: str, failure: bytes) -> None:
         """Notes what the building of an actor has raised."""
-        self._actors[actor].failure = failure
+        self._ledger(actor).failure = failure
 
     async def ask_stop(self, actor: str, reason: str) -> None:
-        ledger = self._actors[actor]
+        ledger = self._ledger(actor)
         ledger.stop_requested, ledger.reason = True, ledger.reason or reason
 
     async def ending(self, actor: str, reason: str) -> None:
         """Notes why an actor is about to be killed."""
-        ledger = self._actors[actor]
+        ledger = self._ledger(actor)
         ledger.reason = ledger.reason or reason
 
     async def stop_requested(self, actor: str) -> bool:
-        return self._actors[actor].stop_requested
+        return self._known(actor).stop_requested
 
     async def end_of(self, actor: str) -> tuple[str, bytes, list[tuple[int, str]]]:
         """Returns why an actor has ended, as far as is known, and its processes."""
-        ledger = self._actors[actor]
+        ledger = self._known(actor)
         return ledger.reason, ledger.failure, ledger.processes
 
     async def emit(self, actor: str, record: bytes) -> None:
-        ledger = self._actors[actor]
+        ledger = self._ledger(actor)
         ledger.records.append(record)
         if len(ledger.records) > RECORDS_KEPT:
             ledger.records.popleft()
@@ -103,10 +137,10 @@ class Keeper:
 
     async def take_records(self, actor: str) -> list[bytes]:
         """Returns the records nobody has fetched, and forgets them."""
-        ledger = self._actors[actor]
+        ledger = self._known(actor)
         taken = list(ledger.records)
         ledger.records.clear()
         return taken
 
     async def dropped(self, actor: str) -> int:
-        return self._actors[actor].dropped
+        return self._known(actor).dropped

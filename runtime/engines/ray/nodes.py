@@ -217,6 +217,20 @@ def actor_row(id: str) -> Mapping[str, Any]:
     return row
 
 
+def is_dead_for_good(row: Mapping[str, Any], restarts: bool) -> bool:
+    """Tells whether an actor is dead and Ray does not start it again.
+
+    It may be started again, if it `restarts`, for a result that was lost, when nobody has a handle
+    of it any more.
+    """
+    from ray.core.generated.common_pb2 import ActorDiedErrorContext
+
+    if row.get("State") != "DEAD":
+        return False
+    reason = row["DeathCause"].actor_died_error_context.reason
+    return not restarts or bool(reason != ActorDiedErrorContext.OUT_OF_SCOPE)
+
+
 def death_text(row: Mapping[str, Any]) -> str:
     """Returns why an actor has died, in Ray's words."""
     cause = row.get("DeathCause")
