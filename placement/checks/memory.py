@@ -1,8 +1,8 @@
 """Checks how much memory a layout's GMIs need at least against what there is.
 
 A lower bound, of what can be counted before anything runs: the experience of an iteration, a
-replay, and the network with what its training keeps of it. Libraries, simulators and reductions
-come on top.
+replay, the trees of searches, and the network with what its training keeps of it. Libraries,
+simulators and reductions come on top.
 
 T = horizon, N = num_env, D = observation width, A = action columns, P = distribution parameters.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gmi_drl.placement.config.algorithms.alphazero import AlphaZeroConfig
 from gmi_drl.placement.config.algorithms.common import AlgorithmConfig
 from gmi_drl.placement.config.algorithms.evolution import EvolutionConfig
 from gmi_drl.placement.config.algorithms.replay import ReplayConfig
@@ -27,7 +28,7 @@ from gmi_drl.placement.templates import TEMPLATES
 _FLOAT: Final = 4
 _ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
 _EPISODE: Final = 512  # steps that one has, where that is not known
-_WHAT: Final = ("experience", "replay", "minibatch", "network")
+_WHAT: Final = ("experience", "replay", "trees", "minibatch", "network")
 # Bytes of a parameter where it is trained: itself and its gradient, Adam's two moments; and itself
 # and the moments once more in each state that is kept for a GMI that comes back, those after the
 # last two iterations and the one that is being written, and where that is put together.
@@ -83,8 +84,7 @@ def memory_faults(
     host_needs = [needs[gmi.gmi_id] for gmi in on_host]
     if _on_host(config.algorithm):  # replays of GMIs on GPUs
         others = [gmi for gmi in layout.gmis if gmi not in on_host]
-        kept = [{"replay": _replay_bytes(config, layout, gmi, sizes)} for gmi in others]
-        host_needs += [dict.fromkeys(_WHAT, 0) | its for its in kept]
+        host_needs += [_kept(config, layout, gmi, sizes) for gmi in others]
     if host_bytes is not None and host_needs:
         total = {what: sum(need[what] for need in host_needs) for what in _WHAT}
         has = f"{whose} has {_gib(host_bytes)}"
@@ -100,9 +100,9 @@ def memory_faults(
 def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
     """Returns the bytes of one GMI, by what they are for."""
     d, a, p = sizes.observation, sizes.action, sizes.parameters
-    algorithm, horizon = config.algorithm, config.algorithm.horizon
+    algorithm = config.algorithm
     num_env = gmi.num_env * sizes.agents
-    learns, simulates = "trainer" in gmi.roles, "simulator" in gmi.roles
+    learns = "trainer" in gmi.roles
     row = _FLOAT * (-(-(d + a + p + 4) // _ROW) * _ROW)  # of a sample that is trained on
     packed, shown = row, d * sizes.observation_bytes
     if sizes.observation_bytes == 1 and not algorithm.normalize_observation:
@@ -112,21 +112,18 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     head = sizes.head_layers(config)
     noise = sum(map(sum, head)) if algorithm.noisy_layers else p
     step = packed + shown + _FLOAT * (noise + 3)  # with the noise, reward, ends
-    keeps = config.mode != "serving" and not isinstance(algorithm, EvolutionConfig)
-    samples = num_env * horizon if keeps else 0
-    if learns and not simulates:  # those of the agents that send to it
-        channels = TEMPLATES[layout.template].channels(layout)
-        agents = [source for source, target in channels if target.gmi_id == gmi.gmi_id]
-        number = len(agents) - algorithm.dropped_agents
-        if config.mode == "async":
-            number = config.experience.batch_segments
-        samples = config.env.num_env * horizon * number
+    if isinstance(algorithm, ReplayConfig):  # and what each step led to
+        step += shown
+    samples = _samples(config, layout, gmi, sizes)
     parameters = sizes.network(config)
     layers = () if sizes.has_own_network else hidden_sizes(algorithm.network)
     if learns:  # what comes out of each layer is kept for the way back
         sides = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
         outputs = sides * sum(layers) + sum(b for _, b in head)
-        through = algorithm.minibatch_size(samples) * (row + _FLOAT * outputs)
+        rows = algorithm.minibatch_size(samples)
+        if isinstance(algorithm, AlphaZeroConfig):  # each GMI has its share
+            rows //= len(layout.holding("trainer"))
+        through = rows * (row + _FLOAT * outputs)
     else:
         through = num_env * _FLOAT * max(layers, default=0)
     of_each = _FLOAT if "agent" in gmi.roles else 0
@@ -135,49 +132,79 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
         if isinstance(algorithm, EvolutionConfig):  # a direction and a policy in each environment
             of_each += 2 * num_env * _FLOAT
     on_gpu = layout.topology.devices[gmi.gpu_id].kind == "gpu"
-    return {
+    needs = {
         "experience": samples * step + (_FLOAT + sizes.observation_bytes) * num_env * d,
-        "replay": 0
-        if on_gpu and _on_host(algorithm)
-        else _replay_bytes(config, layout, gmi, sizes),
         "minibatch": through,
         "network": parameters * of_each,
     }
+    kept = _kept(config, layout, gmi, sizes)
+    if on_gpu and _on_host(algorithm):
+        kept = dict.fromkeys(_WHAT, 0)
+    return {what: needs.get(what, 0) + kept[what] for what in _WHAT}
+
+
+def _samples(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
+    """Returns the steps that a GMI holds at once, of its own environments or of its agents."""
+    algorithm = config.algorithm
+    if "trainer" in gmi.roles and "simulator" not in gmi.roles:
+        channels = TEMPLATES[layout.template].channels(layout)
+        agents = [source for source, target in channels if target.gmi_id == gmi.gmi_id]
+        number = len(agents) - algorithm.dropped_agents
+        if config.mode == "async":
+            number = config.experience.batch_segments
+        return config.env.num_env * algorithm.horizon * number
+    keeps = config.mode != "serving" and not isinstance(algorithm, EvolutionConfig)
+    return gmi.num_env * sizes.agents * algorithm.horizon if keeps else 0
 
 
 def _on_host(algorithm: AlgorithmConfig) -> bool:
+    """Tells whether what `_kept` counts lies in the host's memory, also of GMIs on GPUs."""
+    if isinstance(algorithm, AlphaZeroConfig):
+        return True
     return isinstance(algorithm, ReplayConfig) and algorithm.replay_device == "cpu"
 
 
-def _replay_bytes(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
-    """Returns the bytes of a GMI's replay."""
-    algorithm = config.algorithm
-    if config.mode == "serving" or "trainer" not in gmi.roles:
-        return 0
-    if not isinstance(algorithm, ReplayConfig):
-        return 0
-    # Segments of several agents come in any order.
-    several = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
-    row = _replay_row_bytes(config, algorithm, sizes, config.mode == "async" and several)
-    return algorithm.replay_capacity * row
+def _kept(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
+    """Returns the bytes of a GMI's replay, and of the trees of its searches."""
+    kept, algorithm = dict.fromkeys(_WHAT, 0), config.algorithm
+    learns = config.mode != "serving" and "trainer" in gmi.roles
+    if isinstance(algorithm, AlphaZeroConfig):
+        state, moves = 2 * sizes.observation, sizes.parameters
+        if learns:  # as roles/samples/replay/games.py keeps it
+            kept["replay"] = algorithm.kept_steps * (state + _FLOAT * (moves + 1) + 8)
+        if "agent" in gmi.roles:  # as roles/games/tree.py does
+            leaves = algorithm.simulations if learns else algorithm.play_simulations
+            kept["trees"] = gmi.num_env * leaves * (state + 4 * _FLOAT * moves + 17)
+    elif isinstance(algorithm, ReplayConfig) and learns:
+        samples = _samples(config, layout, gmi, sizes)
+        kept |= _replay_bytes(config, layout, algorithm, sizes, samples)
+    return kept
 
 
-def _replay_row_bytes(config: Config, algorithm: ReplayConfig, sizes: Sizes, cuts: bool) -> int:
-    """Returns the bytes of a step in a replay, as roles/samples/replay/storage.py keeps it.
+def _replay_bytes(
+    config: Config, layout: Layout, algorithm: ReplayConfig, sizes: Sizes, samples: int
+) -> dict[str, int]:
+    """Returns the bytes of a replay, as roles/samples/replay/storage.py keeps it.
 
-    `cuts`: each horizon ends as an episode does.
+    Those of its `capacity` steps, and, as experience, of the `samples` that are put in at once.
     """
+    # Segments of several agents come in any order: each horizon ends as an episode does.
+    several = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
     frames = 1 if algorithm.hindsight else sizes.frames
     frame = sizes.observation * sizes.observation_bytes // frames
     # What episodes ended with, and twice that while it grows; segments may end so, too, and begin
     # with older frames.
     longest = min(config.env.max_episode_steps or _EPISODE, _EPISODE)
     besides = 2 * frame // longest
-    if cuts:
+    if config.mode == "async" and several:
         besides = 2 * frame * frames // min(longest, algorithm.horizon)
     begins = 8 if frames > 1 else 0
     priority = 9 if algorithm.sampler == "prioritized" else 0
-    return frame + besides + begins + _FLOAT * (sizes.action + 1) + 8 + priority
+    row = frame + besides + begins + _FLOAT * (sizes.action + 1) + 8 + priority
+    # There is room for four times as many ends as there are steps in what is put in.
+    capacity = algorithm.replay_capacity
+    ends = max(0, 4 * samples * frame - capacity * besides)
+    return {"replay": capacity * row, "experience": ends}
 
 
 def _fault(
@@ -218,6 +245,10 @@ def _fault(
         steps = f" x {sizes.agents} agents{steps}"
     if most == "minibatch" and config.mode == "serving":
         how, other = " in the network", "smaller layers"
+    elif most == "trees":
+        how, other = " and the trees of their searches", "fewer algorithm.simulations"
+        if config.mode == "serving":
+            other = "fewer algorithm.play_simulations"
     elif most == "minibatch":
         samples = num_env * algorithm.horizon
         parts = samples // max(1, algorithm.minibatch_size(samples))

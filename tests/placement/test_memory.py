@@ -85,7 +85,7 @@ def test_noise_and_distributions_are_counted():
     dqn = ["algorithm.name=dqn", "algorithm.network=[512]", "env.num_env=16384"]
     assert faults(dqn, host=GIB // 2) == []
     (fault,) = faults([*dqn, "algorithm.noisy=true"], host=GIB // 2)
-    assert fault.startswith("env.num_env=16384; a GMI needs 0.6 GiB or more")
+    assert fault.startswith("env.num_env=16384; a GMI needs 0.7 GiB or more")
     qr = ["algorithm.name=dqn", "algorithm.distributional=qr", "algorithm.quantiles=10_000"]
     (fault,) = faults([*qr, "algorithm.batch_size=10_000", "env.num_env=8"], host=2 * GIB)
     assert fault.startswith("algorithm.batch_size=10000; ")
@@ -103,6 +103,31 @@ def test_a_replay_beside_a_gpu_is_counted_on_the_host():
     assert faults(there, topology=Topology((gpu,)), host=64 * GIB) == []
     (fault,) = faults(there, topology=Topology((gpu,)), host=8 * GIB)
     assert "and the machine has 8.0 GiB" in fault
+
+
+CONNECT_FOUR = Sizes(observation=42, observation_bytes=4, parameters=7)
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "remedy"),
+    [
+        ("algorithm.replay_capacity", ["algorithm.replay_capacity=400_000_000"], "fewer GMIs"),
+        ("env.num_env", ["algorithm.simulations=100_000"], "fewer algorithm.simulations."),
+        (
+            "env.num_env", ["algorithm.play_simulations=100_000", "mode=serving"],
+            "fewer algorithm.play_simulations.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_replay_and_the_trees_of_alphazero_are_counted(key, words, remedy):
+    words = [*words, "algorithm.name=alphazero", "env.id=ConnectFour-v0", "layout.gmi_per_gpu=2"]
+    words += ["env.num_env=2000", "algorithm.games=4000", "algorithm.blocks=0"]
+    (fault,) = faults(words, CONNECT_FOUR)
+    assert fault.startswith(f"{key}=")
+    assert remedy in fault
+    most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
+    assert faults([*words, f"{key}={most}"], CONNECT_FOUR) == []
+    assert faults([*words, f"{key}={most + most // 50}"], CONNECT_FOUR)
 
 
 def test_serving_keeps_no_experience():

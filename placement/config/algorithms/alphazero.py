@@ -93,6 +93,10 @@ class AlphaZeroConfig(AlgorithmConfig):
     def anneals(self) -> bool:
         return self.schedule == "linear"
 
+    @property
+    def kept_steps(self) -> int:
+        return self.replay_capacity
+
     def minibatch_size(self, samples: int) -> int:
         return self.batch_size
 
