@@ -8,17 +8,19 @@ import numpy as np
 
 ENVIRONMENTS: Final = 0
 ACTIONS: Final = 1
+EVALUATION: Final = 2  # of the environments at the end, the same however often a run was resumed
 DRAWS: Final = 5  # of minibatches
 GOALS: Final = 6  # of the environment that says what goals are worth; nothing is drawn from it
 LOSSES: Final = 7  # of the noise of losses that give first priorities
+OTHERS: Final = 14  # of torch's own generator, from which code of the user's may draw
 
 
-def seed_of(run: int, number: int, stream: int, lives: int = 0, resizes: int = 0) -> int:
+def seed_of(run: int, number: int, stream: int, lives: int = 0, resumed: int = 0) -> int:
     """Returns the seed of a stream of the GMI or evaluator with this number, of a run's seed.
 
-    One that was restarted has other seeds than in its `lives` before, and one of a run that was
-    resized others than before that: it shall not see the same again.
+    One that was restarted has other seeds than in its `lives` before, and one of a run that goes on
+    from the checkpoint of iteration `resumed` others than before: it shall not see the same again.
     """
-    later = (lives, resizes) if resizes else (lives,) if lives else ()
+    later = (lives, resumed) if resumed else (lives,) if lives else ()
     entropy = (run, number, stream, *later)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -2,6 +2,8 @@
 
 import os
 
+import torch
+
 import faults
 import gmi_drl.roles
 from gmi_drl.roles.evaluators.sample_sender import SampleSender
@@ -80,6 +82,19 @@ class MortalAsyncAgent(_Leaving, gmi_drl.roles.Agent):
 
     def make_sampler(self, env):
         return _MortalSender(self, env)
+
+
+class TellingAgent(gmi_drl.roles.Agent):
+    """Writes what its environments show first, and a number of torch's own, into the run's folder.
+
+    Each process of it writes a line.
+    """
+
+    def make_env(self, num_env=None, seed=0):
+        env = super().make_env(num_env, seed)
+        with open(self.mgr.context.folder / f"first{self.GMI_id}", "a") as file:
+            file.write(f"{env.reset().tolist()} {float(torch.rand(()))}\n")
+        return env
 
 
 class MortalAsyncTrainer(_Leaving, Hooked, gmi_drl.roles.Trainer):

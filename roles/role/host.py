@@ -76,6 +76,8 @@ class GmiHost:
         from gmi_drl.comm import Mailbox, solo_group
         from gmi_drl.roles.algorithms import with_settings
         from gmi_drl.roles.policies.trunk import set_matmul_precision
+        from gmi_drl.roles.seeds import OTHERS, seed_of
+        from gmi_drl.roles.state.checkpoint import iteration_of
 
         from .manager import GMI_manager, GmiContext
 
@@ -101,14 +103,15 @@ class GmiHost:
             self._gmi_id, job.layout, config, group, mailbox, job.folder, job.resume, device,
             job.session, job.wires, tally, lives if rank is None else 0, lives,
             trace=self._trace(on_gpu), memory=memory, private=job.sockets, closing=self._closing,
-            heartbeat=pulse, pause=job.pause, resizes=job.resizes,
-            epoch=job.epoch,
+            heartbeat=pulse, pause=job.pause, epoch=job.epoch,
+            resumed=0 if job.resume is None else iteration_of(job.resume),
         )  # fmt: skip
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(config.run.deterministic)
         set_matmul_precision(config.algorithm.precision, context.device)
-        anew = (context.replaced << 32) + (job.resizes << 48)
-        torch.manual_seed(job.config.run.seed + self._gmi_id + anew)
+        torch.manual_seed(
+            seed_of(config.run.seed, self._gmi_id, OTHERS, context.replaced, context.resumed)
+        )
         exits = False
         try:
             memory.bound()

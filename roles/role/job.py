@@ -76,7 +76,6 @@ class Job:
     traced: bool = False  # whether the GMI that is told so records a trace
     lock: Path | None = None  # a file whose lock all of them hold: who has it trains this run
     pause: Pause | None = None  # where training ends before run.total_steps, to be gone on with
-    resizes: int = 0  # of the run so far
     plan: str = ""  # plan.json; none of a run that does not train
     epoch: int = 0  # on several hosts: counts the run's gangs. One of a lower epoch writes no more
 

@@ -25,7 +25,7 @@ from gmi_drl.roles.envs import VecEnv, choose_adapter, make_env
 from gmi_drl.roles.envs.batch_wrappers import unwrapped
 from gmi_drl.roles.envs.compiling import AT_RESET, COMPILES, compiling
 from gmi_drl.roles.errors import ContextError
-from gmi_drl.roles.seeds import seed_of
+from gmi_drl.roles.seeds import EVALUATION, seed_of
 from gmi_drl.runtime.process.progress import SET_UP, beat
 
 from . import readiness
@@ -69,7 +69,7 @@ class GmiContext:
     closing: Closing = field(default_factory=Closing)
     heartbeat: Heartbeat | None = None  # of a launched run
     pause: Pause | None = None  # where training ends before run.total_steps
-    resizes: int = 0  # of the run so far
+    resumed: int = 0  # the iteration of the checkpoint that all began with
     epoch: int = 0  # of the gang, where it is on several hosts
 
     @property
@@ -325,12 +325,13 @@ class GMI_manager:
         """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
 
         With `number` in place of the id, GMIs that have the same number get the same seed. A GMI
-        that was restarted has other seeds than before, and so has one that a resize has begun anew:
-        they shall not see the same again.
+        that was restarted has other seeds than before, and so has each of a run that was resumed or
+        resized, but for its evaluation: they shall not see the same again.
         """
         mine = self.GMI_id if number is None else number
         context = self.context
-        return seed_of(self.config.run.seed, mine, stream, context.replaced, context.resizes)
+        resumed = 0 if stream == EVALUATION else context.resumed
+        return seed_of(self.config.run.seed, mine, stream, context.replaced, resumed)
 
     @property
     def timeout(self) -> timedelta:

@@ -11,6 +11,7 @@ from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
 from gmi_drl.roles.evaluators.sample_sender import SampleSender
 from gmi_drl.roles.optimizers import make_optimizer, samples_in_turn
 from gmi_drl.roles.optimizers.optimizer import Optimizer
+from gmi_drl.roles.seeds import EVALUATION
 from gmi_drl.roles.state.training import Training
 
 from .acting import ActingRole
@@ -32,7 +33,7 @@ class Trainer(ActingRole):
 
     def train(self) -> dict[str, Any]:
         """Train to the end, or as far as the pause of its context says."""
-        optimizer, make_env = self.make_optimizer(), partial(self.make_env, seed=2)
+        optimizer, make_env = self.make_optimizer(), partial(self.make_env, seed=EVALUATION)
         with self.use_threads():
             return Training(self.mgr, optimizer, self.description, make_env).run()
 

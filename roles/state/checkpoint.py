@@ -310,6 +310,20 @@ def find(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{error} {hint}") from None
 
 
+def iteration_of(folder: Path) -> int:
+    """Returns the iteration of the checkpoint that `find` gives, whole or not; 0 if there is none.
+
+    CheckpointError for a manifest that is none of ours.
+    """
+    if (folder / "manifest.json").exists():
+        iteration: int = _manifest_of(folder)["iteration"]
+        return iteration
+    its = folder / "checkpoints"
+    found = all_in(its if its.is_dir() else folder)
+    named = _NAME.fullmatch(found[-1].name) if found else None
+    return int(named[1]) if named else 0
+
+
 def _read(folder: Path) -> Checkpoint:
     """A checkpoint whose manifest is ours and whose files are what the manifest says."""
     manifest = _manifest_of(folder)

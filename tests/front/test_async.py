@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -182,6 +183,21 @@ def test_a_resumed_run_goes_on_with_its_policy_and_its_counts(tmp_path):
     assert [line["iteration"] for line in metrics(resumed.folder)] == [*range(1, 41)]
     assert resumed.experience.trained == ITERATIONS  # of this launch
     assert resumed.experience.add_up
+
+
+def test_a_resumed_run_sees_other_episodes_and_always_the_same_ones(tmp_path):
+    roles = {"agent": bodies_async.TellingAgent}
+    first = launch(config(tmp_path), roles=roles).folder
+    copy = first.with_name("copy")
+    shutil.copytree(first, copy)
+    seen = []
+    for folder in (first, copy):
+        launch(
+            resume=folder, roles=roles, overrides=[f"run.total_steps={2 * ITERATIONS * SAMPLES}"]
+        )
+        seen.append((folder / "first0").read_text().splitlines())
+    assert len({part for line in seen[0] for part in line.split("] ")}) == 4
+    assert seen[0] == seen[1]
 
 
 # Deaths -------------------------------------------------------------------------------------------

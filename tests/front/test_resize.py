@@ -310,9 +310,9 @@ def test_gmis_that_are_begun_anew_see_other_episodes():
     def seeds(**later):
         return [seed_of(1, gmi_id, ENVIRONMENTS, **later) for gmi_id in range(3)]
 
-    known = [*seeds(), *seeds(lives=1), *seeds(resizes=1), *seeds(lives=1, resizes=1)]
+    known = [*seeds(), *seeds(lives=1), *seeds(resumed=1), *seeds(lives=1, resumed=1)]
     assert len(set(known)) == 12
-    assert seeds(resizes=0) == seeds()
+    assert seeds(resumed=0) == seeds()
 
 
 @pytest.mark.slow

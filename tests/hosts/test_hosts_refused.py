@@ -99,7 +99,7 @@ def test_a_folder_that_hosts_do_not_share_is_told(tmp_path, monkeypatch):
     part = HostPart(
         host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
         folder=tmp_path, started=1.0, resume=None, classes={}, role_folder=None, session="",
-        max_restarts=0, traced=frozenset(), epoch=1, resizes=0, keeps_gcs=False,
+        max_restarts=0, traced=frozenset(), epoch=1, keeps_gcs=False,
     )  # fmt: skip
     with pytest.raises(HostsError) as raised:
         host_launcher._run(part, None)
@@ -115,7 +115,7 @@ def test_an_interface_that_a_host_has_not_is_told(tmp_path):
         host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout,
         config=config("10.0.0.1:1", network="trusted", interface="none7"), folder=tmp_path,
         started=1.0, resume=None, classes={}, role_folder=None, session="", max_restarts=0,
-        traced=frozenset(), epoch=1, resizes=0, keeps_gcs=False,
+        traced=frozenset(), epoch=1, keeps_gcs=False,
     )  # fmt: skip
     with pytest.raises(HostsError) as raised:
         host_launcher._run(part, None)
@@ -166,7 +166,7 @@ def test_a_host_with_other_code_of_the_user_is_told(tmp_path):
     part = HostPart(
         host=1, addresses=("10.0.0.1", "10.0.0.2"), layout=layout, config=config("10.0.0.1:1"),
         folder=run, started=1.0, resume=None, classes={}, role_folder=there, session="",
-        max_restarts=0, traced=frozenset(), epoch=1, resizes=0, keeps_gcs=False,
+        max_restarts=0, traced=frozenset(), epoch=1, keeps_gcs=False,
         digests={"mine.py": digests["mine.py"]},
     )  # fmt: skip
     with pytest.raises(HostsError) as raised:

@@ -87,7 +87,7 @@ def test_no_environments_are_refused_and_not_taken_for_all_of_them():
     config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
     spec = SimpleNamespace(num_env=8, cores=(0,), roles=("simulator", "agent"))
     context = SimpleNamespace(
-        spec=spec, config=config, device=torch.device("cpu"), replaced=0, resizes=0
+        spec=spec, config=config, device=torch.device("cpu"), replaced=0, resumed=0
     )
     mgr = GMI_manager(0, context)
     for num_env, made in ((None, 8), (3, 3)):
@@ -110,7 +110,7 @@ def test_environments_that_are_compiled_are_first_made_by_one_gmi(tmp_path, monk
         config=config,
         device=torch.device("cpu"),
         replaced=0,
-        resizes=0,
+        resumed=0,
         private=tmp_path,
     )
     GMI_manager(0, context).make_env().close()

@@ -55,7 +55,6 @@ def parts_of(
             max_restarts=max_restarts,
             traced=traced,
             epoch=job.epoch,
-            resizes=job.resizes,
             keeps_gcs=keeps_gcs,
             digests=digests,
         )

@@ -232,7 +232,6 @@ def _job(part: HostPart) -> Job:
         wires=wires_of(layout, sockets, part.host),
         lock=lock_of(part.folder),
         epoch=part.epoch,
-        resizes=part.resizes,
     )
 
 

@@ -57,7 +57,6 @@ class HostPart:
     max_restarts: int
     traced: frozenset[int]
     epoch: int  # of the job
-    resizes: int  # of the run so far
     keeps_gcs: bool  # what the host records shall be in the run's folder
     digests: Mapping[str, str] = field(default_factory=dict)  # of the user's files in role_folder
 

@@ -213,11 +213,7 @@ def resumed_job(
     layout = moved
     classes = classes_of(resolved, layout, roles)
     resume = checkpoint.resolve()
-    resizes = folder.state().get("resizes")
-    job, told = job_of(
-        layout, resolved, folder, classes, import_path,
-        resume=resume, resizes=len(resizes) if isinstance(resizes, list) else 0,
-    )  # fmt: skip
+    job, told = job_of(layout, resolved, folder, classes, import_path, resume=resume)
     return job, told, cluster
 
 
@@ -271,7 +267,7 @@ def resized_job(
     same = {"hardware": job.config.hardware}  # other words for devices may mean those there are
     if layout == job.layout and resolved.model_copy(update=same) == job.config:
         raise ConfigError([_same(resolved)], "resize")
-    return _next_job(job, layout, resolved, classes_of(resolved, layout, roles), job.resizes + 1)
+    return _next_job(job, layout, resolved, classes_of(resolved, layout, roles))
 
 
 def shrunk_job(
@@ -306,22 +302,18 @@ def rehosted_job(
     resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
     with importable(job.role_folder):
         layout = planned(resolved, "hosts", **_of_hosts(hosts))
-    return _next_job(job, layout, resolved, classes_of(resolved, layout, roles), job.resizes + 1)
+    return _next_job(job, layout, resolved, classes_of(resolved, layout, roles))
 
 
 def renewed_job(job: Job) -> tuple[Job, list[str]]:
     """Returns the job that goes on with a run as it was: links and counts are of one gang alone."""
-    return _next_job(job, job.layout, job.config, job.classes, job.resizes)
+    return _next_job(job, job.layout, job.config, job.classes)
 
 
-def _next_job(
-    job: Job, layout: Layout, config: Config, classes: Classes, resizes: int
-) -> tuple[Job, list[str]]:
+def _next_job(job: Job, layout: Layout, config: Config, classes: Classes) -> tuple[Job, list[str]]:
     assert job.folder is not None
     folder = RunFolder(job.folder)
-    return job_of(
-        layout, config, folder, classes, job.role_folder, resume=folder.path, resizes=resizes
-    )
+    return job_of(layout, config, folder, classes, job.role_folder, resume=folder.path)
 
 
 def resize_faults(before: Config, wanted: Config) -> list[Fault]:
@@ -386,12 +378,11 @@ def job_of(
     resume: Path | None = None,
     notes: Sequence[str] = (),
     sockets: Path | None = None,
-    resizes: int = 0,
 ) -> tuple[Job, list[str]]:
     """Returns the job, and what is said before its first iteration; writes nothing.
 
     `sockets` is a private folder with a short path, that no other job has at the same time; None:
-    that of the runtime. `resizes` counts those of the run so far.
+    that of the runtime.
     """
     names, trainers = names_of(layout), layout.holding("trainer")
     sockets = sockets or runtime.run_directory()
@@ -418,7 +409,6 @@ def job_of(
         tally=create_tally(len(layout.gmis), COUNTERS),
         wires=wires_of(layout, sockets) if config.cluster is None else Wires(),
         lock=lock_of(folder.path),
-        resizes=resizes,
         plan="" if plan is None else json.dumps(plan.as_json(), indent=1),
     )
     return job, [*notes, *startup_notes(config, layout, plan)]
