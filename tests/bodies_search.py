@@ -1,5 +1,6 @@
 """Roles that trials of a search are given: one that can be held, one that fails."""
 
+import json
 import os
 import signal
 import time
@@ -22,6 +23,21 @@ class Held(Hooked, Holistic):
             while not (folder / "go").exists():
                 assert time.monotonic() < deadline_s, "nobody let it go"
                 time.sleep(0.005)  # between two looks
+
+
+class Tells(Hooked, Holistic):
+    """Writes the random numbers that its first iteration begins with, and what it sees then."""
+
+    def begin(self, iteration):
+        path = self.mgr.context.folder / "drawn.json"
+        if not path.exists():
+            own, replay = self.optimizer.own_state(), self.optimizer._replay
+            drawn = {name: own[name].tolist() for name in DRAWN}
+            rows = 0 if replay is None else len(replay._replay)
+            path.write_text(json.dumps({"rows": rows, **drawn}))
+
+
+DRAWN = ("shuffles", "global_generator", "generator", "observation")
 
 
 class FailsAboveATenth(Hooked, Holistic):

@@ -156,7 +156,8 @@ class RolloutLoop:
         self._make_codec(env.num_env)
         self._send_s = 0.0
         self._trained_steps = TrainedSteps(self._mgr)
-        if not self._mgr.context.replaced:  # else its episodes have gone with its process
+        context = self._mgr.context
+        if not context.replaced and not context.is_copy:  # else its episodes are not those
             self._resume()
 
     def _make_codec(self, num_env: int) -> None:

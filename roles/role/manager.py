@@ -82,6 +82,11 @@ class GmiContext:
         return self.of_group or _solo_group()
 
     @property
+    def is_copy(self) -> bool:
+        """Tells whether it goes on from the checkpoint of another training, which goes on too."""
+        return self.pause is not None and self.pause.is_copy
+
+    @property
     def replaced(self) -> int:
         """0, or another number in each process that takes a dead one's place."""
         return max(0 if self.of_group is None else self.of_group.joined, self.lives)

@@ -387,6 +387,10 @@ class Training:
             anew = saving.begun_anew(saved, self._mgr.layout)
             if gmi_id not in anew:
                 own = saved.load(f"gmi{gmi_id}")
+                if self._mgr.context.is_copy and newest is None:
+                    # Else it would explore as the other one does. What a replay has is no draw.
+                    kept = {name: own[name] for name in ("replay",) if name in own}
+                    own = self._optimizer.own_state() | kept
                 with _told_of_missing(saved):
                     self._optimizer.load_own_state(own)
             if anew := [one for one in anew if self._mgr.layout.gmi(one).num_env]:

@@ -33,9 +33,8 @@ class Ranges:
 
         Jaderberg et al. (2017), section 3, move all by a factor. A discount of 0.99 times 1.2 is
         none, so only a number of a `log_uniform` moves by 1 - `perturb` or 1 + `perturb`, others by
-        that share of the range, a choice to its neighbour. None stays what it is: a checkpoint
-        brings its random numbers, and the copy would train what the other one does, bit for bit.
-        `place` (generation, member) decides the draws.
+        that share of the range, a choice to its neighbour. None stays what it is, as a copy with
+        the same values would try nothing new. `place` (generation, member) decides the draws.
         """
         random = np.random.default_rng((self._seed, _MOVES, *place))
         return {

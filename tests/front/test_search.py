@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import bodies_search
 import gmi_drl
 from gmi_drl.launcher.plan.planning import faults_of, planned
 from gmi_drl.launcher.view.view import opened
@@ -225,6 +226,40 @@ def test_members_of_a_population_go_on_from_others_with_the_values_they_are_give
     kept = {path.parent.parent for path in result.folder.glob("trials/*/*/checkpoints/*")}
     assert all(folder.name == "3" for folder in kept)  # what nobody goes on from has gone
     assert result.checkpoint.is_dir()
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_copy_draws_numbers_of_its_own_and_the_same_ones_in_each_search(tmp_path, replays):
+    dqn = {"name": "dqn", "network": [16], "horizon": 32, "replay_capacity": 2048,
+           "replay_start": 64, "updates_per_row": 0.1, "batch_size": 16}  # fmt: skip
+    changes = {"algorithm": dqn} if replays else {}
+    searches = []
+    for name in ("one", "other"):
+        path = written(
+            tmp_path,
+            roles={"trainer": "bodies_search:Tells"},
+            search={
+                "algorithm": "pbt", "folder": str(tmp_path / name), "population": 4,
+                "interval_steps": 1024, "truncation": 0.5, "synchronous": True,
+                "ranges": {RATE: {"log_uniform": [1e-4, 1e-1]}},
+            },
+            **changes,
+        )  # fmt: skip
+        result = search(path, view="none")
+        assert result.failed == 0
+        searches.append({})
+        for line in result.lines:
+            folder = result.folder / "trials" / f"{line['trial']:03d}" / str(line["number"])
+            drawn = json.loads((folder / "drawn.json").read_text())
+            searches[-1][line["trial"], line["number"]] = (line["start"], drawn)
+    assert searches[0] == searches[1]
+    second = [one for (_, number), one in searches[0].items() if number == 1]
+    copies = [start[0] for start, _ in second]
+    assert len(set(copies)) < 4  # some go on from the same one
+    for what in bodies_search.DRAWN:
+        assert len({str(drawn[what]) for _, drawn in second}) == 4, what
+    # What a replay has is learned from further.
+    assert [drawn["rows"] for _, drawn in second] == [1024 if replays else 0] * 4
 
 
 def test_any_algorithm_is_searched_in_any_layout_and_a_gmi_of_a_trial_may_die(tmp_path):
