@@ -23,6 +23,7 @@ class ModelFit:
     ) -> None:
         """`generator` draws what is held out and in which order the rest is trained on."""
         self.model, self._settings, self._generator = model, settings, generator
+        # And not optimizers.descent: that goes by a policy's settings, without weight decay.
         self._optimizer = torch.optim.Adam(model.parameters())
         self._follow_settings()
         self.elites = torch.arange(settings.elites, device=generator.device)

@@ -158,8 +158,8 @@ def test_terminations_are_gymnasiums(name, env_id):
 # Roll-outs beside real steps ----------------------------------------------------------------------
 
 
-def learner_of(env="Pendulum-v1", algorithm=MBPO, keys=MBPO_KEYS, **more):
-    its = rl.Evaluator(env=env, algorithm=algorithm, num_env=2, settings={**keys, **more})
+def learner_of(env="Pendulum-v1", algorithm=MBPO, keys=MBPO_KEYS, num_env=2, **more):
+    its = rl.Evaluator(env=env, algorithm=algorithm, num_env=num_env, settings={**keys, **more})
     return rl.Replay(algorithm, [its])
 
 
@@ -181,6 +181,44 @@ def test_minibatches_have_their_share_of_real_steps_and_rollouts_end_with_episod
     assert len(last) < 90  # of 30 roll-outs of 3 steps
     assert told["model_rows"] == len(made["reward"])
     assert np.isfinite(told["model_error"])
+    optimizer.close()
+
+
+@pytest.mark.parametrize("horizon", [1, 4])
+def test_beside_others_a_new_model_waits_for_as_many_steps_as_at_the_start(horizon):
+    """A GMI that is restarted: the others take updates meanwhile, and so does it."""
+    others, restarted = (learner_of(num_env=1, horizon=horizon) for _ in range(2))
+    for _ in range(80 // horizon):
+        others.step()
+    restarted._replay.load_state_dict(others._replay.state_dict())
+    source, start = restarted._replay._replay, MBPO_KEYS["replay_start"]
+    while len(source) < start:
+        assert source._imagined == {}
+        told = restarted.step()
+        assert told["critic_loss"] is None or math.isfinite(told["critic_loss"])
+    assert told["updates"] > 0
+    for _ in range(2):  # one of which takes an update
+        told = restarted.step()
+    assert math.isfinite(told["model_error"])
+    assert told["model_rows"] == len(source._imagined["reward"]) > 0
+    for optimizer in (others, restarted):
+        optimizer.close()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_model_is_fitted_to_fewer_than_two_steps_with_numbers(count):
+    optimizer = learner_of()
+    while not optimizer._replay._replay._imagined:
+        optimizer.step()
+    source = optimizer._replay._replay
+    before, error = source._imagined, source._model.error
+    finals = source._storage.gather(torch.arange(len(source)))
+    finals["next_observation"][count:] = math.nan
+    source._storage.gather = lambda *its: finals
+    source._since = MBPO_KEYS["model_every"]
+    source.next()
+    assert source._imagined is before
+    assert source._model.error == error
     optimizer.close()
 
 

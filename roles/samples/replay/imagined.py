@@ -26,8 +26,8 @@ class ModelReplay(ReplayBuffer):
     """Draws a fixed share of each minibatch from real steps, and the rest from the model's.
 
     The model is this GMI's own, as its replay is. It is trained on all real steps, and roll-outs
-    are made by the policy as it is then, before the first update and after every `model_every`
-    steps.
+    are made by the policy as it is then, once `replay_start` steps are there and after every
+    `model_every` steps. Before that, as in a GMI that is restarted beside others, all is real.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class ModelReplay(ReplayBuffer):
         )
         self._settings, self._model, self._policy = settings, model, policy
         self._normalizer, self._over = normalizer, termination
-        self._since = settings.model_every  # real rows since the model was trained
+        # Real rows since the model was trained, or until it is for the first time.
+        self._since = settings.model_every - settings.replay_start
         self._made: list[dict[str, Tensor]] = []  # the columns of the newest roll-outs, by time
         self._imagined: dict[str, Tensor] = {}  # the same, one behind the other
         self._from_real = round(settings.real_share * real.batch_size)
@@ -63,9 +64,13 @@ class ModelReplay(ReplayBuffer):
         if self._from_real == self.batch_size:
             return super().next()
         if self._since >= self._settings.model_every:
-            self._since = 0
-            self._model.fit(*self._real_rows())
-            self._roll_out()
+            inputs, targets = self._real_rows()
+            if len(inputs) > 1:  # one to learn from, and one that is held out
+                self._since = 0
+                self._model.fit(inputs, targets)
+                self._roll_out()
+        if not self._imagined:
+            return super().next()
         real, places = self._drawn(self._from_real)
         count = self.batch_size - self._from_real
         total, generator = len(self._imagined["reward"]), self._generator
