@@ -92,8 +92,7 @@ class TuneRecord:
     @property
     def prediction(self) -> Prediction | None:
         """Returns how it was predicted what a step is worth; None: it was not."""
-        told = self.choice.get("prediction")
-        return None if told is None else Prediction(**told)
+        return _prediction_of(self.choice)
 
     @property
     def promised(self) -> float | None:
@@ -160,6 +159,7 @@ class TuneRecord:
             values["races"] += ({**line, "candidate": candidate_of(line["candidate"])},)
         elif kind == "chosen":
             chosen = _chosen_of(line)
+            _prediction_of(line)  # TypeError for that of another version
             values |= {"chosen": chosen, "choice": line, "drifts": ()}
             if line.get("raced"):  # who had won was not known when the lines of the race came
                 won = chosen.winner
@@ -319,6 +319,11 @@ def _chosen_of(data: Mapping[str, Any]) -> Chosen:
         bool(data["complete"]),
         str(data["why"]),
     )
+
+
+def _prediction_of(data: Mapping[str, Any]) -> Prediction | None:
+    told = data.get("prediction")
+    return None if told is None else Prediction(**told)
 
 
 def _prune(path: Path) -> None:

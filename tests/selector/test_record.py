@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from gmi_drl.runtime.cache_files import cache_folder, locked
 from gmi_drl.selector.errors import RecordError
 from gmi_drl.selector.record import record as records
+from gmi_drl.selector.record.journal import append
 from gmi_drl.selector.record.record import TuneJournal, expire, read, record_path
 from gmi_drl.selector.tune.candidate import (
     Ask,
@@ -125,6 +127,21 @@ def test_what_is_no_record_is_put_aside(path, spoil, why):
     assert not record.record.profiles
     assert path.with_suffix(".damaged").read_bytes() == before
     assert read(path).header["env"] == "Ant-v5"
+
+
+@pytest.mark.parametrize(
+    "prediction", [{"own_samples": 8, "own_horizon": 4, "usual_noise": 2.0}, {"own_samples": 8}]
+)
+def test_a_choice_by_another_versions_prediction_is_no_record(path, prediction):
+    record = filled(path)
+    line = {**asdict(Chosen(SMALL, None, (), True)), "steps_per_s": 1e4, "prediction": prediction}
+    append(path, {"kind": "chosen", "at": 0.0, **line})
+    with pytest.raises(RecordError, match=r"is damaged in line 4 \(TypeError"):
+        read(path)
+    assert [*records.records()] == []
+    record, (note,) = TuneJournal.open(path, {}, anew=False)
+    assert "it is put aside, and tuning begins anew" in note
+    assert record.record.chosen is None
 
 
 def test_failures_alone_are_not_gone_on_with_and_anew_is_anew(path):
