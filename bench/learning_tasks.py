@@ -85,20 +85,34 @@ def _cartpole(
 
 def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
     """Pendulum by an actor and its critics: examples/sac_pendulum.yaml, td3_pendulum.yaml."""
+    return _off_policy(
+        "Pendulum-v1", 20_000,
+        {"replay_capacity": 20_000, "replay_start": 1_000, "random_steps": 1_000, **algorithm},
+        reference, net="64:64", learning_rate=1e-3, horizon=16,
+    )  # fmt: skip
+
+
+def _off_policy_half_cheetah(algorithm: dict[str, Any], reference: str) -> Task:
+    """HalfCheetah by an actor and its critics, with an update for each step."""
+    return _off_policy(
+        "HalfCheetah-v5", 1_000_000,
+        {"replay_capacity": 1_000_000, "replay_start": 10_000, "random_steps": 10_000, **algorithm},
+        reference, net="256:256", learning_rate=3e-4, horizon=8,
+    )  # fmt: skip
+
+
+def _off_policy(
+    env: str, steps: int, algorithm: dict[str, Any], reference: str, **changes: Any
+) -> Task:
+    own: dict[str, Any] = {"activation": "relu", "normalize_observation": False, **changes}
     return Task(
-        env="Pendulum-v1",
-        steps=20_000,
-        ours=_ours(
-            "Pendulum-v1", n_envs=4, horizon=16, net="64:64", activation="relu",
-            learning_rate=1e-3, normalize_observation=False,
-        ),
-        algorithm={
-            "max_grad_norm": None, "batch_size": 256, "updates_per_row": 1.0,
-            "replay_capacity": 20_000, "replay_start": 1_000, "random_steps": 1_000, **algorithm,
-        },
+        env=env,
+        steps=steps,
+        ours=_ours(env, n_envs=4, **own),
+        algorithm={"max_grad_norm": None, "batch_size": 256, "updates_per_row": 1.0, **algorithm},
         sb3=None,
         reference=reference,
-    )  # fmt: skip
+    )
 
 
 def _model_pendulum(algorithm: dict[str, Any], steps: int, **changes: Any) -> Task:
@@ -456,6 +470,12 @@ TASKS = {
         },
         sb3=None,
         reference="v3: 4,815 ± 1,341 (SB3 zoo, 12 M, one run)",
+    ),
+    "HalfCheetah-v5-sac": _off_policy_half_cheetah(
+        {"name": "sac"}, "v4: 9,635 ± 1,424 (CleanRL, while training)",
+    ),
+    "HalfCheetah-v5-td3": _off_policy_half_cheetah(
+        {"name": "td3"}, "v1: 9,637 ± 859 (TD3's paper)",
     ),
     "HalfCheetah-v5": Task(
         env="HalfCheetah-v5",
