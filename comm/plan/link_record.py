@@ -102,8 +102,7 @@ def _machines(path: Path) -> list[dict[str, Any]]:
 
 
 def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
-    # Older files have no backend; whatever else is missing makes a file a damaged one.
-    key = LinkKey(**{name: entry[name] for name in LinkKey.__dataclass_fields__ if name in entry})
+    key = LinkKey(**{name: entry[name] for name in LinkKey.__dataclass_fields__})
     link = Link(**{name: entry[name] for name in Link.__dataclass_fields__})
     link = replace(link, samples=tuple((int(n), float(s)) for n, s in link.samples))
     numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)

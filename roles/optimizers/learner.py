@@ -353,9 +353,8 @@ class Learner:
             self._observations.load_state_dict(state["observation_normalizer"])
         if self._values is not None:
             self._values.load_state_dict(state["value_normalizer"])
-        # Checkpoints of before do not have these two.
-        self.updates = state.get("updates", 0)
-        self.noise.scale.load_state_dict(state.get("noise_scale", {}))
+        self.updates = state["updates"]
+        self.noise.scale.load_state_dict(state["noise_scale"])
         if "algorithm" in state:
             self.algorithm.load_state_dict(state["algorithm"])
 

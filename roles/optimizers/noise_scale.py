@@ -65,8 +65,8 @@ class NoiseScale:
         return {"trace": self._trace, "square": self._square}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Goes on as the one that gave `state`; from the beginning where it is empty."""
-        self._trace, self._square = state.get("trace", 0.0), state.get("square", 0.0)
+        """Goes on as the one that gave `state`."""
+        self._trace, self._square = state["trace"], state["square"]
 
 
 class NoiseMeter:

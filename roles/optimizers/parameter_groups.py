@@ -100,5 +100,4 @@ class GroupedDescent:
             )
         for name, descent in self._descents.items():
             descent.load_state_dict(state[name])
-            share = self._share(name)  # checkpoints of before do not tell theirs
-            descent.learning_rate *= share / state[name].get("share", share)
+            descent.learning_rate *= self._share(name) / state[name]["share"]

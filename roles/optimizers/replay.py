@@ -154,8 +154,7 @@ class OnReplay:
         # Rows of rounds that were given up: they are collected again.
         self._replay.take_back(max(limiter.rows - state["limiter"]["rows"], 0))
         limiter.load_state_dict(state["limiter"])
-        # Checkpoints of before have none.
-        self._paces = [(version, rows, each) for version, rows, each in state.get("paces", [])]
+        self._paces = [(version, rows, each) for version, rows, each in state["paces"]]
 
     def own_state(self) -> dict[str, Any]:
         return {"replay": self._replay.state_dict()} if self._saves else {}

@@ -45,25 +45,16 @@ def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, A
     }
 
 
-def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> str:
-    """Raises CheckpointError, with all differences, unless `found` has the policy of `mine`.
-
-    What to warn of when the checkpoint is of an earlier release and does not say.
-    """
-    its = found.manifest.get("policy")
-    if its is None:
-        return (
-            f"{found.folder} does not say what its policy is, as an earlier gmi-drl wrote it: "
-            "only the number of parameters is compared. Look that activation and action space "
-            "are what they were."
-        )
+def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> None:
+    """Raises CheckpointError, with all differences, unless `found` has the policy of `mine`."""
+    its = found.manifest.get("policy", {})
     differences = [
         f"{key}: checkpoint {_shown(its, key)}; config {_shown(mine, key)}"
         for key in {**its, **mine}
         if key not in its or key not in mine or its[key] != mine[key]
     ]
     if not differences:
-        return ""
+        return
     more = len(differences) - _MOST_NAMED
     lines = [*differences[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
     wrote = " ".join(str(found.manifest.get(key, "?")) for key in ("algorithm", "environment"))
@@ -76,19 +67,19 @@ def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> str:
 
 def load_policy(
     path: Path, network: nn.Module, normalizers: Normalizers, description: dict[str, Any]
-) -> str:
+) -> None:
     """Make `network`, whose policy `description` is of, that of a checkpoint or a run's newest.
 
-    Returns what to warn of. CheckpointError unless it is whole, and of a policy like this one.
+    CheckpointError unless it is whole, and of a policy like this one.
     """
     found = find(path)
-    recorded = found.manifest.get("policy") or {}
+    recorded = found.manifest.get("policy", {})
     needless = {key: recorded[key] for key in _LEARNERS & recorded.keys()}
     remedy = (
         f"Serve it with the env and algorithm sections of its run: gmi-drl launch {path} --set "
         "mode=serving takes them."
     )
-    warning = compare(found, {**description, **needless}, remedy)
+    compare(found, {**description, **needless}, remedy)
     shared, flat = found.load("shared"), FlatParameters(network)
     try:
         with torch.no_grad():
@@ -103,7 +94,6 @@ def load_policy(
         )
     if observations is not None:
         observations.load_state_dict(statistics)
-    return warning
 
 
 def _shown(description: dict[str, Any], key: str) -> str:

@@ -199,10 +199,8 @@ class Server(ActingRole):
         """Make the policy that acts in environments like `env`: `run.policy`, or a new one."""
         self.build(env)
         network, normalizers = self.policy.network, self.normalizers
-        if (path := self.mgr.config.run.policy) is not None and (
-            warning := load_policy(Path(path), network, normalizers, self.description)
-        ):
-            self.mgr.warn(warning)
+        if (path := self.mgr.config.run.policy) is not None:
+            load_policy(Path(path), network, normalizers, self.description)
 
     def _actor(self, pool: Pool | None = None) -> GreedyActor:
         """Returns what acts by the policy in some environments, captured if there is a `pool`."""

@@ -56,7 +56,7 @@ class _Manifest(BaseModel, strict=True):
     gmis: list[list[int]] = []  # (id, num_env) of all GMIs
     session: str = ""
     policy_only: bool = False
-    policy: dict[str, Any] | None = None  # see `description`; None of an earlier release
+    policy: dict[str, Any] = {}  # see `description`
 
 
 @dataclass(frozen=True)

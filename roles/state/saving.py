@@ -210,10 +210,8 @@ def begun_anew(found: checkpoint.Checkpoint, layout: Layout) -> list[int]:
     A part is of as many environments, in the roles of that template; that of a GMI without any is
     of what the others sample.
     """
-    wrote, template = found.manifest.get("gmis", []), found.manifest.get("template")
-    gmis = gmis_of(layout)
-    if template not in (None, layout.template):  # None: an earlier release
-        wrote = []
+    is_of_template = found.manifest.get("template") == layout.template
+    wrote, gmis = found.manifest["gmis"] if is_of_template else [], gmis_of(layout)
     return [
         gmi_id
         for gmi_id, num_env in gmis

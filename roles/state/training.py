@@ -365,26 +365,26 @@ class Training:
             return
         saved, gmi_id = checkpoint.find(path), self._mgr.GMI_id
         self._restored = str(saved.folder)
-        warning = compare(saved, self._description, _REMEDY)
+        compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
         with _told_of_missing(saved):
             self._optimizer.load_state_dict(shared)
+            wrote, self._lineage = saved.manifest["learning_rate"], saved.manifest["lineage"]
+            anew = saving.begun_anew(saved, self._mgr.layout)
         descent, rate = self._optimizer.learner.descent, self._mgr.config.algorithm.learning_rate
-        wrote = saved.manifest.get("learning_rate", rate)
         if wrote != rate and self._pause is None:  # a resize has changed it
             descent.learning_rate *= rate / wrote
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved, self._metrics = self._iteration, shared.get("metrics")
         self._trained_s, self._began = shared["trained_s"], perf_counter()
-        self._lineage = saved.manifest.get("lineage", [])
         self._finished = self._has_reached_end
+        warning = ""
         if saved.policy_only:
-            warning += (
-                f" {saved.folder} holds the policy alone, as the disk was full: the "
-                "optimizer's moments, random numbers and episodes begin anew."
+            warning = (
+                f"{saved.folder} holds the policy alone, as the disk was full: the optimizer's "
+                "moments, random numbers and episodes begin anew."
             )
         else:
-            anew = saving.begun_anew(saved, self._mgr.layout)
             if gmi_id not in anew:
                 own = saved.load(f"gmi{gmi_id}")
                 if self._mgr.context.is_copy and newest is None:
@@ -395,9 +395,9 @@ class Training:
                     self._optimizer.load_own_state(own)
             if anew := [one for one in anew if self._mgr.layout.gmi(one).num_env]:
                 which = f"GMI{'s' if len(anew) > 1 else ''} {', '.join(map(str, anew))}"
-                warning += f" {saved.folder} is of another layout: {which} begin new episodes."
+                warning = f"{saved.folder} is of another layout: {which} begin new episodes."
         if warning and self._group.rank == 0:
-            self._mgr.warn(warning.strip())
+            self._mgr.warn(warning)
         if self._pause is not None and newest is None:
             self._saved = -1
             if self._pause.learning_rate is not None:

@@ -171,7 +171,7 @@ class Database:
         if count and not _is_known(application, version):
             raise _not_a_store(self.path, application, version)
         if count:
-            self._check(version)
+            self._check()
         execute(f"PRAGMA journal_mode={self._journal}")
         execute("PRAGMA synchronous=NORMAL")
         execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
@@ -182,14 +182,12 @@ class Database:
                 for statement in table.creation:
                     execute(statement)
 
-    def _check(self, version: int) -> None:
+    def _check(self) -> None:
         """Raises DamagedStoreError, or sqlite3.Error, if what is there cannot be added to."""
         (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise _damaged(self.path, verdict)
         for table in TABLES:
-            if table.since > version:
-                continue
             names = ", ".join(table.columns)
             self._connection.execute(f"SELECT {names} FROM {table.name} LIMIT 0")
         if (last := self._last_number()) > _MOST_TASKS:  # a search would go through all before it
@@ -289,7 +287,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
                 application, version = _identity(connection)
                 connection.execute("PRAGMA trusted_schema=OFF")
                 connection.execute("PRAGMA cell_size_check=ON")
-                strange = _strange_table(connection, version)
+                strange = _strange_table(connection)
             except SQLITE_ERRORS as error:
                 if option or os.access(path.parent, os.W_OK):
                     raise _cannot_open(path, error) from error
@@ -313,15 +311,14 @@ def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def _is_known(application: int, version: int) -> bool:
-    """Says whether these are a store's, of a version that can be read and added to."""
-    known = range(tables.OLDEST_VERSION, tables.SCHEMA_VERSION + 1)
-    return application == tables.APPLICATION_ID and version in known
+    """Says whether these are a store's, of this version."""
+    return (application, version) == (tables.APPLICATION_ID, tables.SCHEMA_VERSION)
 
 
-def _strange_table(connection: sqlite3.Connection, version: int) -> str:
+def _strange_table(connection: sqlite3.Connection) -> str:
     """Tells which table is not as we make it: a view instead could compute for ever."""
     there = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
-    for table in (table for table in TABLES if table.since <= version):
+    for table in TABLES:
         kind, text = next((rest for name, *rest in there if name == table.name), ("", None))
         if kind != "table" or text != table.creation[0].replace(" IF NOT EXISTS", ""):
             what = f"is this {kind}: {str(text)[:200]!r}" if kind else "is not there"

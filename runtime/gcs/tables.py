@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 APPLICATION_ID: Final = 0x474D4943  # in the header of the file: this is a control store
 SCHEMA_VERSION: Final = 2
-OLDEST_VERSION: Final = 1  # that is read, and added to: it lacks tables that came later
 SEGMENT_BITS: Final = 15
 OBJECT_ID_BYTES: Final = 20
 TASK_ID_BYTES: Final = 16
@@ -157,7 +156,6 @@ class GcsTable:
     name: str
     key: str  # "number", "id" or "" (rows are only added)
     columns: tuple[str, ...]
-    since: int = 1  # the version of the store that it came with
 
     @property
     def creation(self) -> list[str]:
@@ -186,9 +184,9 @@ class GcsTable:
 _ID_COLUMNS: Final = ("id", "parent", "actor", "function", "inputs", "subject")
 
 
-def _table(row: type[Row], name: str, key: str, since: int = 1) -> GcsTable:
+def _table(row: type[Row], name: str, key: str) -> GcsTable:
     columns = tuple("place" if field == "where" else field for field in row._fields)
-    return GcsTable(row, name, key, columns, since)  # `where` is a word of SQL
+    return GcsTable(row, name, key, columns)  # `where` is a word of SQL
 
 
 TABLES: Final = (
@@ -197,7 +195,7 @@ TABLES: Final = (
     _table(ObjectRow, "objects", "id"),
     _table(FunctionRow, "functions", "id"),
     _table(EventRow, "events", ""),
-    _table(BranchRow, "branches", "id", since=2),
-    _table(PolicyRow, "policies", "id", since=2),
+    _table(BranchRow, "branches", "id"),
+    _table(PolicyRow, "policies", "id"),
 )
 TABLE_OF: Final[dict[type[Any], GcsTable]] = {table.row: table for table in TABLES}

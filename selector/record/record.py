@@ -154,7 +154,7 @@ class TuneRecord:
             ask = Ask(candidate_of(line["ask"]["candidate"]), float(line["ask"]["seconds"]))
             values["profiles"] += ((ask, _answer_of(line["answer"])),)
             values["costs_s"] += (float(line["cost_s"]),)
-            values["waits_s"] += (float(line.get("waits_s", 0.0)),)
+            values["waits_s"] += (float(line["waits_s"]),)
         elif kind == "race":
             values["races"] += ({**line, "candidate": candidate_of(line["candidate"])},)
         elif kind == "chosen":

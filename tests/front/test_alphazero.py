@@ -135,7 +135,7 @@ def test_a_resumed_run_is_one_that_was_never_stopped(tmp_path, undisturbed):
     assert learned(resumed) == learned(undisturbed)
 
 
-def test_a_checkpoint_of_before_replays_told_versions_is_refused_by_name(tmp_path, undisturbed):
+def test_a_checkpoint_that_lacks_an_entry_is_refused_by_name(tmp_path, undisturbed):
     run = tmp_path / "run"
     shutil.copytree(undisturbed.folder, run)
     saved = checkpoint.find(run)

@@ -294,16 +294,6 @@ def test_the_folder_of_a_run_alone_is_no_config(run):
         launch(run)
 
 
-def test_a_checkpoint_that_does_not_say_what_its_policy_is_loads_with_a_warning(run):
-    for folder in (run / "checkpoints").iterdir():
-        manifest = json.loads((folder / "manifest.json").read_text())
-        del manifest["policy"]
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-    result, heard = launch(None, "run.total_steps=768", resume=run)
-    assert result.iteration == 3
-    assert any("does not say what its policy is" in told for told in heard.warnings)
-
-
 def test_a_policy_of_ones_own_may_say_more_of_itself(tmp_path):
     first, _ = launch(config(tmp_path), roles={"trainer": bodies_front.Wider})
     with pytest.raises(GmiDied, match=r"slope: checkpoint 0\.1; config 0\.2"):

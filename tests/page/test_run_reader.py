@@ -139,7 +139,7 @@ def test_use_is_that_of_the_last_iterations(tmp_path):
     assert [gmi["use"] for gmi in reader_of(path).gmis()] == [pytest.approx(2 / 3, abs=1e-3), 1.0]
 
 
-def test_metrics_of_an_older_version_have_no_use(tmp_path):
+def test_metrics_that_do_not_tell_of_seconds_have_no_use(tmp_path):
     path = pages.make_run(tmp_path, iterations=0, mem_peak_bytes=[2**20, 2**21])
     (path / "metrics.jsonl").write_text('{"iteration": 1, "steps": 10, "train_s": 0.1}\n')
     gmis = reader_of(path).gmis()

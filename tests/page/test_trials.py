@@ -125,9 +125,10 @@ def test_a_tune_is_told_as_by_the_command(tmp_path, monkeypatch):
     )
     lines = [
         {"kind": "profile", "ask": {"candidate": tried, "seconds": 2.0}, "answer": answer,
-         "cost_s": 3.0},
+         "cost_s": 3.0, "waits_s": 60.0},
         {"kind": "profile", "ask": {"candidate": tried | {"num_env": 32}, "seconds": 2.0},
-         "answer": {"reason": "memory", "text": "the host ran out"}, "cost_s": 3.0},
+         "answer": {"reason": "memory", "text": "the host ran out"}, "cost_s": 3.0,
+         "waits_s": 60.0},
     ]  # fmt: skip
     path.write_text("".join([journal.text, *(json.dumps(line) + "\n" for line in lines)]))
     assert shown(tmp_path / "none") == []

@@ -116,30 +116,6 @@ def test_a_field_that_the_algorithm_does_not_use_is_a_fault(tmp_path):
     )
 
 
-# As older versions wrote them into the folders of runs.
-OLD = {
-    "ppo": "{name: ppo, network: ant, activation: elu, horizon: 16, minibatches: 2, epochs: 4, "
-    "gamma: 0.99, lam: 0.95, learning_rate: 0.0003, schedule: adaptive, kl_target: 0.008, clip: "
-    "0.2, clip_value_loss: true, value_coef: 2.0, entropy_coef: 0.0, bounds_coef: 0.0001, "
-    "max_grad_norm: 1.0, reward_scale: 1.0, normalize_observation: true, normalize_value: true, "
-    "normalize_advantage: true, bootstrap_time_limit: true, init_log_std: 0.0, precision: fp32}",
-    "impala": "{name: impala, network: ant, activation: elu, horizon: 20, minibatches: 1, epochs: "
-    "1, gamma: 0.99, lam: 0.95, learning_rate: 0.0003, schedule: linear, rho_clip: 1.0, c_clip: "
-    "1.0, value_coef: 0.5, entropy_coef: 0.0, bounds_coef: 0.1, max_grad_norm: 1.0, reward_scale: "
-    "1.0, normalize_observation: true, normalize_value: true, bootstrap_time_limit: true, "
-    "init_log_std: 0.0, precision: fp32}",
-}
-
-
-@pytest.mark.parametrize("name", OLD)
-def test_what_older_versions_wrote_is_read_and_written_as_it_was(name):
-    written = yaml.safe_load(OLD[name])
-    mode = "sync" if name == "ppo" else "async"
-    config = load_config({**MINIMAL, "mode": mode, "algorithm": written})
-    assert config == load_config({**MINIMAL, "mode": mode, "algorithm": {"name": name}})
-    assert config.model_dump(mode="json")["algorithm"] == written
-
-
 def test_an_optimizer_must_be_one_that_the_algorithm_runs_under():
     config = load_config(MINIMAL, ["algorithm.optimizer=all_reduce"])
     assert config.algorithm.resolved_optimizer == "all_reduce"

@@ -281,8 +281,8 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("wrote", "anew"),
     [
-        ({"gmis": [[0, 8], [1, 8]]}, []),
-        ({"gmis": [[0, 8]]}, [1]),
+        ({"gmis": [[0, 8], [1, 8]], "template": "tcg_ex"}, []),
+        ({"gmis": [[0, 8]], "template": "tcg_ex"}, [1]),
         ({"gmis": [[0, 8], [1, 4], [2, 8]], "template": "tcg_ex"}, [1]),
         ({"gmis": [[0, 8], [1, 8]], "template": "tdg_ex"}, [0, 1]),
         ({}, [0, 1]),
@@ -297,7 +297,7 @@ def test_gmis_that_were_not_the_same_have_no_part_in_a_checkpoint(tmp_path, wrot
 def test_a_trainer_apart_goes_on_with_what_the_same_agents_sample(tmp_path):
     layout = tdg_ex(Topology.from_cores(range(2)), 2, 8)
     gmis = saving.gmis_of(layout)
-    changed(save(tmp_path, 1), gmis=gmis)
+    changed(save(tmp_path, 1), gmis=gmis, template=layout.template)
     assert saving.begun_anew(checkpoint.find(tmp_path), layout) == []
     changed(tmp_path / "checkpoints" / "iteration_000001", gmis=[[i, n // 2] for i, n in gmis])
     assert saving.begun_anew(checkpoint.find(tmp_path), layout) == [i for i, _ in gmis]

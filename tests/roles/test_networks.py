@@ -172,13 +172,6 @@ def test_what_does_not_go_together_is_refused(tmp_path, keys, said):
         gmi_drl.launch(config(tmp_path, **keys), view="none")
 
 
-def test_configs_of_before_are_written_as_they_were():
-    written = PPOConfig(name="ppo").model_dump(mode="json")
-    assert not {"layer_norm", "share_layers", "recurrent"} & set(written)
-    written = PPOConfig(name="ppo", layer_norm=True, share_layers=False).model_dump(mode="json")
-    assert (written["layer_norm"], written["share_layers"]) == (True, False)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(

@@ -141,17 +141,6 @@ def test_what_is_gone_on_with_reports_the_same_bits(kind):
         assert resumed.update() == whole.update()
 
 
-def test_a_checkpoint_of_before_begins_anew():
-    trains = Trains("rows", solo_group())
-    older = trains.learner.state_dict()
-    del older["noise_scale"]
-    trains.update()
-    trains.learner.load_state_dict(saved(older))
-    assert trains.learner.noise.scale.value is None
-    trains.update()
-    assert state(trains)["trace"] > 0
-
-
 def test_an_update_that_a_new_group_cut_short_does_not_count():
     trains, other = (Trains("rows", solo_group()) for _ in range(2))
     trains.batch["observation"].copy_(bodies.samples(torch.Generator().manual_seed(5)))

@@ -491,23 +491,6 @@ def test_a_bounded_table_keeps_the_newest_rows(tmp_path):
     assert kept == list(range(1000 - len(kept), 1000))
 
 
-def test_a_store_of_version_1_is_read_and_gets_the_tables_that_it_lacks(tmp_path):
-    path = tmp_path / "gcs.sqlite"
-    Gcs(path).close()
-    with contextlib.closing(sqlite3.connect(path)) as old:
-        for name in ("branches", "policies"):
-            old.execute(f"DROP VIEW {name}_text")
-            old.execute(f"DROP TABLE {name}")
-        old.execute("PRAGMA user_version=1")
-    with contextlib.closing(database.open_to_read(path)) as store:
-        assert list(database.scan(store, TaskRow)) == []
-    gcs = Gcs(path)
-    gcs.put(policy(1))
-    gcs.close()
-    with contextlib.closing(database.open_to_read(path)) as store:
-        assert [row.version for row in database.scan(store, PolicyRow)] == [1]
-
-
 @pytest.fixture
 def mounted(tmp_path, monkeypatch):
     """Says what file system a folder of this test is on."""

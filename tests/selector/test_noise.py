@@ -64,7 +64,7 @@ def test_a_run_that_says_nothing_of_this_config_is_refused(tmp_path):
     [
         ("algorithm.network=[7]", r"algorithm.network \[7\] \(here \["),
         ("algorithm.name=a2c", r"algorithm.name a2c \(here ppo\)"),
-        ("algorithm.share_layers=false", r"algorithm.share_layers False \(here the default\)"),
+        ("algorithm.share_layers=false", r"algorithm.share_layers False \(here True\)"),
         ("env.max_episode_steps=7", r"env.max_episode_steps 7 \(here None\)"),
         ("roles.trainer=mine:Own", r"roles.trainer .*mine:Own.* \(here the default\)"),
     ],

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -221,16 +219,6 @@ class AlgorithmConfig(Section):
     def why_not(cls, optimizer: str) -> tuple[str, str]:
         """Says why an optimizer cannot run it, and what else would; both may be empty."""
         return "", ""
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what says nothing, which configs of before do not have."""
-        keys: dict[str, Any] = handler(self)
-        silent = {
-            "optimizer": "auto", "recurrent": None, "layer_norm": False, "share_layers": True,
-            "drop_slowest": 0,
-        }  # fmt: skip
-        return {key: its for key, its in keys.items() if key not in silent or its != silent[key]}
 
 
 class RecurrentConfig(Section):

@@ -288,8 +288,7 @@ class DeviceVecEnv:
         for name in self._saved:
             getattr(self._world, name).copy_(saved[name])
         for name, tensor in self._state().items():
-            if tensor.numel():  # older states have no memory
-                tensor.copy_(state[name])
+            tensor.copy_(state[name])
         self._counters.load(state["counts"])
 
     def close(self) -> None:

@@ -172,9 +172,7 @@ class PrioritizedSampler:
         if "priorities" not in state:  # of a uniform sampler
             self.put(rows)
             return
-        # They have its alpha inside; checkpoints of before do not tell theirs.
-        alpha = state.get("alpha", self._alpha)
-        power = self._alpha / alpha if alpha else 1.0
+        power = self._alpha / state["alpha"] if state["alpha"] else 1.0  # they have it inside
         self._greatest.copy_(state["greatest"] ** power)
         newest = state["priorities"][len(state["priorities"]) - len(rows) :].to(self._device)
         newest = newest**power

@@ -127,13 +127,11 @@ class PolicyReader:
 
     def __init__(self, store: sqlite3.Connection) -> None:
         self._store = store
-        rows: list[BranchRow] = []
-        if store.execute("SELECT 1 FROM sqlite_master WHERE name = 'branches'").fetchone():
-            rows = sorted(scan(store, BranchRow), key=lambda row: row.number)
+        rows = sorted(scan(store, BranchRow), key=lambda row: row.number)
         if not rows or not store.execute("SELECT 1 FROM policies LIMIT 1").fetchone():
             raise GcsError(
                 "no version of the policy is recorded: run.lineage was 0, nothing was trained yet, "
-                "a role of the user's trains it, or an earlier gmi-drl recorded the run. "
+                "or a role of the user's trains it. "
                 f"What is recorded is in {_WHERE}; ask for a run that has some."
             )
         # A runtime that launches several runs has them all in the store of the last one.

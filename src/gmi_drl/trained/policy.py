@@ -9,7 +9,6 @@ S = numbers of what the policy remembers of an environment (0 for most).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
@@ -424,9 +423,7 @@ def load_all(
             role.build(env)
             structure, action_space = structured_space(env), env.action_space
             groups = getattr(env, "groups", ())
-    warning = load_weights(saved.folder, role.policy.network, role.normalizers, role.description)
-    if warning:
-        warnings.warn(warning, stacklevel=2)
+    load_weights(saved.folder, role.policy.network, role.normalizers, role.description)
     return TrainedPolicy(role, origin, structure, action_space, groups)
 
 

@@ -262,10 +262,10 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     normalizers = Normalizers.of(config.algorithm, observation_width(env.observation_space))
     description = described(network, env, normalizers)
     try:
-        note = load_policy(Path(path), network, normalizers, description)
+        load_policy(Path(path), network, normalizers, description)
     except CheckpointError as error:
         return [str(error)], []
-    return [], [note] if note else []
+    return [], []
 
 
 def _league_told(config: Config, env: VecEnv) -> list[str]:
