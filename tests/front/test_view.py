@@ -55,6 +55,8 @@ def test_self_play_shows_its_rating():
     assert "rating" not in drawn(view)
     view.show({**RECORD, "rating": 182.87})
     assert "return 123.5   rating 183" in drawn(view)
+    view.show({**RECORD, "return_mean": -0.04, "rating": -0.4})
+    assert "return 0.0   rating 0 " in drawn(view)
 
 
 def test_steps_that_came_too_late_are_shown_where_there_were_any():

@@ -178,9 +178,9 @@ class RunView:
             left = f"{refused} refused  {left}"
         if dropped := record.get("dropped_steps"):
             left = f"{dropped} steps dropped  {left}"
-        first = [f"return {'-' if mean is None else format(mean, '.1f')}"]
+        first = [f"return {'-' if mean is None else format(mean, 'z.1f')}"]
         if isinstance(rating := record.get("rating"), float):  # self-play's returns tell little
-            first.append(f"rating {rating:,.0f}")
+            first.append(f"rating {rating:z,.0f}")
         return [*first, *between, left]
 
     def render(self, width: int) -> Group:
