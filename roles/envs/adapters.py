@@ -414,5 +414,5 @@ ADAPTERS: Final[Mapping[str, Adapter]] = {
         check=_check_isaacgym,
         packages={"isaacgym": "isaacgym", "isaacgymenvs": "isaacgymenvs"},
     ),
-    "pettingzoo": Adapter(make="pettingzoo:make_pettingzoo", check=_check_pettingzoo),
+    "pettingzoo": Adapter(make="pettingzoo.team:make_pettingzoo", check=_check_pettingzoo),
 }

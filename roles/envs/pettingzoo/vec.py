@@ -1,4 +1,4 @@
-"""Steps PettingZoo's environments: those whose agents act together, and those who take turns.
+"""Steps PettingZoo's environments as a batch, in which each agent of each is a row.
 
 E = environments, A = agents that there may be, N = A E rows (see `agents`), D = the widest
 observation.
@@ -7,160 +7,36 @@ observation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from .agents import AgentGroup, AgentSpaces, GroupedActions, Team, factory_of, grouped
-from .buffers import HostBuffers, checked_action
-from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateError
-from .flatten import Flattener, unflattened_action
-from .gymnasium import torch_dtype
-from .protocol import Step, VecEnvSpec
-from .spaces import action_columns
-from .watched import difference
+from gmi_drl.roles.envs.agents import (
+    AgentGroup,
+    AgentSpaces,
+    GroupedActions,
+    factory_of,
+    grouped,
+)
+from gmi_drl.roles.envs.buffers import HostBuffers, checked_action
+from gmi_drl.roles.envs.errors import (
+    EnvActionError,
+    EnvError,
+    EnvRaised,
+    EnvSpecError,
+    EnvStateError,
+)
+from gmi_drl.roles.envs.flatten import Flattener, unflattened_action
+from gmi_drl.roles.envs.gymnasium import torch_dtype
+from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
+from gmi_drl.roles.envs.spaces import action_columns
+from gmi_drl.roles.envs.watched import difference
 
-
-class Outcome(NamedTuple):
-    """Holds what came of a step or reset, by agent; of agents that are not named, nothing did."""
-
-    observations: dict[str, Any]  # of who acts next, and the last of whose episode ended
-    rewards: Mapping[str, float] = {}
-    terminated: frozenset[str] = frozenset()
-    truncated: frozenset[str] = frozenset()
-    acting: frozenset[str] = frozenset()  # who acts next
-
-
-class AgentsGame(Protocol):
-    """Is one environment of several agents, whoever of them acts at a time."""
-
-    def reset(self, seed: int | None) -> Outcome:
-        """Begins an episode."""
-
-    def step(self, actions: dict[str, Any]) -> Outcome:
-        """Acts for all who are `acting`."""
-
-    def living(self) -> list[str]:
-        """Returns the agents whose episode goes on."""
-
-    def observe(self, agent: str) -> Any:
-        """Returns what an agent sees that does not act next."""
-
-    def owed(self, agent: str) -> float:
-        """Returns what an agent that does not act next was paid since it acted."""
-
-
-class ParallelGame:
-    """Is an environment whose agents act together."""
-
-    def __init__(self, env: Any) -> None:
-        self._env = env
-        self._seen: dict[str, Any] = {}  # what each agent saw last
-        self._acted: frozenset[str] = frozenset()  # in the last step
-
-    def reset(self, seed: int | None) -> Outcome:
-        self._seen = dict(self._env.reset(seed=seed)[0])
-        return Outcome(self._seen, acting=frozenset(self._env.agents))
-
-    def step(self, actions: dict[str, Any]) -> Outcome:
-        given, paid, terminated, truncated, _ = self._env.step(actions)
-        self._acted = frozenset(actions)
-        observations = dict(given)
-        left = actions.keys() - set(self._env.agents)
-        # Some environments go on telling of those who left before: these have ended already.
-        rewards = {agent: reward for agent, reward in paid.items() if agent in actions}
-        ended = {agent for agent in actions if terminated.get(agent)}
-        cut = {agent for agent in actions if truncated.get(agent)}
-        cut |= left - ended  # without a word: what comes is not known, and not the end
-        # Some keep those whose episode has ended among their agents.
-        over = {agent for told in (terminated, truncated) for agent in told if told[agent]}
-        for agent in (ended | cut) - observations.keys():
-            observations[agent] = self._seen[agent]
-        self._seen = observations
-        acting = frozenset(self._env.agents) - over - cut
-        return Outcome(self._seen, rewards, frozenset(ended), frozenset(cut), acting)
-
-    def living(self) -> list[str]:
-        return [agent for agent in self._env.agents if agent in self._acted]  # others are new
-
-    def observe(self, agent: str) -> Any:
-        return self._seen[agent]
-
-    def owed(self, agent: str) -> float:
-        return 0.0
-
-
-class TurnGame:
-    """Is an environment whose agents take turns: one step is one turn of one of them.
-
-    What an agent is paid until its next turn comes with the step before that.
-    """
-
-    def __init__(self, env: Any, env_id: str) -> None:
-        self._env, self._env_id = env, env_id
-        self._there: set[str] = set()  # whose episode goes on
-        self._seen: dict[str, Any] = {}  # what each agent saw last
-
-    def reset(self, seed: int | None) -> Outcome:
-        self._env.reset(seed=seed)
-        self._there, self._seen = set(), {}
-        return self._next()
-
-    def step(self, actions: dict[str, Any]) -> Outcome:
-        (action,) = actions.values()
-        self._env.step(action)
-        return self._next()
-
-    def _next(self) -> Outcome:
-        """Lets those go whose episode has ended, until it is the turn of one who acts."""
-        rewards: dict[str, float] = {}
-        ends: dict[str, bool] = {}  # of agents whose episode is over, whether that is its end
-        acting: frozenset[str] = frozenset()
-        self._there.update(self._env.agents)
-        while self._env.agents and not acting:
-            agent = self._env.agent_selection
-            self._seen[agent], rewards[agent], ended, truncated, _ = self._env.last()
-            if not (ended or truncated):
-                acting = frozenset({agent})
-                continue
-            ends[agent] = bool(ended)
-            self._env.step(None)
-            if agent in self._env.agents:
-                raise EnvError(
-                    f"env {self._env_id}: agent {agent} is still among its agents after "
-                    "step(None), though its episode has ended; must have left. Call "
-                    "self._was_dead_step(action) there."
-                )
-        told: Mapping[str, bool] = getattr(self._env, "terminations", {})
-        left = self._there - ends.keys() - set(self._env.agents)
-        for agent in left & self._seen.keys():  # it has acted, and had no turn to learn of its end
-            ends[agent] = bool(told.get(agent))
-            rewards[agent] = self.owed(agent)
-        self._there &= set(self._env.agents)
-        observations = {agent: self._seen[agent] for agent in rewards}
-        terminated = frozenset(agent for agent, ended in ends.items() if ended)
-        cut = frozenset(ends) - terminated
-        return Outcome(observations, rewards, terminated, cut, acting)
-
-    def living(self) -> list[str]:
-        return list(self._env.agents)
-
-    def observe(self, agent: str) -> Any:
-        return self._env.observe(agent)
-
-    def owed(self, agent: str) -> float:
-        paid: Mapping[str, float] = getattr(self._env, "_cumulative_rewards", {})
-        return float(paid.get(agent, 0.0))
-
-
-def make_pettingzoo(spec: VecEnvSpec) -> PettingZooVecEnv | TeamVecEnv:
-    """Makes environments whose agents are rows, or columns of a row where they are a team."""
-    env = PettingZooVecEnv(spec)
-    return TeamVecEnv(env) if spec.of_team else env
+from .agents_game import AgentsGame, Outcome, ParallelGame, TurnGame
 
 
 class PettingZooVecEnv:
@@ -393,83 +269,6 @@ class PettingZooVecEnv:
                 env.close()
             except Exception as error:
                 raise EnvRaised.of(self.env_id, "close", error) from error
-
-
-class TeamVecEnv:
-    """Steps E environments, each a row: its agents see, act and are paid as a team.
-
-    Observations are those of all agents side by side [E, A D], actions one of each [E, A], and the
-    reward is the mean of theirs. They must share a policy, choose among the same actions, and come
-    and go together: EnvError if they do not.
-    """
-
-    def __init__(self, env: PettingZooVecEnv) -> None:
-        """EnvSpecError for agents who are no team."""
-        self._env, self.env_id, self.device = env, env.env_id, env.device
-        if faults := _team_faults(env):
-            env.close()
-            raise EnvSpecError(faults)
-        space = env.groups[0].action_space
-        assert isinstance(space, Discrete)
-        agents, width = len(env.agents), env.observation_space.shape[0]  # type: ignore[index]
-        self.team = Team(agents, width, int(space.n))
-        self.num_env, self.max_episode_steps = env.num_env // agents, env.max_episode_steps
-        self.observation_space = Box(-np.inf, np.inf, (agents * width,), np.float32)
-        first = [int(space.start)] * agents
-        self.action_space = MultiDiscrete([int(space.n)] * agents, start=first)
-
-    def reset(self, seed: int | None = None) -> Tensor:
-        return self._side_by_side(self._env.reset(seed))
-
-    def step(self, action: Tensor) -> Step:
-        if tuple(action.shape) != (self.num_env, self.team.agents):
-            wanted = (self.num_env, self.team.agents)
-            raise EnvActionError.of_shape(self.env_id, action.shape, wanted)
-        step = self._env.step(action.T.reshape(-1).long())
-        paid, ended, cut = (its.view(self.team.agents, -1) for its in step[1:4])
-        over = ended | cut
-        if not bool((over == over[0]).all()) or not bool(self._env.present.all()):
-            raise EnvError(
-                f"env {self.env_id}: some of its agents have left, and others have not; a team "
-                "must come and go together. Keep all to the end, or use algorithm.name: ppo."
-            )
-        final = step.final_observation
-        return Step(
-            observation=self._side_by_side(step.observation),
-            reward=paid.mean(0),
-            terminated=ended.all(0),
-            truncated=over[0] & ~ended.all(0),
-            final_observation=self._side_by_side(final),
-        )
-
-    def _side_by_side(self, rows: Tensor) -> Tensor:
-        """Returns rows [A E, D] as [E, A D], copied."""
-        return rows.view(self.team.agents, self.num_env, -1).transpose(0, 1).flatten(1).float()
-
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._env.load_state_dict(state)
-
-    def close(self) -> None:
-        self._env.close()
-
-
-def _team_faults(env: PettingZooVecEnv) -> list[str]:
-    if len(env.groups) > 1:
-        names = ", ".join(group.policy for group in env.groups)
-        return [
-            f"multi_agent.policies={names}: agents of a team share one policy. Give one, or use "
-            "algorithm.name: ppo."
-        ]
-    space = env.groups[0].action_space
-    if not isinstance(space, Discrete):
-        return [
-            f"env.id: action space {space} of an agent; agents of a team choose, in a Discrete. "
-            "Use algorithm.name: ppo."
-        ]
-    return []
 
 
 class _Rows:

@@ -1,0 +1,1 @@
+"""Steps PettingZoo's environments, of several agents, as batches."""
