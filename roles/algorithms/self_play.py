@@ -115,8 +115,7 @@ class SelfPlay(Algorithm):
             for name in ("paid", "done", "present")
         )
         steps, _, environments = reward.shape
-        if self._paid.shape != reward.shape[1:]:
-            self._paid, self._left, self._here = torch.zeros(3, agents, environments, device=device)
+        self._hold(batch)
         tally = torch.zeros(2, environments, dtype=torch.float64, device=device)
         for t in range(steps):
             # One who has left acts in the next game: agents who never came have ended nothing.
@@ -126,6 +125,13 @@ class SelfPlay(Algorithm):
             torch.maximum(self._here, torch.maximum(acted[t], ended[t]), out=self._here)
             self._count(self._left.amin(0) > 0, tally)
         return tally[0], tally[1]
+
+    def _hold(self, batch: Batch) -> None:
+        """Makes what is held of each row's game, where there is none for as many rows."""
+        reward, agents = batch["reward"], self.policy.agents
+        if self._paid.numel() != reward.shape[1]:
+            held = torch.zeros(3, agents, reward.shape[1] // agents, device=reward.device)
+            self._paid, self._left, self._here = held
 
     def _count(self, over: Tensor, tally: Tensor) -> None:
         """Adds the games that are `over` [E], and what the policy scored, to `tally` [2, E].
@@ -154,6 +160,7 @@ class SelfPlay(Algorithm):
         self._algorithm.postprocess(batch, moments[:, : self._own])
 
     def changed(self, batch: Batch) -> list[Tensor]:
+        self._hold(batch)
         kept = [self._rating, self._score, self._paid, self._left, self._here]
         own = [*kept, batch["present"]]
         return [*self._algorithm.changed(batch), *own]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from batches import algorithm_of
+from device_only import RecordedPool
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import PPOConfig, SelfPlayConfig
 from gmi_drl.roles.algorithms import algorithm_class
@@ -211,6 +212,20 @@ def test_of_a_horizon_that_was_cut_the_steps_that_were_taken_count():
     paid += batch["paid"][0]
     assert torch.allclose(league._paid.flatten(), paid)
     assert measured(league, batch, collector, 3)[:2] == [2, 2]
+
+
+def test_captured_work_counts_what_was_paid_once():
+    paid = []
+    for pool in (None, RecordedPool()):
+        league, batch, collector = long_games()
+        learner = Learner(league, torch.Generator().manual_seed(2), batch, pool=pool, static=True)
+        learner.connect(solo_group())
+        collector.collect(1)
+        learner.update(batch)
+        learner.close()
+        paid.append(league._paid)
+    assert paid[0].any()
+    assert torch.equal(*paid)
 
 
 def test_one_who_is_alone_has_nobody_to_play_against():
