@@ -456,7 +456,7 @@ def lineage(
     as_json: AsJson = False,
 ) -> int:
     """Show what a version of the policy, a task, object or actor was computed from."""
-    from gmi_drl.report import policy_lineage
+    from gmi_drl.report import policy_lineage, policy_lines
     from gmi_drl.report.lineage import LineageReader, as_dot, as_text
     from gmi_drl.report.run_state import opened, store_of
 
@@ -484,19 +484,19 @@ def lineage(
         if gmi is not None:
             given = policies.contributions(gmi, after)
             answer = [dataclasses.asdict(one) for one in given]
-            lines = policy_lineage.contribution_lines(given, gmi, after)
+            lines = policy_lines.contribution_lines(given, gmi, after)
         elif killed:
             died = policies.killed()
             answer = [dataclasses.asdict(one) for one in died]
-            lines = policy_lineage.killed_lines(died)
+            lines = policy_lines.killed_lines(died)
         elif longest_lag:
             policy = policies.longest_lag()
-            answer, lines = policy_lineage.as_json(policy), policy_lineage.lag_lines(policy)
+            answer, lines = policy_lines.as_json(policy), policy_lines.lag_lines(policy)
         else:
             assert name is not None
             version = policies.find(name)
-            answer = policy_lineage.as_json(policies.policy(version)) if as_json else None
-            tree = policies.tree(version, 0 if as_json else depth)
+            answer = policy_lines.as_json(policies.policy(version)) if as_json else None
+            tree = policy_lines.tree_of(policies, version, 0 if as_json else depth)
             lines = as_dot(tree) if dot else as_text(tree)
     print(json.dumps(answer) if as_json else "\n".join(lines))
     return 0

@@ -24,6 +24,7 @@ from gmi_drl.launcher.view.tables import cut, printable_lines
 from gmi_drl.report import run_state
 from gmi_drl.report.lineage import LineageReader, as_text
 from gmi_drl.report.policy_lineage import PREFIX, PolicyReader
+from gmi_drl.report.policy_lines import tree_of
 from gmi_drl.report.vendor import uplot
 
 from .control import ask_for_checkpoint, stop
@@ -189,7 +190,7 @@ def _lineage(store: Path, id: str) -> dict[str, Any]:
     with run_state.opened(store) as opened:
         if id.startswith(PREFIX):
             policies = PolicyReader(opened)
-            tree = policies.tree(policies.find(id), _DEPTH)
+            tree = tree_of(policies, policies.find(id), _DEPTH)
         else:
             lineages = LineageReader(opened)
             tree = lineages.tree(lineages.resolve(id), _DEPTH)

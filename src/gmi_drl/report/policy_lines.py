@@ -1,0 +1,158 @@
+"""Says what policies were computed from: as a tree, in lines, and as plain values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.launcher.view.tables import cut, printable
+from gmi_drl.placement import counted
+
+from .lineage import Edge, Node, expand
+from .policy_lineage import (
+    PREFIX,
+    Contribution,
+    Killed,
+    PolicyReader,
+    PolicyRecord,
+    UsedExperience,
+    Version,
+)
+
+_MOST_TEXT: Final = 1200  # characters of what is said of a version
+_PARTS: Final = {"async_gradients": "gradient", "parameter_server": "gradient"}
+
+
+def tree_of(policies: PolicyReader, version: Version, depth: int) -> Node:
+    """Returns a version with what it was computed from, so many steps back."""
+    return expand(_node(policies, version), lambda node: _below(policies, node.of), depth)
+
+
+def _recorded(policies: PolicyReader, version: Version) -> PolicyRecord | None:
+    """Returns what a version was computed from, where that is recorded."""
+    with suppress(KeyError):
+        return policies.policy(version)
+    return None
+
+
+def _node(policies: PolicyReader, version: Version | None, edge: Edge = "") -> Node:
+    if version is None:
+        return Node("initial", "initial weights,", "by run.seed", edge)
+    policy = _recorded(policies, version) if version.number else None
+    text = "not recorded, or flushed" if version.number else "the initial weights, by run.seed"
+    if policy is not None:
+        text = _describe(policy, is_brief=bool(edge))
+    return Node(f"{version.branch}:{version.number}", str(version), text, edge, of=version)
+
+
+def _below(policies: PolicyReader, of: Any) -> list[Node]:
+    """Lists what is right below a node: of a version, its previous one and its experience."""
+    if isinstance(of, UsedExperience):
+        return [_node(policies, of.sampled_with, "input")]
+    if not isinstance(of, Version) or (policy := _recorded(policies, of)) is None:
+        return []
+    key, nodes = f"{of.branch}:{of.number}", []
+    if policy.previous is not None:
+        nodes.append(_node(policies, policy.previous, "state"))
+    kind = _PARTS.get(policy.optimizer.split(",")[0], "segment")
+    kind = "direction" if policy.optimizer.startswith("population") else kind
+    for place, sample in enumerate(policy.samples):
+        # What the line above shows need not be shown again.
+        inner = sample if sample.sampled_with != policy.previous else None
+        text = f"{counted(sample.parts, kind)}, {sample.steps:,} steps"
+        text += f" with {sample.sampled_with or 'a version that is not recorded'}"
+        text += f", {sample.behind} behind" if sample.behind else ""
+        text += "" if sample.trainer == sample.gmi_id else f", to gmi {sample.trainer}"
+        name = f"gmi {sample.gmi_id}" + (f".{sample.process}" if sample.process else "")
+        nodes.append(Node(f"{key}/{place}", f"{name}:", text, "input", of=inner))
+    for replay in policy.replays:
+        text = f"{counted(replay.minibatches, 'draw')} of minibatches from {replay.rows:,} "
+        text += f"rows, put in by {PREFIX}{replay.oldest} to {of.number}"
+        name = f"replay of gmi {replay.trainer}:"
+        nodes.append(Node(f"{key}/replay{replay.trainer}", name, text, "input"))
+    return nodes
+
+
+def _describe(policy: PolicyRecord, *, is_brief: bool) -> str:
+    """Says how a version was made, as it may be printed; briefly: not by what."""
+    if policy.first_update is None:
+        updates = f"updates up to {policy.last_update:,}"
+    elif policy.first_update > policy.last_update:
+        updates = "no update"
+    elif policy.first_update == policy.last_update:
+        updates = f"update {policy.last_update:,}"
+    else:
+        updates = f"updates {policy.first_update:,}-{policy.last_update:,}"
+    words = [
+        updates,
+        f"{policy.steps:,} steps",
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(policy.made_s)),
+    ]
+    if not is_brief:
+        gmis = counted(len(policy.layout["gmis"]), "GMI")
+        words[1:1] = [policy.optimizer, f"{policy.layout['template']} with {gmis}"]
+    if policy.restored:
+        from_where = "its peers' memory" if policy.restored == "peers" else policy.restored
+        words.append(f"begun from {from_where}")
+    if policy.checkpoint:
+        words.append(f"saved as {Path(policy.checkpoint).name}")
+    if policy.undone:
+        words.append("undone: training went back behind it")
+    return printable(cut(", ".join(words), _MOST_TEXT))
+
+
+def as_json(policy: PolicyRecord) -> dict[str, Any]:
+    """Returns it as plain values, for programs."""
+    plain = asdict(policy)
+    plain["version"] = policy.version._asdict()
+    plain["previous"] = None if policy.previous is None else policy.previous._asdict()
+    for sample in plain["samples"]:
+        with_version = sample["sampled_with"]
+        sample["sampled_with"] = None if with_version is None else with_version._asdict()
+    return plain
+
+
+def contribution_lines(found: Sequence[Contribution], gmi_id: int, after: int) -> list[str]:
+    """Says what a GMI has contributed, a line for each of its processes."""
+    if not found:
+        return [f"gmi {gmi_id}: nothing that is recorded, after {PREFIX}{after}"]
+    return [
+        printable(
+            f"gmi {one.gmi_id}, process {one.process} of launch {one.session[:8]}: "
+            f"{counted(one.parts, 'part')}, {one.steps:,} steps in "
+            f"{counted(one.versions, 'version')}, {PREFIX}{one.first} to {one.last}, "
+            f"at most {one.most_behind} behind" + (f"; {one.died}" if one.died else "")
+        )
+        for one in found
+    ]
+
+
+def killed_lines(found: Sequence[Killed]) -> list[str]:
+    """Says which versions saw data of a GMI that was killed, a line for each of its processes."""
+    if not found:
+        return ["no GMI has died in this run"]
+    lines = []
+    for one in found:
+        pieces = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in one.versions)
+        lines.append(
+            printable(
+                f"{one.how}: {counted(one.parts, 'part')}, {one.steps:,} steps, seen by "
+                + (f"{PREFIX}{pieces}" if pieces else "no version that is recorded")
+            )
+        )
+    return lines
+
+
+def lag_lines(policy: PolicyRecord) -> list[str]:
+    """Says what the longest lag is, and whose experience it was."""
+    lines = [f"{policy.version}: experience {counted(policy.lag, 'update')} behind its policy"]
+    most = max((sample.behind for sample in policy.samples), default=0)
+    for sample in policy.samples:
+        if sample.behind == most:
+            who = f"gmi {sample.gmi_id}, process {sample.process}"
+            lines.append(f"  {who}, sampled with {sample.sampled_with or 'one not recorded'}")
+    return lines
