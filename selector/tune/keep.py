@@ -203,12 +203,28 @@ def followed(
     if isinstance(update, Fault):
         remedy = "Use fewer, or another rule: --keep gradient_steps, or none."
         raise ConfigError([Fault("env.num_env", num_env, update.rule, remedy)], "resize")
-    follows = {"horizon": update.horizon, **dict(update.changes)}
+    follows: dict[str, Any] = {"horizon": update.horizon, **dict(update.changes)}
+    follows = {key: value for key, value in follows.items() if key not in said}
+    sizes = {"horizon", "minibatches", "batch_size"}
+    if keep != "none" and "learning_rate" not in said and not sizes.isdisjoint(said):
+        algorithm = wanted.algorithm.model_copy(update=follows)
+        after = _minibatch(wanted.model_copy(update={"algorithm": algorithm}), wanted_topology)
+        grown = after / _minibatch(before, topology)
+        follows["learning_rate"] = _learning_rate(before.algorithm, grown)
     return [
         f"algorithm.{key}={value}"
         for key, value in follows.items()
-        if key not in said and value != getattr(before.algorithm, key)
+        if value != getattr(before.algorithm, key)
     ]
+
+
+def _minibatch(config: Config, topology: Topology) -> float:
+    """Returns the samples of a minibatch, of all GMIs that train together."""
+    settings = config.algorithm
+    if isinstance(settings, ReplayConfig):
+        return settings.batch_size * _roles(config, topology)[1]
+    samples = environments(config, topology) * settings.horizon
+    return samples / settings.minibatches if isinstance(settings, ActorCriticConfig) else 1.0
 
 
 def kept_sentence(config: Config, topology: Topology, update: Update) -> str:
@@ -258,9 +274,7 @@ def _update_with(
     wanted = settings.minibatches if kept else samples / size
     minibatches = min(_divisors(rows), key=lambda n: (abs(math.log(n / wanted)), n))
     changes: dict[str, float] = {"minibatches": minibatches}
-    grown = samples / minibatches / size
-    if abs(grown - 1) > SAME and settings.followed_kl is None:
-        changes["learning_rate"] = _scaled_learning_rate(settings.learning_rate, grown)
+    changes["learning_rate"] = _learning_rate(settings, samples / minibatches / size)
     return Update(horizon, samples, _differing(settings, changes))
 
 
@@ -273,9 +287,7 @@ def _replay_changes(settings: ReplayConfig, grown: float) -> tuple[tuple[str, fl
         "replay_start": round(settings.replay_start / grown),
         "updates_per_row": float(f"{settings.updates_per_row * grown:.4g}"),
     }
-    joint = batch * grown / settings.batch_size
-    if abs(joint - 1) > SAME:
-        changes["learning_rate"] = _scaled_learning_rate(settings.learning_rate, joint)
+    changes["learning_rate"] = _learning_rate(settings, batch * grown / settings.batch_size)
     return _differing(settings, changes)
 
 
@@ -329,8 +341,11 @@ def _divisors(rows: int) -> list[int]:
     return [*small, *(rows // n for n in reversed(small) if n * n != rows)] or [1]
 
 
-def _scaled_learning_rate(learning_rate: float, grown: float) -> float:
-    return float(f"{min(1.0, learning_rate * math.sqrt(grown)):.3g}")
+def _learning_rate(settings: AlgorithmConfig, grown: float) -> float:
+    """Returns the learning rate for minibatches that are `grown` times as large."""
+    if abs(grown - 1) <= SAME or settings.followed_kl is not None:
+        return settings.learning_rate
+    return float(f"{min(1.0, settings.learning_rate * math.sqrt(grown)):.3g}")
 
 
 def _number(value: Any) -> str:

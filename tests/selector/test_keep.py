@@ -233,7 +233,8 @@ def after_resize(config, words, devices=1, then=None, keep="update"):
     """Returns the samples of an update before and after, and the config that a resize makes."""
     before, after = (Topology.from_cores(range(8), number) for number in (devices, then or devices))
     settings = config.model_dump(mode="json")
-    words += rules.followed(config, before, load_config(settings, words), after, keep)
+    said = [word.partition("=")[0].removeprefix("algorithm.") for word in words]
+    words += rules.followed(config, before, load_config(settings, words), after, keep, said)
     resized = load_config(settings, words)
     return (
         environments(config, before) * config.algorithm.horizon,
@@ -269,3 +270,33 @@ def test_gradient_steps_keep_their_samples_on_fewer_devices():
     )
     assert (before, after) == (4096, 2048)
     assert (algorithm.minibatches, algorithm.learning_rate) == (2, 3e-4)
+
+
+DQN = {"name": "dqn", "schedule": "constant", "batch_size": 64, "learning_rate": 3e-4}
+
+
+@pytest.mark.parametrize("keep", ["update", "gradient_steps"])
+@pytest.mark.parametrize(
+    ("algorithm", "words", "rate"),
+    [
+        (ppo()["algorithm"], ["algorithm.minibatches=16"], 1.5e-4),
+        (ppo()["algorithm"], ["algorithm.horizon=512"], 6e-4),
+        (ppo()["algorithm"], ["algorithm.minibatches=16", "algorithm.horizon=512"], 3e-4),
+        (ppo()["algorithm"], ["algorithm.minibatches=16", "algorithm.learning_rate=1e-3"], 1e-3),
+        (ppo(schedule="adaptive")["algorithm"], ["algorithm.minibatches=16"], 3e-4),
+        (DQN, ["algorithm.batch_size=256"], 6e-4),
+        (DQN, ["algorithm.batch_size=64", "layout.gmi_per_gpu=4"], 6e-4),
+    ],
+)
+def test_the_learning_rate_follows_a_minibatch_that_was_said(algorithm, words, rate, keep):
+    config = config_with(algorithm={"learning_rate": 3e-4, **algorithm})
+    assert after_resize(config, words.copy(), keep=keep)[2].learning_rate == rate
+    if len(words) == 1:
+        assert after_resize(config, words, keep="none")[2].learning_rate == 3e-4
+
+
+def test_the_learning_rate_follows_what_was_said_and_not_what_would_have_followed():
+    words = ["layout.gmi_per_gpu=4", "algorithm.minibatches=4"]
+    config = config_with(algorithm={"learning_rate": 3e-4, **ppo()["algorithm"]})
+    algorithm = after_resize(config, words, keep="gradient_steps")[2]  # 16 would have
+    assert (algorithm.minibatches, algorithm.learning_rate) == (4, 6e-4)
