@@ -20,7 +20,7 @@ Rows:
     2x2/276000B/gloo             us, 2 hosts with 2 GMIs; the ratio is gloo's time over ours
     2x2/276000B/trusted          us, by gloo among leaders; the ratio is the time by links over it
     3x1/276000B/100us/8x31.75ms  efficiency: time of the sleeps and one host's reductions over that
-                                 of 3 hosts; `reduction_us` is what one reduction took
+                                 of 3 hosts, or 2 or 4; `reduction_us` is what one reduction took
     3x(1+1)/276000B/100us/8x31.75ms/1.25
                                  the same of 3 hosts with an agent each, whose sleeps are 1.25 times
                                  as long as all of its trainer's for a segment

@@ -34,7 +34,7 @@ from .shared_group import SharedGroup
 _SLICE_S: Final = 0.5
 # Of the group's time-out: who waits for the leader shall still wait when the leader gives up.
 _SHARE: Final = 0.5
-_BY_GLOO_BYTES: Final = 64 << 10
+_BY_GLOO_BYTES: Final = 1_000_000  # below that links were faster (bench/comm/hosts.py)
 
 
 class HostsGroup(Group):

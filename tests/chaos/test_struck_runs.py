@@ -20,6 +20,8 @@ CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
         ("async", 1091, 2),
         ("replay", 1096, 2),
         ("resize", 279, 1),
+        ("resize", 100022, 4),
+        ("ars", 100060, 1),
         ("hosts", 363, 1),
     ],
 )
