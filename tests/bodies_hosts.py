@@ -83,7 +83,7 @@ def differently(group):
 
 
 def count_gloo(group):
-    """How many sums of two, of 63 and 64 KB, this GMI has made by gloo."""
+    """The KB of those sums, of 976 and 977, that this GMI has made by gloo."""
     found, all_reduce = [], HostsGloo.all_reduce
 
     def counted(self, vector, tag):
@@ -91,7 +91,7 @@ def count_gloo(group):
         all_reduce(self, vector, tag)
 
     HostsGloo.all_reduce = counted
-    for kilobytes in (63, 64):
+    for kilobytes in (976, 977):  # 1 MB lies between them
         bucket = group.bucket(f"{kilobytes} KB", kilobytes << 8)
         bucket.buffer.fill_(1.0)
         assert bucket.reduce("sum")[0] == group.size

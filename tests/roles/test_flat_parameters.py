@@ -169,7 +169,7 @@ def test_training_is_that_of_parameters_end_to_end_but_for_rounding(monkeypatch,
         torch.testing.assert_close(*moments, rtol=1e-4, atol=1e-7)
 
 
-def test_files_keep_parameters_end_to_end_as_before_there_was_padding():
+def test_files_keep_parameters_end_to_end_without_padding():
     learner, batch = a_learner(a_policy())
     learner.update(batch)
     state = learner.state_dict()
@@ -177,7 +177,8 @@ def test_files_keep_parameters_end_to_end_as_before_there_was_padding():
     for name in ("exp_avg", "exp_avg_sq"):
         assert state["optimizer"]["state"][0][name].shape == state["parameters"].shape
     n = len(state["parameters"])
-    old = {
+    saved = {
+        **state,
         "parameters": torch.arange(n) * 1e-3,
         "optimizer": state["optimizer"] | {
             "state": {0: {
@@ -187,12 +188,12 @@ def test_files_keep_parameters_end_to_end_as_before_there_was_padding():
         },
     }  # fmt: skip
     other, _ = a_learner(a_policy())
-    other.load_state_dict(old)
-    assert torch.equal(lists_of(other.algorithm.policy.network), old["parameters"])
+    other.load_state_dict(saved)
+    assert torch.equal(lists_of(other.algorithm.policy.network), saved["parameters"])
     assert not padding(other.parameters, other.parameters.data).any()
     kept = other.state_dict()
-    assert torch.equal(kept["parameters"], old["parameters"])
-    for name, moment in old["optimizer"]["state"][0].items():
+    assert torch.equal(kept["parameters"], saved["parameters"])
+    for name, moment in saved["optimizer"]["state"][0].items():
         assert torch.equal(kept["optimizer"]["state"][0][name], moment), name
 
 

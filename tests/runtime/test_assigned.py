@@ -110,7 +110,7 @@ def test_a_gpu_is_free_for_others_when_its_actor_is_gone_and_kept_across_a_resta
 def test_parts_of_a_gpu_are_taken_of_one_before_the_next(gpus):
     halves = [start(num_gpus=0.5) for _ in range(4)]
     ids = [runtime.get(half.held.remote(), LONG)[1] for half in halves]
-    assert ids == [[0], [0], [1], [1]]
+    assert ids in ([[0], [0], [1], [1]], [[1], [1], [0], [0]])  # an actor of before may still end
 
 
 def test_the_context_under_rays_names(gpus):
