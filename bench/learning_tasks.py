@@ -104,6 +104,7 @@ def _off_policy_half_cheetah(algorithm: dict[str, Any], reference: str) -> Task:
 def _off_policy(
     env: str, steps: int, algorithm: dict[str, Any], reference: str, **changes: Any
 ) -> Task:
+    """A task for one GMI with four environments, and an update for each of their steps."""
     own: dict[str, Any] = {"activation": "relu", "normalize_observation": False, **changes}
     return Task(
         env=env,
