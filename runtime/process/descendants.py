@@ -15,6 +15,7 @@ from typing import Final
 
 VARIABLE: Final = "GMI_DRL_PROCESS"
 _DEATH_S: Final = 2.0  # how long processes may take to die of SIGKILL
+_EXEC_S: Final = 1.0  # how long one may take from one program to the next; a busy core's turns
 
 
 def mark(directory: Path | str, number: int | None = None) -> dict[str, str]:
@@ -25,17 +26,36 @@ def mark(directory: Path | str, number: int | None = None) -> dict[str, str]:
 def marked(pid: int) -> tuple[str, int | None]:
     """Returns the directory and the number that a process was started with; "" without any."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
+        environment = _environment(pid)
     except OSError:  # it is over, or another user's
         return "", None
     prefix = f"{VARIABLE}=".encode()
-    for variable in variables:
+    for variable in environment.split(b"\0"):
         if variable.startswith(prefix):
             text = os.fsdecode(variable[len(prefix) :])
             directory, _, number = text.rpartition(":")
             return directory, int(number) if number.isdecimal() else None
     return "", None
+
+
+def _environment(pid: int) -> bytes:
+    """Returns a process's environment; of one that is within exec, when it has its new one.
+
+    Until the kernel has read the new program, there is none to see. Popen may return before.
+    """
+    path = Path(f"/proc/{pid}/environ")
+    deadline_s = time.monotonic() + _EXEC_S
+    while not (found := path.read_bytes()) and _in_exec(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.001)  # for its turn on a core
+    return found or path.read_bytes()  # it may have come between the two looks
+
+
+def _in_exec(pid: int) -> bool:
+    """Returns whether a process has memory (a kernel's thread, a zombie has none) but no end of
+    an environment yet: field 51 of /proc/[pid]/stat, man 5 proc."""
+    memory = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()  # from the third
+    return memory[0] != "0" and fields[51 - 3] == b"0"
 
 
 def kill_all(directory: Path) -> None:

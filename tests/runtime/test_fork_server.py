@@ -178,7 +178,19 @@ def test_killed_beside_its_launcher_it_leaves_other_sessions_alone_and_the_next_
     until_gone([own_session])
 
 
-def test_only_what_was_started_in_a_runtime_is_killed_for_it(tmp_path):
+@pytest.fixture
+def busy():
+    """More than the machine's cores have to do."""
+    loops = [
+        subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * os.cpu_count())
+    ]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def test_only_what_was_started_in_a_runtime_is_killed_for_it(busy, tmp_path):
     ours, alike, none = (
         subprocess.Popen(["sleep", "60"], env=os.environ | mark)
         for mark in (
@@ -188,7 +200,6 @@ def test_only_what_was_started_in_a_runtime_is_killed_for_it(tmp_path):
         )
     )
     try:
-        bodies_tasks.until(lambda: descendants.marked(alike.pid)[1] == 3, "its environment")
         descendants.kill_all(tmp_path / "a")
         assert ours.wait(10) == -signal.SIGKILL
         assert (alike.poll(), none.poll()) == (None, None)
@@ -196,6 +207,15 @@ def test_only_what_was_started_in_a_runtime_is_killed_for_it(tmp_path):
         for process in (ours, alike, none):
             process.kill()
             process.wait()
+
+
+def test_what_has_just_been_started_is_seen_too(busy, tmp_path):
+    marked = []
+    for number in range(20):
+        with subprocess.Popen(["sleep", "60"], env=descendants.mark(tmp_path, number)) as process:
+            marked.append(descendants.marked(process.pid))  # Popen may return before exec has
+            process.kill()
+    assert marked == [(str(tmp_path), number) for number in range(20)]
 
 
 # What people see of its processes -----------------------------------------------------------------
