@@ -46,26 +46,27 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
-def train(cell: Cell, options: argparse.Namespace, core: int, progress: dict[Cell, str]) -> Job:
-    """Run one cell on one core, to its end."""
+def train(
+    cell: Cell, options: argparse.Namespace, cores: list[int], progress: dict[Cell, str]
+) -> Job:
+    """Runs one cell to its end, on one core a GMI as far as there are so many."""
     task = TASKS[cell.task]
+    cores = cores[: task.gmis] if task.is_co_located and cell.system == "ours" else cores[:1]
     timeout = timedelta(minutes=options.timeout_minutes)
     steps = options.steps or task.steps
     if cell.system == "sb3":
         assert task.sb3 is not None
         settings = replace(task.sb3, seed=cell.seed, steps=steps, vec="dummy")
-        return run_peer(options.python, "sb3.py", settings, timeout, [core])
+        return run_peer(options.python, "sb3.py", settings, timeout, cores)
 
     def show(taken: int) -> None:
         progress[cell] = f"{taken:,} of {steps:,} steps"
 
     settings = replace(task.ours, seed=cell.seed, steps=steps)
     if task.rl is not None:
-        return run_rl(
-            settings, task.rl, task.agents, timeout, [core], task.algorithm, task.wrappers
-        )
+        return run_rl(settings, task.rl, task.agents, timeout, cores, task.algorithm, task.wrappers)
     return run_ours(
-        settings, timeout, task.agents, [core], task.algorithm, show, wrappers=task.wrappers,
+        settings, timeout, task.agents, cores, task.algorithm, show, wrappers=task.wrappers,
         sections=task.sections, gmis=task.gmis,
     )  # fmt: skip
 
@@ -98,13 +99,14 @@ def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> d
 
 
 class Schedule:
-    """Runs cells `jobs` at a time, each on a core of its own, and says where the whole stands."""
+    """Runs cells `jobs` at a time, each on cores of its own, and says where the whole stands."""
 
     def __init__(self, cells: Cells, options: argparse.Namespace) -> None:
         self.cells, self.options = cells, options
-        self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for core in sorted(os.sched_getaffinity(0))[: options.jobs]:
-            self.free.put(core)
+        self.free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        cores = sorted(os.sched_getaffinity(0))
+        for number in range(options.jobs):
+            self.free.put(cores[number :: options.jobs])
         self.origin = {"machine": machine(), "commit": commit()}
         self.started: dict[Cell, float] = {}
         self.taken: dict[Cell, str] = {}
@@ -130,13 +132,13 @@ class Schedule:
         return self.failed
 
     def _train(self, cell: Cell) -> Job:
-        core = self.free.get_nowait()  # as many cores as threads: one is free
+        cores = self.free.get_nowait()  # as many as threads: one is free
         self.started[cell] = time.monotonic()
-        say(f"{cell}: started on core {core}")
+        say(f"{cell}: started; its first core is {cores[0]}")
         try:
-            return train(cell, self.options, core, self.taken)
+            return train(cell, self.options, cores, self.taken)
         finally:
-            self.free.put(core)
+            self.free.put(cores)
 
     def _finish(self, cell: Cell, future: Future[Job], total: int) -> None:
         self.left.remove(cell)
@@ -178,7 +180,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer", choices=("sb3",), help="also train this peer")
     parser.add_argument("--only-peer", action="store_true", help="train the peer alone")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the peer")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, one core each")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, sharing the cores")
     parser.add_argument("--steps", type=int, help="instead of the task's own, for a trial")
     parser.add_argument("--timeout-minutes", type=float, default=180.0, help="of one cell")
     parser.add_argument("--resume", action="store_true", help="skip cells that are finished")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from peers._job import Settings
@@ -22,7 +22,8 @@ class Task:
     sb3: Settings | None
     reference: str  # published, with its source
     wrappers: tuple[Any, ...] = ()
-    gmis: int = 1  # with more than one, all but the last sample, and share the environments
+    gmis: int = 1  # those that sample share the environments
+    is_co_located: bool = False  # all GMIs sample; else with more than one all but the last
     # Fields of other sections, by section, and `mode`.
     sections: dict[str, Any] = field(default_factory=dict)
     # Trained from Python by this class of `gmi_drl.rl`; what samples are then its evaluators.
@@ -31,7 +32,7 @@ class Task:
     @property
     def agents(self) -> int:
         """The GMIs that sample."""
-        return max(1, self.gmis - 1)
+        return self.gmis if self.is_co_located else max(1, self.gmis - 1)
 
 
 def _mujoco(env: str) -> Settings:
@@ -93,23 +94,29 @@ def _off_policy_pendulum(algorithm: dict[str, Any], reference: str) -> Task:
 
 
 def _off_policy_half_cheetah(algorithm: dict[str, Any], reference: str) -> Task:
-    """HalfCheetah by an actor and its critics, with an update for each step."""
-    return _off_policy(
-        "HalfCheetah-v5", 1_000_000,
-        {"replay_capacity": 1_000_000, "replay_start": 10_000, "random_steps": 10_000, **algorithm},
-        reference, net="256:256", learning_rate=3e-4, horizon=8,
+    """HalfCheetah by an actor and its critics, data-parallel: examples/sac_halfcheetah.yaml."""
+    of_each_gmi: dict[str, Any] = {
+        "replay_capacity": 500_000, "replay_start": 5_000, "batch_size": 128,
+        "updates_per_row": 2.0,  # of its own rows: one for each step of both
+    }  # fmt: skip
+    task = _off_policy(
+        "HalfCheetah-v5", 1_000_000, {"random_steps": 10_000, **of_each_gmi, **algorithm},
+        reference, n_envs=8, net="256:256", learning_rate=3e-4, horizon=8,
     )  # fmt: skip
+    return replace(task, gmis=2, is_co_located=True)
 
 
 def _off_policy(
     env: str, steps: int, algorithm: dict[str, Any], reference: str, **changes: Any
 ) -> Task:
-    """A task for one GMI with four environments, and an update for each of their steps."""
-    own: dict[str, Any] = {"activation": "relu", "normalize_observation": False, **changes}
+    """A task with an update for each step of its environments, by default four."""
+    own: dict[str, Any] = {
+        "n_envs": 4, "activation": "relu", "normalize_observation": False, **changes,
+    }  # fmt: skip
     return Task(
         env=env,
         steps=steps,
-        ours=_ours(env, n_envs=4, **own),
+        ours=_ours(env, **own),
         algorithm={"max_grad_norm": None, "batch_size": 256, "updates_per_row": 1.0, **algorithm},
         sb3=None,
         reference=reference,
