@@ -36,7 +36,7 @@ class Tried:
 
     @classmethod
     def of(cls, rows: Tensor, first: int) -> Tried:
-        """Returns that of rows [K, 2, W] of directions from `first`; see PerturbedEpisodes.play."""
+        """Makes one of rows [K, 2, W] of directions from `first`; see PerturbedEpisodes.play."""
         tried = cls()
         for index, (row, finite) in enumerate(
             zip(rows.numpy(), rows.isfinite().all(-1).numpy(), strict=True), first
@@ -44,34 +44,34 @@ class Tried:
             pair = row[:, [RETURN, STEPS]]
             pair[~finite, RETURN] = np.nan
             tried.pairs[index] = pair
-            seen = row[0, 2:] + row[1, 2:]
-            tried._add((0, index), seen if finite.all() else np.zeros_like(seen))
+            sums = row[0, 2:] + row[1, 2:]
+            tried._add((0, index), sums if finite.all() else np.zeros_like(sums))
         return tried
 
     def add(self, other: Tried) -> None:
         """Takes in what came of other directions."""
         self.pairs |= other.pairs
-        for block, seen in other.sums.items():
-            self._add(block, seen)
+        for block, sums in other.sums.items():
+            self._add(block, sums)
 
     def whole(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Returns the pairs [K, 2, 2] of directions 0 to K, and the sum over all of them."""
         pairs = np.stack([self.pairs[index] for index in range(len(self.pairs))])
-        rest = dict(self.sums)
-        while len(rest) > 1:  # the last one of a level has no other half
-            block = min(rest)
-            above, seen = (block[0] + 1, block[1] // 2), rest.pop(block)
-            rest[above] = rest[above] + seen if above in rest else seen
-        (total,) = rest.values()
+        blocks = dict(self.sums)
+        while len(blocks) > 1:  # the last one of a level has no other half
+            block = min(blocks)
+            parent, sums = (block[0] + 1, block[1] // 2), blocks.pop(block)
+            blocks[parent] = blocks[parent] + sums if parent in blocks else sums
+        (total,) = blocks.values()
         return pairs, total
 
     def _add(self, block: Block, seen: np.ndarray[Any, Any]) -> None:
         while True:
             level, index = block
-            if (other := self.sums.pop((level, index ^ 1), None)) is None:
+            if (sibling := self.sums.pop((level, index ^ 1), None)) is None:
                 self.sums[block] = seen
                 return
-            block, seen = (level + 1, index // 2), other + seen if index & 1 else seen + other
+            block, seen = (level + 1, index // 2), sibling + seen if index & 1 else seen + sibling
 
 
 class Aggregator:
@@ -81,9 +81,9 @@ class Aggregator:
     """
 
     def __init__(self, below: Mapping[str, Any], share: int | None, timeout_s: float) -> None:
-        """`below`: by what errors call them.
+        """`below`: evaluators or aggregators, by the names that errors call them.
 
-        `share`: the directions in a question; None: what there is, once for each below.
+        `share`: the directions that one is asked to try at a time; None: an equal part each.
         """
         self._below, self._share, self._timeout_s = dict(below), share, timeout_s
 
@@ -97,17 +97,17 @@ class Aggregator:
     def score(self, weights: Weights, number: int, first: int, end: int) -> Tried:
         """Returns what comes of directions `first` to `end` of round `number`."""
         share = self._share or -(-(end - first) // len(self._below))
-        parts = [(at, min(at + share, end)) for at in range(first, end, share)][::-1]
+        ranges = [(begin, min(begin + share, end)) for begin in range(first, end, share)][::-1]
         tried, idle = Tried(), list(self._below)
         under_way: dict[runtime.ObjectRef, str] = {}
-        while parts or under_way:
-            while parts and idle:
-                name, part = idle.pop(0), parts.pop()
-                one = self._below[name]
-                if isinstance(one, runtime.ActorHandle):
-                    under_way[one.score.remote(weights, number, *part)] = name
+        while ranges or under_way:
+            while ranges and idle:
+                name, directions = idle.pop(0), ranges.pop()
+                node = self._below[name]
+                if isinstance(node, runtime.ActorHandle):
+                    under_way[node.score.remote(weights, number, *directions)] = name
                 else:
-                    tried.add(one.score(weights, number, *part))
+                    tried.add(node.score(weights, number, *directions))
                     idle.append(name)
             if under_way:
                 ready, _ = runtime.wait(list(under_way), timeout=self._timeout_s)
@@ -127,11 +127,11 @@ def aggregated(
 ) -> tuple[Aggregator, list[runtime.ActorHandle]]:
     """Returns the root over evaluators, and the aggregators between that are actors.
 
-    None of them hears of more than `fan_out`; None: the root hears of all. Aggregators are actors
-    where all below them are.
+    None has more than `fan_out` below it; with None, the root has all of them. Aggregators are
+    actors where all below them are.
     """
     actors: list[runtime.ActorHandle] = []
-    nodes = {f"evaluator {number}": one for number, one in enumerate(evaluators)}
+    nodes = {f"evaluator {number}": node for number, node in enumerate(evaluators)}
     width = 1  # evaluators below each of `nodes`
     while fan_out is not None and len(nodes) > fan_out:
         above: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def aggregated(
             below = {name: nodes.pop(name) for name in names}
             last = min(first + width, len(evaluators)) - 1
             name = f"the aggregator of evaluators {first} to {last}"
-            if all(isinstance(one, runtime.ActorHandle) for one in below.values()):
+            if all(isinstance(node, runtime.ActorHandle) for node in below.values()):
                 actors.append(Aggregator.remote(below, share, timeout_s))
                 above[name] = actors[-1]
             else:

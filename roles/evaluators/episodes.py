@@ -26,11 +26,11 @@ STEPS: Final = 1  # and the steps of the episode; sums of what was seen follow
 
 def direction_of(seed: int, number: int, index: int, out: Tensor) -> Tensor:
     """Fills `out` [n] with direction `index` of round `number`: standard normal, by seeds alone."""
-    generator = torch.Generator().manual_seed(_mixed(seed, _NOISE, number, index))
+    generator = torch.Generator().manual_seed(_seed_from(seed, _NOISE, number, index))
     return torch.randn(out.shape, generator=generator, out=out)
 
 
-def _mixed(*words: int) -> int:
+def _seed_from(*words: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
@@ -58,7 +58,7 @@ class PerturbedEpisodes:
         self._longest = min(longest, env.max_episode_steps or longest)
         self._to_env = env_action(env.action_space, env.device)
         self.width = 2 if normalizer is None else 2 + 2 * normalizer.width
-        self._kept = _Kept(env.num_env, (self.width - 2) // 2, env.device)
+        self._window = _StepWindow(env.num_env, (self.width - 2) // 2, env.device)
         self.clock = Clock(env.device)
 
     @torch.no_grad()
@@ -71,17 +71,18 @@ class PerturbedEpisodes:
         """
         rows = torch.zeros(len(directions), 2, self.width, dtype=torch.float64)
         num_env = self._env.num_env
-        first = _mixed(self._seed, _EPISODES, number) >> 2  # that of the last is below 2^31
+        # The seed of the last environment is below 2^31.
+        first_seed = _seed_from(self._seed, _EPISODES, number) >> 2
         noise = torch.zeros(num_env, len(parameters))
         for begin in range(0, len(directions), num_env):
-            part = directions[begin : begin + num_env]
-            for at, index in zip(noise, part, strict=False):
-                direction_of(self._seed, number, index, at)
+            indices = directions[begin : begin + num_env]
+            for direction, index in zip(noise, indices, strict=False):
+                direction_of(self._seed, number, index, direction)
             # Environments that are left over try again what was drawn there before, or nothing.
             for side, sign in enumerate((self._noise, -self._noise)):
                 self._policies.load(torch.add(parameters, noise, alpha=sign).to(self._env.device))
-                played = self._episode(first + part[0], len(part))
-                rows[begin : begin + len(part), side] = played[: len(part)].cpu()
+                played = self._episode(first_seed + indices[0], len(indices))
+                rows[begin : begin + len(indices), side] = played[: len(indices)].cpu()
         return rows
 
     def _episode(self, seed: int, count: int) -> Tensor:
@@ -89,7 +90,7 @@ class PerturbedEpisodes:
 
         Those that are left over are stepped beside them, and not waited for.
         """
-        env, clock, simulating, kept = self._env, self.clock, phase("simulate"), self._kept
+        env, clock, simulating, window = self._env, self.clock, phase("simulate"), self._window
         rows = torch.zeros(env.num_env, self.width, dtype=torch.float64, device=env.device)
         running = torch.arange(env.num_env, device=env.device) < count
         on_host = env.device.type == "cpu"
@@ -98,31 +99,31 @@ class PerturbedEpisodes:
         clock.begin("infer")
         for number in range(self._longest):
             beat("rollout")
-            at = number % _KEPT_STEPS
+            column = number % _KEPT_STEPS
             normal = observation.to(torch.float32)  # images are bytes
-            seen = None
+            observation_sum = None
             if self._normalizer is None:
-                seen = normal.sum(1)  # now: a step may write over it
+                observation_sum = normal.sum(1)  # now: a step may write over it
             else:
-                kept.observation[at].copy_(normal)
+                window.observation[column].copy_(normal)
                 normal = self._normalizer.normalize(normal)
             actions = self._policies.act(normal)
             clock.begin("simulate")
             with simulating:
                 step = self._step(actions)
             clock.begin("infer")
-            paid = kept.reward[at].copy_(step.reward)
-            if seen is not None:
-                paid.add_(seen, alpha=0.0)  # NaN where it is not finite
-            ended = torch.logical_or(step.terminated, step.truncated, out=kept.ended[at])
+            reward = window.reward[column].copy_(step.reward)
+            if observation_sum is not None:
+                reward.add_(observation_sum, alpha=0.0)  # NaN where it is not finite
+            ended = torch.logical_or(step.terminated, step.truncated, out=window.ended[column])
             observation = step.observation
             # A GPU is waited for when what is kept is summed up.
-            last = number + 1 == self._longest
+            is_last = number + 1 == self._longest
             if on_host and ended.any():
-                last = last or not bool((running & kept.alive(at + 2)[:, -1]).any())
-            if last or at + 1 == _KEPT_STEPS:
-                running = kept.add_to(rows, running, at + 1, self._normalizer)
-                if last or not bool(running.any()):
+                is_last = is_last or not bool((running & window.alive(column + 2)[:, -1]).any())
+            if is_last or column + 1 == _KEPT_STEPS:
+                running = window.add_to(rows, running, column + 1, self._normalizer)
+                if is_last or not bool(running.any()):
                     break
         clock.stop()
         return rows
@@ -132,14 +133,14 @@ class PerturbedEpisodes:
         try:
             return self._env.step(self._to_env(actions))
         except EnvActionError:  # raised before anything is stepped
-            lost = ~actions.isfinite().all(1)
-            if not lost.any():
+            invalid = ~actions.isfinite().all(1)
+            if not invalid.any():
                 raise
         step = self._env.step(self._to_env(actions.nan_to_num(0.0, 0.0, 0.0)))
-        return step._replace(reward=step.reward.masked_fill(lost, torch.nan))
+        return step._replace(reward=step.reward.masked_fill(invalid, torch.nan))
 
 
-class _Kept:
+class _StepWindow:
     """The last few steps of N environments, which are summed up together.
 
     Sums are over all that has room here, with 0 for what does not count, so that they are the same

@@ -73,10 +73,10 @@ class EpisodeCount:
         each = self.returns.shape[1]
         self._came |= ended & (self._games < each)  # also who has never had a turn
         running = self.running
-        place = self.ended.clamp(max=each - 1)[:, None]
-        paid = torch.where(running, reward, 0).to(self.returns.dtype)
-        self.returns.scatter_add_(1, place, paid[:, None])
-        self.lengths.scatter_add_(1, place, (running & self._acts).long()[:, None])
+        column = self.ended.clamp(max=each - 1)[:, None]
+        counted_reward = torch.where(running, reward, 0).to(self.returns.dtype)
+        self.returns.scatter_add_(1, column, counted_reward[:, None])
+        self.lengths.scatter_add_(1, column, (running & self._acts).long()[:, None])
         self.ended += ended & running
         if self._present is not None and self._begun is not None:
             self._games += self._begun
@@ -134,16 +134,16 @@ def evaluate_together(
     called it, before the first meeting.
     """
     actor, to_env = GreedyActor(policy, normalizer), env_action(env.action_space, env.device)
-    observation, left = env.reset(), longest_episode(env)
+    observation, steps_left = env.reset(), longest_episode(env)
     episodes = EpisodeCount(env, 1)
     ended = torch.zeros(env.num_env, dtype=torch.bool, device=env.device)
     await_set_up()  # the first reset of environments may compile
-    going = [1]
-    while any(going):
-        stop, steps = stop_requested(), min(_STEPS_BETWEEN_MEETINGS, left)
+    states = [1]
+    while any(states):
+        stop, steps = stop_requested(), min(_STEPS_BETWEEN_MEETINGS, steps_left)
         for _ in range(0 if stop else steps):
             beat("evaluation")
-            left -= 1
+            steps_left -= 1
             if ended.is_cpu and not episodes.running.any():
                 break
             step = env.step(to_env(actor.act(observation, ended)))
@@ -151,24 +151,24 @@ def evaluate_together(
             episodes.add(step.reward, ended)
             observation = step.observation
         # A GPU is waited for once in so many steps.
-        going = group.exchange(2 if stop else int(left > 0 and bool(episodes.running.any())))
-        if 2 in going:
+        states = group.exchange(2 if stop else int(steps_left > 0 and bool(episodes.running.any())))
+        if 2 in states:
             return {}
-    paid, counted = episodes.returns[:, 0].double().cpu(), episodes.counted[:, 0].cpu()
-    paid.masked_fill_(~counted, 0.0)
+    returns, counted = episodes.returns[:, 0].double().cpu(), episodes.counted[:, 0].cpu()
+    returns.masked_fill_(~counted, 0.0)
     groups: Sequence[AgentGroup] = getattr(env, "groups", ())
-    places = rows_of(groups, env.num_env) if len(groups) > 1 else []
-    sums = [float(paid.square().sum()), float(episodes.running.sum())]
-    for rows in (slice(None), *places):
-        sums += [float(paid[rows].sum()), float(counted[rows].sum())]
+    policy_rows = rows_of(groups, env.num_env) if len(groups) > 1 else []
+    sums = [float(returns.square().sum()), float(episodes.running.sum())]
+    for rows in (slice(None), *policy_rows):
+        sums += [float(returns[rows].sum()), float(counted[rows].sum())]
     bucket = group.bucket("evaluation", len(sums), torch.float64)
     bucket.buffer.copy_(torch.tensor(sums, dtype=torch.float64))
-    squares, cut, total, count, *of_policies = bucket.reduce("sum").tolist()
+    squares, cut, total, count, *policy_sums = bucket.reduce("sum").tolist()
     mean = total / count
     spread = max(squares / count - mean * mean, 0.0) ** 0.5
-    told = {"eval_return": mean, "eval_std": spread, "eval_episodes": count, "eval_cut": cut}
-    names = [group.policy for group in groups[: len(places)]]
-    for name, of_one, its in zip(names, of_policies[::2], of_policies[1::2], strict=True):
-        if its:
-            told[f"{name}/eval_return"] = of_one / its
-    return told
+    metrics = {"eval_return": mean, "eval_std": spread, "eval_episodes": count, "eval_cut": cut}
+    names = [group.policy for group in groups[: len(policy_rows)]]
+    for name, paid, number in zip(names, policy_sums[::2], policy_sums[1::2], strict=True):
+        if number:
+            metrics[f"{name}/eval_return"] = paid / number
+    return metrics

@@ -86,21 +86,21 @@ class ActingRole(DRL_role):
         shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
         groups: Sequence[AgentGroup] = getattr(env, "groups", ())
         if len(groups) > 1:
-            built = {group.policy: self._built(group, shared) for group in groups}
-            self.algorithm = by_policy(groups, built)
+            algorithms = {group.policy: self._make_algorithm(group, shared) for group in groups}
+            self.algorithm = by_policy(groups, algorithms)
             self.description = {
                 f"{group.policy}: {key}": value
                 for group in groups
-                for key, value in self._described(built[group.policy], group).items()
+                for key, value in self._description_of(algorithms[group.policy], group).items()
             }
         else:
             if faults := space_faults(config.env.id, env.observation_space, env.action_space):
                 raise EnvSpecError(faults)
-            self.algorithm = self._built(env, shared)
+            self.algorithm = self._make_algorithm(env, shared)
             if config.multi_agent is not None and config.multi_agent.self_play is not None:
                 league = config.multi_agent.self_play
                 self.algorithm = against_itself(self.algorithm, env, league)
-            self.description = self._described(self.algorithm, env)
+            self.description = self._description_of(self.algorithm, env)
         self.policy, self.normalizers = self.algorithm.policy, self.algorithm.normalizers
         self.algorithm.stats = (*self.algorithm.stats, *self.loss_stats)
         self.observed = Observed.of(env, observation_width(env.observation_space), self.algorithm)
@@ -108,7 +108,7 @@ class ActingRole(DRL_role):
         self.come_and_go = hasattr(env, "present")
         self.rows_of_env = max((len(group.agents) for group in groups), default=1)
 
-    def _built(self, env: Any, shared: torch.Generator) -> Algorithm:
+    def _make_algorithm(self, env: Any, shared: torch.Generator) -> Algorithm:
         """Makes an algorithm with a policy of its own, for what has the spaces of environments."""
         settings, device = self.mgr.config.algorithm, self.mgr.context.device
         kind = algorithm_class(settings)
@@ -131,7 +131,7 @@ class ActingRole(DRL_role):
         return kind(settings, policy, normalizers, loss)
 
     @staticmethod
-    def _described(algorithm: Algorithm, env: Any) -> dict[str, Any]:
+    def _description_of(algorithm: Algorithm, env: Any) -> dict[str, Any]:
         return described(algorithm.policy.network, env, algorithm.normalizers)
 
     def overrides(self, name: str) -> bool:
@@ -145,16 +145,16 @@ class ActingRole(DRL_role):
         What code of the user's computes for a row is not known: with a network or an algorithm of
         theirs, it keeps a thread a core.
         """
-        context, before = self.mgr.context, torch.get_num_threads()
+        context, threads_before = self.mgr.context, torch.get_num_threads()
         is_known = not self.overrides("make_policy") and is_all_ours(context.config.algorithm)
         if context.device.type == "cpu" and is_known:
             rows = rows_at_once(context.config, context.layout, self.GMI_id) * self.rows_of_env
             model = model_products(context.config.algorithm, self.observed.width)
-            torch.set_num_threads(threads_for(rows, self.policy.network, before, model))
+            torch.set_num_threads(threads_for(rows, self.policy.network, threads_before, model))
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads_before)
 
     def batch(self, num_env: int) -> Batch:
         """The buffers of a horizon of `num_env` environments, for this algorithm and policy."""
@@ -200,16 +200,16 @@ class ActingRole(DRL_role):
 
     def check_no_params(self, params: dict[str, object]) -> None:
         """Raises RoleError for parameters, of which the roles of this package take none."""
-        own = inspect.signature(self.GMI_run).parameters.values()
-        takes = [one.name for one in own if one.kind is not one.VAR_KEYWORD]
+        parameters = inspect.signature(self.GMI_run).parameters.values()
+        accepted = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
         for name in params:  # the first will do
             sections = self.mgr.config.roles.items()
-            where = next((role for role, section in sections if name in section.params), self.role)
-            near = closest(name, takes)
+            owner = next((role for role, section in sections if name in section.params), self.role)
+            suggestion = closest(name, accepted)
             raise RoleError(
-                f"roles.{where}.params.{name}: {type(self).__name__}.GMI_run takes no parameter "
-                f"{name}, but {', '.join(takes) or 'none'}."
-                f"{f' Did you mean {near}?' if near else ''}"
+                f"roles.{owner}.params.{name}: {type(self).__name__}.GMI_run takes no parameter "
+                f"{name}, but {', '.join(accepted) or 'none'}."
+                f"{f' Did you mean {suggestion}?' if suggestion else ''}"
             )
 
 
@@ -227,15 +227,15 @@ def _check_memory(network: Any, maker: str, settings: AlgorithmConfig) -> None:
 def _check_arguments(loss: Callable[..., Losses], kind: type[Algorithm]) -> None:
     """Raises RoleError unless a role's `loss` takes what that of its algorithm takes."""
     parameters = inspect.signature(kind.loss).parameters.values()
-    given = [one.name for one in parameters if one.default is one.empty]
-    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in parameters):
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
         return  # how many it takes is not known
     try:
-        inspect.signature(loss).bind(*given)
+        inspect.signature(loss).bind(*required)
     except TypeError as error:
         raise RoleError(
-            f"{loss.__qualname__}: {error}. {kind.__name__} gives it {len(given)}; write it as "
-            f"loss({', '.join(['self', *given])})."
+            f"{loss.__qualname__}: {error}. {kind.__name__} gives it {len(required)}; write it as "
+            f"loss({', '.join(['self', *required])})."
         ) from None
 
 

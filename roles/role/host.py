@@ -58,10 +58,10 @@ class GmiHost:
                 if shared_lock.join(job.lock) is None:
                     raise RuntimeError(f"{job.lock.parent}: another launch has begun to train it.")
         self._closing = Closing(lambda message: _warn(f"gmi {gmi_id}: {message}"))
-        beside = job.role_folder
-        if beside is not None and str(beside) not in sys.path:  # also of an environment's module
-            sys.path.insert(0, str(beside))
-        self._role = load_role(job.class_of(gmi_id), beside)
+        folder = job.role_folder
+        if folder is not None and str(folder) not in sys.path:  # also of an environment's module
+            sys.path.insert(0, str(folder))
+        self._role = load_role(job.class_of(gmi_id), folder)
         if threading.current_thread() is threading.main_thread():  # else one of several here
             runtime.set_title(f"gmi {gmi_id} {self._role.__name__}")
 
@@ -158,15 +158,15 @@ class GmiHost:
         return phases.Trace(path, self._gmi_id, on_gpu, _warn)
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
-        named = self._job.config.roles
+        sections = self._job.config.roles
         params: dict[str, Any] = {}
         for role in roles:
-            if role in named:
-                params |= named[role].params
+            if role in sections:
+                params |= sections[role].params
         return params
 
 
-class _Teller(logging.StreamHandler[TextIO]):
+class _WarningHandler(logging.StreamHandler[TextIO]):
     """Tells what one GMI logs, and not what GMIs log that are other threads of its process."""
 
     gmis: ClassVar[set[int]] = set()  # the threads of this process that are GMIs
@@ -182,8 +182,8 @@ class _Teller(logging.StreamHandler[TextIO]):
             return
         super().emit(record)
         text = record.getMessage()
-        if (known := _NUMBER.sub("#", text)) not in self._told:  # counts go up
-            self._told.add(known)
+        if (pattern := _NUMBER.sub("#", text)) not in self._told:  # counts go up
+            self._told.add(pattern)
             _warn(f"gmi {self._gmi_id}: {text}")
 
 
@@ -191,16 +191,16 @@ class _Teller(logging.StreamHandler[TextIO]):
 def told_warnings(gmi_id: int) -> Iterator[None]:
     """Tells the launcher what is logged as `gmi_drl.*` in this block, warnings and worse.
 
-    Of those that differ in numbers alone, the first one. All of them go to stderr.
+    Of those that differ in numbers alone only the first is told. All of them go to stderr.
     """
-    logger, teller = logging.getLogger(_LOGGER), _Teller(gmi_id)
-    teller.gmis.add(teller.thread)
-    logger.addHandler(teller)
+    logger, handler = logging.getLogger(_LOGGER), _WarningHandler(gmi_id)
+    handler.gmis.add(handler.thread)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(teller)
-        teller.gmis.discard(teller.thread)
+        logger.removeHandler(handler)
+        handler.gmis.discard(handler.thread)
 
 
 def _warn(message: str) -> None:

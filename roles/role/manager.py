@@ -94,8 +94,8 @@ class GmiContext:
     def note_memory(self) -> None:
         """Puts the most memory that this GMI has held where all GMIs and the launcher see it."""
         if self.memory is not None and self.tally is not None:
-            before = self.tally[self.gmi_id, "mem_peak_bytes"]  # of a process before this one, too
-            self.tally[self.gmi_id, "mem_peak_bytes"] = max(before, self.memory.look())
+            earlier = self.tally[self.gmi_id, "mem_peak_bytes"]  # of a process before this one, too
+            self.tally[self.gmi_id, "mem_peak_bytes"] = max(earlier, self.memory.look())
 
     def add(self, counter: str, more: int) -> None:
         """Counts what all GMIs and the launcher are to see under `counter` of the tally."""
@@ -271,14 +271,14 @@ class GMI_manager:
             )
         adapter, on_gpu = choose_adapter(env.id, env.adapter), context.device.type == "cuda"
         shared = context.private if adapter in COMPILES else None
-        note = (
+        message = (
             f"gmi {self.GMI_id} compiles the kernels of adapter {adapter} for a batch of {number}, "
             "but for those that are kept from before"
         )
-        told = partial(self.report, {"kind": "note", "message": note})
-        round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu, told)
-        with nullcontext() if adapter in AT_RESET else round_it():
-            made = make_env(
+        announce = partial(self.report, {"kind": "note", "message": message})
+        guard = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu, announce)
+        with nullcontext() if adapter in AT_RESET else guard():
+            vec_env = make_env(
                 env.id, number, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps, device=context.device,
                 seed=self.seed(seed), threads=max(1, len(context.spec.cores)),
@@ -286,8 +286,8 @@ class GMI_manager:
                 of_team=self.config.algorithm.of_team,
             )  # fmt: skip
         if adapter in AT_RESET:
-            unwrapped(made).compiling = round_it  # type: ignore[attr-defined]
-        return made
+            unwrapped(vec_env).compiling = guard  # type: ignore[attr-defined]
+        return vec_env
 
     def await_set_up(self) -> None:
         """Says that this GMI is set up, and waits until all GMIs of the run are.
@@ -333,10 +333,10 @@ class GMI_manager:
         that was restarted has other seeds than before, and so has each of a run that was resumed or
         resized, but for its evaluation: they shall not see the same again.
         """
-        mine = self.GMI_id if number is None else number
+        identity = self.GMI_id if number is None else number
         context = self.context
         resumed = 0 if stream == EVALUATION else context.resumed
-        return seed_of(self.config.run.seed, mine, stream, context.replaced, resumed)
+        return seed_of(self.config.run.seed, identity, stream, context.replaced, resumed)
 
     @property
     def timeout(self) -> timedelta:
@@ -353,8 +353,9 @@ class GMI_manager:
     def begin_iteration(self) -> None:
         """Say, in the thread that runs `GMI_run`, that an iteration begins.
 
-        By these a profiled run counts what it records: may write a file (docs/profiling.md). From
-        the first call on the launcher watches that this GMI makes progress (`run.hang_timeout_s`).
+        A profiled run counts iterations by these calls, and may write a file in one
+        (docs/profiling.md). From the first call on the launcher watches that this GMI makes
+        progress (`run.hang_timeout_s`).
         """
         if self._bound is None:
             return

@@ -4,8 +4,8 @@ Making environments takes seconds in one GMI and a minute in another that compil
 nobody waits for another by `comm.timeout_s`: each says in the tally when it is done, and waits for
 all. What is said is the number of the process that says it: one that takes a dead one's place is
 not set up until it says so, and those who have met its loss wait for it in the same way. No GMI
-waits for another while it sets up, so that nobody waits in a circle. Who is dead for good is the
-launcher's to find.
+waits for another while it sets up, so that nobody waits in a circle. The launcher finds out who is
+dead for good.
 """
 
 from __future__ import annotations

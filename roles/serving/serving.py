@@ -89,7 +89,7 @@ class Turns:
     ) -> None:
         self._simulation, self._actor, self._pool = simulation, actor, pool
         # What the environments are to do next; on the static way in the same tensor each time.
-        self.action = simulation.to_env(self._chosen()).clone()
+        self.action = simulation.to_env(self._actions()).clone()
         self._graph: Graph | None = None
         self._captured_at = 0
 
@@ -97,7 +97,7 @@ class Turns:
         """Choose `action` for what the environments show; count the step that led there."""
         simulation, steady = self._simulation, self._simulation.steady
         if not simulation.static:
-            self.action = simulation.to_env(self._chosen())
+            self.action = simulation.to_env(self._actions())
             return
         if self._pool is None or steady.taken < 2:  # the second step tells whether they stay
             simulation.settle()
@@ -125,9 +125,9 @@ class Turns:
 
     @torch.no_grad()
     def _choose(self) -> None:
-        self.action.copy_(self._simulation.to_env(self._chosen()))
+        self.action.copy_(self._simulation.to_env(self._actions()))
 
-    def _chosen(self) -> torch.Tensor:
+    def _actions(self) -> torch.Tensor:
         return self._actor.act(self._simulation.observation, self._simulation.began)
 
 
@@ -144,8 +144,8 @@ class Server(ActingRole):
         self._turns, self._horizon = 0, self.mgr.config.algorithm.horizon
         self._began = self._reported = perf_counter()
 
-    def _turn(self) -> None:
-        """A step of all environments begins; `horizon` of them are an iteration of a trace."""
+    def _begin_turn(self) -> None:
+        """Begins a step of all environments; `horizon` of them are one iteration of a trace."""
         if self._turns % self._horizon == 0:
             self.mgr.begin_iteration()
         beat("serving")
@@ -159,7 +159,7 @@ class Server(ActingRole):
     def _count(self, steps: int) -> None:
         self._tally[self.GMI_id, "steps"] += steps
 
-    def _goes_on(self) -> bool:
+    def _has_steps_left(self) -> bool:
         """Tells whether steps of its share are left, and nobody has asked this GMI to stop."""
         everywhere = sum(gmi.num_env for gmi in self.mgr.layout.gmis)
         share = -(-self.mgr.config.run.total_steps // everywhere) * self.mgr.context.spec.num_env
@@ -169,11 +169,11 @@ class Server(ActingRole):
         """Tell the launcher, every now and then, what was done since the last time."""
         if not last and perf_counter() - self._reported < _REPORT_S:
             return
-        seen = Seen(0.0, 0.0, 0.0)
+        totals = Seen(0.0, 0.0, 0.0)
         for simulation in simulations:
             if last:
                 simulation.settle()
-            seen = seen.plus(simulation.episodes.take())
+            totals = totals.plus(simulation.episodes.take())
         seconds = self._spent()
         self._reported = perf_counter()  # all that is reported has been done by now
         self.mgr.report(
@@ -184,9 +184,9 @@ class Server(ActingRole):
                 "began_s": self._began,  # all GMIs have the same clock
                 "until_s": self._reported,
                 "seconds": seconds,
-                "episodes": int(seen.episodes),
-                "return_sum": seen.return_sum,
-                "length_sum": seen.length_sum,
+                "episodes": int(totals.episodes),
+                "return_sum": totals.return_sum,
+                "length_sum": totals.length_sum,
             }
         )
 
@@ -223,8 +223,8 @@ class Serving(Server):
         turns = Turns(simulation, self._actor(), pool)
         self._clock = clock
         self._begin(("simulate", "infer"))
-        while self._goes_on():
-            self._turn()
+        while self._has_steps_left():
+            self._begin_turn()
             clock.begin("infer")
             with phase("infer"):
                 turns.infer()

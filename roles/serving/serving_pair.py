@@ -43,8 +43,8 @@ class ServingSimulator(Server):
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Simulate this GMI's share of the steps, or until the launcher asks to stop."""
         self.check_no_params(params)
-        whole = self.mgr.context.spec.num_env
-        sizes = (whole - whole // 2, whole // 2)
+        num_env = self.mgr.context.spec.num_env
+        sizes = (num_env - num_env // 2, num_env // 2)
         envs = []
         for half, size in enumerate(sizes):
             envs.append(self.make_env(size, seed=3 + half))
@@ -55,25 +55,25 @@ class ServingSimulator(Server):
         timeout = self.mgr.timeout
         # Where the policy remembers, a column more says which observations begin an episode.
         self._tells = _remembers(self.mgr.config)
-        shapes = [[one.env.num_env, one.observation.shape[1] + self._tells] for one in simulations]
+        shapes = [[s.env.num_env, s.observation.shape[1] + self._tells] for s in simulations]
         streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, width in shapes]
-        out, back = _links(self)
+        outgoing, incoming = _links(self)
         self._begin(("simulate", "wait"))
         with (
             suppress(LinkClosed),  # by the process before this one, whose work was done
-            out.sender(json.dumps(shapes).encode(), streams, timeout) as sender,
-            back.receiver(timeout) as receiver,
+            outgoing.sender(json.dumps(shapes).encode(), streams, timeout) as sender,
+            incoming.receiver(timeout) as receiver,
         ):
             self._sender, self._receiver = sender, receiver
             sender.pin(envs[0].device)
             receiver.pin(envs[0].device)
             self._arrived: dict[int, Packet] = {}
             self._asked = [-1] * _HALVES
-            if self._goes_on():
+            if self._has_steps_left():
                 for half, simulation in enumerate(simulations):
                     self._ask(half, simulation)
-            while self._goes_on():
-                self._turn()
+            while self._has_steps_left():
+                self._begin_turn()
                 for half, simulation in enumerate(simulations):
                     if not self._step(half, simulation):
                         break
@@ -84,10 +84,10 @@ class ServingSimulator(Server):
     def _ask(self, half: int, simulation: Simulation) -> None:
         """Send what a half shows."""
         self._asked[half] += 1
-        shown = simulation.observation
+        observation = simulation.observation
         if self._tells:
-            shown = torch.cat([shown, simulation.began[:, None]], 1)
-        _send(self._sender, half, shown, self._asked[half], 0)
+            observation = torch.cat([observation, simulation.began[:, None]], 1)
+        _send(self._sender, half, observation, self._asked[half], 0)
 
     def _step(self, half: int, simulation: Simulation) -> bool:
         """Await the actions of a half and act; False if asked to stop meanwhile."""
@@ -96,17 +96,17 @@ class ServingSimulator(Server):
             packet = self._answer(half)
         if packet is None:
             return False
-        waited = perf_counter()
+        answered = perf_counter()
         rows = simulation.env.num_env
         with phase("simulate"):
-            chosen = _read(packet, rows, self._width, simulation.env.device)
-            simulation.step(simulation.to_env(chosen))
+            action = _read(packet, rows, self._width, simulation.env.device)
+            simulation.step(simulation.to_env(action))
             simulation.settle()
             self._receiver.release(packet)
             self._ask(half, simulation)
         self._count(rows)
-        self._seconds["wait"] += waited - start
-        self._seconds["simulate"] += perf_counter() - waited
+        self._seconds["wait"] += answered - start
+        self._seconds["simulate"] += perf_counter() - answered
         return True
 
     def _answer(self, half: int) -> Packet | None:
@@ -116,9 +116,9 @@ class ServingSimulator(Server):
             packet = self._receiver.poll()
             if packet is not None:
                 header = packet.header
-                mine = header.policy_version == self._sender.incarnation
-                known = header.stream in self._arrived
-                if mine and not known and header.sequence == self._asked[header.stream]:
+                is_current = header.policy_version == self._sender.incarnation
+                is_repeated = header.stream in self._arrived
+                if is_current and not is_repeated and header.sequence == self._asked[header.stream]:
                     self._arrived[header.stream] = packet
                 else:  # to a question of this GMI's dead process, or answered by a dead agent too
                     self._receiver.release(packet)
@@ -142,14 +142,14 @@ class ServingAgent(Server):
             width = distribution_for(env.action_space).action_columns
             observations = observation_width(env.observation_space) + _remembers(self.mgr.config)
         timeout = self.mgr.timeout
-        out, back = _links(self)
+        outgoing, incoming = _links(self)
         self._begin(("infer", "wait"))
         # Both were closed, or one, if the work of the process before this one was done.
-        with suppress(LinkClosed), back.receiver(timeout) as receiver:
+        with suppress(LinkClosed), incoming.receiver(timeout) as receiver:
             shapes = json.loads(receiver.schema)
             assert all(shape[1] == observations for shape in shapes)
             streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, _ in shapes]
-            with out.sender(b"", streams, timeout) as sender:
+            with outgoing.sender(b"", streams, timeout) as sender:
                 sender.pin(self.mgr.context.device)
                 receiver.pin(self.mgr.context.device)
                 actors = [self._actor(pool) for _ in shapes]
@@ -164,8 +164,8 @@ class ServingAgent(Server):
         sender: Sender,
         shapes: Sequence[Sequence[int]],
     ) -> None:
-        device, told = self.mgr.context.device, actors[0].remembers
-        nowhere = [torch.zeros(rows, dtype=torch.bool, device=device) for rows, _ in shapes]
+        device, remembers = self.mgr.context.device, actors[0].remembers
+        none_began = [torch.zeros(rows, dtype=torch.bool, device=device) for rows, _ in shapes]
         heard_s = perf_counter()
         while True:
             start = perf_counter()
@@ -173,21 +173,21 @@ class ServingAgent(Server):
                 packet = receiver.poll()
                 if packet is None:
                     with phase("wait"):
-                        there = wait_any([receiver], _LOOK)
-                    silent_s = 0.0 if there else perf_counter() - heard_s
+                        arrived = wait_any([receiver], _LOOK)
+                    silent_s = 0.0 if arrived else perf_counter() - heard_s
                     if silent_s > self.mgr.timeout.total_seconds():
                         raise late_one(receiver, self.mgr.timeout, "has not asked")
                     self._seconds["wait"] += perf_counter() - start
                     continue
                 half = packet.header.stream
                 rows, width = shapes[half]
-                if half == 0:  # of the halves of a step the first
-                    self._turn()
+                if half == 0:  # the first half of a step
+                    self._begin_turn()
                 with phase("infer"):
-                    seen, began = _read(packet, rows, width, device), nowhere[half]
-                    if told:
-                        seen, began = seen[:, :-1], seen[:, -1].bool()
-                    self._send(sender, packet, actors[half].act(seen, began))
+                    observation, began = _read(packet, rows, width, device), none_began[half]
+                    if remembers:
+                        observation, began = observation[:, :-1], observation[:, -1].bool()
+                    self._send(sender, packet, actors[half].act(observation, began))
                     receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
                 return
@@ -210,8 +210,8 @@ def _remembers(config: Config) -> bool:
 def _links(role: Server) -> tuple[LinkSpec, LinkSpec]:
     """The link to the other GMI of the pair, and the one from it."""
     wires = role.mgr.context.wires
-    (out,), (back,) = wires.out_of(role.GMI_id).values(), wires.into(role.GMI_id).values()
-    return out, back
+    (outgoing,), (incoming,) = wires.out_of(role.GMI_id).values(), wires.into(role.GMI_id).values()
+    return outgoing, incoming
 
 
 def _send(sender: Sender, stream: int, rows: Tensor, number: int, to: int) -> None:

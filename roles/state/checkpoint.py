@@ -76,16 +76,17 @@ class Checkpoint:
         path = self.folder / f"{name}.pt"
         try:
             # Mapped and not read: a replay may fill half the memory, and is copied from here.
-            return _apart(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return _copy_small_tensors(state)
         except Exception as error:  # torch and pickle have many
-            first, *_ = str(error).splitlines() or [""]
+            first_line, *_ = str(error).splitlines() or [""]
             raise CheckpointError(
-                f"{path} cannot be loaded ({type(error).__name__}: {first}). Use another "
+                f"{path} cannot be loaded ({type(error).__name__}: {first_line}). Use another "
                 "checkpoint of the run."
             ) from error
 
 
-def _apart(state: Any) -> Any:
+def _copy_small_tensors(state: Any) -> Any:
     """Returns a state with copies of its small tensors, which somebody may keep.
 
     So a file that was removed does not take room on the disk for as long as the process lives.
@@ -93,11 +94,11 @@ def _apart(state: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.clone() if state.nbytes < _LARGE else state
     if isinstance(state, dict):  # or a Counter, or what a module gives, which have more to them
-        for name, its in state.items():
-            state[name] = _apart(its)
+        for name, value in state.items():
+            state[name] = _copy_small_tensors(value)
         return state
     if isinstance(state, list | tuple):
-        return type(state)(map(_apart, state))
+        return type(state)(map(_copy_small_tensors, state))
     return state
 
 
@@ -116,9 +117,9 @@ def _part_folder(checkpoints: Path, iteration: int, sealed: str = "") -> Path:
 
 
 def begin(checkpoints: Path, iteration: int) -> None:
-    """Make the folder that parts are written into; OSError when that fails.
+    """Makes the folder that parts are written into; OSError when that fails.
 
-    Before anybody is told to write, by all who tell others.
+    Whoever tells others to write calls it first.
     """
     _part_folder(checkpoints, iteration).mkdir(parents=True, exist_ok=True)
 
@@ -142,7 +143,7 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
 class _Sink:
     """Writes what `torch.save` gives into a file at once, as a replay may fill half the memory.
 
-    It keeps the `error` of a full disk, which that would turn into a RuntimeError of its own.
+    It keeps the `error` of a full disk, which `torch.save` would turn into a RuntimeError.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -172,8 +173,8 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
         file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
         for file in sorted(sealed.glob("*.pt"))
     }
-    known = {"format": _FORMAT, "version": _VERSION, "iteration": iteration}
-    text = json.dumps({**known, **manifest, "files": files}, indent=1)
+    header = {"format": _FORMAT, "version": _VERSION, "iteration": iteration}
+    text = json.dumps({**header, **manifest, "files": files}, indent=1)
     replace_file(sealed / "manifest.json", text)
     _fsync_folder(sealed)
     # A resume from an older checkpoint begins a new line: what the old one wrote at this iteration
@@ -186,7 +187,7 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
 
 
 def prune(checkpoints: Path, newest: Path, keep: int) -> str:
-    """Remove what the checkpoint `newest` replaces; why something could not be, if so.
+    """Removes what checkpoint `newest` replaces; returns why something could not be, or "".
 
     `keep` whole ones stay, `newest` included, and none that is later. One that holds the policy
     alone goes as soon as a newer one of either kind is there, and replaces no whole one.
@@ -207,9 +208,9 @@ def make_room(checkpoints: Path) -> list[str]:
     """Remove all but the newest checkpoint and the newest complete one; the names of what went."""
     removed = []
     with suppress(OSError):
-        found = all_in(checkpoints)
-        kept = [*[folder for folder in found if not _is_policy_only(folder)][-1:], *found[-1:]]
-        for folder in found:
+        folders = all_in(checkpoints)
+        kept = [*[folder for folder in folders if not _is_policy_only(folder)][-1:], *folders[-1:]]
+        for folder in folders:
             if folder not in kept:
                 _remove(folder)
                 removed.append(folder.name)
@@ -217,21 +218,21 @@ def make_room(checkpoints: Path) -> list[str]:
 
 
 def _replaced(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
-    found = all_in(checkpoints)
-    mine = found.index(newest)
-    partial = [folder for folder in found[:mine] if _is_policy_only(folder)]
-    whole = [folder for folder in found[:mine] if folder not in partial]
+    folders = all_in(checkpoints)
+    position = folders.index(newest)
+    partial = [folder for folder in folders[:position] if _is_policy_only(folder)]
+    complete = [folder for folder in folders[:position] if folder not in partial]
     for name in os.listdir(checkpoints):
         if name.startswith(".") and name.endswith((".old", ".removed.part")):
             yield checkpoints / name
-    yield from found[mine + 1 :]
+    yield from folders[position + 1 :]
     yield from partial
     if not _is_policy_only(newest):
-        yield from whole[: max(0, len(whole) + 1 - keep)]
+        yield from complete[: max(0, len(complete) + 1 - keep)]
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; when that is cut off, it is at least none any more."""
+    """Removes a checkpoint; if that is interrupted, what is left is no checkpoint any more."""
     # With the one file descriptor that a listing takes: shutil.rmtree needs more at a time.
     hidden = folder.with_name(f".{folder.name.strip('.')}.removed.part")
     if not folder.name.endswith(".removed.part"):
@@ -271,7 +272,7 @@ def mend(checkpoints: Path) -> None:
 
 
 def newest(
-    checkpoints: Path, wanted: Callable[[Checkpoint], bool] = lambda found: True
+    checkpoints: Path, wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
 ) -> Path | None:
     """The newest checkpoint that is not torn and is `wanted`, if there is one."""
     for candidate in reversed(all_in(checkpoints)):
@@ -284,25 +285,25 @@ def newest(
 
 
 def find(folder: Path) -> Checkpoint:
-    """The newest of a run's folder, or of its folder of checkpoints; or the very one it is.
+    """Returns the newest checkpoint of a run or of a folder of them, or `folder` if it is one.
 
     Raises CheckpointError if it is torn or foreign, naming the newest good one: going back
     further than the user knows is the user's choice.
     """
     if (folder / "manifest.json").exists():
         return _read(folder)
-    its = folder / "checkpoints"
-    checkpoints = its if its.is_dir() else folder
-    found = all_in(checkpoints)
-    if not found and not its.is_dir() and not (folder / "config.yaml").is_file():
+    subfolder = folder / "checkpoints"
+    checkpoints = subfolder if subfolder.is_dir() else folder
+    folders = all_in(checkpoints)
+    if not folders and not subfolder.is_dir() and not (folder / "config.yaml").is_file():
         return _read(folder)  # which says what it lacks
-    if not found:
+    if not folders:
         raise CheckpointError(
             f"{folder} holds no checkpoint: nothing of it was saved. Let it train until it has one "
             "(run.checkpoint_every), or launch its config anew."
         )
     try:
-        return _read(found[-1])
+        return _read(folders[-1])
     except CheckpointError as error:
         hint = "No older one is good either."
         if (good := newest(checkpoints)) is not None:
@@ -318,17 +319,17 @@ def iteration_of(folder: Path) -> int:
     if (folder / "manifest.json").exists():
         iteration: int = _manifest_of(folder)["iteration"]
         return iteration
-    its = folder / "checkpoints"
-    found = all_in(its if its.is_dir() else folder)
-    named = _NAME.fullmatch(found[-1].name) if found else None
-    return int(named[1]) if named else 0
+    subfolder = folder / "checkpoints"
+    folders = all_in(subfolder if subfolder.is_dir() else folder)
+    match = _NAME.fullmatch(folders[-1].name) if folders else None
+    return int(match[1]) if match else 0
 
 
 def _read(folder: Path) -> Checkpoint:
     """A checkpoint whose manifest is ours and whose files are what the manifest says."""
     manifest = _manifest_of(folder)
-    named = _NAME.fullmatch(folder.name)
-    if named and int(named[1]) != manifest["iteration"]:
+    match = _NAME.fullmatch(folder.name)
+    if match and int(match[1]) != manifest["iteration"]:
         raise CheckpointError(
             f"{folder} holds iteration {manifest['iteration']}, and its name is of another: it was "
             f"renamed, or copied over. Call it {folder_of(folder.parent, manifest['iteration'])}, "
@@ -336,20 +337,20 @@ def _read(folder: Path) -> Checkpoint:
         )
     if "shared.pt" not in manifest["files"]:
         raise CheckpointError(f"{folder} is torn: manifest.json names no shared.pt.")
-    for name, wanted in manifest["files"].items():
+    for name, expected in manifest["files"].items():
         file = folder / name
         try:
             size = file.stat().st_size
-            sha256 = _sha256(file) if size == wanted["bytes"] else ""
+            sha256 = _sha256(file) if size == expected["bytes"] else ""
         except FileNotFoundError:
             raise CheckpointError(f"{folder} is torn: {name} is missing.") from None
         except OSError as error:
             raise CheckpointError(f"{folder} is torn: {name} cannot be read ({error}).") from None
-        if size != wanted["bytes"]:
+        if size != expected["bytes"]:
             raise CheckpointError(
-                f"{folder} is torn: {name} has {size} bytes, should have {wanted['bytes']}."
+                f"{folder} is torn: {name} has {size} bytes, should have {expected['bytes']}."
             )
-        if sha256 != wanted["sha256"]:
+        if sha256 != expected["sha256"]:
             raise CheckpointError(f"{folder} is torn: {name} does not match its SHA-256.")
     return Checkpoint(folder, manifest)
 
@@ -372,10 +373,10 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
     try:
         _Manifest.model_validate(manifest)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        fault = error.errors(include_url=False)[0]
+        field = ".".join(map(str, fault["loc"]))
         raise CheckpointError(
-            f"{folder} is torn: manifest.json: {where}: {first['msg']}. Use another checkpoint of "
+            f"{folder} is torn: manifest.json: {field}: {fault['msg']}. Use another checkpoint of "
             "the run."
         ) from None
     return manifest
@@ -384,12 +385,12 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
 def all_in(checkpoints: Path) -> list[Path]:
     """Returns the folders of a run's checkpoints, whole or not, by iteration.
 
-    Others beside them, such as copies under names of the user's, are none of the run's.
+    Folders under other names, such as copies that a user made, are left out.
     """
     # Not glob: it takes a folder that cannot be listed for an empty one.
     names = os.listdir(checkpoints) if checkpoints.is_dir() else []
-    found = [checkpoints / name for name in names if _NAME.fullmatch(name)]
-    return sorted(filter(Path.is_dir, found), key=lambda path: (len(path.name), path.name))
+    folders = [checkpoints / name for name in names if _NAME.fullmatch(name)]
+    return sorted(filter(Path.is_dir, folders), key=lambda path: (len(path.name), path.name))
 
 
 def _sha256(file: Path) -> str:

@@ -39,12 +39,12 @@ class Snapshots:
 
     def get(self, iteration: int) -> dict[str, Any] | None:
         """The state after `iteration`, if it is kept. It is overwritten two `keep` later."""
-        found: dict[str, Any] | None = self._kept.get(iteration)
-        return found
+        state: dict[str, Any] | None = self._kept.get(iteration)
+        return state
 
     def forget_after(self, iteration: int) -> None:
         """Drops what lies beyond `iteration`: it will be made again."""
-        self._kept = {kept: state for kept, state in self._kept.items() if kept <= iteration}
+        self._kept = {number: state for number, state in self._kept.items() if number <= iteration}
 
 
 def agree(group: Group, snapshots: Snapshots) -> tuple[int, int] | None:
@@ -65,15 +65,15 @@ def spread(group: Group, source: int, state: dict[str, Any] | None) -> dict[str,
 
     Nothing but tensors and plain values gets through, as with checkpoints.
     """
-    mine = _serialized(state) if group.rank == source else torch.empty(0, dtype=torch.uint8)
-    nbytes = group.exchange(len(mine))[source]
+    payload = _serialized(state) if group.rank == source else torch.empty(0, dtype=torch.uint8)
+    nbytes = group.exchange(len(payload))[source]
     numel = min(_CHUNK, -(-nbytes // 4))
     bucket = group.bucket("state", numel, torch.float32)
     received = torch.empty(nbytes, dtype=torch.uint8)
     for start in range(0, nbytes, numel * 4):
         size = min(numel * 4, nbytes - start)
         if group.rank == source:
-            bucket.buffer.view(torch.uint8)[:size] = mine[start : start + size]
+            bucket.buffer.view(torch.uint8)[:size] = payload[start : start + size]
         received[start : start + size] = bucket.broadcast(source).view(torch.uint8)[:size]
     loaded: dict[str, Any] = torch.load(
         io.BytesIO(received.numpy().tobytes()), map_location="cpu", weights_only=True
@@ -94,10 +94,10 @@ def _copied(value: Any, old: Any) -> Any:
         fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == kind
         return old.copy_(value.detach()) if fits else value.detach().clone()
     if isinstance(value, dict):
-        before = old if isinstance(old, dict) else {}
-        return {key: _copied(item, before.get(key)) for key, item in value.items()}
+        previous = old if isinstance(old, dict) else {}
+        return {key: _copied(item, previous.get(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        same = isinstance(old, (list, tuple)) and len(old) == len(value)
-        olds = old if same else [None] * len(value)
+        matches = isinstance(old, (list, tuple)) and len(old) == len(value)
+        olds = old if matches else [None] * len(value)
         return type(value)(_copied(a, b) for a, b in zip(value, olds, strict=True))
     return value

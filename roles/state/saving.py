@@ -19,10 +19,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Saver:
-    """One GMI's hand in the checkpoints of a run. `session`: the launch that writes them.
+    """Writes one GMI's share of a run's checkpoints.
 
-    `epoch`: that of the gang, where the run is on several hosts. CheckpointError refuses to make a
-    checkpoint when run.json has a higher one: this host was cut off, and others have gone on.
+    `session` names the launch that writes them. `epoch` is the gang's, where the run is on several
+    hosts: CheckpointError when run.json has a higher one, as others have gone on without this host.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Saver:
         manifest: dict[str, Any],
         missing: str = "",
     ) -> tuple[bool, str]:
-        """Write checkpoint `iteration`: whether there is one, and what this GMI has to tell of it.
+        """Writes checkpoint `iteration`; returns whether there is one, and a warning or "".
 
         Collective. `own` is this GMI's part; `shared(whole)`, the same on all, is written by rank
         0. `missing` says why agents of this GMI have not written theirs. When one GMI finds no
@@ -48,61 +48,61 @@ class Saver:
         that fails, rank 0 tries to write the policy alone, `shared(False)`, which needs the least
         room; when that fails as well nothing is left of the attempt.
         """
-        first = self._group.rank == 0
+        is_first = self._group.rank == 0
         manifest = manifest | self._known
-        unremoved, full = "", False
+        unremoved, no_room = "", False
         removed: list[str] = []
 
         def begin() -> None:
-            nonlocal full
+            nonlocal no_room
             self.check_epoch()  # others may write parts of the same names there
             try:
                 checkpoint.begin(self._folder, iteration)
                 checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
-                if first:
+                if is_first:
                     checkpoint.write_part(self._folder, iteration, "shared", shared(True))
             except OSError as error:
-                full = error.errno in _NO_ROOM
+                no_room = error.errno in _NO_ROOM
                 raise
 
         def commit(**more: bool) -> None:
             nonlocal unremoved
-            if first:
+            if is_first:
                 self.check_epoch()
                 path = checkpoint.commit(self._folder, iteration, manifest | more)
                 unremoved = checkpoint.prune(self._folder, path, _KEPT)
 
         def policy_alone() -> None:
-            if first:
+            if is_first:
                 checkpoint.begin(self._folder, iteration)
                 checkpoint.write_part(self._folder, iteration, "shared", shared(False))
                 commit(policy_only=True)
 
         failure, failed = self._together(begin, missing)
-        if failed and any(self._group.exchange(full)):
-            if first:
+        if failed and any(self._group.exchange(no_room)):
+            if is_first:
                 removed = checkpoint.make_room(self._folder)
             if any(self._group.exchange(bool(removed))):
                 failure, failed = self._together(begin, missing)
         if not failed:
             failure, failed = self._together(commit)
-        told, lost = "", False
+        warning, lost = "", False
         if failed:
-            if first:
+            if is_first:
                 checkpoint.discard(self._folder, iteration)
-            why, lost = self._together(policy_alone)
-            if lost and first:
+            policy_failure, lost = self._together(policy_alone)
+            if lost and is_first:
                 checkpoint.discard(self._folder, iteration)
-            if failure or why:
-                told = self._failure_text(iteration, failure, why, lost)
+            if failure or policy_failure:
+                warning = self._failure_text(iteration, failure, policy_failure, lost)
         if removed:
-            told += f" For room these were removed: {', '.join(removed)}."
+            warning += f" For room these were removed: {', '.join(removed)}."
         if unremoved:
-            told += f" Old checkpoints are still there: {unremoved}."
-        return not lost, told.strip()
+            warning += f" Old checkpoints are still there: {unremoved}."
+        return not lost, warning.strip()
 
     def save_alone(self, iteration: int, shared: dict[str, Any], manifest: dict[str, Any]) -> str:
-        """Write a checkpoint of what all share, as others are lost: why it could not be, or "".
+        """Writes a checkpoint of the shared state, as peers are lost; returns why it failed, or "".
 
         For one GMI, when no other writes any more.
         """
@@ -120,39 +120,39 @@ class Saver:
         return ""
 
     def _failure_text(self, iteration: int, failure: str, why: str, lost: bool) -> str:
-        """That checkpoint `iteration` failed by `failure`, and what there is in its place.
+        """Returns the warning that checkpoint `iteration` failed, and what there is in its place.
 
-        Where that is nothing (`lost`), `why` the policy alone could not be written, if it is known.
+        `lost`: there is nothing, as the policy alone could not be written; `why`, if it is known.
         """
-        said = [f"checkpoint at iteration {iteration} was not written: {failure or why}."]
+        sentences = [f"checkpoint at iteration {iteration} was not written: {failure or why}."]
         if lost:
-            said.append(f"The policy alone could not be written either{why and f': {why}'}.")
+            sentences.append(f"The policy alone could not be written either{why and f': {why}'}.")
         else:
-            said.append(
+            sentences.append(
                 "The policy alone (parameters and normalisers) was saved in "
                 f"{checkpoint.folder_of(self._folder, iteration)}: it can be served, and a resume "
                 "begins the optimizer's moments and the episodes anew."
             )
         if (complete := self._newest(complete=True)) is not None:
-            said.append(f"The newest complete checkpoint is {complete}.")
+            sentences.append(f"The newest complete checkpoint is {complete}.")
         elif lost and (partial := self._newest(complete=False)) is not None:
-            said.append(f"The newest checkpoint is {partial}, of the policy alone.")
+            sentences.append(f"The newest checkpoint is {partial}, of the policy alone.")
         elif lost:
-            said.append(
+            sentences.append(
                 f"There is no checkpoint in {self._folder}: a policy that ends now is lost."
             )
-        return " ".join([*said, f"Free some space for {self._folder}, or mend what is named."])
+        return " ".join([*sentences, f"Free some space for {self._folder}, or mend what is named."])
 
     def _newest(self, complete: bool) -> Path | None:
         try:
             return checkpoint.newest(
-                self._folder, lambda found: not (complete and found.policy_only)
+                self._folder, lambda saved: not (complete and saved.policy_only)
             )
         except OSError:  # out of file descriptors, perhaps
             return None
 
     def begin(self, iteration: int) -> str:
-        """Have agents write their parts from now on, before `save`; why not, if it cannot be."""
+        """Lets agents write their parts, before `save`; returns why it failed, or ""."""
         try:
             checkpoint.begin(self._folder, iteration)
         except OSError as error:
@@ -161,8 +161,8 @@ class Saver:
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint of this launch; older ones of the folder belong to others."""
-        mine = self._known["session"]
-        return checkpoint.newest(self._folder, lambda found: found.manifest.get("session") == mine)
+        own = self._known["session"]
+        return checkpoint.newest(self._folder, lambda saved: saved.manifest.get("session") == own)
 
     def mend(self) -> None:
         """Rank 0 clears away what a GMI was writing when it was killed, while nobody writes."""
@@ -173,18 +173,18 @@ class Saver:
         """Raises CheckpointError if this host was taken for lost, and others have gone on."""
         if not self._epoch:
             return
-        run = self._folder.parent / "run.json"
-        now = json.loads(run.read_text(encoding="utf-8")).get("epoch", 0)
-        if now > self._epoch:
+        run_file = self._folder.parent / "run.json"
+        epoch = json.loads(run_file.read_text(encoding="utf-8")).get("epoch", 0)
+        if epoch > self._epoch:
             raise CheckpointError(
-                f"{run} has epoch {now}, and this host is in epoch {self._epoch}: it was taken for "
-                "lost, and others have gone on. It writes nothing more of this run."
+                f"{run_file} has epoch {epoch}, and this host is in epoch {self._epoch}: it was "
+                "taken for lost, and others have gone on. It writes nothing more of this run."
             )
 
     def _together(self, action: Callable[[], object], failure: str = "") -> tuple[str, bool]:
-        """Do `action` on every GMI: why it failed here, and whether it failed anywhere.
+        """Does `action` on every GMI; returns why it failed here, and whether it failed anywhere.
 
-        With a `failure` it has failed here before it was begun.
+        With a `failure` it counts as failed here, and is not begun.
         """
         try:
             if not failure:
@@ -207,13 +207,13 @@ def gmis_of(layout: Layout) -> list[list[int]]:
 def begun_anew(found: checkpoint.Checkpoint, layout: Layout) -> list[int]:
     """Returns the GMIs of a layout that have no part in a checkpoint, as another layout wrote it.
 
-    A part is of as many environments, in the roles of that template; that of a GMI without any is
-    of what the others sample.
+    A part fits a GMI with as many environments in the same template. That of a GMI without any
+    holds what the others sample, and fits where all of them are the same.
     """
     is_of_template = found.manifest.get("template") == layout.template
-    wrote, gmis = found.manifest["gmis"] if is_of_template else [], gmis_of(layout)
+    saved_gmis, gmis = found.manifest["gmis"] if is_of_template else [], gmis_of(layout)
     return [
         gmi_id
         for gmi_id, num_env in gmis
-        if [gmi_id, num_env] not in wrote or (num_env == 0 and wrote != gmis)
+        if [gmi_id, num_env] not in saved_gmis or (num_env == 0 and saved_gmis != gmis)
     ]

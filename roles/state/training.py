@@ -30,8 +30,8 @@ from gmi_drl.runtime.process.progress import beat, waiting
 
 from . import checkpoint, recovery, request, saving
 
-_TOLD_AGAIN: Final = 8  # versions, as a process may be killed before its last records are sent
-_TOLD_S: Final = 12.0  # the driver takes a host for lost after ten
+_REPEATED_VERSIONS: Final = 8  # as a process may be killed before its last records are sent
+_LOSS_NOTICE_S: Final = 12.0  # the driver takes a host for lost after ten
 _REMEDY: Final = (
     "Undo what was changed in the run's config.yaml, or in its role classes, or begin a new run."
 )
@@ -66,8 +66,8 @@ class Training:
         self._finished = self._stopped = self._requested = False
         same_host = mgr.layout.on_host(mgr.layout.host_of(mgr.GMI_id))
         # One of each host tells of lineage, as what one tells may be lost with its host.
-        first = next(gmi.gmi_id for gmi in same_host if "trainer" in gmi.roles)
-        self._tells_lineage = context.folder is not None and mgr.GMI_id == first
+        first_trainer = next(gmi.gmi_id for gmi in same_host if "trainer" in gmi.roles)
+        self._tells_lineage = context.folder is not None and mgr.GMI_id == first_trainer
         self._log: MetricsLog | None = None
         self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
         self._lineage: list[dict[str, Any]] = []  # of the last iterations, where it is recorded
@@ -95,8 +95,8 @@ class Training:
                     if self._mgr.is_bereft:  # of a whole host
                         return self._leave_state()
                     self._mgr.await_set_up()  # the new one makes its environments again
-                except GroupFinished as done:  # this GMI died between the end and its answer
-                    result: dict[str, Any] = json.loads(done.outcome)
+                except GroupFinished as finished:  # this GMI died between the end and its answer
+                    result: dict[str, Any] = json.loads(finished.outcome)
                     return result | self._outcome()
                 except CommError:
                     if not self._is_bereft():
@@ -111,32 +111,32 @@ class Training:
         """Returns what this GMI's result has beside that which all share."""
         outcome = self._optimizer.outcome()
         if self._pause is not None and self._mgr.context.folder is not None:
-            saved = saving.folder_of(self._mgr.context.folder)
-            last = checkpoint.folder_of(saved, self._iteration)
+            checkpoints = saving.folder_of(self._mgr.context.folder)
+            path = checkpoint.folder_of(checkpoints, self._iteration)
             outcome |= {
                 "return_mean": self._optimizer.progress.return_mean,
-                "checkpoint": str(last),
+                "checkpoint": str(path),
             }
         return outcome
 
     def _train(self) -> dict[str, Any]:
-        """From where the group stands to the end of the run; begun anew when it is re-formed."""
+        """Trains from where the group stands to the end; called again when it is re-formed."""
         self._assemble()
         while True:
             self._snapshots.keep(self._iteration, self._state())
-            every = self._run.checkpoint_every
-            due = every and self._iteration and self._iteration % every == 0
+            interval = self._run.checkpoint_every
+            due = interval and self._iteration and self._iteration % interval == 0
             if due or self._requested:
                 self._save()
             if self._finished:
                 break
             self._mgr.begin_iteration()
-            done = self._optimizer.step(self._iteration, self._steps)
-            if isinstance(done, NoMore):
+            training_round = self._optimizer.step(self._iteration, self._steps)
+            if isinstance(training_round, NoMore):
                 self._finished = True
-                self._stopped = self._stopped or done.stopped
+                self._stopped = self._stopped or training_round.stopped
             else:
-                self._conclude(done)
+                self._conclude(training_round)
         self._save(final=True)
         self._optimizer.finish()
         result = self._evaluate()
@@ -148,7 +148,7 @@ class Training:
         mgr = self._mgr
         cluster = mgr.config.cluster
         if cluster is not None and cluster.on_loss != "fail":
-            deadline_s = perf_counter() + _TOLD_S
+            deadline_s = perf_counter() + _LOSS_NOTICE_S
             with waiting:
                 while not mgr.is_bereft and perf_counter() < deadline_s:
                     sleep(0.05)
@@ -189,7 +189,7 @@ class Training:
         self._requested = self._optimizer.progress.checkpoint_wanted
         lineage = self._lineage_of(done.experience)
         if lineage is not None:
-            self._lineage = [*self._lineage[1 - _TOLD_AGAIN :], lineage]
+            self._lineage = [*self._lineage[1 - _REPEATED_VERSIONS :], lineage]
         run, context = self._run, self._mgr.context
         self._finished = self._stopped or self._has_reached_end
         context.note_memory()
@@ -212,29 +212,30 @@ class Training:
                 if self._saver is not None:
                     self._saver.check_epoch()
                 self._log.write(metrics)
-            held = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": context.of_all("sm_count")}
-            report = {"kind": "iteration", **metrics, **held}
+            gmi_metrics = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": context.of_all("sm_count")}
+            report = {"kind": "iteration", **metrics, **gmi_metrics}
             if lineage is not None:
                 report["lineage"] = lineage
             self._mgr.report(report)
         elif self._tells_lineage and lineage is not None:
             self._mgr.report({"kind": "lineage", "lineage": lineage})
-        every = self._mgr.config.comm.checksum_every
-        if every and self._iteration % every == 0:
+        interval = self._mgr.config.comm.checksum_every
+        if interval and self._iteration % interval == 0:
             self._check_identical()
 
     def _note_refused(self) -> None:
         """Counts what strangers have tried since the last look; warns each time it has doubled."""
         context, refused = self._mgr.context, self._group.refused
-        more, self._refused = refused - self._refused, refused
-        if more <= 0:
+        increase, self._refused = refused - self._refused, refused
+        if increase <= 0:
             return
-        before = context.of_mine("refused")
-        context.add("refused", more)
-        if (before + more).bit_length() > before.bit_length():
+        earlier = context.of_mine("refused")
+        context.add("refused", increase)
+        if (earlier + increase).bit_length() > earlier.bit_length():
             self._mgr.warn(
-                f"gmi {self._mgr.GMI_id}: its port for other hosts has refused {before + more} "
-                "connections or messages that are not of this run. See who reaches that network."
+                f"gmi {self._mgr.GMI_id}: its port for other hosts has refused "
+                f"{earlier + increase} connections or messages that are not of this run. "
+                "See who reaches that network."
             )
 
     @property
@@ -251,8 +252,8 @@ class Training:
         trainers = [gmi.gmi_id for gmi in self._mgr.layout.holding("trainer")]
         uses = [
             (trainer, *use)
-            for trainer, mine in zip(trainers, experience.uses, strict=True)
-            for use in mine
+            for trainer, trainer_uses in zip(trainers, experience.uses, strict=True)
+            for use in trainer_uses
         ]
         kept = [(t, *k) for t, k in zip(trainers, experience.kept, strict=False)]
         return {
@@ -367,13 +368,13 @@ class Training:
         self._restored = str(saved.folder)
         compare(saved, self._description, _REMEDY)
         shared = saved.load("shared")
-        with _told_of_missing(saved):
+        with _explain_missing_entry(saved):
             self._optimizer.load_state_dict(shared)
-            wrote, self._lineage = saved.manifest["learning_rate"], saved.manifest["lineage"]
+            saved_rate, self._lineage = saved.manifest["learning_rate"], saved.manifest["lineage"]
             anew = saving.begun_anew(saved, self._mgr.layout)
         descent, rate = self._optimizer.learner.descent, self._mgr.config.algorithm.learning_rate
-        if wrote != rate and self._pause is None:  # a resize has changed it
-            descent.learning_rate *= rate / wrote
+        if saved_rate != rate and self._pause is None:  # a resize has changed it
+            descent.learning_rate *= rate / saved_rate
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved, self._metrics = self._iteration, shared.get("metrics")
         self._trained_s, self._began = shared["trained_s"], perf_counter()
@@ -386,16 +387,16 @@ class Training:
             )
         else:
             if gmi_id not in anew:
-                own = saved.load(f"gmi{gmi_id}")
+                own_state = saved.load(f"gmi{gmi_id}")
                 if self._mgr.context.is_copy and newest is None:
                     # Else it would explore as the other one does. What a replay has is no draw.
-                    kept = {name: own[name] for name in ("replay",) if name in own}
-                    own = self._optimizer.own_state() | kept
-                with _told_of_missing(saved):
-                    self._optimizer.load_own_state(own)
-            if anew := [one for one in anew if self._mgr.layout.gmi(one).num_env]:
-                which = f"GMI{'s' if len(anew) > 1 else ''} {', '.join(map(str, anew))}"
-                warning = f"{saved.folder} is of another layout: {which} begin new episodes."
+                    replay_state = {k: own_state[k] for k in ("replay",) if k in own_state}
+                    own_state = self._optimizer.own_state() | replay_state
+                with _explain_missing_entry(saved):
+                    self._optimizer.load_own_state(own_state)
+            if anew := [gmi for gmi in anew if self._mgr.layout.gmi(gmi).num_env]:
+                gmis_text = f"GMI{'s' if len(anew) > 1 else ''} {', '.join(map(str, anew))}"
+                warning = f"{saved.folder} is of another layout: {gmis_text} begin new episodes."
         if warning and self._group.rank == 0:
             self._mgr.warn(warning)
         if self._pause is not None and newest is None:
@@ -408,16 +409,16 @@ class Training:
         saver, iteration = self._saver, self._iteration
         if saver is None or self._saved == iteration:
             return
-        there, missing = self._optimizer.save_parts(lambda: saver.begin(iteration), iteration)
-        if not there:
+        present, missing = self._optimizer.save_parts(lambda: saver.begin(iteration), iteration)
+        if not present:
             saver.mend()  # the last checkpoint was whole before any GMI was told to leave
             return
         beat("checkpoint")
         folder = self._mgr.context.folder
         if self._group.rank == 0 and folder is not None:
             request.take_request(folder)
-        own, manifest = self._optimizer.own_state(), self._manifest()
-        exists, failure = saver.save(iteration, own, self._shared_state, manifest, missing)
+        own_state, manifest = self._optimizer.own_state(), self._manifest()
+        exists, failure = saver.save(iteration, own_state, self._shared_state, manifest, missing)
         if exists:
             self._saved = iteration
             if self._group.rank == 0 and folder is not None:
@@ -448,8 +449,8 @@ class Training:
         state = self._optimizer.state_dict()
         if not whole:
             state["optimizer"] = self._optimizer.learner.descent.state_dict(whole=False)
-        counted = {"iteration": self._iteration, "steps": self._steps, "trained_s": self._time_s}
-        return state | counted
+        counters = {"iteration": self._iteration, "steps": self._steps, "trained_s": self._time_s}
+        return state | counters
 
     def _evaluate(self) -> dict[str, Any]:
         """Final result: counters, and the mean return of whole episodes of the greedy policy."""
@@ -480,7 +481,7 @@ class Training:
 
 
 @contextmanager
-def _told_of_missing(saved: checkpoint.Checkpoint) -> Iterator[None]:
+def _explain_missing_entry(saved: checkpoint.Checkpoint) -> Iterator[None]:
     """Raises CheckpointError where what goes on needs an entry that a checkpoint does not have."""
     try:
         yield
