@@ -24,11 +24,14 @@ def test_patches_getpid(monkeypatch):
 
 def test_leaves_everything():
     kept.append(subprocess.Popen(["sleep", "30"]))
+    while not Path(f"/proc/{kept[0].pid}/cmdline").read_bytes().startswith(b"sleep"):
+        time.sleep(0.001)  # Popen may return before exec has
     threading.Thread(target=time.sleep, args=(1,), name="forgotten").start()
     (Path(os.environ["XDG_RUNTIME_DIR"]) / "gmi-drl-1-x").mkdir()
 
 def test_leaves_an_orphan():
-    subprocess.run(["sh", "-c", "sleep 31 &"], check=True)
+    begun = "sleep 31 & until grep -q ^sleep /proc/$!/cmdline; do :; done"
+    subprocess.run(["sh", "-c", begun], check=True)
 
 def test_leaves_nothing():
     pass
