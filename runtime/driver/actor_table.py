@@ -46,8 +46,8 @@ class ActorTable:
     def add(self, actor: Actor, caller: int) -> None:
         """A new actor was asked for."""
         objects, creation = self._objects, actor.creation
-        known = self.table.get(actor.id, actor)
-        if known is not actor and not known.dead:  # whoever asked was run again
+        existing = self.table.get(actor.id, actor)
+        if existing is not actor and not existing.dead:  # whoever asked was run again
             objects.hold(actor.id, ("process", caller))
             return
         if actor.registered:
@@ -80,10 +80,10 @@ class ActorTable:
         """Returns what a handle of the living actor of this name is made of."""
         actor = self.names.get((namespace, name))
         if actor is None:
-            known = ", ".join(sorted(name for where, name in self.names if where == namespace))
+            names = ", ".join(sorted(name for space, name in self.names if space == namespace))
             raise ValueError(
                 f"no actor is named {name!r} in namespace {namespace!r}. There are: "
-                f"{known or 'none'}."
+                f"{names or 'none'}."
             )
         return actor.id, actor.name, actor.class_name, actor.methods
 
@@ -92,8 +92,8 @@ class ActorTable:
         actor = self.table.get(start.actor)
         if actor is not None and not actor.dead:
             actor.device = start.device
-            if wanted := actor.demand.get("GPU"):
-                actor.gpu_ids = self._driver.gpus.choose(start.device, wanted)
+            if num_gpus := actor.demand.get("GPU"):
+                actor.gpu_ids = self._driver.gpus.choose(start.device, num_gpus)
             self._start_if_ready(actor)
 
     def _start_if_ready(self, actor: Actor) -> None:
@@ -157,12 +157,12 @@ class ActorTable:
             return
         slot = Slot(ids.result(actor.id, sequence), f"a checkpoint of {actor.name}")
         objects.slots[slot.id] = slot
-        before, actor.checkpoint_slot = actor.checkpoint_slot, slot
+        previous_slot, actor.checkpoint_slot = actor.checkpoint_slot, slot
         objects.hold(slot.id, ("actor", actor.id))
         process.creating.discard(slot.id)
         objects.settle(slot, place if isinstance(place, bytes) else None, refs, None)
-        if before is not None:
-            objects.release(before.id, ("actor", actor.id))
+        if previous_slot is not None:
+            objects.release(previous_slot.id, ("actor", actor.id))
         actor.checkpoint = sequence
         while actor.log and actor.log[0].sequence <= sequence:
             self._tasks.let_go(actor.log.popleft())
@@ -177,8 +177,8 @@ class ActorTable:
             self._start_if_ready(actor)
             return
         if actor is None:
-            name, why = task.name.partition(".")[0], "it has ended, and nobody had its handle"
-            self._tasks.fail(task, ActorDiedError(name, reason=why))
+            name, reason = task.name.partition(".")[0], "it has ended, and nobody had its handle"
+            self._tasks.fail(task, ActorDiedError(name, reason=reason))
             return
         if actor.dead:
             actor.death_seen = True
@@ -267,10 +267,10 @@ class ActorTable:
         if actor.process is not process or actor.dead:
             return
         creation_failed = actor.creation.slots[0].failed or actor.rebuilding_failed is not None
-        spent = 0 <= actor.options.max_restarts <= actor.restarts and not process.never_forked
+        exhausted = 0 <= actor.options.max_restarts <= actor.restarts and not process.never_forked
         on_purpose = bool(actor.end_reason) or exited.exit_code == 0
         broken = self._spawner.broken
-        if creation_failed or on_purpose or spent or broken:
+        if creation_failed or on_purpose or exhausted or broken:
             self._end(actor, exited, actor.end_reason or process.end_reason or broken)
             return
         given_up: list[TaskSpec] = []
@@ -325,9 +325,9 @@ class ActorTable:
         self, actor: Actor, exited: Exited, reason: str, cause: BaseException | None = None
     ) -> None:
         objects, tasks, slot = self._objects, self._tasks, actor.creation.slots[0]
-        failed = slot if slot.failed else actor.rebuilding_failed
-        if cause is None and failed is not None:
-            error = failed.error()
+        failed_slot = slot if slot.failed else actor.rebuilding_failed
+        if cause is None and failed_slot is not None:
+            error = failed_slot.error()
             cause = error if isinstance(error, TaskError) else None
         death = actor.death_by(exited, reason, cause)
         actor.die(death)
@@ -346,8 +346,8 @@ class ActorTable:
             objects.fail(slot, None, actor.death())
         tasks.live.pop(actor.creation.id, None)
         actor.creation.keep = None  # it is not built again: memory it was given may go at once
-        held = (slot.id in objects.slots for task in calls for slot in task.slots)
-        actor.death_seen = actor.death_seen or any(held)
+        has_references = (slot.id in objects.slots for task in calls for slot in task.slots)
+        actor.death_seen = actor.death_seen or any(has_references)
         for task in calls:
             tasks.fail(task, actor.death())
         while actor.log:

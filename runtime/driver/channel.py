@@ -52,8 +52,8 @@ class SocketChannel:
         outgoing = self._outgoing
         with self._lock:
             while outgoing:
-                first, fds, keep = outgoing[0]
-                parts = [first]
+                first_data, fds, keep = outgoing[0]
+                parts = [first_data]
                 for data, more_fds, _ in itertools.islice(outgoing, 1, _TOGETHER):
                     if more_fds:  # they must begin a message of their own
                         break
@@ -78,14 +78,14 @@ class SocketChannel:
         messages: list[framing.Message] = []
         for _ in range(_READS_AT_ONCE):
             try:
-                some = self._reader.read(self.sock)
+                arrived = self._reader.read(self.sock)
             except BlockingIOError:
                 return messages, True
             except OSError:
                 return messages, False
-            if some is None:
+            if arrived is None:
                 return messages, False
-            messages += some
+            messages += arrived
             if not self._reader.more:
                 break
         return messages, True

@@ -38,8 +38,8 @@ _PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
 
 def is_plain(task: TaskSpec, actor: Actor) -> bool:
     """Tells whether a call needs nothing but to be sent."""
-    more = task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
-    return not more and len(task.arguments) <= _PLAIN_BYTES
+    needs = task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
+    return not needs and len(task.arguments) <= _PLAIN_BYTES
 
 
 def run_frame(
@@ -76,20 +76,20 @@ class Dispatch:
 
     def add(self, task: TaskSpec, process: Process, replayed: bool = False) -> None:
         """Gives a call to a process, after those it was given before."""
-        stored: list[bytes] = []
+        stored_ids: list[bytes] = []
         if task.inputs:
             slots = [self._objects.slots[id] for id in task.inputs]
             if not task.actor and any(slot.state == PENDING or slot.failed for slot in slots):
                 # Lost since it was queued. Not from within a decision of the scheduler's.
                 self._loop.defer(lambda: self._take_back(task, process, slots))
                 return
-            stored = [slot.id for slot in slots if slot.stored or slot.state == PENDING]
+            stored_ids = [slot.id for slot in slots if slot.stored or slot.state == PENDING]
         if task.body_id:
-            stored.append(task.body_id)
-        if not stored and not process.to_send:
+            stored_ids.append(task.body_id)
+        if not stored_ids and not process.to_send:
             self._send(task, process, {}, replayed)
             return
-        call = PendingCall(task, replayed, list(dict.fromkeys(stored)))
+        call = PendingCall(task, replayed, list(dict.fromkeys(stored_ids)))
         process.to_send.append(call)
         if process.actor is not None or self._is_plenty:
             self._pin(call, process)
@@ -112,11 +112,11 @@ class Dispatch:
 
     def proceed(self, process: Process) -> None:
         """Sends what can be sent, and sees to what the next one needs when its turn has come."""
-        waiting = process.to_send
-        while waiting and not process.dead:
-            call = waiting[0]
+        pending = process.to_send
+        while pending and not process.dead:
+            call = pending[0]
             if not call.replayed and self._live.get(call.task.id) is not call.task:
-                waiting.popleft()  # it was cancelled
+                pending.popleft()  # it was cancelled
                 self._unpin(call, process)
                 if not call.task.actor:
                     self._left_out(call.task.id, process)
@@ -124,7 +124,7 @@ class Dispatch:
                 try:
                     self._send(call.task, process, call.places, call.replayed)
                 finally:
-                    waiting.popleft()  # while it is there no call of the driver's overtakes it
+                    pending.popleft()  # while it is there no call of the driver's overtakes it
             else:
                 if call.asked is None and (not process.calls or self._is_plenty):
                     self._pin(call, process)
@@ -165,18 +165,18 @@ class Dispatch:
         return self._objects.store.used_bytes * _PLENTY < self._objects.nbytes
 
     def _pin(self, call: PendingCall, process: Process) -> None:
-        asked = call.asked = object()
+        request = call.asked = object()
         for id in call.stored:
             self._objects.pin(
                 id,
-                lambda result, id=id: self._pinned(call, asked, process, id, result),  # type: ignore[misc]
+                lambda result, id=id: self._pinned(call, request, process, id, result),  # type: ignore[misc]
                 patient=False,  # while it waits it holds nothing of what others may need
             )
 
     def _pinned(
-        self, call: PendingCall, asked: object, process: Process, id: bytes, result: Any
+        self, call: PendingCall, request: object, process: Process, id: bytes, result: Any
     ) -> None:
-        if process.dead or call.asked is not asked or call not in process.to_send:
+        if process.dead or call.asked is not request or call not in process.to_send:
             if not isinstance(result, BaseException):
                 self._objects.unpin(id)
         elif not isinstance(result, BaseException):
@@ -297,13 +297,13 @@ class Dispatch:
 
     def _send_function(self, process: Process, function: bytes) -> None:
         """Makes a function known to a worker, and not too many others."""
-        known = process.functions
+        sent_functions = process.functions
         name, body = self._functions.get(function)
         if process.function_bytes + len(body) > KEPT_BYTES:
-            used = {task.function for task in process.calls.values()}
-            for id in [id for id in known if id not in used]:
-                process.function_bytes -= known.pop(id)
+            used_functions = {task.function for task in process.calls.values()}
+            for id in [id for id in sent_functions if id not in used_functions]:
+                process.function_bytes -= sent_functions.pop(id)
                 process.send(Kind.FUNCTION, 0, (id, "", b""))
         process.send(Kind.FUNCTION, 0, (function, name, body))
-        known[function] = len(body)
+        sent_functions[function] = len(body)
         process.function_bytes += len(body)

@@ -67,10 +67,10 @@ class EventLoop:
         interrupt, goes to `unwanted`.
         """
         results: list[Any] = []
-        gate, waits = Gate(1), True
+        gate, is_waiting = Gate(1), True
 
         def then(result: Any) -> None:
-            if waits:
+            if is_waiting:
                 results.append(result)
                 gate.arrived()
             elif unwanted is not None and not isinstance(result, BaseException):
@@ -83,8 +83,8 @@ class EventLoop:
                 then(error)
 
         def give_up() -> None:
-            nonlocal waits
-            waits = False
+            nonlocal is_waiting
+            is_waiting = False
             for result in results:
                 then(result)
 

@@ -24,7 +24,7 @@ class Gpus:
     ) -> None:  # fmt: skip
         self._processes, self._actors = processes, actors
         self._shares: dict[int, dict[GpuId, float]] = {}  # by device: how much of which
-        share = {index: has.get("GPU", 0.0) for index, has in devices.items()}
+        share = {index: resources.get("GPU", 0.0) for index, resources in devices.items()}
         names = _names(math.ceil(sum(share.values()) - 1e-6))
         begin = 0.0
         for index in sorted(share):
@@ -40,34 +40,34 @@ class Gpus:
         pieces, a whole one may be in use by somebody who has a part of it.
         """
         free = dict(self._shares.get(device, {}))
-        for ids, held in self._held(device):
+        for ids, held_share in self._held(device):
             for id in ids:
-                free[id] -= min(1.0, held / len(ids))
+                free[id] -= min(1.0, held_share / len(ids))
         if amount < 1:
             fitting = [id for id in free if free[id] >= amount - 1e-6]
             return (min(fitting, key=lambda id: free[id]),) if fitting else _most(free, 1)
         return _most(free, math.ceil(amount))
 
     def _held(self, device: int) -> list[tuple[tuple[GpuId, ...], float]]:
-        held = []
+        allocations = []
         for process in self._processes.values():
             if process.actor is None and process.gpu_ids and process.device == device:
                 call = next(iter(process.calls.values()), None)
                 if call is None and process.to_send:
                     call = process.to_send[0].task
                 if call is not None:
-                    held.append((process.gpu_ids, call.demand.get("GPU", 0.0)))
+                    allocations.append((process.gpu_ids, call.demand.get("GPU", 0.0)))
         for actor in self._actors.values():
             if actor.gpu_ids and not actor.dead and actor.device == device:
-                held.append((actor.gpu_ids, actor.demand["GPU"]))
-        return held
+                allocations.append((actor.gpu_ids, actor.demand["GPU"]))
+        return allocations
 
 
 def _most(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
     """Returns the `number` of them of which most is left."""
     order = list(free)
-    best = sorted(order, key=lambda id: -round(free[id], 6))[:number]
-    return tuple(sorted(best, key=order.index))
+    freest = sorted(order, key=lambda id: -round(free[id], 6))[:number]
+    return tuple(sorted(freest, key=order.index))
 
 
 def _names(number: int) -> list[GpuId]:

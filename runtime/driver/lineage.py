@@ -28,12 +28,12 @@ class Lineage:
         """Makes a lost object again, by running again what is needed for it and no more."""
         pending = [slot]
         while pending:
-            lost = pending.pop()
-            task = lost.task or self._remembered(lost)
-            why_not = self._why_not(task)
-            if task is None or why_not:
-                error = ObjectLostError(lost.id, lost.call, f"{reason}; {why_not}")
-                self._objects.fail(lost, None, error)
+            lost_slot = pending.pop()
+            task = lost_slot.task or self._recorded_producer(lost_slot)
+            obstacle = self._obstacle(task)
+            if task is None or obstacle:
+                error = ObjectLostError(lost_slot.id, lost_slot.call, f"{reason}; {obstacle}")
+                self._objects.fail(lost_slot, None, error)
             elif task.id not in self._tasks.live:
                 self._gcs.put(EventRow(time.time(), "task run again", task.id, reason))
                 pending += self._run_again(task)
@@ -43,24 +43,24 @@ class Lineage:
 
         Somebody holds it already, else it is lost.
         """
-        objects, lost = self._objects, "nobody held it any more"
-        slot = self._coming(id)
+        objects, reason = self._objects, "nobody held it any more"
+        slot = self._pending_result(id)
         if slot is not None:
             objects.slots[id] = slot
             return slot
         slot = Slot(id, "")
         end = objects.slots.get(ids.result(ids.producer(id)))
         if not objects.references.held(id):
-            slot.fail(ObjectLostError(id, "", lost))
+            slot.fail(ObjectLostError(id, "", reason))
             return slot
         objects.slots[id] = slot
         if end is None or end.task is None or end.task.returns != STREAMING:
-            self.rebuild(slot, lost)
+            self.rebuild(slot, reason)
             return slot
         slot.call = end.call
         if end.done and not end.failed and ids.index(id) <= packing.unpack(end.body):
             slot.task = end.task
-            self.rebuild(slot, lost)
+            self.rebuild(slot, reason)
         return slot  # else the generator yields it yet; or never, and whoever waits sees its end
 
     def _run_again(self, task: TaskSpec) -> list[Slot]:
@@ -71,7 +71,7 @@ class Lineage:
         missing = []
         for id in task.inputs:
             if id not in objects.slots:
-                slot = self._coming(id) or Slot(id, "")
+                slot = self._pending_result(id) or Slot(id, "")
                 objects.slots[id] = slot
                 objects.hold(id, ("task", task.id))
                 if slot.task is None:
@@ -86,14 +86,14 @@ class Lineage:
         tasks.begin(task)
         return missing
 
-    def _coming(self, id: bytes) -> Slot | None:
+    def _pending_result(self, id: bytes) -> Slot | None:
         """Returns a result that was dropped while its task goes on."""
-        maker = self._tasks.live.get(ids.producer(id))
-        if maker is None:
+        task = self._tasks.live.get(ids.producer(id))
+        if task is None:
             return None
-        return next((slot for slot in maker.slots if slot.id == id), None)
+        return next((slot for slot in task.slots if slot.id == id), None)
 
-    def _why_not(self, task: TaskSpec | None) -> str:
+    def _obstacle(self, task: TaskSpec | None) -> str:
         """Says why it cannot be made again; empty if it can."""
         if task is None or (not task.actor and isinstance(task.function, str)):
             return "put() has no lineage"
@@ -106,7 +106,7 @@ class Lineage:
             )
         return ""
 
-    def _remembered(self, slot: Slot) -> TaskSpec | None:
+    def _recorded_producer(self, slot: Slot) -> TaskSpec | None:
         """Reads the task that made an object nobody held any more from the control store."""
         try:
             row = self._gcs.get(TaskRow, ids.producer(slot.id))

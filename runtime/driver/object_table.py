@@ -52,7 +52,7 @@ class ObjectTable:
         self.references = ReferenceCounter()
         self.hold = self.references.hold
         self.room_requests = PendingRoomRequests()
-        self._tries_again = False  # at the end of this round
+        self._retries_soon = False  # at the end of this round
         self._creating: dict[bytes, RoomRequest] = {}
         self._pinning: dict[bytes, collections.deque[RoomRequest]] = {}
 
@@ -83,13 +83,13 @@ class ObjectTable:
 
     def count(self, id: bytes, change: int) -> None:
         """References to an object, or handles of an actor, in the driver itself."""
-        held = self.slots.get(id) or self._driver.actors.table.get(id)
-        if held is None:
+        target = self.slots.get(id) or self._driver.actors.table.get(id)
+        if target is None:
             return
-        held.held += change
-        if change > 0 and held.held == 1:
+        target.held += change
+        if change > 0 and target.held == 1:
             self.hold(id, DRIVER)
-        elif change < 0 and not held.held:
+        elif change < 0 and not target.held:
             self.release(id, DRIVER)
 
     def _free(self, id: bytes) -> None:
@@ -104,7 +104,7 @@ class ObjectTable:
             slot.body = b""  # its task may be kept longer, to be run again
         if slot.stored or id in self.store:
             self._do(self.store.delete(id))
-            self._room()
+            self._retry_soon()
             self._gcs.put(ObjectRow(id, slot.nbytes, "freed"))
 
     # What becomes of them.
@@ -114,11 +114,11 @@ class ObjectTable:
         id = slot.id
         if place is None:
             self._do(self.store.seal(id))
-            self._room()
+            self._retry_soon()
             slot.stored = True
             slot.arrived()
-            where = "disk" if self.store.state(id) == "disk" else "memory"
-            self._gcs.put(ObjectRow(id, slot.nbytes, where, -1, time.time()))
+            location = "disk" if self.store.state(id) == "disk" else "memory"
+            self._gcs.put(ObjectRow(id, slot.nbytes, location, -1, time.time()))
         else:
             slot.nbytes = len(place)
             slot.fill(place, keep=keep)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ class ObjectTable:
         """Its writer died before it was done."""
         if self._creating.pop(id, None) is not None or id in self.store:
             self._do(self.store.abort(id))
-            self._room()
+            self._retry_soon()
 
     def pin(self, id: bytes, then: Callable[[PinResult], None], patient: bool = True) -> None:
         """Keeps a stored value where it is; `then` is called with (offset, bytes), or an error.
@@ -205,16 +205,16 @@ class ObjectTable:
     def unpin(self, id: bytes) -> None:
         """Counts one view of it less."""
         self._do(self.store.unpin(id))
-        self._room()
+        self._retry_soon()
         self._driver.dispatch.room_freed()
 
     def give_back(self) -> bool:
         """Frees memory that nobody has used for a while; True: call it again in 0.1 s."""
         if not self._trimmer.is_pending(self.store.used_bytes):
             return False
-        cold = self._trimmer.trim(self.store.holes(), self.store.used_bytes)
-        if cold:
-            self._arena.give_back(cold)
+        blocks = self._trimmer.trim(self.store.holes(), self.store.used_bytes)
+        if blocks:
+            self._arena.give_back(blocks)
         return self._trimmer.is_pending(self.store.used_bytes)
 
     def close(self) -> None:
@@ -223,49 +223,49 @@ class ObjectTable:
             self._disk.shutdown(cancel_futures=True)
 
     def _do(self, instructions: Sequence[Any]) -> None:
-        for one in instructions:
-            kind = type(one)
+        for instruction in instructions:
+            kind = type(instruction)
             if kind is object_store.ObjectPinned:
-                self._next_pin(one.key).then((one.offset, one.nbytes))
+                self._next_pin(instruction.key).then((instruction.offset, instruction.nbytes))
             elif kind is object_store.Placed:
-                self._trimmer.mark_used(one.offset, one.nbytes)
-                self._creating.pop(one.key).then(one.offset)
+                self._trimmer.mark_used(instruction.offset, instruction.nbytes)
+                self._creating.pop(instruction.key).then(instruction.offset)
             elif kind is object_store.Spill:
-                self._on_disk(self._spill, one)
+                self._on_disk(self._spill, instruction)
             elif kind is object_store.Restore:
-                self._trimmer.mark_used(one.offset, one.nbytes)
-                self._on_disk(self._restore, one)
+                self._trimmer.mark_used(instruction.offset, instruction.nbytes)
+                self._on_disk(self._restore, instruction)
             elif kind is object_store.Unlink:
-                self._path(one.key).unlink(missing_ok=True)
+                self._path(instruction.key).unlink(missing_ok=True)
             elif kind is object_store.Refuse:
-                self._refused(one)
+                self._refused(instruction)
             elif kind is object_store.Lost:
-                self._lost(one.key, one.reason)
+                self._lost(instruction.key, instruction.reason)
 
     def _next_pin(self, id: bytes) -> RoomRequest:
-        waiting = self._pinning[id]
-        request = waiting.popleft()
-        if not waiting:
+        requests = self._pinning[id]
+        request = requests.popleft()
+        if not requests:
             del self._pinning[id]
         return request
 
-    def _refused(self, one: object_store.Refuse) -> None:
-        error = ObjectStoreFullError(one.reason)
-        request = self._creating.get(one.key) or self._next_pin(one.key)
-        if one.pinned and request.patient:
+    def _refused(self, refusal: object_store.Refuse) -> None:
+        error = ObjectStoreFullError(refusal.reason)
+        request = self._creating.get(refusal.key) or self._next_pin(refusal.key)
+        if refusal.pinned and request.patient:
             self.room_requests.add(request, error)
             return
-        self._creating.pop(one.key, None)
+        self._creating.pop(refusal.key, None)
         request.then(error)
 
-    def _room(self) -> None:
+    def _retry_soon(self) -> None:
         """There may be room now for those that found none."""
-        if self.room_requests and not self._tries_again:
-            self._tries_again = True
+        if self.room_requests and not self._retries_soon:
+            self._retries_soon = True
             self._loop.defer(self._try_again)
 
     def _try_again(self) -> None:
-        self._tries_again = False
+        self._retries_soon = False
         self.room_requests.retry()
 
     def refuse_late(self) -> None:
@@ -282,16 +282,16 @@ class ObjectTable:
 
     def _lost(self, id: bytes, reason: str) -> None:
         """Makes it again from its lineage; whoever waited for it goes on waiting."""
-        waiting = self._pinning.pop(id, collections.deque())
+        requests = self._pinning.pop(id, collections.deque())
         slot = self.slots.get(id)
         if slot is None:
-            for request in waiting:
+            for request in requests:
                 request.then(ObjectLostError(id, "", reason))
             return
         self._gcs.put(ObjectRow(id, slot.nbytes, "lost"))
         self._gcs.put(EventRow(time.time(), "object lost", id, reason))
         slot.reset()
-        for request in waiting:
+        for request in requests:
             self._pin_later(slot, request)
         self._driver.lineage.rebuild(slot, reason)
 
@@ -307,39 +307,39 @@ class ObjectTable:
 
     # The disk, in its own thread.
 
-    def _on_disk(self, action: Callable[[Any], None], one: Any) -> None:
+    def _on_disk(self, action: Callable[[Any], None], instruction: Any) -> None:
         if self._disk is None:
             self._disk = ThreadPoolExecutor(1, "gmi_drl-disk")
-        self._disk.submit(action, one)
+        self._disk.submit(action, instruction)
 
-    def _spill(self, one: object_store.Spill) -> None:
+    def _spill(self, spill: object_store.Spill) -> None:
         error = ""
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            with open(self._path(one.key), "wb") as file:
-                offset, left = one.offset, one.nbytes
-                while left:
-                    sent = os.sendfile(file.fileno(), self._arena.fd, offset, left)
-                    offset, left = offset + sent, left - sent
+            with open(self._path(spill.key), "wb") as file:
+                offset, left_bytes = spill.offset, spill.nbytes
+                while left_bytes:
+                    sent_bytes = os.sendfile(file.fileno(), self._arena.fd, offset, left_bytes)
+                    offset, left_bytes = offset + sent_bytes, left_bytes - sent_bytes
         except OSError as failure:
             with contextlib.suppress(OSError):
-                self._path(one.key).unlink(missing_ok=True)
+                self._path(spill.key).unlink(missing_ok=True)
             error = f"{self._directory}: {failure.strerror}"
-        self._loop.post(lambda: self._do(self.store.spilled(one.key, error)))
+        self._loop.post(lambda: self._do(self.store.spilled(spill.key, error)))
 
-    def _restore(self, one: object_store.Restore) -> None:
+    def _restore(self, block: object_store.Restore) -> None:
         error = ""
         try:
-            with open(self._path(one.key), "rb") as file:
-                if os.fstat(file.fileno()).st_size != one.nbytes:
-                    raise OSError(0, f"{self._path(one.key)} has not its {one.nbytes} bytes")
-                with mmap.mmap(file.fileno(), one.nbytes, access=mmap.ACCESS_READ) as mapping:
+            with open(self._path(block.key), "rb") as file:
+                if os.fstat(file.fileno()).st_size != block.nbytes:
+                    raise OSError(0, f"{self._path(block.key)} has not its {block.nbytes} bytes")
+                with mmap.mmap(file.fileno(), block.nbytes, access=mmap.ACCESS_READ) as mapping:
                     view = memoryview(mapping)
-                    self._arena.write(one.offset, [view])
+                    self._arena.write(block.offset, [view])
                     view.release()
         except OSError as failure:
             error = failure.strerror or str(failure)
-        self._loop.post(lambda: self._do(self.store.restored(one.key, error)))
+        self._loop.post(lambda: self._do(self.store.restored(block.key, error)))
 
     def _path(self, id: bytes) -> Path:
         return self._directory / id.hex()

@@ -179,8 +179,8 @@ class Actor:
 
     def retries(self, task: TaskSpec) -> int:
         """Returns at how many crashes a call is run again that was running; -1: at all."""
-        chosen = self._option(task, "max_task_retries")
-        return self.options.max_task_retries if chosen is None else int(chosen)
+        max_retries = self._option(task, "max_task_retries")
+        return self.options.max_task_retries if max_retries is None else int(max_retries)
 
     def begun(self) -> list[TaskSpec]:
         """Lists the calls that its process may have begun, of those it was sent."""

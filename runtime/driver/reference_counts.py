@@ -28,12 +28,12 @@ class ReferenceCounter:
 
     def hold(self, key: bytes, holder: Hashable) -> None:
         """`holder` holds `key` from now on; again is the same as once."""
-        lone = self._holders.setdefault(key, holder)
-        if lone is not holder and lone != holder:
-            if isinstance(lone, _Many):
-                lone.add(holder)
+        holders = self._holders.setdefault(key, holder)
+        if holders is not holder and holders != holder:
+            if isinstance(holders, _Many):
+                holders.add(holder)
             else:
-                self._holders[key] = _Many((lone, holder))
+                self._holders[key] = _Many((holders, holder))
         keys = self._keys.setdefault(holder, key)
         if keys is not key and keys != key:
             if type(keys) is set:
@@ -78,11 +78,11 @@ class ReferenceCounter:
 
     def _let_go(self, key: bytes, holder: Hashable) -> bool:
         """Takes `holder` from the holders of `key`: was it the last?"""
-        lone = self._holders[key]
-        if isinstance(lone, _Many):
-            lone.discard(holder)
-            if len(lone) == 1:
-                self._holders[key] = lone.pop()
+        holders = self._holders[key]
+        if isinstance(holders, _Many):
+            holders.discard(holder)
+            if len(holders) == 1:
+                self._holders[key] = holders.pop()
             return False
         del self._holders[key]
         return True

@@ -100,7 +100,7 @@ class Requests:
 
     def _want(self, process: Process, wanted: Sequence[bytes], values: bool) -> None:
         """A process asks for objects; one whose call must wait for them gives its CPUs back."""
-        waits = False
+        must_wait = False
         for id in wanted:
             slot = self._objects.slots.get(id) or self._lineage.wanted(id)
             if slot.state == PENDING:
@@ -109,10 +109,10 @@ class Requests:
                 if (process, values) not in slot.seekers:
                     slot.seekers.append((process, values))
                 process.wanted.add(id)
-                waits = True
+                must_wait = True
             else:
                 process.send_object(slot, values)
-        if waits and not process.blocked:
+        if must_wait and not process.blocked:
             process.blocked = True
             self._tell(Blocked(process.scheduled_as))
         self._loop.touched.add(process.channel)
@@ -254,6 +254,6 @@ class Requests:
         """Keeps what the task had called, so that it is not run again with it."""
         for id in self._objects.references.keys(("process", process.number)):
             slot, actor = self._objects.slots.get(id), self._actors.table.get(id)
-            made = actor.creation if actor is not None else slot.task if slot is not None else None
-            if made is not None and made.parent == task.id:
+            maker = actor.creation if actor is not None else slot.task if slot is not None else None
+            if maker is not None and maker.parent == task.id:
                 self._tasks.hold_result(task, id)

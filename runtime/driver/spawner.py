@@ -123,25 +123,25 @@ class Spawner:
         """Asks for a new process, which may be sent to at once; ForkServerError if it cannot be."""
         number = next(self._numbers)
         log = request.log or str(self._server.directory / f"{number}.log")
-        ours, theirs = _pair()
+        sock, child_sock = _pair()
         try:
-            urgent, their_urgent = _pair()
+            urgent, child_urgent = _pair()
         except ForkServerError:
-            ours.close()
-            theirs.close()
+            sock.close()
+            child_sock.close()
             raise
-        keep = _Closing(theirs, their_urgent)
-        process = Process(number, device, log, keep_log, (ours, urgent), actor=actor)
+        child_socks = _Closing(child_sock, child_urgent)
+        process = Process(number, device, log, keep_log, (sock, urgent), actor=actor)
         self.processes[number] = process
-        self._loop.listen(ours.fileno(), lambda: self._on_process(process))
+        self._loop.listen(sock.fileno(), lambda: self._on_process(process))
         if self.broken:
             self._loop.defer(lambda: self.gone(process))
             return process
         # What a task leaves running in a session of its own may serve others: it stays.
-        mark = descendants.mark(self._server.directory, None if actor is None else number)
-        request = dataclasses.replace(request, log=log, environment=request.environment | mark)
+        variable = descendants.mark(self._server.directory, None if actor is None else number)
+        request = dataclasses.replace(request, log=log, environment=request.environment | variable)
         frame = framing.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
-        self._control.queue(frame, [theirs.fileno(), their_urgent.fileno()], keep)
+        self._control.queue(frame, [child_sock.fileno(), child_urgent.fileno()], child_socks)
         self._loop.write(self._control)
         self._loop.touched.add(process.channel)
         return process
@@ -215,28 +215,28 @@ class Spawner:
 
     def _replace_server(self, how: str, tail: str) -> None:
         server = self._server
-        said = tail_text(tail) if tail.strip() else ""
-        asked = any(process.never_forked for process in self.orphans)
-        in_vain = not self._forked and (asked or not self.ready.done)
+        log = tail_text(tail) if tail.strip() else ""
+        fork_requested = any(process.never_forked for process in self.orphans)
+        in_vain = not self._forked and (fork_requested or not self.ready.done)
         self._in_vain = self._in_vain + 1 if in_vain else 0
-        before = "it had forked anything" if self.ready.done else "it was ready"
+        milestone = "it had forked anything" if self.ready.done else "it was ready"
         self._forked = False
         if self.ready.done:
             self.ready = Slot(b"", "the fork server's imports")
         try:
             if self._in_vain > 1:
-                raise ForkServerError(f"it is the second that ended before {before}")
+                raise ForkServerError(f"it is the second that ended before {milestone}")
             server.start()
         except (OSError, ForkServerError) as error:
             self.broken = (
-                f"{how}, and is not started again: {error}. Call shutdown() and init() again{said}"
+                f"{how}, and is not started again: {error}. Call shutdown() and init() again{log}"
             )
             self.ready.fail(ActorDiedError("fork server", server.process.pid, reason=self.broken))
             return
         self._control = SocketChannel(server.control)
         self._loop.listen(self._control.sock.fileno(), self._on_control)
         self._driver.gcs.put(EventRow(time.time(), "fork server restarted", b"", how))
-        print(f"gmi-drl: {how}; another one is started{said}", file=sys.stderr)
+        print(f"gmi-drl: {how}; another one is started{log}", file=sys.stderr)
 
     def _on_process(self, process: Process) -> None:
         if not process.channel.open:  # buried by an event of the same round

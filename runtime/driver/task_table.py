@@ -39,8 +39,8 @@ class TaskTable:
 
     def submit(self, task: TaskSpec, caller: int, device: int) -> None:
         """A call was made, by the process `caller`."""
-        if caller and (known := self._known(task)) is not None:
-            self._hold_results(known, caller)  # whoever called it was run again
+        if caller and (existing := self._existing(task)) is not None:
+            self._hold_results(existing, caller)  # whoever called it was run again
             return
         if not task.slots:
             task.slots = self.slots_of(task)
@@ -51,8 +51,8 @@ class TaskTable:
         if task.actor and task.parent in self.live:
             self._callers.add(task.parent)
         process = self._spawner.processes.get(caller) if caller else None
-        logged = process is not None and process.is_logged and task.parent
-        if task.parent in self._callers or logged:
+        is_logged = process is not None and process.is_logged and task.parent
+        if task.parent in self._callers or is_logged:
             # It must be known again when its caller is run again.
             for slot in task.slots:
                 self._objects.hold(slot.id, ("task", task.parent))
@@ -99,11 +99,11 @@ class TaskTable:
             slot.waiting = []
         slot.waiting.append(task)
 
-    def _known(self, task: TaskSpec) -> TaskSpec | None:
+    def _existing(self, task: TaskSpec) -> TaskSpec | None:
         """Returns the same call, if it was made before and its results are there, or to come."""
-        live = self.live.get(task.id)
-        if live is not None:
-            return live
+        existing = self.live.get(task.id)
+        if existing is not None:
+            return existing
         slots = [self._objects.slots.get(id) for id in task.result_ids()]
         if any(slot is None or slot.task is None for slot in slots):
             return None
@@ -111,12 +111,12 @@ class TaskTable:
 
     def slots_of(self, task: TaskSpec) -> list[Slot]:
         """Returns its results' slots: those that somebody has already, and new ones."""
-        known = self._objects.slots
-        return [known.get(id) or Slot(id, task.name, task) for id in task.result_ids()]
+        slots = self._objects.slots
+        return [slots.get(id) or Slot(id, task.name, task) for id in task.result_ids()]
 
-    def _hold_results(self, known: TaskSpec, caller: int) -> None:
+    def _hold_results(self, task: TaskSpec, caller: int) -> None:
         """Its results are the caller's, too; they may have been dropped with who called before."""
-        for slot in known.slots[: max(1, known.returns)]:
+        for slot in task.slots[: max(1, task.returns)]:
             self._objects.slots.setdefault(slot.id, slot)
             self._objects.hold(slot.id, ("process", caller))
 
@@ -140,9 +140,9 @@ class TaskTable:
             self.fail(task, self._spawner.unavailable())
             return
         task.state = states.QUEUED
-        function, pinned = task.function, task.options.device
+        function, pinned_device = task.function, task.options.device
         assert isinstance(function, bytes)
-        self._tell(Submitted(task.id, function, task.device, task.demand, pinned))
+        self._tell(Submitted(task.id, function, task.device, task.demand, pinned_device))
 
     def requeue(self, task: TaskSpec) -> None:
         task.device = max(task.device, 0)
@@ -201,8 +201,8 @@ class TaskTable:
     def _settle(self, slot: Slot, place: Place, refs: Sequence[bytes], process: Process) -> None:
         if isinstance(place, bytes):
             if slot.state == PENDING:
-                wanted = slot.id in self._objects.slots
-                self._objects.settle(slot, place, refs if wanted else (), None)
+                is_referenced = slot.id in self._objects.slots
+                self._objects.settle(slot, place, refs if is_referenced else (), None)
             return
         process.creating.discard(slot.id)
         if slot.state == PENDING and slot.id in self._objects.slots:
@@ -245,13 +245,13 @@ class TaskTable:
             self._settle(slot, place, refs, process)
 
     def _wants_retry(self, task: TaskSpec, body: bytes) -> bool:
-        wanted = task.options.retry_exceptions
-        if not wanted or not task.retries or task.state == states.CANCELLED:
+        error_classes = task.options.retry_exceptions
+        if not error_classes or not task.retries or task.state == states.CANCELLED:
             return False
-        if wanted is True:
+        if error_classes is True:
             return True
         failure = packing.unpack(body[STAMP.size :])
-        return isinstance(packing.unpack_exception(failure.cause), tuple(wanted))
+        return isinstance(packing.unpack_exception(failure.cause), tuple(error_classes))
 
     def fail(self, task: TaskSpec, error: BaseException | None) -> None:
         """It will not be run, or not again."""
@@ -274,8 +274,8 @@ class TaskTable:
         if state == states.FAILED:  # perhaps when its references are gone already
             self._driver.unretrieved.dropped(task)
         self._gcs.put(_row(task))
-        holds = task.inputs or task.refs or task.body_id or task.id in self._callers
-        if holds and not self._driver.actors.keeps(task):
+        holds_objects = task.inputs or task.refs or task.body_id or task.id in self._callers
+        if holds_objects and not self._driver.actors.keeps(task):
             self.let_go(task)
 
     def let_go(self, task: TaskSpec) -> None:
@@ -328,7 +328,7 @@ class TaskTable:
             else:
                 self._interrupt(task, process)
         if task.attempts:
-            for child in [other for other in self.live.values() if other.parent == task.id]:
+            for child in [task_ for task_ in self.live.values() if task_.parent == task.id]:
                 if self.live.get(child.id) is child:
                     self._cancel(child, force)
 

@@ -31,10 +31,10 @@ class UnretrievedErrors:
         """A task has failed, and a reference to its result is gone."""
         if any(slot.failed and slot.id in self._slots for slot in task.slots):
             return  # somebody has another reference
-        seen = any(slot.seen for slot in task.slots)
+        was_seen = any(slot.seen for slot in task.slots)
         for slot in task.slots:
             slot.seen = True
-        if seen or task.state == CANCELLED or self._ended_on_purpose(task):
+        if was_seen or task.state == CANCELLED or self._ended_on_purpose(task):
             return
         text = next(filter(None, map(_text, task.slots)), "")
         self._print(task.name, text, f"{task.name} failed, and nobody asked")
@@ -68,5 +68,5 @@ def _text(slot: Slot) -> str:
     if error is None and slot.body:
         failure: CallFailure = packing.unpack(slot.body)
         return failure.traceback
-    printed = (TaskError, WorkerDiedError, OutOfResources, ObjectStoreFullError)
-    return str(error) if isinstance(error, printed) else ""
+    reported_classes = (TaskError, WorkerDiedError, OutOfResources, ObjectStoreFullError)
+    return str(error) if isinstance(error, reported_classes) else ""

@@ -103,9 +103,9 @@ class Connection:
         return self._slots.get(id) or self._slots.setdefault(id, Slot(id, call))
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
-        wanted = [slot.id for slot in slots if slot.state != HERE and slot.id]
-        if wanted:
-            self._send(Kind.WANT, 0, (wanted, values))
+        ids = [slot.id for slot in slots if slot.state != HERE and slot.id]
+        if ids:
+            self._send(Kind.WANT, 0, (ids, values))
 
     def block(self, gate: Gate, timeout_s: float | None) -> bool:
         if self.pump(lambda: gate.open, timeout_s):
@@ -368,8 +368,8 @@ class Connection:
 
     def _interrupt(self, *_: Any) -> None:
         """Handles the signal: what waits for messages is woken, and raises by itself."""
-        reads = self._reading.locked() and self._reader_ident in (0, self._main)
-        if not reads and not self.sender.is_sending:
+        is_reading = self._reading.locked() and self._reader_ident in (0, self._main)
+        if not is_reading and not self.sender.is_sending:
             self.check_cancelled(self.running)
 
 
@@ -379,12 +379,12 @@ def place_value(
     """Returns the bytes of a small value, or writes a large one to the store and tells where."""
     if packed.nbytes <= INLINE_BYTES:
         return packed.body
-    where: int | str | None = runtime.request("create", id, packed.nbytes, what)
-    if where is None:  # it is there already
+    location: int | str | None = runtime.request("create", id, packed.nbytes, what)
+    if location is None:  # it is there already
         return 0, packed.nbytes
     try:
-        packing.write(runtime.arena, where, packed, what)
+        packing.write(runtime.arena, location, packed, what)
     except BaseException:
         runtime.request("abandon", id)
         raise
-    return 0 if isinstance(where, str) else where, packed.nbytes
+    return 0 if isinstance(location, str) else location, packed.nbytes

@@ -45,9 +45,9 @@ def _environment(pid: int) -> bytes:
     """
     path = Path(f"/proc/{pid}/environ")
     deadline_s = time.monotonic() + _EXEC_S
-    while not (found := path.read_bytes()) and _in_exec(pid) and time.monotonic() < deadline_s:
+    while not (data := path.read_bytes()) and _in_exec(pid) and time.monotonic() < deadline_s:
         time.sleep(0.001)  # for its turn on a core
-    return found or path.read_bytes()  # it may have come between the two looks
+    return data or path.read_bytes()  # it may have come between the two looks
 
 
 def _in_exec(pid: int) -> bool:

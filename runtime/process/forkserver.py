@@ -181,9 +181,9 @@ class _Server:
             message.close()
         self._reader.close()
         config = self._config
-        ours = [self._wake_read, self._wake_write, self._driver_fd]
-        ours += [self._lifeline_read, self._lifeline_write]
-        for fd in (*ours, config.lock_fd, config.lifeline_fd):
+        own_fds = [self._wake_read, self._wake_write, self._driver_fd]
+        own_fds += [self._lifeline_read, self._lifeline_write]
+        for fd in (*own_fds, config.lock_fd, config.lifeline_fd):
             if fd >= 0:
                 os.close(fd)
 
@@ -192,24 +192,24 @@ class _Server:
         reaped = False
         while True:
             try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if ended is None:
+            if status is None:
                 if reaped:
                     self._kill_left()
                 return
             died_s, reaped = time.monotonic(), True
-            number = self._actors.pop(ended.si_pid, None)
-            self._logs.pop(ended.si_pid, None)
+            number = self._actors.pop(status.si_pid, None)
+            self._logs.pop(status.si_pid, None)
             if number is not None:  # before it is reaped: until then the pid cannot be another's
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(ended.si_pid, signal.SIGKILL)
-            os.waitpid(ended.si_pid, 0)
+                    os.killpg(status.si_pid, signal.SIGKILL)
+            os.waitpid(status.si_pid, 0)
             if number is not None:
-                exited = ended.si_code == os.CLD_EXITED
-                code = ended.si_status if exited else None
-                by_signal = None if exited else ended.si_status
+                exited = status.si_code == os.CLD_EXITED
+                code = status.si_status if exited else None
+                by_signal = None if exited else status.si_status
                 self._tell(Kind.EXITED, number, Exited(code, by_signal, died_s))
 
     def _kill_left(self) -> None:
@@ -220,8 +220,8 @@ class _Server:
         for pid in _children():
             if pid not in self._actors:
                 directory, number = descendants.marked(pid)
-                ours = directory == self._config.directory and number is not None
-                if ours and number not in self._actors.values():
+                is_ours = directory == self._config.directory and number is not None
+                if is_ours and number not in self._actors.values():
                     _signal_group(pid, signal.SIGKILL)
 
     def _tell(self, kind: Kind, number: int, value: Any) -> None:
@@ -267,9 +267,9 @@ def _num_threads() -> int:
 
 def _children() -> list[int]:
     """Pids of all children, with those that a dead one left to us."""
-    me = os.getpid()
+    own_pid = os.getpid()
     try:
-        with open(f"/proc/self/task/{me}/children") as file:
+        with open(f"/proc/self/task/{own_pid}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel that does not list them
         import psutil

@@ -56,11 +56,11 @@ class ForkServerProcess:
 
     def start(self) -> None:
         """Starts the process: the first one, or one in the place of one that has died."""
-        self.control, theirs = socket.socketpair(
+        self.control, server_sock = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
         )
         config = ServerConfig(
-            control_fd=theirs.fileno(), lock_fd=self._lock_fd, lifeline_fd=self._lifeline[0],
+            control_fd=server_sock.fileno(), lock_fd=self._lock_fd, lifeline_fd=self._lifeline[0],
             arena_fd=self._arena.fd, arena_bytes=self._arena.nbytes, driver_pid=os.getpid(),
             directory=str(self.directory), preload=self._preload, sys_path=self._sys_path,
         )  # fmt: skip
@@ -78,7 +78,7 @@ class ForkServerProcess:
             self.control.close()
             raise
         finally:
-            theirs.close()
+            server_sock.close()
 
     def how_it_died(self) -> str:
         """Tells how it ended, when it has closed its socket: `(pid 12) was killed by SIGKILL`."""
@@ -87,8 +87,8 @@ class ForkServerProcess:
         except subprocess.TimeoutExpired:  # it is of no use any more
             self.process.kill()
             code = self.process.wait()
-        how = exit_text(None, -code) if code < 0 else exit_text(code, None)
-        return f"(pid {self.process.pid}) {how}"
+        text = exit_text(None, -code) if code < 0 else exit_text(code, None)
+        return f"(pid {self.process.pid}) {text}"
 
     def end(self, at_once: bool) -> None:
         """Ends it, and sees that nothing is left; `at_once` if it has not forked anything."""

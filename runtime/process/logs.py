@@ -65,12 +65,12 @@ def _copy_end(log: int, path: str, most_bytes: int) -> None:
         os.unlink(path)
     copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        done = max(0, os.fstat(log).st_size - most_bytes)
+        offset = max(0, os.fstat(log).st_size - most_bytes)
         for _ in range(_CATCH_UPS):
-            sent = os.sendfile(copy, log, done, most_bytes)
-            if not sent:
+            sent_bytes = os.sendfile(copy, log, offset, most_bytes)
+            if not sent_bytes:
                 break
-            done += sent
+            offset += sent_bytes
     except OSError:
         os.unlink(path)
         raise
@@ -84,16 +84,16 @@ def write_stacks(pid: int, log: str, timeout: timedelta) -> bool:
     Works in a process that holds its interpreter for ever, and in none that is stopped.
     """
     deadline_s = time.monotonic() + timeout.total_seconds()
-    before = size = _size(log)
+    old_size = size = _size(log)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, STACK_SIGNAL)
-        quiet = 0
-        while time.monotonic() < deadline_s and (size == before or quiet < _QUIET_LOOKS):
+        quiet_looks = 0
+        while time.monotonic() < deadline_s and (size == old_size or quiet_looks < _QUIET_LOOKS):
             time.sleep(_STACKS_LOOK_S)
-            now = _size(log)
-            quiet = quiet + 1 if now == size else 0
-            size = now
-    return size > before
+            new_size = _size(log)
+            quiet_looks = quiet_looks + 1 if new_size == size else 0
+            size = new_size
+    return size > old_size
 
 
 def _size(path: str) -> int:

@@ -114,14 +114,14 @@ class MessageSender:
             if not change:
                 unpinned.append(id)
                 continue
-            before = self._counts.get(id, 0)
-            count = before + change
+            previous_count = self._counts.get(id, 0)
+            count = previous_count + change
             if count:
                 self._counts[id] = count
             else:
                 self._counts.pop(id, None)
                 self.forget(id)
-            if not before or not count:
+            if not previous_count or not count:
                 changes.append((id, change))
         frames = b""
         if changes:

@@ -192,15 +192,15 @@ class ArrivedCall:
             limit = self._worker.build.max_task_retries
             if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
                 limit = METHOD_RETRIES
-        wanted = self.option("retry_exceptions")
-        if isinstance(wanted, bytes):
-            wanted = packing.unpack(wanted, f"the retry_exceptions of {self.name}")
-        wanted = (Exception,) if wanted is True else wanted or ()
-        if not isinstance(error, wanted) or 0 <= limit <= self._retries:
+        error_classes = self.option("retry_exceptions")
+        if isinstance(error_classes, bytes):
+            error_classes = packing.unpack(error_classes, f"the retry_exceptions of {self.name}")
+        error_classes = (Exception,) if error_classes is True else error_classes or ()
+        if not isinstance(error, error_classes) or 0 <= limit <= self._retries:
             return False
         self._retries += 1
-        here = call_context.context()
-        call_context.enter(dataclasses.replace(here, attempt=here.attempt + 1))
+        context = call_context.context()
+        call_context.enter(dataclasses.replace(context, attempt=context.attempt + 1))
         return True
 
     def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -227,13 +227,13 @@ class ArrivedCall:
         if not build.actor:
             resources, gpu_ids = self._about or _ONE_CPU
         calls = itertools.count(self._failures << 32)  # other ids than those before it raised
-        here = call_context.Context(
+        context = call_context.Context(
             task_id=task or self.task, name=self.name, attempt=self._attempt,
             actor_id=build.actor, actor_name=build.name, restarts=build.restarts,
             device=build.device, replayed=self._replayed, resources=resources, gpu_ids=gpu_ids,
             calls=calls,
         )  # fmt: skip
-        call_context.enter(here)
+        call_context.enter(context)
 
 
 class Worker:
@@ -265,8 +265,8 @@ class Worker:
                 return 0
             self.build = build = pickle.loads(connection.build.body)
             connection.namespace = build.namespace
-            home = call_context.Context(ids.root(), "worker", device=build.device)
-            call_context.set_default(home)
+            context = call_context.Context(ids.root(), "worker", device=build.device)
+            call_context.set_default(context)
             if build.cls and not self._build_actor(build):
                 return 0
         except SystemExit:
@@ -298,15 +298,15 @@ class Worker:
         if build.setup:
             packing.unpack(build.setup, f"the setup of actor {build.name}")()
         cls = packing.unpack(build.cls, f"the class of actor {build.name}")
-        first = self.connection.next_call()
-        if first is None:
+        message = self.connection.next_call()
+        if message is None:
             return False
         began_s = time.time()
-        call = ArrivedCall(self, first)
+        call = ArrivedCall(self, message)
         args, kwargs = call.arguments()
         # One that runs several calls at once is not made again as it was: nor what it calls here.
-        at_once = build.max_concurrency > 1 or build.concurrency_groups
-        call.enter(ids.root() if at_once else b"")
+        is_concurrent = build.max_concurrency > 1 or build.concurrency_groups
+        call.enter(ids.root() if is_concurrent else b"")
         self.instance = cls(*args, **kwargs)
         if build.sequence:
             id = ids.result(build.actor, build.sequence)
@@ -344,15 +344,15 @@ class Worker:
 
     def _serve_async(self) -> None:
         async def answer(message: framing.Message) -> None:
-            async with rooms[self._group(message)]:
+            async with semaphores[self._group(message)]:
                 await self._answer_async(message)
 
         async def serve() -> None:
-            while (message := await arrived.get()) is not None:
+            while (message := await queue.get()) is not None:
                 number = message.id
-                surroundings = contextvars.copy_context()
-                task = asyncio.create_task(answer(message), context=surroundings)
-                running[number] = task, surroundings
+                context = contextvars.copy_context()
+                task = asyncio.create_task(answer(message), context=context)
+                running[number] = task, context
                 task.add_done_callback(functools.partial(done, number))
                 cancel(number)
             for task, _ in running.values():
@@ -366,22 +366,22 @@ class Worker:
         def cancel(number: int) -> None:
             if number in running and number in self.connection.cancelled:
                 self.connection.cancelled.discard(number)
-                task, surroundings = running[number]
-                surroundings.run(call_context.mark_cancelled)
+                task, context = running[number]
+                context.run(call_context.mark_cancelled)
                 task.cancel()
 
         def receive() -> None:
             while (message := self.connection.next_call()) is not None:
-                loop.call_soon_threadsafe(arrived.put_nowait, message)
+                loop.call_soon_threadsafe(queue.put_nowait, message)
             with contextlib.suppress(RuntimeError):  # the loop has ended with an error
-                loop.call_soon_threadsafe(arrived.put_nowait, None)
+                loop.call_soon_threadsafe(queue.put_nowait, None)
 
         loop = asyncio.new_event_loop()
         running: dict[int, tuple[asyncio.Task[None], contextvars.Context]] = {}
         self.connection.cancel = lambda number: loop.call_soon_threadsafe(cancel, number)
         limits = {"": self.build.max_concurrency, **self.build.concurrency_groups}
-        rooms = {group: asyncio.Semaphore(number) for group, number in limits.items()}
-        arrived: asyncio.Queue[framing.Message | None] = asyncio.Queue()
+        semaphores = {group: asyncio.Semaphore(number) for group, number in limits.items()}
+        queue: asyncio.Queue[framing.Message | None] = asyncio.Queue()
         threading.Thread(target=receive, name="gmi_drl-receive", daemon=True).start()
         self.connection.reads = True
         asyncio.set_event_loop(loop)
@@ -484,9 +484,9 @@ class Worker:
     ) -> tuple[Place, list[bytes], list[Any]]:
         if value is None:
             return b"", [], []
-        what = f"the result of {call.name}"
-        packed = packing.pack(value, what)
-        place = place_value(self.connection, ids.result(call.task, index), packed, what)
+        label = f"the result of {call.name}"
+        packed = packing.pack(value, label)
+        place = place_value(self.connection, ids.result(call.task, index), packed, label)
         return place, packed.refs, packed.memfds
 
     def _reply_value(self, call: ArrivedCall, value: Any, began_s: float, run_s: float) -> None:
@@ -521,8 +521,8 @@ class Worker:
         self.connection.sender.send(framing.frame(Kind.ERROR, number, body))
 
     def _checkpoint(self, call: ArrivedCall) -> None:
-        every = self.build.checkpoint_every
-        if not every or call.sequence % every:
+        interval = self.build.checkpoint_every
+        if not interval or call.sequence % interval:
             return
         build = self.build
         try:

@@ -50,29 +50,29 @@ class GlobalScheduler:
         demand = entry.want
 
         def preference(local: LocalScheduler) -> tuple[object, ...]:
-            comes = local.resources.will_come(demand)
-            wait_s = self.wait_s(local, entry.function, demand) if comes else 0.0
+            will_fit = local.resources.will_come(demand)
+            wait_s = self.wait_s(local, entry.function, demand) if will_fit else 0.0
             load = local.queue.length + len(local.workers) - len(local.idle)
-            return not comes, wait_s, local.index != entry.device, load
+            return not will_fit, wait_s, local.index != entry.device, load
 
-        return min(self._able(demand), key=preference, default=None)
+        return min(self._capable(demand), key=preference, default=None)
 
     def choose_for_actor(self, entry: ActorSubmitted) -> LocalScheduler | None:
         """Chooses where it fits now, else will, else could; of those alike by actors and wait."""
         demand = entry.want
 
         def preference(local: LocalScheduler) -> tuple[object, ...]:
-            fits = not local.queue.length and local.resources.fits_without_lent(demand)
-            comes = local.resources.will_come(demand)
+            fits_now = not local.queue.length and local.resources.fits_without_lent(demand)
+            will_fit = local.resources.will_come(demand)
             wait_s = self._queue_s(local, b"")
-            away = local.index != entry.device
-            return not fits, not comes, local.actors, wait_s, away, local.index
+            is_remote = local.index != entry.device
+            return not fits_now, not will_fit, local.actors, wait_s, is_remote, local.index
 
-        return min(self._able(demand), key=preference, default=None)
+        return min(self._capable(demand), key=preference, default=None)
 
-    def _able(self, demand: Demand) -> list[LocalScheduler]:
+    def _capable(self, demand: Demand) -> list[LocalScheduler]:
         """Lists the devices that have it in total."""
-        return [each for each in self._locals.values() if each.resources.has_in_total(demand)]
+        return [local for local in self._locals.values() if local.resources.has_in_total(demand)]
 
     def wait_s(self, local: LocalScheduler, function: bytes, demand: Demand) -> float:
         """Returns how long a task would wait there for its turn."""
@@ -87,10 +87,10 @@ class GlobalScheduler:
         """Functions that were never measured are taken to be as `function`."""
         get_mean_s = local.run_times.get
         total_s = 0.0
-        for queued, number in local.queue.functions.items():
-            mean_s = get_mean_s(queued)
+        for queued_function, number in local.queue.functions.items():
+            mean_s = get_mean_s(queued_function)
             if mean_s is None:
-                mean_s = self._guess_s(local, queued, function)
+                mean_s = self._guess_s(local, queued_function, function)
             total_s += number * mean_s
         for worker in local.workers.values():
             running = worker.running
@@ -105,9 +105,9 @@ class GlobalScheduler:
 
     def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
         """Returns the mean as measured on that device, else on any; else that of `asked`."""
-        for known in (function, asked):
+        for candidate in (function, asked):
             for device in (local, *self._locals.values()):
-                mean_s = device.run_times.get(known)
+                mean_s = device.run_times.get(candidate)
                 if mean_s is not None:
                     return mean_s
         return UNKNOWN_S
@@ -119,21 +119,21 @@ def why_infeasible(what: str, entry: Waiting, locals_: Iterable[LocalScheduler])
     devices = [local for local in locals_ if pinned is None or local.index == pinned]
     if not devices:
         return f"the {what} must run on device {pinned}; there is none. Pin it to one there is."
-    most = {name: 0.0 for name in wants}
+    largest = {name: 0.0 for name in wants}
     for local in devices:
         for name, amount in to_amounts(local.resources.total).items():
-            if name in most:
-                most[name] = max(most[name], amount)
-    lacking = {name: most[name] for name in wants if most[name] < wants[name]}
-    options = " and ".join(_REMEDIES.get(name, f"resources[{name!r}]") for name in lacking)
-    if not lacking:
+            if name in largest:
+                largest[name] = max(largest[name], amount)
+    missing = {name: largest[name] for name in wants if largest[name] < wants[name]}
+    options = " and ".join(_REMEDIES.get(name, f"resources[{name!r}]") for name in missing)
+    if not missing:
         return (
             f"the {what} wants {_text(wants)}; no one device has all of it. "
             "Ask for less at once, or give init() a device that has it all."
         )
     who = "no device has" if pinned is None else f"device {pinned}, to which it is pinned, has not"
     return (
-        f"the {what} wants {_text(wants)}; {who} more than {_text(lacking)}. "
+        f"the {what} wants {_text(wants)}; {who} more than {_text(missing)}. "
         f"Lower {options}, or give init() more."
     )
 

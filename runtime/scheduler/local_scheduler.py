@@ -85,10 +85,10 @@ class LocalScheduler:
                     return
             elif self._give_ahead(entry, now_s, out):
                 return
-        alone = demand not in queue.active
+        is_first = demand not in queue.active
         queue.push(entry)
         # Behind another of its line it can start only if that one can, and was not worth a worker.
-        if alone or (self.starting < resources.cpus and resources.fits(demand)):
+        if is_first or (self.starting < resources.cpus and resources.fits(demand)):
             self.dispatch(now_s, out)
 
     def enqueue(self, entry: Waiting, first: bool = False) -> None:
@@ -109,7 +109,7 @@ class LocalScheduler:
             return
         active = self.queue.active
         if ahead:
-            self._next(worker, ahead.popleft(), now_s)
+            self._start_next(worker, ahead.popleft(), now_s)
             worker.work_s -= entry.cost_s
             if active:
                 self._refill(worker, now_s, out)
@@ -124,14 +124,14 @@ class LocalScheduler:
             and not self.resources.overdrawn(demand)
         ):  # the same share goes on to the next of the only line
             worker.work_s = 0.0
-            following = self.queue.pop(line)
-            assert isinstance(following, Submitted)
-            self._next(worker, following, now_s)
-            self._hand(worker, following, self.run_times.get(following.function), out)
+            next_task = self.queue.pop(line)
+            assert isinstance(next_task, Submitted)
+            self._start_next(worker, next_task, now_s)
+            self._give(worker, next_task, self.run_times.get(next_task.function), out)
             if active:
                 self._refill(worker, now_s, out)
             return
-        self._rest(worker, now_s)
+        self._make_idle(worker, now_s)
         if active:
             self.dispatch(now_s, out)
 
@@ -141,13 +141,13 @@ class LocalScheduler:
         """Starts all that can start, and asks for the workers that are wanting."""
         queue, resources = self.queue, self.resources
         lines = list(queue.active.values())
-        held: set[str] = set()
+        reserved: set[str] = set()
         waiting: list[Waiting] = []  # heads that do not fit
         promised: list[Demand] = []  # to workers that are being started
         while lines:
             line = lines[0] if len(lines) == 1 else min(lines, key=head_order)
             demand = line.demand
-            if held and not held.isdisjoint(demand.names):
+            if reserved and not reserved.isdisjoint(demand.names):
                 lines.remove(line)
                 continue
             started = False
@@ -174,7 +174,7 @@ class LocalScheduler:
                     head = line.head
                     waiting.append(head)
                     if head.overtaken >= MOST_OVERTAKES and resources.will_come(demand):
-                        held |= demand.names
+                        reserved |= demand.names
             if started:
                 _overtake(waiting, demand)
             if not started or not line.entries:
@@ -216,22 +216,22 @@ class LocalScheduler:
         demand = entry.want
         self.resources.take(demand)
         worker.demand = demand
-        self._next(worker, entry, now_s)
-        self._hand(worker, entry, self.run_times.get(entry.function), out)
+        self._start_next(worker, entry, now_s)
+        self._give(worker, entry, self.run_times.get(entry.function), out)
 
-    def _next(self, worker: WorkerState, entry: Submitted, now_s: float) -> None:
+    def _start_next(self, worker: WorkerState, entry: Submitted, now_s: float) -> None:
         worker.running = entry
         worker.since_s = now_s
         worker.open_for = None if worker.recalled else worker.demand
 
-    def _hand(self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: Out) -> None:
+    def _give(self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: Out) -> None:
         # One of unknown length is taken to fill the worker, until it has been measured.
         entry.cost_s = cost_s = AHEAD_S if mean_s is None else mean_s
         worker.work_s += cost_s
         entry.worker = worker
         out.append(Run(entry.task, worker.id))
 
-    def _rest(self, worker: WorkerState, now_s: float) -> None:
+    def _make_idle(self, worker: WorkerState, now_s: float) -> None:
         assert worker.demand is not None
         self.resources.give(worker.demand)
         worker.running = worker.demand = worker.open_for = None
@@ -269,7 +269,7 @@ class LocalScheduler:
         if best is None or self.resources.overdrawn(demand):
             return False
         best.ahead.append(entry)
-        self._hand(best, entry, mean_s, out)
+        self._give(best, entry, mean_s, out)
         return True
 
     def _line_ahead(
@@ -311,7 +311,7 @@ class LocalScheduler:
                 return
             self.queue.take(head)
             worker.ahead.append(head)
-            self._hand(worker, head, mean_s, out)
+            self._give(worker, head, mean_s, out)
 
     # Workers and actors come, wait and go
 
@@ -345,11 +345,11 @@ class LocalScheduler:
                 worker.ahead.remove(entry)
         if worker.running is None and worker.demand is not None:
             if worker.ahead:
-                self._next(worker, worker.ahead.popleft(), now_s)
+                self._start_next(worker, worker.ahead.popleft(), now_s)
             else:
                 if worker.blocked:
                     self.unblock(worker)
-                self._rest(worker, now_s)
+                self._make_idle(worker, now_s)
         elif not worker.blocked and not worker.recalled:
             worker.open_for = worker.demand
 

@@ -26,7 +26,7 @@ class Scheduler:
     """
 
     def __init__(self, devices: Mapping[int, Mapping[str, float]]) -> None:
-        self._locals = {index: LocalScheduler(index, has) for index, has in devices.items()}
+        self._locals = {index: LocalScheduler(index, totals) for index, totals in devices.items()}
         self._global = GlobalScheduler(self._locals)
         self._demands: dict[tuple[object, ...], Demand] = {}  # as they are written
         self._known_demands: dict[tuple[object, ...], Demand] = {}  # in units
@@ -73,7 +73,7 @@ class Scheduler:
         free: collections.Counter[str] = collections.Counter()
         for local in self._locals.values():
             total.update(local.resources.total)
-            free.update({name: max(0, n) for name, n in local.resources.free.items()})
+            free.update({name: max(0, units) for name, units in local.resources.free.items()})
         return to_amounts(total), to_amounts(+free)
 
     # Tasks
@@ -81,13 +81,13 @@ class Scheduler:
     def _submitted(self, event: Submitted, now_s: float, out: Out) -> None:
         assert event.task not in self._tasks, f"task {event.task!r} was submitted twice"
         self._enter(event)
-        home = self._locals.get(event.device)
+        submitter = self._locals.get(event.device)
         if event.pinned is not None:
             chosen = self._where_pinned(event)
-        elif self._single and home is not None:
-            chosen = home if home.resources.has_in_total(event.want) else None
-        elif home is not None and self._global.keeps(home, event):
-            chosen = home
+        elif self._single and submitter is not None:
+            chosen = submitter if submitter.resources.has_in_total(event.want) else None
+        elif submitter is not None and self._global.keeps(submitter, event):
+            chosen = submitter
         else:
             chosen = self._global.choose(event)
         if chosen is not None:
@@ -146,8 +146,8 @@ class Scheduler:
         if worker is None:
             return
         local, worker.recalled = worker.local, False
-        known = [self._tasks[task] for task in event.tasks if task in self._tasks]
-        entries = [entry for entry in known if entry.worker is worker]
+        tasks = [self._tasks[task] for task in event.tasks if task in self._tasks]
+        entries = [entry for entry in tasks if entry.worker is worker]
         local.take_back(worker, entries, now_s)
         for entry in sorted(entries, key=lambda entry: entry.order, reverse=True):
             if entry.pinned is None and not (self._single or self._global.keeps(local, entry)):
@@ -191,23 +191,23 @@ class Scheduler:
         for local in self._locals.values():
             for line in list(local.queue.active.values()):
                 while line.entries:
-                    last = next(reversed(line.entries.values()))
-                    if not isinstance(last, Submitted) or last.pinned is not None:
+                    tail = next(reversed(line.entries.values()))
+                    if not isinstance(tail, Submitted) or tail.pinned is not None:
                         break
-                    chosen = self._global.choose(last)
-                    if chosen is None or chosen is local or not self._better(local, chosen, last):
+                    chosen = self._global.choose(tail)
+                    if chosen is None or chosen is local or not self._better(local, chosen, tail):
                         break
-                    local.queue.take(last)
-                    chosen.accept(last, now_s, out)
+                    local.queue.take(tail)
+                    chosen.accept(tail, now_s, out)
 
-    def _better(self, here: LocalScheduler, there: LocalScheduler, entry: Submitted) -> bool:
+    def _better(self, home: LocalScheduler, other: LocalScheduler, entry: Submitted) -> bool:
         demand = entry.want
-        if here.resources.will_come(demand):
-            wait_s = self._global.wait_s(here, entry.function, demand)
-            return wait_s > KEEP_S and not there.queue.length and there.resources.fits(demand)
+        if home.resources.will_come(demand):
+            wait_s = self._global.wait_s(home, entry.function, demand)
+            return wait_s > KEEP_S and not other.queue.length and other.resources.fits(demand)
         # Actors have taken what it wants here. Where it came from it can stand in for the one
         # that waits for it, if no device has more to offer.
-        return there.resources.will_come(demand) or there.index == entry.device
+        return other.resources.will_come(demand) or other.index == entry.device
 
     # Actors
 
@@ -247,12 +247,12 @@ class Scheduler:
     def _enter(self, entry: Waiting) -> None:
         """Sets the scheduler's own fields of what comes in."""
         actor = isinstance(entry, ActorSubmitted)
-        written = (actor, *entry.demand.items())
-        demand = self._demands.get(written)
+        demand_key = (actor, *entry.demand.items())
+        demand = self._demands.get(demand_key)
         if demand is None:
             units = to_units(entry.demand)
             key = (actor, *sorted(units.items()))
             demand = self._known_demands.setdefault(key, Demand(units, actor))
-            self._demands[written] = demand
+            self._demands[demand_key] = demand
         entry.want = demand
         entry.order = self._order = self._order + 1

@@ -89,11 +89,11 @@ class Allocator:
 
     def _find(self, size: int) -> tuple[int, int] | None:
         """Returns (a hole, where in it a block of `size` would lie): first fit, by and large."""
-        ends, small, own = self._ends, size < PAGE, size.bit_length()
-        if own >= len(self._bins):
+        ends, small, own_bin = self._ends, size < PAGE, size.bit_length()
+        if own_bin >= len(self._bins):
             return None
         best: tuple[int, int] | None = None
-        for number in range(len(self._bins) - 1, own - 1, -1):
+        for number in range(len(self._bins) - 1, own_bin - 1, -1):
             holes = self._bins[number]
             if not holes:
                 continue
@@ -105,7 +105,7 @@ class Allocator:
                         best = hole, offset
                     break
         if best is None:
-            for number in (own, own + 1):
+            for number in (own_bin, own_bin + 1):
                 for hole in self._bins[number] if number < len(self._bins) else ():
                     offset = _fit(hole, ends[hole], size)
                     if offset >= 0:

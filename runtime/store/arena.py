@@ -100,9 +100,9 @@ class Arena:
         if nbytes < _MOVE_FROM:
             self._write_file(offset, views)
             return
-        given_back = os.pread(self.fd, _COUNT.size, self.nbytes)
-        if given_back != self._given_back:
-            self._given_back = given_back
+        times_given_back = os.pread(self.fd, _COUNT.size, self.nbytes)
+        if times_given_back != self._given_back:
+            self._given_back = times_given_back
             self._writes = self._writes.replace(b"\x02", b"\x01")
         first, last = offset // _CHUNK, -(-(offset + nbytes) // _CHUNK)
         writes = min(self._writes[first:last])
@@ -135,31 +135,31 @@ class Arena:
         if nbytes < _COPY_BELOW:
             return self._copy(offset, nbytes, on_release, writable)
         if writable:
-            mapping, skip = None, offset % PAGE
-            address = _map_file(self.fd, nbytes + skip, mmap.MAP_PRIVATE, offset - skip)
+            mapping, padding = None, offset % PAGE
+            address = _map_file(self.fd, nbytes + padding, mmap.MAP_PRIVATE, offset - padding)
             if address is None:  # 65,530 mappings is all that a process may have
                 return self._copy(offset, nbytes, on_release, writable)
             pages = Pages.from_address(address)
         else:
-            mapping, skip = self._opened_private(), 0
+            mapping, padding = self._opened_private(), 0
             pages = Pages.from_address(address := mapping.address + offset)
-        pages.mapping, pages.address, pages.nbytes = mapping, address, skip + nbytes
+        pages.mapping, pages.address, pages.nbytes = mapping, address, padding + nbytes
         pages.on_release = on_release
         # The collector runs finalizers of a cycle's objects in any order, and one of them may
         # still look at an array on these pages: they go when nothing refers to them, never before.
         ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(pages))
-        view = memoryview(pages).cast("B")[skip : skip + nbytes]
+        view = memoryview(pages).cast("B")[padding : padding + nbytes]
         return view if writable else view.toreadonly()
 
     def _copy(
         self, offset: int, nbytes: int, on_release: Callable[[], None], writable: bool
     ) -> memoryview:
         copy = _Copy(nbytes)
-        rest = memoryview(copy)
-        while rest:
-            count = os.preadv(self.fd, [rest], offset)
+        unread = memoryview(copy)
+        while unread:
+            count = os.preadv(self.fd, [unread], offset)
             offset += count
-            rest = rest[count:]
+            unread = unread[count:]
         copy.on_release = on_release
         view = memoryview(copy)
         return view if writable else view.toreadonly()
@@ -302,14 +302,14 @@ def _move(to: int, views: list[memoryview], nbytes: int) -> None:
     if nbytes < _TWO_THREADS_FROM or len(os.sched_getaffinity(0)) < 2:
         _move_pieces(pieces)
         return
-    half, rest = [], nbytes // 2
-    while rest:
+    half, left_bytes = [], nbytes // 2
+    while left_bytes:
         to, source, length = pieces.pop(0)
-        taken = min(length, rest)
-        half.append((to, source, taken))
-        if taken < length:
-            pieces.insert(0, (to + taken, source + taken, length - taken))
-        rest -= taken
+        taken_bytes = min(length, left_bytes)
+        half.append((to, source, taken_bytes))
+        if taken_bytes < length:
+            pieces.insert(0, (to + taken_bytes, source + taken_bytes, length - taken_bytes))
+        left_bytes -= taken_bytes
     helper = threading.Thread(target=_move_pieces, args=(half,), name="gmi-drl-copy", daemon=True)
     try:
         helper.start()

@@ -121,8 +121,8 @@ class ObjectStore:
 
     def state(self, key: bytes) -> State | None:
         """Returns where the object is; None if the store has no such object (any more)."""
-        held = self._objects.get(key)
-        return held.state if held else None
+        stored = self._objects.get(key)
+        return stored.state if stored else None
 
     # What processes ask for
 
@@ -146,77 +146,77 @@ class ObjectStore:
 
     def _new(self, key: bytes, nbytes: int, label: str) -> _StoredObject:
         new = self._objects[key] = _StoredObject(key, nbytes, label)
-        gone = self._gone.pop(key, None)
-        if gone is not None:
-            new.pins, new.older = gone.pins, [*gone.older, gone]
+        previous = self._gone.pop(key, None)
+        if previous is not None:
+            new.pins, new.older = previous.pins, [*previous.older, previous]
         return new
 
     def seal(self, key: bytes) -> list[Instruction]:
         """Notes that its bytes are written; nothing happens if it was lost meanwhile."""
         out: list[Instruction] = []
-        sealed = self._objects.get(key)
-        if sealed is None or sealed.state != "creating":
+        stored = self._objects.get(key)
+        if stored is None or stored.state != "creating":
             return out
-        if sealed.offset is None and not sealed.on_disk:  # it waits for room
+        if stored.offset is None and not stored.on_disk:  # it waits for room
             return out
-        sealed.state = "disk" if sealed.offset is None else "memory"
-        if sealed.deleted:
-            self._drop(sealed, out)
-        elif sealed.state == "memory" and not sealed.pins:
-            self._idle[key] = sealed
+        stored.state = "disk" if stored.offset is None else "memory"
+        if stored.deleted:
+            self._drop(stored, out)
+        elif stored.state == "memory" and not stored.pins:
+            self._idle[key] = stored
         return self._serve(out)
 
     def abort(self, key: bytes) -> list[Instruction]:
         """Drops an object whose writer died; nothing happens if it is sealed, or not there."""
         out: list[Instruction] = []
-        unfinished = self._objects.get(key)
-        if unfinished is None or unfinished.state != "creating":
+        stored = self._objects.get(key)
+        if stored is None or stored.state != "creating":
             return out
-        self._drop(unfinished, out)
+        self._drop(stored, out)
         return self._serve(out)
 
     def pin(self, key: bytes) -> list[Instruction]:
         """Pins it in memory; answered by ObjectPinned or Refuse for each pin, or by one Lost."""
-        wanted = self._objects.get(key)
-        if wanted is None or wanted.state == "creating":
+        stored = self._objects.get(key)
+        if stored is None or stored.state == "creating":
             raise ValueError(f"object {key.hex()} cannot be pinned. Wait until it is sealed.")
-        if wanted.state in ("memory", "spilling"):
-            assert wanted.offset is not None
-            wanted.pins += 1
+        if stored.state in ("memory", "spilling"):
+            assert stored.offset is not None
+            stored.pins += 1
             self._idle.pop(key, None)
-            return [ObjectPinned(key, wanted.offset, wanted.nbytes)]
-        wanted.waiting += 1
-        return self._ask(wanted) if wanted.state == "disk" and wanted.waiting == 1 else []
+            return [ObjectPinned(key, stored.offset, stored.nbytes)]
+        stored.waiting += 1
+        return self._ask(stored) if stored.state == "disk" and stored.waiting == 1 else []
 
     def unpin(self, key: bytes) -> list[Instruction]:
         """Takes back one pin of the key."""
-        seen = self._objects.get(key) or self._gone.get(key)
-        if seen is None or not seen.pins:
+        stored = self._objects.get(key) or self._gone.get(key)
+        if stored is None or not stored.pins:
             raise ValueError(f"object {key.hex()} is not pinned. Unpin once for each ObjectPinned.")
-        seen.pins -= 1
-        if seen.pins:
+        stored.pins -= 1
+        if stored.pins:
             return []
-        for old in seen.older:
-            self._free(old)
-        seen.older = ()
+        for older in stored.older:
+            self._free(older)
+        stored.older = ()
         if self._gone.pop(key, None):
-            if self._busy.get(key) is not seen:
-                self._free(seen)
-        elif seen.state == "memory":
-            self._idle[key] = seen
+            if self._busy.get(key) is not stored:
+                self._free(stored)
+        elif stored.state == "memory":
+            self._idle[key] = stored
         return self._serve([])
 
     def delete(self, key: bytes) -> list[Instruction]:
         """Drops an object that nobody refers to any more, if there is one."""
         out: list[Instruction] = []
-        unwanted = self._objects.get(key)
-        if unwanted is None:
+        stored = self._objects.get(key)
+        if stored is None:
             return out
-        if unwanted.state == "creating":
-            unwanted.deleted = True  # its writer is still at work
+        if stored.state == "creating":
+            stored.deleted = True  # its writer is still at work
             return out
-        out += [Refuse(key, "it was deleted while somebody waited for it.")] * unwanted.waiting
-        self._drop(unwanted, out)
+        out += [Refuse(key, "it was deleted while somebody waited for it.")] * stored.waiting
+        self._drop(stored, out)
         return self._serve(out)
 
     # What the driver reports
@@ -224,40 +224,40 @@ class ObjectStore:
     def spilled(self, key: bytes, error: str = "") -> list[Instruction]:
         """Notes that a Spill was done; or failed, and left no file behind."""
         out: list[Instruction] = []
-        copied = self._busy.pop(key)
+        stored = self._busy.pop(key)
         if not error:
-            copied.on_disk = True
-            self.spilled_bytes += copied.nbytes
-        if self._objects.get(key) is not copied:
-            self._clean_up(copied, out)
-        elif not error and not copied.pins:
-            copied.state = "disk"
-            self._free(copied)
+            stored.on_disk = True
+            self.spilled_bytes += stored.nbytes
+        if self._objects.get(key) is not stored:
+            self._clean_up(stored, out)
+        elif not error and not stored.pins:
+            stored.state = "disk"
+            self._free(stored)
         else:
-            copied.state = "memory"
-            if not copied.pins:
-                self._idle[key] = copied  # as if just used: next time others are tried first
+            stored.state = "memory"
+            if not stored.pins:
+                self._idle[key] = stored  # as if just used: next time others are tried first
         return self._serve(out, error)
 
     def restored(self, key: bytes, error: str = "") -> list[Instruction]:
         """Notes that a Restore was done; or failed, and the object is lost."""
         out: list[Instruction] = []
-        read = self._busy.pop(key)
-        if self._objects.get(key) is not read:
-            self._clean_up(read, out)
+        stored = self._busy.pop(key)
+        if self._objects.get(key) is not stored:
+            self._clean_up(stored, out)
         elif error:
-            self._drop(read, out)
+            self._drop(stored, out)
             out.append(Lost(key, f"it could not be read back from disk: {error}"))
         else:
-            assert read.offset is not None
-            read.state, read.pins, read.waiting = "memory", read.waiting, 0
-            out += [ObjectPinned(key, read.offset, read.nbytes)] * read.pins
+            assert stored.offset is not None
+            stored.state, stored.pins, stored.waiting = "memory", stored.waiting, 0
+            out += [ObjectPinned(key, stored.offset, stored.nbytes)] * stored.pins
         return self._serve(out)
 
     # Room
 
-    def _ask(self, wanted: _StoredObject) -> list[Instruction]:
-        self._waiting.append(wanted)
+    def _ask(self, stored: _StoredObject) -> list[Instruction]:
+        self._waiting.append(stored)
         return self._serve([]) if len(self._waiting) == 1 else []
 
     def _serve(self, out: list[Instruction], error: str = "") -> list[Instruction]:
@@ -288,15 +288,15 @@ class ObjectStore:
                 self._refuse(first, text, out, pinned=True)
         return out
 
-    def _put(self, wanted: _StoredObject, offset: int, out: list[Instruction]) -> None:
-        wanted.offset = offset
-        self._at[offset] = wanted
-        if wanted.state == "creating":
-            out.append(Placed(wanted.key, offset, wanted.nbytes))
+    def _put(self, stored: _StoredObject, offset: int, out: list[Instruction]) -> None:
+        stored.offset = offset
+        self._at[offset] = stored
+        if stored.state == "creating":
+            out.append(Placed(stored.key, offset, stored.nbytes))
         else:
-            wanted.state = "restoring"
-            self._busy[wanted.key] = wanted
-            out.append(Restore(wanted.key, offset, wanted.nbytes))
+            stored.state = "restoring"
+            self._busy[stored.key] = stored
+            out.append(Restore(stored.key, offset, stored.nbytes))
 
     def _refuse(
         self, first: _StoredObject, reason: str, out: list[Instruction], pinned: bool = False
@@ -313,7 +313,7 @@ class ObjectStore:
     def _to_free(
         self, wanted: _StoredObject, candidates: Iterable[_StoredObject]
     ) -> list[_StoredObject] | None:
-        offsets = (other.offset for other in candidates if other.offset is not None)
+        offsets = (candidate.offset for candidate in candidates if candidate.offset is not None)
         chosen = self._allocator.to_free(wanted.nbytes, offsets)
         return None if chosen is None else [self._at[offset] for offset in chosen]
 
@@ -335,58 +335,58 @@ class ObjectStore:
         )
 
     def _unsealed(self) -> Iterator[_StoredObject]:
-        return (other for other in self._at.values() if other.state == "creating")
+        return (stored for stored in self._at.values() if stored.state == "creating")
 
     def _pinned(self) -> list[tuple[int, str]]:
         """Returns size and label of all that somebody looks at, or will."""
         return [
-            (each.nbytes, each.label)
+            (block.nbytes, block.label)
             for pinned in chain(self._objects.values(), self._gone.values())
             if pinned.pins or pinned.state == "restoring"
-            for each in (*pinned.older, pinned)
-            if each.offset is not None
+            for block in (*pinned.older, pinned)
+            if block.offset is not None
         ]
 
     # The end of an object
 
-    def _drop(self, unwanted: _StoredObject, out: list[Instruction]) -> None:
+    def _drop(self, stored: _StoredObject, out: list[Instruction]) -> None:
         """Takes it out of the store; memory and file go when nobody uses them any more."""
-        key = unwanted.key
+        key = stored.key
         del self._objects[key]
         self._idle.pop(key, None)
-        if unwanted in self._waiting:
-            self._waiting.remove(unwanted)
-        if unwanted.state == "creating":
-            self._free(unwanted)
-        if unwanted.pins:
-            self._gone[key] = unwanted
-        if self._busy.get(key) is not unwanted:
-            self._clean_up(unwanted, out)
+        if stored in self._waiting:
+            self._waiting.remove(stored)
+        if stored.state == "creating":
+            self._free(stored)
+        if stored.pins:
+            self._gone[key] = stored
+        if self._busy.get(key) is not stored:
+            self._clean_up(stored, out)
 
-    def _clean_up(self, unwanted: _StoredObject, out: list[Instruction]) -> None:
-        if unwanted.on_disk:
-            unwanted.on_disk = False
-            self.spilled_bytes -= unwanted.nbytes
-            out.append(Unlink(unwanted.key))
-        if not unwanted.pins:
-            self._free(unwanted)
+    def _clean_up(self, stored: _StoredObject, out: list[Instruction]) -> None:
+        if stored.on_disk:
+            stored.on_disk = False
+            self.spilled_bytes -= stored.nbytes
+            out.append(Unlink(stored.key))
+        if not stored.pins:
+            self._free(stored)
 
-    def _free(self, unwanted: _StoredObject) -> None:
-        if unwanted.offset is not None:
-            del self._at[unwanted.offset]
-            self._allocator.free(unwanted.offset)
-            unwanted.offset = None
+    def _free(self, stored: _StoredObject) -> None:
+        if stored.offset is not None:
+            del self._at[stored.offset]
+            self._allocator.free(stored.offset)
+            stored.offset = None
 
 
 def _in_use_text(nbytes: int, limit_bytes: int, pinned: list[tuple[int, str]]) -> str:
     total = sum(size for size, _ in pinned)
-    largest = sorted(pinned, key=lambda one: -one[0])[:_NAMED_OBJECTS]
-    named = ", ".join(f"{size_text(size)} {label}".rstrip() for size, label in largest)
+    largest = sorted(pinned, key=lambda pair: -pair[0])[:_NAMED_OBJECTS]
+    names = ", ".join(f"{size_text(size)} {label}".rstrip() for size, label in largest)
     pieces = ", and what is left is in pieces" if total + nbytes <= limit_bytes else ""
     return (
         f"an object of {size_text(nbytes)} does not fit: of the object store's "
         f"{size_text(limit_bytes)}, {size_text(total)} are in use by {len(pinned)} "
-        f"object{'s' * (len(pinned) != 1)} (the largest: {named}){pieces}. "
+        f"object{'s' * (len(pinned) != 1)} (the largest: {names}){pieces}. "
         "Drop the references to them, or give init(object_store_bytes=...) more."
     )
 

@@ -53,9 +53,9 @@ class PendingRoomRequests:
         now_s = time.monotonic()
         if not self._requests or now_s - self._refused_s < _APART_S:
             return None
-        first = min(self._requests, key=lambda request: request.since_s)
-        if now_s - first.since_s < PINNED_S:
+        oldest = min(self._requests, key=lambda request: request.since_s)
+        if now_s - oldest.since_s < PINNED_S:
             return None
         self._refused_s = now_s
-        self._requests.remove(first)
-        return first
+        self._requests.remove(oldest)
+        return oldest

@@ -37,7 +37,7 @@ class MemoryTrimmer:
 
     def trim(self, holes: Iterable[tuple[int, int]], used_bytes: int) -> list[tuple[int, int]]:
         """Returns the (offset, bytes) to be given back, of `holes` that are (offset, end)."""
-        ages, kept, waits = self._ages, 0, False
+        ages, kept, is_pending = self._ages, 0, False
         cold: list[tuple[int, int]] = []
         for start, end in sorted(holes):
             for chunk in range(-(-start // _CHUNK), end // _CHUNK):
@@ -49,10 +49,10 @@ class MemoryTrimmer:
                 if kept < _KEPT:
                     kept += _CHUNK
                 elif age < _COLD or len(cold) * _CHUNK == _AT_ONCE:
-                    waits = True
+                    is_pending = True
                 else:
                     ages[chunk] = 0
                     cold.append((chunk * _CHUNK, _CHUNK))
         self._resident -= len(cold)
-        self._idle_at = -1 if waits else used_bytes
+        self._idle_at = -1 if is_pending else used_bytes
         return cold
