@@ -45,10 +45,10 @@ class Pool:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        here = torch.cuda.current_stream(device)
-        apart = here == torch.cuda.default_stream(device)
-        self.stream: torch.cuda.Stream = here
-        if apart:
+        current = torch.cuda.current_stream(device)
+        is_default = current == torch.cuda.default_stream(device)
+        self.stream: torch.cuda.Stream = current
+        if is_default:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._handle: Any = None
         self._graphs = 0  # that hold it
@@ -59,14 +59,14 @@ class Pool:
 
         That work comes after all it has queued before, and what it queues later waits for it.
         """
-        here = torch.cuda.current_stream(self.device)
+        current = torch.cuda.current_stream(self.device)
         with ONE_AT_A_TIME:
-            self.stream.wait_stream(here)
+            self.stream.wait_stream(current)
             try:
                 with torch.cuda.stream(self.stream):
                     yield
             finally:
-                here.wait_stream(self.stream)
+                current.wait_stream(self.stream)
 
     def wait(self) -> None:
         """Waits until what this thread has queued is done."""
@@ -120,7 +120,7 @@ class Graph:
         name: str = "",
     ) -> None:
         self._pool = pool or Pool(device)
-        kept = [(tensor.detach(), tensor.detach().clone()) for tensor in keep]
+        saved = [(tensor.detach(), tensor.detach().clone()) for tensor in keep]
         with self._pool.at_work():
             for _ in range(warm_up):
                 run()
@@ -131,11 +131,11 @@ class Graph:
                 cause = error.__context__ or error
                 if isinstance(cause, torch.OutOfMemoryError):
                     raise cause from None
-                said = str(cause).partition("\n")[0]
+                message = str(cause).partition("\n")[0]
                 work = name or getattr(run, "__qualname__", str(run))
-                raise CaptureError(work, f"{type(cause).__name__}: {said}") from cause
-            for tensor, before in kept:
-                tensor.copy_(before)
+                raise CaptureError(work, f"{type(cause).__name__}: {message}") from cause
+            for tensor, content in saved:
+                tensor.copy_(content)
 
     def __call__(self) -> None:
         self._graph.replay()

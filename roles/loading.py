@@ -37,25 +37,25 @@ def load_class(reference: str, folder: Path | None = None, kind: str = "role") -
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        beside = "" if folder is None else f" ({folder})"
+        where = "" if folder is None else f" ({folder})"
         raise RoleLoadError(
             f"{kind} {reference!r}: importing {module_name} failed with "
             f"{type(error).__name__}: {error}. The module is looked for beside the config file"
-            f"{beside} and among the installed packages. Put it there, and install what it imports."
+            f"{where} and among the installed packages. Put it there, and install what it imports."
         ) from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        known = [
+    loaded = getattr(module, class_name, None)
+    if loaded is None:
+        names = [
             name
             for name, value in vars(module).items()
             if isinstance(value, type) and value.__module__.startswith(module_name)
         ]
-        near = closest(class_name, known)
+        near = closest(class_name, names)
         raise RoleLoadError(
             f"{kind} {reference!r}: {module_name} has no {class_name}; its classes: "
-            f"{', '.join(known) or 'none'}.{f' Did you mean {near}?' if near else ''}"
+            f"{', '.join(names) or 'none'}.{f' Did you mean {near}?' if near else ''}"
         )
-    return found
+    return loaded
 
 
 def check_class(found: Any, reference: str, kind: str, base: type, base_path: str) -> None:
@@ -86,15 +86,15 @@ def classes_of(
 ) -> Classes:
     """Names the class of each kind of GMI, by its last role: `roles`, the config, then ours.
 
-    ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
+    ValueError for a role that names no class in this template, RoleLoadError for no DRL_role.
     """
     template = TEMPLATES[layout.template]
     naming = template.class_roles
     if unknown := sorted(set(roles or {}) - set(naming)):
-        wanted = ", ".join(f"'{name}': YourRole" for name in naming)
+        example = ", ".join(f"'{name}': YourRole" for name in naming)
         raise ValueError(
             f"roles={unknown}: template {template.name} runs one class a GMI, named by its "
-            f"{' or '.join(naming)}. Pass roles={{{wanted}}}."
+            f"{' or '.join(naming)}. Pass roles={{{example}}}."
         )
     classes: Classes = dict(template.classes)
     classes |= {name: config.roles[name].class_ for name in naming if name in config.roles}

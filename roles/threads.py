@@ -48,7 +48,7 @@ def model_products(settings: AlgorithmConfig, width: int) -> int:
     if not isinstance(settings, MBPOConfig):
         return 0
     widths = [width, *settings.model_network, 2 * width]
-    largest = max(before * after for before, after in pairwise(widths))
+    largest = max(inputs * outputs for inputs, outputs in pairwise(widths))
     return settings.ensemble * settings.model_batch_size * largest
 
 
@@ -68,9 +68,9 @@ def rows_at_once(config: Config, layout: Layout, gmi_id: int) -> int:
     if not is_trained or algorithm.resolved_optimizer == "population":
         return gmi.num_env
     size = UpdateSize.of(config, layout)
-    of_minibatch = size.minibatch  # of one agent, where those send gradients
+    minibatch_rows = size.minibatch  # of one agent, where those send gradients
     if not algorithm.sends_gradients:
-        of_minibatch //= size.trainers
+        minibatch_rows //= size.trainers
     if getattr(algorithm, "recurrent", None) is not None:
-        of_minibatch //= getattr(algorithm, "drawn_steps", algorithm.horizon)
-    return max(gmi.num_env, of_minibatch)
+        minibatch_rows //= getattr(algorithm, "drawn_steps", algorithm.horizon)
+    return max(gmi.num_env, minibatch_rows)

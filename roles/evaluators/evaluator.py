@@ -36,7 +36,7 @@ class Evaluators(Protocol):
         """Returns the episodes of the agents of each policy, of the last `read`, if several."""
 
     def sample(self, iteration: int) -> bool:
-        """Fill `batch` with the present policy; False, in all GMIs alike, if nobody will."""
+        """Fills `batch` with the present policy; False, in all GMIs, where evaluators have left."""
 
     def read(self) -> Account:
         """Returns what came with the batch.
@@ -67,8 +67,8 @@ class Evaluators(Protocol):
 class LocalEvaluator:
     """The environments of this GMI, and the policy that is trained here: nothing is sent.
 
-    With `drop_slowest` all GMIs but so many are waited for: who is not among the first stops
-    sampling before the next step, as in DD-PPO (Wijmans et al., 2020), and its batch is left out.
+    With `drop_slowest` all GMIs but so many are waited for: the slowest stop sampling before their
+    next step, as in DD-PPO (Wijmans et al., 2020), and their batches are left out.
     """
 
     @property
@@ -116,9 +116,9 @@ class LocalEvaluator:
         clock.begin("reduce")  # as it is where GMIs meet behind this without a race
         with phase("reduce"):
             # One clock for all processes of a host.
-            moments = self._group.exchange(perf_counter_ns() if taken == steps else _NEVER)
+            times_ns = self._group.exchange(perf_counter_ns() if taken == steps else _NEVER)
         clock.stop()
-        order = sorted(range(len(moments)), key=lambda rank: (moments[rank], rank))
+        order = sorted(range(len(times_ns)), key=lambda rank: (times_ns[rank], rank))
         self._is_left_out = self._group.rank in order[self._awaited :]
         self._learner.leave_out(self._is_left_out)
         self.dropped_steps = taken * num_env if self._is_left_out else 0

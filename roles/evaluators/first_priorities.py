@@ -45,9 +45,9 @@ class FirstPriorities:
         if not isinstance(settings, ReplayConfig) or settings.sampler != "prioritized":
             return None
         # Hindsight changes the goals of steps, and with them what they are worth.
-        own = type(algorithm).first_priorities is not Algorithm.first_priorities
+        has_first_priorities = type(algorithm).first_priorities is not Algorithm.first_priorities
         # Sequences have the greatest priority so far.
-        if settings.hindsight or not own or batch.sequences is not None:
+        if settings.hindsight or not has_first_priorities or batch.sequences is not None:
             return None
         return cls(algorithm, batch, generator, stacking)
 
@@ -60,5 +60,5 @@ class FirstPriorities:
         rows = storage.gather(torch.arange(len(storage), device=storage.device))
         minibatch = rows.transitions(self._algorithm.normalizers.observations)
         self._algorithm.draw_noise(minibatch, self._generator)
-        found = checked_priorities(self._algorithm.first_priorities(minibatch), len(storage))
-        return self.priorities.copy_(found.view_as(self.priorities))
+        priorities = checked_priorities(self._algorithm.first_priorities(minibatch), len(storage))
+        return self.priorities.copy_(priorities.view_as(self.priorities))

@@ -50,9 +50,9 @@ class Fleet:
             self._refs[getattr(evaluator, what).remote(*arguments)] = number
 
     def first(self) -> tuple[int, Any]:
-        """Returns who was the first to answer, and what; EvaluatorLate if nobody does in time.
+        """Returns the number of the first evaluator to answer, and its answer.
 
-        Raises what an evaluator has raised.
+        EvaluatorLate if none answers in time. Raises what an evaluator has raised.
         """
         if self._answers:
             return self._answers.popleft()
@@ -68,17 +68,17 @@ class Fleet:
 
     def put(self, value: Any) -> Any:
         """Returns what stands for `value` in arguments: a reference, where that spares copies."""
-        if any(isinstance(one, Evaluator) for one in self._evaluators):  # which takes no reference
-            return value
+        if any(isinstance(member, Evaluator) for member in self._evaluators):
+            return value  # objects take no references
         return runtime.put(value)
 
     def close(self) -> None:
         """End those that are actors; objects let their environments go."""
         self._refs.clear()
         self._answers.clear()
-        actors = [one for one in self._evaluators if not isinstance(one, Evaluator)]
+        actors = [member for member in self._evaluators if not isinstance(member, Evaluator)]
         if actors and runtime.is_initialized():
             runtime.kill(actors)
-        for one in self._evaluators:
-            if isinstance(one, Evaluator):
-                one.close()
+        for member in self._evaluators:
+            if isinstance(member, Evaluator):
+                member.close()

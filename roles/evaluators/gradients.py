@@ -48,10 +48,10 @@ class GradientMaker:
 
     def measure(self, batch: Batch) -> Tensor:
         """Returns the moments [m] of a batch, in the same tensor each time."""
-        own = self._algorithm.num_batch_moments
-        self._algorithm.measure(batch, self._moments[:own])
+        count = self._algorithm.num_batch_moments
+        self._algorithm.measure(batch, self._moments[:count])
         if self._observations is not None:
-            batch_moments(batch["raw_observation"].flatten(0, 1), self._moments[own:])
+            batch_moments(batch["raw_observation"].flatten(0, 1), self._moments[count:])
         return self._moments
 
     def prepare(self, batch: Batch, everyone: Tensor) -> None:
@@ -61,7 +61,7 @@ class GradientMaker:
         self._algorithm.postprocess(batch, moments)
 
     def differentiate(self, minibatch: Batch) -> Tensor:
-        """Writes `gradient`, of the loss of a minibatch; what that reports, in order of `stats`."""
+        """Writes `gradient`, of the loss of a minibatch; returns the values of `stats`."""
         algorithm = self._algorithm
         losses = checked(algorithm, algorithm.losses(minibatch))
         self._parameters.differentiate(losses.total)
@@ -70,7 +70,7 @@ class GradientMaker:
     def clip(self, max_norm: float | None) -> None:
         """Scale `gradient` to a norm of at most `max_norm`, if there is one.
 
-        Who holds a piece of the parameters does not know the norm of the whole.
+        It is done here as a trainer with a piece of the parameters does not know the whole norm.
         """
         if max_norm:
             norm = float(torch.linalg.vector_norm(self.gradient))
@@ -79,8 +79,8 @@ class GradientMaker:
 
 def moments_of(algorithm: Algorithm, normalizers: Normalizers) -> int:
     """Counts the moments of a batch: the algorithm's, and those of what was observed."""
-    seen = normalizers.observations
-    return algorithm.num_batch_moments + (0 if seen is None else 1 + 2 * seen.width)
+    normalizer = normalizers.observations
+    return algorithm.num_batch_moments + (0 if normalizer is None else 1 + 2 * normalizer.width)
 
 
 class GradientCodec:
@@ -102,10 +102,10 @@ class GradientCodec:
         losses: Tensor,
     ) -> None:
         """Write them into memory [>= nbytes] uint8."""
-        numbers, place = self._parts(memory)
-        told = torch.tensor(stats, dtype=torch.float64, device=moments.device)
-        numbers.copy_(torch.cat([told, moments, losses.double()]))
-        place.copy_(gradient)
+        numbers, packed_gradient = self._parts(memory)
+        numbers_of_stats = torch.tensor(stats, dtype=torch.float64, device=moments.device)
+        numbers.copy_(torch.cat([numbers_of_stats, moments, losses.double()]))
+        packed_gradient.copy_(gradient)
 
     def unpack(self, memory: Tensor) -> tuple[Tensor, list[float], Tensor, Tensor]:
         """Returns gradient, stats, moments and losses; the first is a view of `memory`."""
@@ -157,15 +157,15 @@ class Share:
 
     @classmethod
     def of(cls, role: ActingRole, parameters: FlatParameters, place: int, trainers: int) -> Share:
-        """Returns that of the trainer at `place` of so many."""
-        algorithm, last = role.algorithm, place == trainers - 1
+        """Returns the share of the trainer at `place` of `trainers`."""
+        algorithm, is_last = role.algorithm, place == trainers - 1
         piece: FlatParameters | Piece = parameters
         if trainers > 1:
             piece = Piece(parameters, place, trainers)
-        normalizers = role.normalizers if last else Normalizers(None, None)
-        moments = moments_of(algorithm, normalizers) if last else 0
+        normalizers = role.normalizers if is_last else Normalizers(None, None)
+        moments = moments_of(algorithm, normalizers) if is_last else 0
         codec = GradientCodec(moments, len(algorithm.stats), piece.numel)
-        return cls(piece, ExactPolicy(piece, normalizers), codec, last)
+        return cls(piece, ExactPolicy(piece, normalizers), codec, is_last)
 
 
 class GradientLoop(RolloutLoop):
@@ -175,7 +175,7 @@ class GradientLoop(RolloutLoop):
         role: ActingRole = self._role
         mgr = role.mgr
         trainers = len(mgr.context.wires.out_of(mgr.GMI_id))
-        self._shares = [Share.of(role, self._parameters, at, trainers) for at in range(trainers)]
+        self._shares = [Share.of(role, self._parameters, i, trainers) for i in range(trainers)]
         self._published: list[Published] = [share.published for share in self._shares]
         self._codecs: list[Codec] = [share.codec for share in self._shares]
         settings = mgr.config.algorithm

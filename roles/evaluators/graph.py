@@ -49,12 +49,12 @@ class PolicyGraph:
         self.algorithm = kind(settings, self.policy, self.normalizers)
         self._observed = Observed.of(spec, self.width, self.algorithm)
         self.parameters = FlatParameters(network)
-        both = {"observations": self.normalizers.observations, "values": self.normalizers.values}
-        self._running = {name: one for name, one in both.items() if one is not None}
+        kinds = {"observations": self.normalizers.observations, "values": self.normalizers.values}
+        self._running = {name: running for name, running in kinds.items() if running is not None}
 
     @property
     def pieces_each(self) -> int:
-        """How many pieces each environment gives to minibatches: its steps, or it is one."""
+        """Returns how many pieces each environment gives to minibatches: its steps, or 1."""
         return 1 if self.policy.state_columns else self.spec.settings.horizon
 
     def batch(self, num_env: int) -> Batch:
@@ -69,8 +69,9 @@ class PolicyGraph:
 
     def acting(self) -> Weights:
         """Returns what another graph of this spec needs to act alike, copied."""
-        there = {name: one.state_dict()["moments"].numpy() for name, one in self._running.items()}
-        return {"parameters": self.parameters.data.detach().numpy().copy(), **there}
+        states = {name: running.state_dict() for name, running in self._running.items()}
+        moments = {name: state["moments"].numpy() for name, state in states.items()}
+        return {"parameters": self.parameters.data.detach().numpy().copy(), **moments}
 
     def weights(self) -> Weights:
         """Returns what another graph of this spec needs to be the same, copied."""
@@ -78,14 +79,14 @@ class PolicyGraph:
 
     def statistics(self) -> Weights:
         """Returns the weights without the parameters, copied."""
-        return {name: its for name, its in self.weights().items() if name != "parameters"}
+        return {name: value for name, value in self.weights().items() if name != "parameters"}
 
     @torch.no_grad()
     def set_weights(self, weights: Weights) -> None:
         """Be the graph that gave `weights`, or one that acts alike."""
         self.parameters.data.copy_(tensor_of(weights["parameters"]))
-        for name, one in self._running.items():
-            one.load_state_dict({"moments": tensor_of(weights[name])})
+        for name, running in self._running.items():
+            running.load_state_dict({"moments": tensor_of(weights[name])})
         if weights.get("algorithm"):
             self.algorithm.load_state_dict(weights["algorithm"])
 

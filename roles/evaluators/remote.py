@@ -43,7 +43,7 @@ class RemoteEvaluators:
     ) -> None:
         """`workers` has their environments by gmi_id, in the order in which they lie in `batch`.
 
-        With `drop_slowest` it has room for all but so many, who lie there as they come.
+        With `drop_slowest` the batch has room for all but so many, which lie there as they come.
         """
         self._mgr, context, wires = role.mgr, role.mgr.context, role.mgr.context.wires
         self.batch, self._policy, self._group = batch, role.policy, context.group
@@ -65,15 +65,15 @@ class RemoteEvaluators:
         stats: dict[int, list[float]] = {}
 
         def take(worker: int, memory: Tensor) -> None:
-            codec, first = self._codecs[worker], self._first[worker]
+            codec, first_env = self._codecs[worker], self._first[worker]
             if self._drop_slowest:
-                first = len(stats) * codec.num_env
-            stats[worker] = codec.unpack(memory, self.batch, first)
+                first_env = len(stats) * codec.num_env
+            stats[worker] = codec.unpack(memory, self.batch, first_env)
 
         with phase("wait"):
             write, drop_slowest = self._published.write, self._drop_slowest
-            there = self._coordinator.collect(iteration, write, take, drop_slowest)
-            if not self._all(there):
+            present = self._coordinator.collect(iteration, write, take, drop_slowest)
+            if not self._all(present):
                 return False
             complete(self.batch, self._policy, self._normalizer)
         self.dropped_steps = self._each * self._coordinator.dropped
@@ -111,12 +111,12 @@ class RemoteEvaluators:
         """Leaves the links to end with the process, whose successor may open them again."""
 
     def _all(self, there: bool) -> bool:
-        """Tells whether the workers of all trainers are there: who is late is theirs to find."""
-        while _WAITS in (told := self._meet(there)):
+        """Tells whether the workers of all trainers are there; each trainer finds its late ones."""
+        while _WAITS in (states := self._meet(there)):
             pass
-        return all(told)
+        return all(states)
 
     def _meet(self, state: int) -> list[int]:
-        told = self._group.exchange(state)
+        states = self._group.exchange(state)
         send_heartbeat(self._mgr.tally, self._mgr.GMI_id)
-        return told
+        return states

@@ -30,11 +30,12 @@ class _Agent:
 
 
 class RolloutCoordinator:
-    """The trainer's side: `out` and `back` are the links to and from its agents, by gmi_id.
+    """Gives orders to a trainer's agents by the links `out`, and takes answers by the links `back`.
 
-    `policy_numel` float32 numbers are a policy; `codecs` say what each agent brings. An agent may
-    take `timeout` from each of its `heartbeats` on. `still` is called while agents are waited for,
-    oftener than each `timeout`; what it raises ends the wait. `device`: of this GMI's tensors.
+    Links are by gmi_id. `policy_numel` float32 numbers are a policy; `codecs` say what each agent
+    brings. An agent may take `timeout` from each of its `heartbeats` on. `still` is called while
+    agents are waited for, oftener than each `timeout`; what it raises ends the wait. `device` is
+    that of this GMI's tensors.
     """
 
     def __init__(
@@ -74,29 +75,29 @@ class RolloutCoordinator:
         """Have agents collect; `write` puts the policy into a vector [policy_numel].
 
         `take` is given each agent's gmi_id and what it brought (see BatchCodec.unpack), which it
-        copies. Returns when all but `drop_slowest` have been taken, those who came first; False
-        when agents have left, as training was done. Who is late with an order of before brings that
-        to nobody, and is asked again. LinkTimeout names an agent that is late.
+        copies. Returns True when all but the slowest `drop_slowest` have been taken; False when
+        agents have left, as training was done. A late answer to an earlier order is dropped, and
+        its agent is asked again. LinkTimeout names an agent that is late.
         """
         if not drop_slowest:
             self.forget()
-        late, taken = self.asked, set[int]()
+        late, answered = self.asked, set[int]()
 
         def take_new(gmi_id: int, memory: Tensor) -> None:
             if gmi_id not in late:
                 take(gmi_id, memory)
 
         try:
-            while len(taken) < len(self._agents) - drop_slowest:
+            while len(answered) < len(self._agents) - drop_slowest:
                 for gmi_id in self._agents:
-                    if gmi_id not in taken and gmi_id not in self._asked:
+                    if gmi_id not in answered and gmi_id not in self._asked:
                         self.ask(gmi_id, iteration, write)
                 gmi_id = self.first(take_new)
                 if gmi_id in late:
                     late.remove(gmi_id)
                     self.dropped += 1
                 else:
-                    taken.add(gmi_id)
+                    answered.add(gmi_id)
         except LinkEnded:
             return False
         return True
@@ -119,7 +120,7 @@ class RolloutCoordinator:
         self._asked.clear()
 
     def first(self, take: Callable[[int, Tensor], None]) -> int:
-        """Takes the answer of whoever is first of those that were asked; its gmi_id.
+        """Takes the first answer of the agents that were asked; returns that agent's gmi_id.
 
         LinkTimeout names an agent that is late, LinkEnded one that has left.
         """
@@ -136,7 +137,7 @@ class RolloutCoordinator:
     def _checked(self, take: Callable[[int, Tensor], None]) -> Callable[[int, Packet], None]:
         """Returns what hands the memory of an answer to `take` if it is of the right schema."""
 
-        def taken(gmi_id: int, packet: Packet) -> None:
+        def take_checked(gmi_id: int, packet: Packet) -> None:
             agent = self._agents[gmi_id]
             if agent.answers.schema != agent.codec.schema:
                 raise SchemaDiffers(
@@ -146,7 +147,7 @@ class RolloutCoordinator:
                 )
             take(gmi_id, packet.memory)
 
-        return taken
+        return take_checked
 
     def save(self, iteration: int) -> str | None:
         """Have all agents write their part of checkpoint `iteration`.
@@ -156,10 +157,10 @@ class RolloutCoordinator:
         """
         failures = []
 
-        def heard(gmi_id: int, packet: Packet) -> None:
+        def note_failure(gmi_id: int, packet: Packet) -> None:
             if packet.header.step == FAILED:
-                words = bytes(packet.memory.cpu().tolist()).decode(errors="replace")
-                failures.append(f"gmi {gmi_id}: {words}")
+                message = bytes(packet.memory.cpu().tolist()).decode(errors="replace")
+                failures.append(f"gmi {gmi_id}: {message}")
 
         try:
             self._number += 1
@@ -169,7 +170,7 @@ class RolloutCoordinator:
             missing = dict.fromkeys(self._agents, self._number)
             while missing:
                 late = "has not written its part of a checkpoint"
-                del missing[self._first(missing, late, heard)]
+                del missing[self._first(missing, late, note_failure)]
         except LinkEnded:
             return None
         return "; ".join(failures)
@@ -196,35 +197,35 @@ class RolloutCoordinator:
     def _first(
         self, missing: Mapping[int, int], late: str, take: Callable[[int, Packet], None]
     ) -> int:
-        """Takes the first answer to an order of its number in `missing`, by gmi_id; whose it is.
+        """Takes the first answer to an order in `missing` (numbers by gmi_id); returns its gmi_id.
 
-        Of those that are there, the one that was asked first.
+        Of several answers that are there it takes that of the agent that was asked first.
         """
         agents = {
             gmi_id: self._agents[gmi_id] for gmi_id in sorted(missing, key=missing.__getitem__)
         }
         deadline = HeartbeatDeadline(self._timeout, self._heartbeats)
-        told_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
+        called_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
         look_s = min(LOOK_S, every_s / 2)
         while True:
             for gmi_id, agent in agents.items():
                 while (packet := agent.answers.poll()) is not None:
                     header = packet.header
-                    mine = header.policy_version == agent.orders.incarnation
-                    is_wanted = mine and header.sequence == missing[gmi_id]
-                    if is_wanted:
+                    is_current = header.policy_version == agent.orders.incarnation
+                    is_expected = is_current and header.sequence == missing[gmi_id]
+                    if is_expected:
                         take(gmi_id, packet)
                     agent.answers.release(packet)
-                    if is_wanted:
+                    if is_expected:
                         return gmi_id
-                    if mine and header.sequence == self._given_up.get(gmi_id):
+                    if is_current and header.sequence == self._given_up.get(gmi_id):
                         self.dropped += 1
                         del self._given_up[gmi_id]
-            first, left_s = deadline.first(agents)
+            next_late, left_s = deadline.first(agents)
             if left_s <= 0:
-                raise late_one(agents[first].answers, self._timeout, late)
-            if perf_counter() > told_s + every_s:
+                raise late_one(agents[next_late].answers, self._timeout, late)
+            if perf_counter() > called_s + every_s:
                 self._still()
-                told_s = perf_counter()
+                called_s = perf_counter()
             waiting = [agent.answers for agent in agents.values()]
             wait_any(waiting, timedelta(seconds=min(look_s, left_s)))

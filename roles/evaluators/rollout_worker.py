@@ -49,10 +49,10 @@ class Published(Protocol):
 
 
 class RolloutWorker:
-    """The agent's side: the links from and to GMI `trainer`.
+    """Takes the orders of GMI `trainer`, and answers them.
 
-    Waits for nobody when it is made. LinkClosed if the process before this one has left. `device`:
-    of this GMI's tensors.
+    Waits for nobody when it is made. LinkClosed if the process before this one has left. `device`
+    is that of this GMI's tensors.
     """
 
     def __init__(
@@ -79,32 +79,32 @@ class RolloutWorker:
         return first_order([self], [self])[1]
 
     def poll(self) -> Packet | None:
-        """Returns the newest order, None without a new one; none behind one to leave.
+        """Returns the newest order, or None without a new one; after one to leave no other counts.
 
         `order_of` says what it is, `policy_version` of its header the iteration.
         """
-        found: Packet | None = None
+        newest: Packet | None = None
         while (packet := self._orders.poll()) is not None:
             if self._kept is not None:
                 self._orders.release(self._kept)
-            self._kept = found = packet
+            self._kept = newest = packet
             if order_of(packet) == Order.LEAVE:
                 break  # what a new trainer orders behind it is void: all was done
-        return found
+        return newest
 
     def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
         """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""
         self._answer(0, write, nbytes)
 
     def tell(self, failure: str) -> None:
-        """Answer the last order in a word: done if empty, else why not."""
-        words = failure.encode()[:_MAX_WORDS]
+        """Answers the last order by why it failed; an empty text says that it is done."""
+        text = failure.encode()[:_MAX_WORDS]
 
         def write(memory: Tensor) -> None:
-            if words:
-                memory[: len(words)].copy_(torch.frombuffer(bytearray(words), dtype=torch.uint8))
+            if text:
+                memory[: len(text)].copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
 
-        self._answer(FAILED if failure else 0, write, len(words))
+        self._answer(FAILED if failure else 0, write, len(text))
 
     def _answer(self, step: int, write: Callable[[Tensor], None], nbytes: int) -> None:
         assert self._kept is not None
@@ -122,14 +122,14 @@ class RolloutWorker:
 def first_order(
     workers: Sequence[RolloutWorker], missing: Sequence[RolloutWorker]
 ) -> tuple[RolloutWorker, Packet]:
-    """Waits for an order of any of several trainers; whose it is, and the newest of that one.
+    """Waits for an order of any trainer; returns whose it is, and the newest order of that one.
 
-    Twice the timeout from each sign of those that are `missing` on: a trainer may wait for another
-    agent, and is to be the first that names it. LinkTimeout if none comes by then.
+    Waits twice the timeout from each heartbeat of those `missing`: a trainer may itself wait for
+    another agent, and is to be the first that names it. LinkTimeout if none comes by then.
     """
-    one = workers[0]
-    timeout, by_trainer = 2 * one._timeout, {worker.trainer: worker for worker in missing}
-    deadline = HeartbeatDeadline(timeout, one._heartbeats)
+    worker_0 = workers[0]
+    timeout, by_trainer = 2 * worker_0._timeout, {worker.trainer: worker for worker in missing}
+    deadline = HeartbeatDeadline(timeout, worker_0._heartbeats)
     while True:
         for worker in workers:
             if (order := worker.poll()) is not None:
@@ -180,10 +180,10 @@ class RolloutLoop:
         """Go on in the environments of the checkpoint that the run is resumed from."""
         if (path := self._mgr.context.resume) is None:
             return
-        found, gmi_id = checkpoint.find(path), self._mgr.GMI_id
-        if found.policy_only or gmi_id in saving.begun_anew(found, self._mgr.layout):
+        saved, gmi_id = checkpoint.find(path), self._mgr.GMI_id
+        if saved.policy_only or gmi_id in saving.begun_anew(saved, self._mgr.layout):
             return  # its trainer says so
-        restore(self._collector, found.load(f"gmi{gmi_id}"), self._mgr)
+        restore(self._collector, saved.load(f"gmi{gmi_id}"), self._mgr)
 
     def _follow(self) -> None:
         mgr, gmi_id = self._mgr, self._mgr.GMI_id
@@ -196,12 +196,12 @@ class RolloutLoop:
             )
             for trainer, codec in zip(sorted(answers), self._codecs, strict=True)
         ]  # fmt: skip
-        given: dict[RolloutWorker, Packet] = {}
-        done: dict[RolloutWorker, int] = {}  # the age of the order that was answered last
+        pending: dict[RolloutWorker, Packet] = {}
+        answered_age: dict[RolloutWorker, int] = {}  # the age of the order that was answered last
         start = perf_counter()
         while True:
             with phase("wait"):
-                missing = [worker for worker in workers if worker not in given]
+                missing = [worker for worker in workers if worker not in pending]
                 worker, order = first_order(workers, missing)
             send_heartbeat(mgr.tally, gmi_id)
             kind = order_of(order)
@@ -210,23 +210,23 @@ class RolloutLoop:
                     worker.leave()
                 return
             if kind == Order.SAVE:
-                given.pop(worker, None)
+                pending.pop(worker, None)
                 worker.tell(self._save(order.header.policy_version))
                 start = perf_counter()
                 continue
-            given[worker] = order
+            pending[worker] = order
             self._published[workers.index(worker)].load(order.memory.view(torch.float32))
-            oldest = min(map(age_of, given.values()))
-            if all(one in given or done.get(one, -1) >= oldest for one in workers):
-                asking = {
-                    place: one
-                    for place, one in enumerate(workers)
-                    if one in given and age_of(given[one]) == oldest
+            oldest = min(map(age_of, pending.values()))
+            if all(other in pending or answered_age.get(other, -1) >= oldest for other in workers):
+                due = {
+                    place: other
+                    for place, other in enumerate(workers)
+                    if other in pending and age_of(pending[other]) == oldest
                 }
-                self._collect(order, asking, perf_counter() - start)
-                for one in asking.values():
-                    del given[one]
-                    done[one] = oldest
+                self._collect(order, due, perf_counter() - start)
+                for other in due.values():
+                    del pending[other]
+                    answered_age[other] = oldest
                 start = perf_counter()
 
     def _collect(self, order: Packet, asking: Mapping[int, RolloutWorker], waited_s: float) -> None:
@@ -235,12 +235,12 @@ class RolloutLoop:
         self._role.algorithm.before_sampling(self._trained_steps.at(iteration))
         with phase("infer"):
             self._collector.collect(iteration)
-            (simulate_s, infer_s), seen = self._collector.read()
+            (simulate_s, infer_s), episodes = self._collector.read()
         start = perf_counter()
         batch = self._collector.batch
-        # Sending is not over when it says how long it takes: the last one's seconds are told.
+        # The seconds of the last sending: this one is not over when its answer is packed.
         process = self._mgr.context.process
-        stats = (*seen, simulate_s, infer_s, self._send_s, waited_s, process)
+        stats = (*episodes, simulate_s, infer_s, self._send_s, waited_s, process)
         self._mgr.tally[self._mgr.GMI_id, "steps"] += batch["reward"].numel()
 
         with phase("send"):
@@ -250,7 +250,7 @@ class RolloutLoop:
         self._send_s = perf_counter() - start
 
     def _prepare(self, batch: Batch) -> None:
-        """Make what is to be brought of a batch: here it is the batch."""
+        """Makes what is brought of a batch: here the batch itself."""
 
     def _pack(self, place: int, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
         """Write the answer to the trainer at `place` into memory [>= nbytes of its codec] uint8."""
@@ -259,7 +259,7 @@ class RolloutLoop:
         codec.pack(memory, batch, stats)
 
     def _save(self, iteration: int) -> str:
-        """Write this GMI's part of a checkpoint; why not, if the disk does not take it."""
+        """Writes this GMI's part of a checkpoint; returns why the disk did not take it, or ""."""
         beat("checkpoint")
         folder = self._mgr.context.folder
         assert folder is not None
@@ -273,5 +273,5 @@ class RolloutLoop:
 
 def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
     """The codec of what one worker of `num_env` environments brings."""
-    sent = sent_columns(role.policy, role.algorithm.recorded)
-    return BatchCodec(role.batch(1), num_env, sent, stats=WORKER_STATS)
+    columns = sent_columns(role.policy, role.algorithm.recorded)
+    return BatchCodec(role.batch(1), num_env, columns, stats=WORKER_STATS)

@@ -99,12 +99,12 @@ class SampleSender:
                 self._take_newest()
                 with phase("infer"):
                     collector.collect(number)
-                    seconds, seen = collector.read()
+                    seconds, episodes = collector.read()
                 if self._over():  # trainers that count what is left do not wait for ever
                     break
                 with phase("send"):
                     numbers = (*seconds, send_s, self.mgr.context.process)
-                    send_s = self._send(dispatcher, seen, numbers)
+                    send_s = self._send(dispatcher, episodes, numbers)
                 number += 1
         except WaitStopped:  # the run is over: nobody waits for what is left
             pass
@@ -131,7 +131,7 @@ class SampleSender:
         self._tally[self._gmi_id, name] += more
 
     def _send(self, dispatcher: Dispatcher, seen: Seen, numbers: tuple[float, ...]) -> float:
-        """Send what was collected; the seconds that took, waiting for room included."""
+        """Sends what was collected; returns the seconds that took, waiting for room included."""
         beat("sending")
         start = perf_counter()
         self._count("begun", 1)
@@ -142,40 +142,40 @@ class SampleSender:
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
         stats = torch.tensor((*seen, *numbers), dtype=torch.float64)
-        once = {END_FIELD: self._collector.observation, STATS_FIELD: stats}
+        fields = {END_FIELD: self._collector.observation, STATS_FIELD: stats}
         batch = self._collector.batch
         if batch.sequences is not None:
-            once[STATE_FIELD] = batch.sequences.state
-        if (older := _older_frames(batch)) is not None:
-            once[FRAMES_FIELD] = older
-        dispatcher.end(once)
+            fields[STATE_FIELD] = batch.sequences.state
+        if (frames := _older_frames(batch)) is not None:
+            fields[FRAMES_FIELD] = frames
+        dispatcher.end(fields)
         self._count("sent", 1)
         return perf_counter() - start
 
     def _dispatcher(self, stack: ExitStack) -> Dispatcher:
-        """The links to all trainers as one; opened here, closed by `stack`."""
-        context, timeout, wanted = self.mgr.context, self.mgr.timeout, self.mgr.config.experience
+        """Opens the links to all trainers, which `stack` closes, and returns their dispatcher."""
+        context, timeout, settings = self.mgr.context, self.mgr.timeout, self.mgr.config.experience
         batch, names = self._collector.batch, self._algorithm.segment_fields
-        each = {"observation": batch["raw_observation"], **{name: batch[name] for name in names}}
+        columns = {"observation": batch["raw_observation"], **{name: batch[name] for name in names}}
         if self._first_priorities is not None:
-            each[PRIORITY_FIELD] = self._first_priorities.priorities
+            columns[PRIORITY_FIELD] = self._first_priorities.priorities
         steps, num_env = batch["reward"].shape
-        self._rows = [{name: column[t] for name, column in each.items()} for t in range(steps)]
+        self._rows = [{name: column[t] for name, column in columns.items()} for t in range(steps)]
         links = context.wires.out_of(self._gmi_id)
-        last = self._collector.observation
+        observation = self._collector.observation
         channels = [
-            *(Channel(name, tuple(t.shape[2:]), dtype_name(t)) for name, t in each.items()),
-            Channel(END_FIELD, tuple(last.shape), dtype_name(last), True),
+            *(Channel(name, tuple(t.shape[2:]), dtype_name(t)) for name, t in columns.items()),
+            Channel(END_FIELD, tuple(observation.shape), dtype_name(observation), True),
             Channel(STATS_FIELD, (len(SEGMENT_STATS),), "float64", True),
         ]
         if batch.sequences is not None:
             shape = tuple(batch.sequences.state.shape)
             channels.append(Channel(STATE_FIELD, shape, "float32", True))
-        if (older := _older_frames(batch)) is not None:
-            channels.append(Channel(FRAMES_FIELD, tuple(older.shape), "uint8", True))
+        if (frames := _older_frames(batch)) is not None:
+            channels.append(Channel(FRAMES_FIELD, tuple(frames.shape), "uint8", True))
         grouping = self._grouping(tuple(channels), steps, num_env, next(iter(links.values())))
-        lz4 = frozenset(wanted.lz4)
-        schema = Schema(tuple(channels), grouping, steps, num_env, wanted.capacity, lz4)
+        lz4 = frozenset(settings.lz4)
+        schema = Schema(tuple(channels), grouping, steps, num_env, settings.capacity, lz4)
         raw, streams = schema.to_bytes(), schema.streams()
         routes = []
         for trainer, link in links.items():
@@ -189,25 +189,25 @@ class SampleSender:
     def _grouping(
         self, channels: tuple[Channel, ...], steps: int, num_env: int, link: LinkSpec
     ) -> Grouping:
-        """The grouping of the config; `auto`: the fastest by what packets cost on such a link.
+        """Returns the config's grouping; `auto`: the fastest by what packets cost on such a link.
 
-        What was measured is kept in the run's folder, and found there by a process that takes this
-        one's place: the two must send alike.
+        The choice is kept in the run's folder, where a process that takes this one's place finds
+        it: the two must send alike.
         """
-        wanted = self.mgr.config.experience.channels
-        if wanted != "auto":
-            return _GROUPINGS[wanted](channels, steps)
+        channel_choice = self.mgr.config.experience.channels
+        if channel_choice != "auto":
+            return _GROUPINGS[channel_choice](channels, steps)
         context, name = self.mgr.context, f"channels_gmi{self._gmi_id}.json"
         path = None if context.folder is None else context.folder / "report" / name
-        if path is not None and (kept := _read_schema(path, context.session)) is not None:
-            return Schema.from_bytes(kept.encode(), str(path)).grouping
+        if path is not None and (saved_schema := _read_schema(path, context.session)) is not None:
+            return Schema.from_bytes(saved_schema.encode(), str(path)).grouping
         cost = measure_cost(create_link(link.source, "itself", kind=link.kind))  # type: ignore[arg-type]
         grouping = choose_grouping(channels, steps, num_env, cost)
         if path is not None:
-            found = {name: made(channels, steps) for name, made in _GROUPINGS.items()}
+            groupings = {name: make(channels, steps) for name, make in _GROUPINGS.items()}
             speeds = {
-                name: project(one, channels, steps, num_env, cost)
-                for name, one in {**found, "chosen": grouping}.items()
+                name: project(projected, channels, steps, num_env, cost)
+                for name, projected in {**groupings, "chosen": grouping}.items()
             }
             schema = Schema(channels, grouping, steps, num_env).to_bytes().decode()
             record = {
@@ -227,7 +227,7 @@ def _older_frames(batch: Batch) -> Tensor | None:
 
 
 def _read_schema(path: Path, session: str) -> str | None:
-    """The schema that an earlier process of this GMI has chosen in this launch, if one has."""
+    """Returns the schema that an earlier process of this GMI chose in this launch, or None."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

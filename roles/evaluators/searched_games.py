@@ -58,47 +58,47 @@ class SearchedGames:
         """Plays `games` of round `number`, and returns their positions in the games' order."""
         game, settings = self._game, self._settings
         waiting = list(reversed(games))
-        at = np.array([waiting.pop() for _ in range(min(self._num_env, len(waiting)))])
-        drawn: list[Any] = [self._generator(number, its) for its in at.tolist()]
-        states, made = game.initial(len(at)), np.zeros(len(at), np.int64)
-        places, done = np.arange(len(at)), dict[int, Positions]()
-        while len(at):
+        numbers = np.array([waiting.pop() for _ in range(min(self._num_env, len(waiting)))])
+        rngs: list[Any] = [self._generator(number, index) for index in numbers.tolist()]
+        states, ply = game.initial(len(numbers)), np.zeros(len(numbers), np.int64)
+        rows, finished = np.arange(len(numbers)), dict[int, Positions]()
+        while len(numbers):
             noise = np.stack(
-                [one.gamma(settings.dirichlet_alpha, size=game.actions) for one in drawn]
+                [rng.gamma(settings.dirichlet_alpha, size=game.actions) for rng in rngs]
             )
             visits = self._trees.search(
                 states, evaluate, np.maximum(noise, 1e-12), settings.dirichlet_weight
             )
             policy = visits / visits.sum(1, keepdims=True)
-            self._states[places, made], self._policy[places, made] = states, policy
+            self._states[rows, ply], self._policy[rows, ply] = states, policy
             moves = visits.argmax(1)
-            early = np.flatnonzero(made < settings.temperature_moves)
-            draws = np.array([drawn[i].random() for i in early])
+            early = np.flatnonzero(ply < settings.temperature_moves)
+            draws = np.array([rngs[i].random() for i in early])
             moves[early] = _drawn(policy[early], draws)
             states = step_legal(game, states, moves)
-            made += 1
-            over, worth = game.terminal(states)
-            over |= made >= game.longest
+            ply += 1
+            over, outcome = game.terminal(states)
+            over |= ply >= game.longest
             for i in np.flatnonzero(over).tolist():
-                done[int(at[i])] = self._positions(places[i], made[i], worth[i])
+                finished[int(numbers[i])] = self._positions(rows[i], ply[i], outcome[i])
                 if waiting:
-                    at[i], over[i] = waiting.pop(), False
-                    drawn[i], made[i] = self._generator(number, int(at[i])), 0
+                    numbers[i], over[i] = waiting.pop(), False
+                    rngs[i], ply[i] = self._generator(number, int(numbers[i])), 0
                     states[i] = game.initial(1)[0]
             if over.any():
                 on = ~over
-                drawn = [one for one, goes_on in zip(drawn, on, strict=True) if goes_on]
-                at, states, made, places = at[on], states[on], made[on], places[on]
-        return joined([done[its] for its in games], game)
+                rngs = [rng for rng, goes_on in zip(rngs, on, strict=True) if goes_on]
+                numbers, states, ply, rows = numbers[on], states[on], ply[on], rows[on]
+        return joined([finished[index] for index in games], game)
 
     def match(self, one: Evaluate, other: Evaluate, number: int, pairs: range) -> Match:
         """Plays two games for each of `pairs`, which begin alike and with sides changed."""
         wins = draws = losses = 0
         size = max(self._num_env // 2, 1)
         for begin in range(0, len(pairs), size):
-            worth = self._pairs(one, other, number, pairs[begin : begin + size])
-            wins, losses = wins + int((worth > 0).sum()), losses + int((worth < 0).sum())
-            draws += int((worth == 0).sum())
+            outcome = self._pairs(one, other, number, pairs[begin : begin + size])
+            wins, losses = wins + int((outcome > 0).sum()), losses + int((outcome < 0).sum())
+            draws += int((outcome == 0).sum())
         return Match(wins, draws, losses)
 
     def _pairs(
@@ -108,8 +108,8 @@ class SearchedGames:
         game, count = self._game, 2 * len(pairs)
         states, over = game.initial(count), np.zeros(count, np.bool_)
         result = np.zeros(count, np.float32)
-        ones = np.arange(count) < len(pairs)  # games in which `one` moves next
-        drawn = [np.random.default_rng((self._seed, _OPENINGS, number, pair)) for pair in pairs]
+        first_turn = np.arange(count) < len(pairs)  # games in which `one` moves next
+        rngs = [np.random.default_rng((self._seed, _OPENINGS, number, pair)) for pair in pairs]
         for ply in range(game.longest):
             on = np.flatnonzero(~over)
             if not len(on):
@@ -117,18 +117,18 @@ class SearchedGames:
             moves = np.zeros(count, np.int64)
             if ply < _OPENING_MOVES:
                 legal = game.legal(states)
-                shares = np.stack([rng.random(game.actions) for rng in drawn] * 2)
+                shares = np.stack([rng.random(game.actions) for rng in rngs] * 2)
                 moves = np.where(legal, shares, -1.0).argmax(1)
             else:
-                for player, mine in ((one, on[ones[on]]), (other, on[~ones[on]])):
+                for player, indices in ((one, on[first_turn[on]]), (other, on[~first_turn[on]])):
                     # A place searches one game at a time.
-                    for begin in range(0, len(mine), self._num_env):
-                        part = mine[begin : begin + self._num_env]
-                        moves[part] = self._trees.search(states[part], player).argmax(1)
+                    for begin in range(0, len(indices), self._num_env):
+                        batch = indices[begin : begin + self._num_env]
+                        moves[batch] = self._trees.search(states[batch], player).argmax(1)
             states[on] = step_legal(game, states[on], moves[on])
-            ones = ~ones
-            over[on], worth = game.terminal(states[on])
-            result[on] = np.where(ones[on], worth, -worth)
+            first_turn = ~first_turn
+            over[on], outcome = game.terminal(states[on])
+            result[on] = np.where(first_turn[on], outcome, -outcome)
         return result
 
     def _positions(self, place: int, count: int, worth: float) -> Positions:

@@ -107,22 +107,22 @@ class Evaluator:
                     "object that is given its evaluators. Leave it out, and make one such as "
                     "rl.AllReduce(algorithm, evaluators, drop_slowest=1)."
                 )
-        its = validated(algorithm.Settings, settings or {})
-        self._kinds = trained_on(algorithm, its)
+        valid = validated(algorithm.Settings, settings or {})
+        self._kinds = trained_on(algorithm, valid)
         if not self._kinds:
             raise RoleError(
-                f"{algorithm.__name__} runs under {listed(its.optimizers, 'or')}, and an evaluator "
-                "samples fresh experience with values, or such as is sent or kept, or plays "
-                f"episodes. Use one of {', '.join(_trainable())}."
+                f"{algorithm.__name__} runs under {listed(valid.optimizers, 'or')}, and an "
+                "evaluator samples fresh experience with values, or such as is sent or kept, or "
+                f"plays episodes. Use one of {', '.join(_trainable())}."
             )
-        with_env = make_env(env, 1, **self._shaped)
+        probe = make_env(env, 1, **self._shaped)
         try:
             spec = GraphSpec(
-                algorithm, its, with_env.observation_space, structured_space(with_env),
-                with_env.action_space, seed, getattr(with_env, "stacking", None),
+                algorithm, valid, probe.observation_space, structured_space(probe),
+                probe.action_space, seed, getattr(probe, "stacking", None),
             )  # fmt: skip
         finally:
-            with_env.close()
+            probe.close()
         self._graph = PolicyGraph(spec)
         self._rank = self._lives = self._total = -1
         self._env: VecEnv | None = None
@@ -143,8 +143,8 @@ class Evaluator:
     def begin(self, rank: int, total: int) -> Begun:
         """Begin as evaluator number `rank` of so many, with episodes of its own."""
         self._start(rank, total, 0)
-        make = partial(make_env, self._id, 1, **self._shaped)
-        return Begun(self._graph.spec, self._num_env, make)
+        make_one = partial(make_env, self._id, 1, **self._shaped)
+        return Begun(self._graph.spec, self._num_env, make_one)
 
     def _start(self, rank: int, total: int, lives: int) -> None:
         self.close()
@@ -204,15 +204,15 @@ class Evaluator:
         self._collect(weights, steps)
         memory = torch.zeros(self._codec.nbytes, dtype=torch.uint8)
         self._codec.pack(memory, self._batch, ())
-        first: np.ndarray[Any, Any] | None = None
+        step_priorities: np.ndarray[Any, Any] | None = None
         if priorities and self._first_priorities is not None:
-            first = self._first_priorities.of(self._batch).numpy().copy()
-        return Sample(memory.numpy(), self._seen, first)
+            step_priorities = self._first_priorities.of(self._batch).numpy().copy()
+        return Sample(memory.numpy(), self._seen, step_priorities)
 
     def gradient(self, weights: Weights, steps: int) -> Gradient:
         """Collects a horizon, and differentiates the loss of all of it, by its own moments."""
-        own = self.measure(weights, steps)
-        self.minibatches(own[None])
+        moments = self.measure(weights, steps)
+        self.minibatches(moments[None])
         return self._gradient_of(joined(self._batch))
 
     def push(
@@ -226,12 +226,12 @@ class Evaluator:
         """
         slices = [_value(answer) for answer in self._pulled or [_ask(s, "pull") for s in shards]]
         self._pulled = []
-        made = self.gradient({**statistics, "parameters": np.concatenate(slices)}, steps)
+        gradient = self.gradient({**statistics, "parameters": np.concatenate(slices)}, steps)
         self._maker.clip(self._graph.spec.settings.max_grad_norm)
-        ends = np.cumsum([len(one) for one in slices])[:-1]
+        ends = np.cumsum([len(part) for part in slices])[:-1]
         parts = np.split(self._maker.gradient.numpy().copy(), ends)
         self._pulled = [_ask(s, "push", part, rate) for s, part in zip(shards, parts, strict=True)]
-        return replace(made, vector=made.vector[:0])
+        return replace(gradient, vector=gradient.vector[:0])
 
     def forget(self) -> None:
         """Wait until the shards have taken what was pushed; the next `push` pulls anew."""
@@ -308,7 +308,7 @@ class Evaluator:
 
 
 def _ask(shard: Any, what: str, *arguments: Any) -> Any:
-    """Asks a shard, an object or an actor; its answer, or the reference of it."""
+    """Asks a shard, an object or an actor; returns its answer, or a reference to that."""
     if isinstance(shard, runtime.ActorHandle):
         return getattr(shard, what).remote(*arguments)
     return getattr(shard, what)(*arguments)
@@ -320,10 +320,10 @@ def _value(answer: Any) -> Any:
 
 def codec_of(graph: PolicyGraph, num_env: int) -> BatchCodec:
     """Returns the codec of what an evaluator of `num_env` environments samples."""
-    sent = sent_columns(graph.policy, graph.algorithm.recorded)
+    columns = sent_columns(graph.policy, graph.algorithm.recorded)
     if trained_on(graph.spec.algorithm, graph.spec.settings) == ["sent experience"]:
-        sent = ["raw_observation", *graph.algorithm.segment_fields]
-    return BatchCodec(graph.batch(1), num_env, sent, stats=0)
+        columns = ["raw_observation", *graph.algorithm.segment_fields]
+    return BatchCodec(graph.batch(1), num_env, columns, stats=0)
 
 
 def trained_on(algorithm: type[Algorithm], settings: AlgorithmConfig) -> list[str]:
@@ -334,9 +334,9 @@ def trained_on(algorithm: type[Algorithm], settings: AlgorithmConfig) -> list[st
         return ["kept experience"]
     fresh = not algorithm.whole_segments and "value" in algorithm.bootstrap
     kinds = {"fresh experience": fresh, "sent experience": "async_samples" in settings.optimizers}
-    return [kind for kind, its in kinds.items() if its]
+    return [kind for kind, is_possible in kinds.items() if is_possible]
 
 
 def _trainable() -> Sequence[str]:
-    under = {"all_reduce", "async_samples", "replay", "population"}
-    return [name for name, its in ALGORITHMS.items() if under & {*its.optimizers}]
+    optimizers = {"all_reduce", "async_samples", "replay", "population"}
+    return [name for name, settings in ALGORITHMS.items() if optimizers & {*settings.optimizers}]

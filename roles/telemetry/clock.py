@@ -52,9 +52,9 @@ class Clock:
         """
         if self._names:
             self._fold(len(self._names) - 1)
-        found = self._seconds
+        seconds = self._seconds
         self.clear()
-        return found
+        return seconds
 
     def _fold(self, count: int) -> None:
         """Add up what lies between the first `count` + 1 events, of which the last one stays."""
@@ -69,12 +69,12 @@ class Clock:
     def _mark(self, phase: str) -> None:
         if len(self._names) == _MOST:
             self._fold(_MOST // 2)
-        at = len(self._names)
-        if at == len(self._events):
+        index = len(self._names)
+        if index == len(self._events):
             # Blocking: GMIs share few cores, so none spins on one.
-            made = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-            self._events.append(made)
-        self._events[at].record()
+            event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+            self._events.append(event)
+        self._events[index].record()
         self._names.append(phase)
 
 
@@ -88,7 +88,7 @@ class Leash:
             self._ends = [torch.cuda.Event(blocking=True) for _ in range(rounds)]  # type: ignore[no-untyped-call]
 
     def end_round(self) -> None:
-        """A round is queued. Waits for the end of the one `rounds` before it."""
+        """Ends a queued round, and waits for the end of the one `rounds` before it."""
         if self._ends:
             end = self._ends[self._round % len(self._ends)]
             end.synchronize()  # one that was never recorded is over

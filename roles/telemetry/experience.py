@@ -36,16 +36,16 @@ _USE: Final = len(Use._fields)
 
 
 class ExperienceCodec:
-    """Makes it numbers that trainers tell each other (see Progress), and experience of these.
+    """Packs experience into numbers that trainers tell each other (see Progress), and unpacks it.
 
-    Every trainer has `slots` for what it used. Where lineage `is_recorded` is False there are no
-    numbers, and no experience.
+    Every trainer has `slots` for what it used. Where lineage is not recorded there are no numbers,
+    and no experience.
     """
 
     def __init__(self, slots: int, *, is_recorded: bool, has_replay: bool = False) -> None:
         self._slots, self._is_recorded, self._has_replay = slots, is_recorded, has_replay
-        kept = len(Kept._fields) if has_replay else 0
-        self.numel = 1 + slots * _USE + kept if is_recorded else 0
+        replay_numbers = len(Kept._fields) if has_replay else 0
+        self.numel = 1 + slots * _USE + replay_numbers if is_recorded else 0
 
     def pack(self, uses: Iterable[Use], lag: int = 0, kept: Kept | None = None) -> list[float]:
         """Returns the numbers of what this trainer used."""
@@ -68,7 +68,7 @@ class ExperienceCodec:
         end = 1 + self._slots * _USE
         uses = []
         for row in rows:
-            slots = (row[at : at + _USE] for at in range(1, end, _USE) if row[at] >= 0)
+            slots = (row[start : start + _USE] for start in range(1, end, _USE) if row[start] >= 0)
             uses.append(_merged(Use(*map(int, slot)) for slot in slots))
         kept = tuple(Kept(*map(int, row[end:])) for row in rows) if self._has_replay else ()
         return Experience(tuple(uses), kept, int(max(row[0] for row in rows)))
@@ -76,9 +76,9 @@ class ExperienceCodec:
 
 def _merged(uses: Iterable[Use]) -> tuple[Use, ...]:
     """Adds up what one process has sampled with one version."""
-    found: dict[tuple[int, int, int], Use] = {}
+    merged: dict[tuple[int, int, int], Use] = {}
     for use in uses:
-        before = found.get(use[:3], Use(*use[:3], 0, 0))
-        parts, steps = before.parts + use.parts, before.steps + use.steps
-        found[use[:3]] = before._replace(parts=parts, steps=steps)
-    return tuple(found.values())
+        total = merged.get(use[:3], Use(*use[:3], 0, 0))
+        parts, steps = total.parts + use.parts, total.steps + use.steps
+        merged[use[:3]] = total._replace(parts=parts, steps=steps)
+    return tuple(merged.values())

@@ -45,7 +45,7 @@ def phase(name: str) -> AbstractContextManager[None]:
 
 def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     """Returns seconds of phases to the microsecond, so that a line of metrics stays short."""
-    return {name: round(each, 6) for name, each in seconds.items()}
+    return {name: round(value, 6) for name, value in seconds.items()}
 
 
 def show_to_tools() -> None:
@@ -55,8 +55,8 @@ def show_to_tools() -> None:
     """
     import torch
 
-    asked = any(os.environ.get(name) for name in _NVTX_TOOLS)
-    _Range.nvtx = asked and torch.cuda.is_available()
+    is_asked = any(os.environ.get(name) for name in _NVTX_TOOLS)
+    _Range.nvtx = is_asked and torch.cuda.is_available()
 
 
 _NOTHING: Final = nullcontext()
@@ -180,10 +180,10 @@ class Trace:
         if self._gpu:
             activities.append(ProfilerActivity.CUDA)
         # Its steps are counted from 0, which is all that comes before the first iteration.
-        when = schedule(wait=FIRST - 1, warmup=1, active=LAST - FIRST + 1, repeat=1)
+        iterations = schedule(wait=FIRST - 1, warmup=1, active=LAST - FIRST + 1, repeat=1)
         # There is one cycle. acc_events keeps torch 2.11 from a warning that it clears others.
         return profile(
-            activities=activities, schedule=when, on_trace_ready=self._write, acc_events=True
+            activities=activities, schedule=iterations, on_trace_ready=self._write, acc_events=True
         )
 
     def _write(self, profile: profile) -> None:

@@ -73,21 +73,21 @@ class Progress:
         `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
         of the agents that collected for it, by gmi_id.
         """
-        mine = [float(stop), float(self.wants_checkpoint()), *seen, *phases]
+        numbers = [float(stop), float(self.wants_checkpoint()), *seen, *phases]
         for agent in self._agents:
-            mine += (agents or {}).get(agent, [0.0] * len(self._agent_phases))
-        self._bucket.buffer.copy_(torch.tensor([*mine, *extra], dtype=torch.float64))
+            numbers += (agents or {}).get(agent, [0.0] * len(self._agent_phases))
+        self._bucket.buffer.copy_(torch.tensor([*numbers, *extra], dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         sums = [sum(column) for column in zip(*rows, strict=True)]
         self.checkpoint_wanted = bool(sums[1])
         self._recent.add(Seen(*sums[2:5]))
         return_mean, length_mean = self._recent.means()
-        at, each = 5 + len(self._phases), len(self._agent_phases)
-        end = at + each * len(self._agents)
-        trainer_seconds = [dict(zip(self._phases, row[5:at], strict=True)) for row in rows]
+        begin, width = 5 + len(self._phases), len(self._agent_phases)
+        end = begin + width * len(self._agents)
+        trainer_seconds = [dict(zip(self._phases, row[5:begin], strict=True)) for row in rows]
         agent_seconds = [
-            dict(zip(self._agent_phases, sums[start : start + each], strict=True))
-            for start in range(at, end, each)
+            dict(zip(self._agent_phases, sums[start : start + width], strict=True))
+            for start in range(begin, end, width)
         ]
         metrics = {
             "return_mean": return_mean,
@@ -96,10 +96,10 @@ class Progress:
             **_means(agent_seconds),
             **_means(trainer_seconds),  # the last word: `wait` of a run is its trainers'
         }
-        of = dict(zip(self._agents, agent_seconds, strict=True))
-        of |= dict(zip(self._trainers, trainer_seconds, strict=True))
-        gmi_seconds, extras = [of[gmi_id] for gmi_id in sorted(of)], [row[end:] for row in rows]
-        return Agreement(bool(sums[0]), metrics, gmi_seconds, extras)
+        seconds = dict(zip(self._agents, agent_seconds, strict=True))
+        seconds |= dict(zip(self._trainers, trainer_seconds, strict=True))
+        gmi_seconds = [seconds[gmi_id] for gmi_id in sorted(seconds)]
+        return Agreement(bool(sums[0]), metrics, gmi_seconds, [row[end:] for row in rows])
 
     def state_dict(self) -> list[list[float]]:
         return self._recent.state_dict()
@@ -139,11 +139,11 @@ class MetricsLog:
 
     def _open(self, folder: Path, iteration: int, last: dict[str, Any] | None) -> None:
         path = folder / "metrics.jsonl"
-        there, damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
+        newest, damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
         if damaged:
             self._warn(f"{path}: {counted(damaged, 'damaged line')} removed")
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
-        if last is not None and there < last["iteration"] == iteration:
+        if last is not None and newest < last["iteration"] == iteration:
             self.write(last)
 
     def write(self, metrics: dict[str, Any]) -> None:
@@ -167,23 +167,23 @@ class MetricsLog:
 
 
 def _keep_until(path: Path, iteration: int) -> tuple[int, int]:
-    """Rewrite a metrics file without the lines after `iteration` and without damaged ones.
+    """Rewrites a metrics file without the lines after `iteration` and without damaged ones.
 
-    The iteration of the last line that is left, 0 without one; and how many were damaged, but for
-    the last one, which a process that is killed leaves torn.
+    Returns the iteration of the last line that is left, or 0, and how many lines were damaged. The
+    last line does not count as damaged: a process that is killed leaves it torn.
     """
-    kept, last, damaged = [], 0, []
+    kept, newest, damaged = [], 0, []
     lines = path.read_bytes().splitlines(keepends=True)
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         try:
             number = json.loads(line)["iteration"]
-            keep = number <= iteration
+            is_kept = number <= iteration
         except (ValueError, KeyError, TypeError, RecursionError):
-            damaged.append(place)
+            damaged.append(index)
             continue
-        if keep:
+        if is_kept:
             kept.append(line if line.endswith(b"\n") else line + b"\n")
-            last = number
+            newest = number
     if kept != lines:  # else no room is needed
         replace_file(path, b"".join(kept))
-    return last, len([place for place in damaged if place < len(lines) - 1])
+    return newest, len([index for index in damaged if index < len(lines) - 1])
