@@ -37,13 +37,13 @@ def make(role: ActingRole) -> ApexRounds:
     """
     role.build_for_spaces()
     algorithm = type(role.algorithm)
-    kept = [name for name in algorithm.replayed if name not in MADE]
-    needed = dict.fromkeys([*kept, *(MADE_OF if len(kept) < len(algorithm.replayed) else ())])
-    lacking = [name for name in needed if name not in (*_ALWAYS, *algorithm.segment_fields)]
-    if lacking:
+    columns = [name for name in algorithm.replayed if name not in MADE]
+    needed = dict.fromkeys([*columns, *(MADE_OF if len(columns) < len(algorithm.replayed) else ())])
+    missing = [name for name in needed if name not in (*_ALWAYS, *algorithm.segment_fields)]
+    if missing:
         raise RoleError(
             f"{algorithm.__name__}: segment_fields={algorithm.segment_fields}; under apex agents "
-            f"send what the replay keeps and makes transitions of. Add {', '.join(lacking)}."
+            f"send what the replay keeps and makes transitions of. Add {', '.join(missing)}."
         )
     return ApexRounds(role)
 
@@ -56,11 +56,11 @@ class ApexRounds(AsyncSampleRounds):
     def __init__(self, role: ActingRole) -> None:
         super().__init__(role, role.pool(role.mgr.context.device), role.loss_is_capturable())
         config = role.mgr.config
-        like = role.batch(config.env.num_env * config.experience.batch_segments)
-        agents = len(role.mgr.context.wires.into(role.GMI_id))
+        example_batch = role.batch(config.env.num_env * config.experience.batch_segments)
+        num_agents = len(role.mgr.context.wires.into(role.GMI_id))
         self._replay = on_replay(
-            self.learner, like, role.stacking, partial(goals_env, role),
-            in_turn=agents * config.experience.batch_segments == 1,
+            self.learner, example_batch, role.stacking, partial(goals_env, role),
+            in_turn=num_agents * config.experience.batch_segments == 1,
         )  # fmt: skip
 
     def connect(self, group: Group, iteration: int) -> None:
@@ -76,11 +76,11 @@ class ApexRounds(AsyncSampleRounds):
         self._replay.update(Batch(columns, batch.bootstrap, sequences=batch.sequences))
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
-        done = super().step(iteration, steps)
+        outcome = super().step(iteration, steps)
         self._replay.check()
-        if isinstance(done, Round):
-            done.metrics.update(self._replay.metrics())
-        return done
+        if isinstance(outcome, Round):
+            outcome.metrics.update(self._replay.metrics())
+        return outcome
 
     def _kept(self, iteration: int) -> Kept:
         return self._replay.kept(iteration)

@@ -1,8 +1,8 @@
-"""Asynchronous training on gradients: each agent has one under way, and who is first is applied.
+"""Asynchronous training on gradients: each agent has one in flight, and the first is applied.
 
 A3C as its paper has it (Mnih et al., 2016): agents sample and differentiate, the trainer holds the
-parameters. A gradient is of a policy as old as the steps that others took meanwhile, its lag. A
-round is as many gradients as there are agents, whoever brought them.
+parameters. The lag of a gradient is the number of steps that the gradients of others took since its
+policy was sent. A round applies as many gradients as there are agents, whichever agents sent them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 Brought = tuple[Tensor, list[float], Tensor, Tensor]  # see GradientCodec.unpack
-_GENERATION: Final = 32  # bits of a count of gradients, below those of who is in the group
+_GENERATION: Final = 32  # bits of a count of gradients; the group's generation lies above them
 
 
 def make(role: ActingRole) -> AsyncGradientRounds:
@@ -80,53 +80,53 @@ class AsyncGradientRounds(BaseRounds):
         self._total_steps = mgr.config.run.total_steps
         self._in_flight = InFlight(self._idle, self._ask, self._first)
         self._iteration = 0
-        self._taken: dict[int, int] = {}  # by agent: its gradients, since all last met anew
+        self._taken: dict[int, int] = {}  # by agent: its gradients since the group was re-formed
 
     def connect(self, group: Group, iteration: int) -> None:
         self.progress.connect(group)
-        # Trainers that hold pieces count the gradients of an agent alike, from here on.
+        # From here on all trainers that hold pieces count the gradients of an agent alike.
         self._coordinator.forget()
         self._taken = dict.fromkeys(self._agents, group.generation << _GENERATION)
         self._connect(group)
 
     def _connect(self, group: Group) -> None:
-        """Make what gradients are applied with."""
+        """Prepares to apply gradients in this group."""
         self.learner.connect(group)
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
         learner, start, self._iteration = self.learner, perf_counter(), iteration
         self._algorithm.before_sampling(steps)
-        seen, lags, train_s = Seen(0.0, 0.0, 0.0), [], 0.0
+        episodes, lags, train_s = Seen(0.0, 0.0, 0.0), [], 0.0
         seconds = {agent: [0.0, 0.0, 0.0, 0.0] for agent in self._agents}
-        each = self._round_steps / len(self._agents)
+        samples_each = self._round_steps / len(self._agents)
         uses = []
-        learner.noise.begin(int(each))
+        learner.noise.begin(int(samples_each))
         for number in range(len(self._agents)):
-            learner.anneal((steps + number * each) / self._total_steps)
+            learner.anneal((steps + number * samples_each) / self._total_steps)
             try:
                 with phase("wait"):
-                    agent, brought, lag = self._in_flight.next(learner.updates)
+                    agent, answer, lag = self._in_flight.next(learner.updates)
             except LinkEnded:
                 return NoMore(stopped=False)
-            begun = perf_counter()
-            gradient, stats, moments, losses = brought
+            train_start = perf_counter()
+            gradient, stats, moments, losses = answer
             lags.append(lag)
             with phase("train"):
                 self._taken[agent] += 1
                 self._apply(gradient, losses, moments)
-            train_s += perf_counter() - begun
-            seen = seen.plus(Seen(*stats[:3]))
+            train_s += perf_counter() - train_start
+            episodes = episodes.plus(Seen(*stats[:3]))
             seconds[agent] = [a + b for a, b in zip(seconds[agent], stats[3:-1], strict=True)]
-            uses.append(Use(agent, int(stats[-1]), self._asked[agent], 1, int(each)))
-        told = self._end()
-        check_finite(told)
-        took_s = perf_counter() - start
-        phases = (took_s - train_s, train_s, 0.0)
+            uses.append(Use(agent, int(stats[-1]), self._asked[agent], 1, int(samples_each)))
+        means = self._end()
+        check_finite(means)
+        round_s = perf_counter() - start
+        phases = (round_s - train_s, train_s, 0.0)
         extra = self._experience.pack(uses, max(lags))
-        agreed = self.progress.agree(seen, phases, self._mgr.stop_requested(), seconds, extra)
+        agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), seconds, extra)
         metrics = {
-            "steps_per_s": self._round_steps / took_s, **agreed.metrics,
-            "gradient_lag_mean": sum(lags) / len(lags), "gradient_lag_max": max(lags), **told,
+            "steps_per_s": self._round_steps / round_s, **agreed.metrics,
+            "gradient_lag_mean": sum(lags) / len(lags), "gradient_lag_max": max(lags), **means,
         }  # fmt: skip
         experience = self._experience.unpack(agreed.extra)
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop, experience)
@@ -136,7 +136,7 @@ class AsyncGradientRounds(BaseRounds):
         self.learner.apply_with(gradient, losses, moments)
 
     def _end(self) -> dict[str, float | None]:
-        """End a round; what its losses came to, which may not be finite."""
+        """Ends a round and returns the means of its losses, which may not be finite."""
         return self.learner.stats()
 
     def _idle(self) -> list[int]:
@@ -148,13 +148,13 @@ class AsyncGradientRounds(BaseRounds):
         self._coordinator.ask(agent, self._iteration, write, self._taken[agent])
 
     def _first(self) -> tuple[int, Brought]:
-        brought: list[Brought] = []
+        answers: list[Brought] = []
 
         def take(_: int, memory: Tensor) -> None:
             gradient, stats, moments, losses = self._codec.unpack(memory)
-            brought.append((gradient.clone(), stats, moments, losses))
+            answers.append((gradient.clone(), stats, moments, losses))
 
-        return self._coordinator.first(take), brought[0]
+        return self._coordinator.first(take), answers[0]
 
     def _still(self) -> None:
         send_heartbeat(self._mgr.tally, self._mgr.GMI_id)

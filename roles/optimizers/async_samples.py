@@ -6,11 +6,11 @@ every update.
 
 No segment is trained on twice, or lost silently. A batch's slots are given back to the agents only
 when it is certain that its update stays: with several trainers, when all have begun the next
-iteration. Until then whoever is killed finds it again, and who must go back an iteration, because
-another one had not finished it, trains on it again. Which segments are in the policy, of each
-agent and by each trainer, is part of the state that a trainer takes over from its peers, and of a
-checkpoint. What a trainer without peers had trained on since its last checkpoint is lost with it,
-and counted as missing.
+iteration. Until then a trainer that is killed finds it again, and one that goes back an iteration,
+because another had not finished it, trains on it again. A checkpoint, and the state that a trainer
+takes over from its peers, say which segments of each agent each trainer has put into the policy.
+What a trainer without peers had trained on since its last checkpoint is lost with it, and counted
+as missing.
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ class AsyncSampleRounds:
         self._batcher = Batcher(receivers, segments, lag, mgr.timeout, device=device)
         self._writer: BoardWriter | None = None
         host = mgr.layout.host_of(mgr.GMI_id)
-        first = next(t for t in self._trainers if mgr.layout.host_of(t) == host)
+        first = next(gmi for gmi in self._trainers if mgr.layout.host_of(gmi) == host)
         if mgr.GMI_id == first:
             assert context.wires.board is not None
             self._writer = context.wires.board.writer()
         self._marks: dict[int, Marks] = {}  # what is in the policy, by trainer, by agent
-        self._ahead = 0  # of the versions on the board before the learner's
+        self._ahead = 0  # by so many the version on the board is ahead of `_version`
         self._version = 0  # updates by all launches
         self._iteration = 0  # the last one that is in the policy
         self._resumed = False
-        # Not given back; of which iteration.
+        # Batches that were not given back, each with its iteration.
         self._held: deque[tuple[int, ExperienceBatch]] = deque()
         self._told = BatchCounts()
         self._rates = dict.fromkeys(self._agents, 0.0)  # predictions a second of each agent
@@ -140,7 +140,7 @@ class AsyncSampleRounds:
         self._version = state["version"]
         self.progress.load_state_dict(state["episodes"])
         self._marks, self._ahead = {}, 0
-        # Else the links are others, and the board is empty.
+        # In another session the links are others, and the board is empty.
         if state["session"] == self._mgr.context.session:
             self._ahead, self._marks = state["ahead"], state["marks"]
 
@@ -149,7 +149,7 @@ class AsyncSampleRounds:
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self._generator.set_state(state["generator"])
-        if not self._marks:  # else it is this launch's, and its agents go on
+        if not self._marks:  # else the state is of this launch, whose agents go on
             self._mgr.warn("agents begin new episodes: in mode async environments are not saved")
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
@@ -176,11 +176,11 @@ class AsyncSampleRounds:
         start = perf_counter()
         with phase("wait"):
             batch = self._next_batch(iteration + 1)
-            there = self._group.exchange(int(batch is not None))
-        if not all(there):
-            return NoMore(stopped=True)  # one was asked to, and has no experience
+            has_batch = self._group.exchange(int(batch is not None))
+        if not all(has_batch):
+            return NoMore(stopped=True)  # a trainer was asked to stop, and has no experience
         assert batch is not None
-        begun, learner, version = perf_counter(), self.learner, self.board_version
+        train_start, learner, version = perf_counter(), self.learner, self.board_version
         with phase("train"):
             fields = learner.algorithm.segment_fields
             fields += tuple(name for name in (PRIORITY_FIELD,) if name in batch.columns)
@@ -191,18 +191,18 @@ class AsyncSampleRounds:
             reduce_s = learner.clock.read().get("reduce", 0.0)
         if self._held[0][1] is not batch:  # all trainers are past the iteration before
             self._batcher.done(self._held.popleft()[1])
-        phases = (begun - start, perf_counter() - begun - reduce_s, reduce_s)
-        done = self._agree(batch, version, phases, stats)
+        phases = (train_start - start, perf_counter() - train_start - reduce_s, reduce_s)
+        outcome = self._agree(batch, version, phases, stats)
         self._iteration = iteration + 1
         if self._group.size == 1:
             self._batcher.done(self._held.popleft()[1])
         self._count_settled()
         self._publish()
         self._warn_of_losses()
-        return done
+        return outcome
 
     def _train(self, batch: Batch, steps: int) -> None:
-        """Train on a batch, when so many steps are done."""
+        """Trains on a batch after `steps` steps of environments."""
         self.learner.anneal(steps / self._mgr.config.run.total_steps)
         self.learner.update(batch)
 
@@ -215,8 +215,8 @@ class AsyncSampleRounds:
     ) -> Round:
         """Merge what this trainer did with `batch` with what the others did.
 
-        `version` is the policy's that was trained. How far each trainer is with each agent is what
-        one that is killed now must know to train on nothing twice.
+        `version` is that of the policy that was trained. Each trainer learns how far all are with
+        each agent, so that one that is killed now trains on nothing twice.
         """
         marks, counts = self._batcher.trained(batch), self._counts(batch)
         rows = batch.per_segment[STATS_FIELD].tolist()
@@ -225,9 +225,9 @@ class AsyncSampleRounds:
         extra = [float(sum(lags)), float(max(lags)), *(getattr(counts, name) for name in _COUNTED)]
         agents: dict[int, list[float]] = {}
         for agent in self._agents:
-            sent = [r for r, s in zip(rows, batch.segments, strict=True) if s.gmi_id == agent]
-            agents[agent] = [sum(row[first + i] for row in sent) for i in range(count)]
-            extra += [len(sent), *marks.get(agent, _NO_MARK)]
+            agent_rows = [r for r, s in zip(rows, batch.segments, strict=True) if s.gmi_id == agent]
+            agents[agent] = [sum(row[first + i] for row in agent_rows) for i in range(count)]
+            extra += [len(agent_rows), *marks.get(agent, _NO_MARK)]
         uses = [
             Use(segment.gmi_id, int(row[-1]), segment.policy_version, 1, self._samples)
             for segment, row in zip(batch.segments, rows, strict=True)
@@ -237,15 +237,15 @@ class AsyncSampleRounds:
         episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
         agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
         sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
-        at, seconds_of = 2 + len(_COUNTED), dict(zip(self._places, agreed.gmi_seconds, strict=True))
+        base, seconds = 2 + len(_COUNTED), dict(zip(self._places, agreed.gmi_seconds, strict=True))
         self._marks = {trainer: Marks() for trainer in self._trainers}
-        for place, agent in enumerate(self._agents):
-            begin = at + place * (1 + _MARK)
-            if spent := sum(seconds_of[agent].values()):
-                self._rates[agent] = sums[begin] * self._samples / spent
+        for index, agent in enumerate(self._agents):
+            begin = base + index * (1 + _MARK)
+            if busy_s := sum(seconds[agent].values()):
+                self._rates[agent] = sums[begin] * self._samples / busy_s
             for trainer, row in zip(self._trainers, agreed.extra, strict=True):
                 self._marks[trainer][agent] = tuple(map(int, row[begin + 1 : begin + 1 + _MARK]))
-        wall_s = max(sum(seconds_of[trainer].values()) for trainer in self._trainers)
+        wall_s = max(sum(seconds[trainer].values()) for trainer in self._trainers)
         segments = len(batch.segments) * self._group.size
         speed = segments * self._samples / wall_s
         metrics = {
@@ -255,11 +255,11 @@ class AsyncSampleRounds:
             "policy_lag_max": max(row[1] for row in agreed.extra),
             "predictions_per_s": sum(self._rates.values()),
             "training_samples_per_s": speed,
-            **{f"segments_{name}": int(n) for name, n in zip(_COUNTED, sums[2:at], strict=True)},
+            **{f"segments_{name}": int(n) for name, n in zip(_COUNTED, sums[2:base], strict=True)},
             **stats,
         }
-        told = self._experience.unpack([row[end:] for row in agreed.extra])
-        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop, told)
+        experience = self._experience.unpack([row[end:] for row in agreed.extra])
+        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _kept(self, iteration: int) -> Kept | None:
         """Describes the replay after `iteration`, where there is one."""
@@ -267,12 +267,12 @@ class AsyncSampleRounds:
 
     def _next_batch(self, number: int) -> ExperienceBatch | None:
         """Returns the batch of iteration `number`: one it has begun before, or the next one."""
-        if number in (held := dict(self._held)):
-            return held[number]
-        following = self._batcher.next(self.board_version, self._mgr.stop_requested)
-        if following is not None:
-            self._held.append((number, following))
-        return following
+        if number in (held_batches := dict(self._held)):
+            return held_batches[number]
+        batch = self._batcher.next(self.board_version, self._mgr.stop_requested)
+        if batch is not None:
+            self._held.append((number, batch))
+        return batch
 
     def _publish(self) -> None:
         if self._writer is not None:
@@ -280,10 +280,10 @@ class AsyncSampleRounds:
             self._writer.publish(self.board_version, self._vector)
 
     def _count_undone(self, marks: Marks) -> None:
-        """Count what a process before this one had settled, and the state that goes on has not."""
-        mgr, known = self._mgr, sum(sum(mark[2:]) for mark in marks.values())
-        undone = mgr.tally[mgr.GMI_id, "settled"] - known
-        mgr.tally[mgr.GMI_id, "settled"] = known
+        """Counts the segments that an earlier process settled and the loaded state lacks."""
+        mgr, settled = self._mgr, sum(sum(mark[2:]) for mark in marks.values())
+        undone = mgr.tally[mgr.GMI_id, "settled"] - settled
+        mgr.tally[mgr.GMI_id, "settled"] = settled
         if undone > 0:
             mgr.tally[mgr.GMI_id, "undone"] += undone
             mgr.warn(
@@ -292,45 +292,45 @@ class AsyncSampleRounds:
             )
 
     def _count_settled(self) -> None:
-        now = self._batcher.counts()
-        settled = now.trained + now.stale + now.incomplete + now.missing
+        counts = self._batcher.counts()
+        settled = counts.trained + counts.stale + counts.incomplete + counts.missing
         self._mgr.tally[self._mgr.GMI_id, "settled"] = settled
 
     def _counts(self, batch: ExperienceBatch | None = None) -> BatchCounts:
-        """The batcher's, as if the held batches that are in the policy, and `batch`, were done."""
+        """Returns the batcher's counts with held batches in the policy, and `batch`, as trained."""
         counts = self._batcher.counts()
-        done = (h for begun, h in self._held if begun <= self._iteration or h is batch)
-        more = sum(len(held.segments) for held in done)
-        return replace(counts, trained=counts.trained + more, under_way=counts.under_way - more)
+        done = (held for number, held in self._held if number <= self._iteration or held is batch)
+        extra = sum(len(held.segments) for held in done)
+        return replace(counts, trained=counts.trained + extra, under_way=counts.under_way - extra)
 
     def _warn_of_losses(self) -> None:
-        now, before = self._batcher.counts(), self._told
-        self._told = now
-        for what, more, why in (
-            ("incomplete", now.incomplete - before.incomplete, "their agent was killed"),
-            ("missing", now.missing - before.missing, "a trainer was killed after it had them"),
+        counts, warned = self._batcher.counts(), self._told
+        self._told = counts
+        for fate, count, cause in (
+            ("incomplete", counts.incomplete - warned.incomplete, "their agent was killed"),
+            ("missing", counts.missing - warned.missing, "a trainer was killed after it had them"),
         ):
-            if more:
+            if count:
                 self._mgr.warn(
-                    f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}"
+                    f"gmi {self._mgr.GMI_id}: {counted(count, 'segment')} {fate}, as {cause}"
                 )
 
     def finish(self) -> None:
-        """Tell the agents, and count what they had sent until they heard of it."""
+        """Tells the agents to end, and counts what they had sent before they knew."""
         mgr = self._mgr
         if self._writer is not None:
             self._writer.finish()
-        self._group.barrier()  # who waits for agents to end must know that they were told to
+        self._group.barrier()  # whoever waits for agents to end must know they were told
         deadline_s = perf_counter() + mgr.timeout.total_seconds()
         try:
             while self._batcher.next(self.board_version, lambda: perf_counter() > deadline_s):
                 pass  # not trained on, and not given back: the run is over
-        except LinkTimeout as late:
-            mgr.warn(f"the last segments are not counted: {late}")
+        except LinkTimeout as error:
+            mgr.warn(f"the last segments are not counted: {error}")
         counts = self._counts()
         for fate in FATES:
             mgr.tally[mgr.GMI_id, fate] = getattr(counts, fate)
-        self._group.barrier()  # one that is killed later, and told that all is done, has counted
+        self._group.barrier()  # a trainer that is killed later has counted
 
     def outcome(self) -> dict[str, Any]:
         tally, gmi_id = self._mgr.tally, self._mgr.GMI_id

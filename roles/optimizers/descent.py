@@ -42,23 +42,23 @@ def adapt_learning_rate_(learning_rate: Tensor, kl: Tensor, target: float) -> No
     """Adapts in place, of two scalars on a device, without waiting for it."""
     lower = (learning_rate / 1.5).clamp_(min=_MIN_LR)
     higher = (learning_rate * 1.5).clamp_(max=_MAX_LR)
-    near = (kl >= 0.0) & (kl < 0.5 * target)
-    kept = torch.where(near, higher, learning_rate)
-    learning_rate.copy_(torch.where(kl > 2.0 * target, lower, kept))
+    is_low = (kl >= 0.0) & (kl < 0.5 * target)
+    raised = torch.where(is_low, higher, learning_rate)
+    learning_rate.copy_(torch.where(kl > 2.0 * target, lower, raised))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Runs torch's operations on the CPU in the calling thread alone."""
-    before = torch.get_num_threads()
-    if before == 1:
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
         yield
         return
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
 class Stepper(Protocol):
@@ -104,15 +104,15 @@ class Descent:
             # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
             self._rate = torch.full((), settings.learning_rate, device=data.device)
         self.in_one_thread = self._rate is None and data.numel() <= _NUMEL_OF_A_THREAD
-        # By the names that torch's optimizers have for them. To make one of those imports
-        # torch._dynamo, which takes longer than to import torch.
+        # Named as torch's optimizers name them. Making one of those imports torch._dynamo, which
+        # takes longer than importing torch.
         self.hyperparameters: dict[str, Any] = {
             "lr": settings.learning_rate if self._rate is None else self._rate
         }
         self.moments: dict[str, Tensor] = {}
         if settings.descends_by == "adam":
             self.hyperparameters |= {"betas": _BETAS, "eps": settings.adam_eps}
-            # There from the beginning, at one place for good.
+            # Allocated here once: captured work finds them at the same addresses.
             self.moments = {
                 "step": torch.zeros((), device=data.device),
                 "exp_avg": torch.zeros_like(self.data),
@@ -137,7 +137,7 @@ class Descent:
 
     @classmethod
     def of_piece(cls, piece: FlatParameters | Piece, settings: AlgorithmConfig) -> Descent:
-        """Returns that of a piece, whose gradients were clipped where they are whole."""
+        """Returns the descent of a piece, whose gradients were clipped before they were cut."""
         return cls(piece, settings.model_copy(update={"max_grad_norm": None}))
 
     def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
@@ -149,7 +149,7 @@ class Descent:
         step_together([self])
 
     def follow(self, gradient: Tensor, kl: Tensor) -> None:
-        """Makes ready for a step down `gradient` [n], which is to stay as it is until then."""
+        """Prepares a step down `gradient` [n], which must not change until the step is taken."""
         if self._rate is None:
             self.gradient = self._follow_on_host(gradient, kl)
         else:
@@ -177,8 +177,8 @@ class Descent:
         """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
         if self._rate is None:
             return [*values.tolist(), self.learning_rate]
-        found: list[float] = torch.cat([values, self._rate.view(1)]).tolist()
-        return found
+        numbers: list[float] = torch.cat([values, self._rate.view(1)]).tolist()
+        return numbers
 
     def state_dict(self, *, whole: bool = True) -> dict[str, Any]:
         """Returns what torch's Adam or SGD would, partly the tensors; on a GPU the rate is one too.
@@ -197,42 +197,44 @@ class Descent:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Moments and learning rate of `state`, from whichever device, into the tensors in use."""
-        found = state["state"].get(0)  # None: of one that had not taken a step
+        """Copies moments and learning rate of `state`, of any device, into the tensors in use."""
+        moments = state["state"].get(0)  # None: of one that had not taken a step
         for name, moment in self.moments.items():
-            if found is None:
+            if moments is None:
                 moment.zero_()
             elif moment.ndim:
-                self._parameters.unpack(found[name], moment)
+                self._parameters.unpack(moments[name], moment)
             else:
-                moment.copy_(found[name])
+                moment.copy_(moments[name])
         self.learning_rate = float(state["param_groups"][0]["lr"])
 
 
 def step_together(descents: Sequence[Descent], idle: Tensor | None = None) -> None:
-    """Takes a step of each, with the hyperparameters of the first; none where `idle` is 1.
+    """Takes one step of each descent with the first one's hyperparameters; none where `idle` is 1.
 
-    It is what `torch.optim.Adam.step` does when it is fused, for all parameters by one kernel, and
-    without what is done around that, which takes twice as long as the step of a small network.
+    It does what a fused `torch.optim.Adam.step` does, for all parameters by one kernel, without the
+    work around the kernel, which takes twice as long as the step of a small network.
     """
-    its = descents[0].hyperparameters
-    with one_thread() if all(one.in_one_thread for one in descents) else nullcontext():
-        parameters = [one.data for one in descents]
-        gradients = [one.gradient for one in descents]
+    options = descents[0].hyperparameters
+    with one_thread() if all(group.in_one_thread for group in descents) else nullcontext():
+        parameters = [group.data for group in descents]
+        gradients = [group.gradient for group in descents]
         if not descents[0].moments:
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                rate = its["lr"]
+                rate = options["lr"]
                 if isinstance(rate, float):
                     parameter.add_(gradient, alpha=-rate)
                 else:
                     parameter.sub_(gradient * rate)
             return
         steps, means, squares = (
-            [one.moments[name] for one in descents] for name in ("step", "exp_avg", "exp_avg_sq")
+            [group.moments[name] for group in descents]
+            for name in ("step", "exp_avg", "exp_avg_sq")
         )
         torch._foreach_add_(steps, 1.0 if idle is None else 1.0 - idle)
         torch._fused_adam_(
-            parameters, gradients, means, squares, [], steps, lr=its["lr"], beta1=its["betas"][0],
-            beta2=its["betas"][1], weight_decay=0.0, eps=its["eps"], amsgrad=False, maximize=False,
+            parameters, gradients, means, squares, [], steps, lr=options["lr"],
+            beta1=options["betas"][0], beta2=options["betas"][1], weight_decay=0.0,
+            eps=options["eps"], amsgrad=False, maximize=False,
             found_inf=idle,  # where it is 1 the kernels leave all as it is
         )  # fmt: skip

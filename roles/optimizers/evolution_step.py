@@ -35,25 +35,25 @@ class EvolutionStep:
         """
         beat("update")
         algorithm, learner = self._algorithm, self._learner
-        pairs, seen = map(torch.from_numpy, tried.whole())
+        pairs, observed = map(torch.from_numpy, tried.whole())
         finite = pairs.isfinite().all(-1)
-        lost = int((~finite).sum())
-        kept = finite.all(1).nonzero().squeeze(-1)
-        if not len(kept):
+        num_lost = int((~finite).sum())
+        directions = finite.all(1).nonzero().squeeze(-1)
+        if not len(directions):
             raise RoleError(
-                f"round {number + 1}: {lost} of {2 * len(pairs)} episodes paid, showed or did "
+                f"round {number + 1}: {num_lost} of {2 * len(pairs)} episodes paid, showed or did "
                 "what is not finite, and no direction has two that did not. Lower algorithm.noise, "
                 f"{algorithm.settings.noise:g}, or learning_rate; or look for NaN in the "
                 "environment."
             )
-        rows = pairs[kept]
+        episodes = pairs[directions]
         bonus = getattr(algorithm.settings, "survival_bonus", 0.0)  # of being alive
         decay = getattr(algorithm.settings, "weight_decay", 0.0)
-        scores = rows[..., RETURN] - bonus * rows[..., STEPS]
+        scores = episodes[..., RETURN] - bonus * episodes[..., STEPS]
         with one_thread():
             gradient, direction = decay * parameters, torch.empty_like(parameters)
             weights = algorithm.weights(scores).tolist()
-            for index, weight in zip(kept.tolist(), weights, strict=True):
+            for index, weight in zip(directions.tolist(), weights, strict=True):
                 if weight:
                     direction_of(self._seed, number, index, direction)
                     gradient.sub_(direction, alpha=weight)
@@ -62,8 +62,8 @@ class EvolutionStep:
             stats = torch.stack([scores.mean(), spread, scores.max(), norm]).float()
             flat = torch.zeros_like(learner.parameters.data)
             learner.parameters.unpack(gradient, flat)
-            learner.apply_with(flat, stats, self._moments(rows[..., STEPS].sum(), seen))
-        return pairs, lost
+            learner.apply_with(flat, stats, self._moments(episodes[..., STEPS].sum(), observed))
+        return pairs, num_lost
 
     def _moments(self, count: Tensor, seen: Tensor) -> Tensor:
         """Returns count, means and sums of squared deviations of what was seen, as normalisers do.

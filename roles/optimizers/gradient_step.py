@@ -41,10 +41,10 @@ class GradientStep:
         pool: Pool | None,
         dropped: int = 0,
     ) -> None:
-        """`static`: the way of a GPU, wherever the network is (None: on all devices but the CPU).
+        """`static`: work as on a GPU, on any device (None: on all devices but the CPU).
 
-        `pool`: where `repeat` captures its work; None: it is done anew each time. `dropped`: so
-        many ranks are left out of each mean; `weigh` says which.
+        `pool`: where `repeat` captures its work; None: it is not captured. `dropped`: the number of
+        ranks that are left out of each mean; `weigh` says which.
         """
         stats, settings = algorithm.stats, algorithm.settings
         if settings.followed_kl is not None and "kl" not in stats:
@@ -110,7 +110,7 @@ class GradientStep:
         self._steps += 1
 
     def repeat(self, loss: Callable[[], Losses], kind: Hashable = None) -> Mapping[str, Tensor]:
-        """Take one step down what `loss` gives, of this `kind` the same function since `connect`.
+        """Takes one step down `loss`, which is one function for each `kind` since `connect`.
 
         Collective. It does the same work on the same memory each time. Returns `Losses.extras`, in
         the same tensors each time.
@@ -125,7 +125,7 @@ class GradientStep:
     def together(
         self, differentiate: Callable[[], object], descend: Callable[[], object]
     ) -> Together:
-        """Returns the step that goes by these, captured where this one is."""
+        """Returns the step that is made of these functions, captured where this one is."""
         return Together(
             differentiate, self._reduce, descend,
             alone=self._reducer.size == 1, keep=[*self.descent.changed, self._totals],
@@ -139,34 +139,36 @@ class GradientStep:
         self._together.clear()
 
     def means(self) -> dict[str, float | None]:
-        """Means of the stats over all ranks and the steps since the last call, None without one,
-        the learning rate, and the noise scale. On a GPU, the one thing that waits for the device.
+        """Returns the means of the stats over all ranks and the steps since the last call.
+
+        They are None without a step. Learning rate and noise scale are with them. On a GPU this is
+        the one call that waits for the device.
         """
         steps = self._steps
         values = self._totals / max(steps, 1)
         if measured := self.noise.measured:
             values = torch.cat([values, torch.stack(measured)])
         *values_read, learning_rate = self.descent.read_beside(values)
-        means, of_noise = values_read[: len(self._stats)], values_read[len(self._stats) :]
+        means, noise_values = values_read[: len(self._stats)], values_read[len(self._stats) :]
         self._totals.zero_()
         self._steps = 0
-        there = dict(zip(self._stats, means if steps else [None] * len(means), strict=True))
-        noise_scale = self.noise.take(of_noise)
-        return there | {"learning_rate": learning_rate, "noise_scale": noise_scale}
+        stats = dict(zip(self._stats, means if steps else [None] * len(means), strict=True))
+        noise_scale = self.noise.take(noise_values)
+        return stats | {"learning_rate": learning_rate, "noise_scale": noise_scale}
 
     def differentiate(self, losses: Losses) -> None:
-        """Make the gradient of the losses, and note what they report, in the bucket."""
+        """Writes the gradient of the losses, and what they report, into the bucket."""
         self.parameters.differentiate(losses.total)
         if self._stats:
             with torch.no_grad():
                 torch.stack([losses.stats[name] for name in self._stats], out=self._mine)
         if self._weight is not None:
-            self._reducer.buffer[-1].zero_()  # is weighed each time, and written at times
+            self._reducer.buffer[-1].zero_()  # is multiplied each time, and not always written
         self.noise.share(always=self._pool is not None)
         if self._weight is not None:
             # Not a product alone: what is left out need not be finite.
-            mine = self._reducer.buffer
-            mine.copy_(torch.where(self._weight > 0.0, mine * self._weight, 0.0))
+            bucket = self._reducer.buffer
+            bucket.copy_(torch.where(self._weight > 0.0, bucket * self._weight, 0.0))
 
     def _reduce(self) -> None:
         self._reducer.reduce("mean")
@@ -184,7 +186,7 @@ class Repeated:
     def __init__(self, step: GradientStep, loss: Callable[[], Losses]) -> None:
         self._step, self._loss = step, loss
         self._groups: tuple[str, ...] | None = None  # as of all losses of this kind
-        # Of this object's own: what a graph allocates goes with the next one.
+        # Copies, as the next graph uses the memory again that a graph allocates.
         self._extras: dict[str, Tensor] = {}
         self._together = step.together(self._differentiate, self._descend)
 
@@ -216,9 +218,9 @@ def bucket_numel(parameters: FlatParameters, stats: Sequence[str]) -> int:
 
 def check_finite(stats: Mapping[str, float | None]) -> None:
     """Raise DivergedError if one of the means of losses is not finite."""
-    there = {name: mean for name, mean in stats.items() if mean is not None}
-    if not all(map(math.isfinite, there.values())):
-        raise DivergedError(there)
+    means = {name: mean for name, mean in stats.items() if mean is not None}
+    if not all(map(math.isfinite, means.values())):
+        raise DivergedError(means)
 
 
 class Together:
@@ -226,9 +228,9 @@ class Together:
 
     With `pool` the first call captures, and waits for the device: `before` and `after` are a graph
     each, or where `alone` (the group has one rank) all three are one. Each does the same work on
-    the same memory every time, and `keep` is what is changed that matters later; see Graph.
-    `clock` gets what meeting takes as "reduce", and what follows as "train"; where one graph holds
-    all three, nothing is "reduce".
+    the same memory every time; `keep` are the tensors that they change and others read, see Graph.
+    `clock` gets the time of `meet` as "reduce" and of `after` as "train"; where one graph holds all
+    three, nothing is "reduce".
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Requests in flight: each evaluator has one under way, and whoever answers first is taken."""
+"""Requests in flight: each evaluator has one, and the first answer is taken."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class InFlight(Generic[Answer]):
         ask: Callable[[int], None],
         first: Callable[[], tuple[int, Answer] | None],
     ) -> None:
-        """`idle` gives those that were not asked or have answered, `ask` asks one of them.
+        """`idle` gives the evaluators without a request in flight, `ask` asks one of them.
 
-        `first` waits for an answer: whose it is, and what; None where it is to be left out.
+        `first` waits and returns an evaluator and its answer; None where that is to be left out.
         """
         self._idle, self._ask, self._first = idle, ask, first
         self._began: dict[int, int] = {}  # by evaluator: the updates before it was asked
 
     def next(self, updates: int) -> tuple[int, Answer, int]:
-        """Asks who is idle, after so many updates of the policy, and waits for the first answer.
+        """Asks all that are idle, after so many updates of the policy, and waits for an answer.
 
-        Returns whose it is, what, and its lag: the updates since it was asked for.
+        Returns the evaluator, its answer, and the lag: the updates since it was asked.
         """
         answered = None
         while answered is None:

@@ -33,9 +33,9 @@ _ORDERS: Final = 5  # the stream of seeds that the orders of shards are drawn by
 class Learner:
     """Updates an algorithm's policy from batches, together with the trainers it is connected to.
 
-    `batch`: the one that every `update` is given, where its tensors stay the same; its rows are
-    then cut by a shuffle, unless the algorithm takes whole segments: of rows, or of environments
-    where the policy remembers. `generator`: draws minibatches, and is this trainer's own.
+    `batch`: what every `update` is given, where its tensors stay the same. Unless the algorithm
+    takes whole segments, minibatches are then cut by a shuffle of its rows, or of its environments
+    where the policy remembers. `generator` draws minibatches, and is this trainer's own.
     """
 
     def __init__(
@@ -50,13 +50,12 @@ class Learner:
         shards: Sequence[Shard] = (),
         dropped: int = 0,
     ) -> None:
-        """`shards`: what the batch is joined of, each with the order of its own rows.
+        """`shards`: the parts that the batch is joined of, each with the order of its own rows.
 
-        `dropped`: so many trainers are left out of each update; `leave_out` says which.
-
-        `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
-        `pool`: where that way's work is captured, when it is first done after `connect`; None:
-        nowhere. `capture_loss`: whether the loss may be captured too.
+        `dropped`: the number of trainers that are left out of each update; `leave_out` says which.
+        `static`: work as on a GPU, on any device (None: on all devices but the CPU). `pool`: where
+        that work is captured, when it is first done after `connect`; None: it is not captured.
+        `capture_loss`: whether the loss may be captured too.
         """
         self.algorithm, self.generator, self._batch = algorithm, generator, batch
         self._settings, normalizers = algorithm.settings, algorithm.normalizers
@@ -74,7 +73,7 @@ class Learner:
         self.parameters, self.descent = self._step.parameters, self._step.descent
         self.noise = self._step.noise
         self._fill: Together | None = None
-        self._held: Batch | None = None  # a minibatch in memory that captured work is sure of
+        self._held: Batch | None = None  # a minibatch, at addresses that captured work can rely on
         self._num_seen = 0 if self._observations is None else self._observations.num_moments
         self._by_rows = batch is not None and not algorithm.whole_segments
         self._shards = list(shards)
@@ -84,7 +83,7 @@ class Learner:
         self.updates = 0
 
     def _shuffle(self, batch: Batch) -> None:
-        """The memory of a shuffled batch, and of one minibatch, of which captured work is sure."""
+        """Allocates a row order and one minibatch, at addresses that captured work can rely on."""
         self._minibatch = minibatch = Minibatch(batch, self._minibatches)
         self._order = torch.zeros(minibatch.pieces, dtype=torch.int64, device=self._device)
         size = minibatch.size
@@ -100,16 +99,16 @@ class Learner:
         self.close()
         self.clock.clear()
         self._step.connect(group)
-        algorithm, seen = self.algorithm, self._num_seen
+        algorithm, num_observed = self.algorithm, self._num_seen
         numel = algorithm.num_batch_moments if self._by_rows else algorithm.num_update_moments
         self._moments: SharedMoments | None = None
-        if numel + seen:
+        if numel + num_observed:
             by_sum = self._static and self._by_rows
-            self._moments = SharedMoments(group, numel + seen, self._device, by_sum)
-        self._seen = torch.zeros(seen, dtype=torch.float64, device=self._device)
+            self._moments = SharedMoments(group, numel + num_observed, self._device, by_sum)
+        self._seen = torch.zeros(num_observed, dtype=torch.float64, device=self._device)
         self._none = torch.zeros(group.size, 0, dtype=torch.float64, device=self._device)
-        fills = type(algorithm).postprocess is not Algorithm.postprocess
-        if self._by_rows and (fills or self._moments is not None):
+        postprocesses = type(algorithm).postprocess is not Algorithm.postprocess
+        if self._by_rows and (postprocesses or self._moments is not None):
             batch = self._batch
             assert batch is not None
             self._fill = Together(
@@ -131,9 +130,9 @@ class Learner:
             self.descent.learning_rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
 
     def leave_out(self, is_left_out: bool) -> None:
-        """Say whether this trainer's batch counts for nothing, as those of `dropped` of them.
+        """Says whether this trainer's batch is left out, as the batches of `dropped` trainers are.
 
-        It takes the same steps as the others all the same.
+        It takes the same steps as the others.
         """
         self._is_left_out = is_left_out
         self._step.weigh(is_left_out)
@@ -176,12 +175,12 @@ class Learner:
             torch.randperm(len(self._order), generator=self.generator, out=self._order)
             return
         assert self._batch is not None
-        width, parts = self._batch["reward"].shape[1], len(self._picks)
-        orders, first = [], 0
+        width, count = self._batch["reward"].shape[1], len(self._picks)
+        orders, first_env = [], 0
         for shard in self._shards:
-            orders.append(shard.rows(first, width).view(parts, -1))
-            first += shard.num_env
-        torch.cat(orders, 1, out=self._order.view(parts, -1))
+            orders.append(shard.rows(first_env, width).view(count, -1))
+            first_env += shard.num_env
+        torch.cat(orders, 1, out=self._order.view(count, -1))
 
     def _update_by_segments(self, batch: Batch) -> None:
         if (present := batch.columns.get("present")) is not None and not bool(present.all()):
@@ -204,23 +203,23 @@ class Learner:
         self.observe(batch, first_epoch)
 
     def _cut(self, segments: Batch) -> Iterator[Batch]:
-        """The minibatches of an epoch: environments with all their steps."""
-        parts, width = self._minibatches, segments["reward"].shape[1]
-        size, rest = divmod(width, parts)
-        if rest or not size:
+        """Yields the minibatches of an epoch, which are environments with all their steps."""
+        count, width = self._minibatches, segments["reward"].shape[1]
+        size, remainder = divmod(width, count)
+        if remainder or not size:
             raise ValueError(
-                f"{width} environments in a batch: {parts} minibatches must divide them. "
+                f"{width} environments in a batch: {count} minibatches must divide them. "
                 "Change algorithm.minibatches, env.num_env or experience.batch_segments."
             )
-        if parts == 1:
+        if count == 1:
             yield segments.with_observations()
             return
         order = torch.randperm(width, generator=self.generator, device=self.generator.device)
-        for picked in order.view(parts, size).unbind():
-            yield segments.environments(picked).with_observations()
+        for environments in order.view(count, size).unbind():
+            yield segments.environments(environments).with_observations()
 
     def step(self, minibatch: Batch) -> Losses:
-        """Take one step down the loss of a minibatch, and return that; collective.
+        """Takes one step down the loss of a minibatch and returns the losses; collective.
 
         It counts for the noise scale after `noise.begin`.
         """
@@ -231,9 +230,9 @@ class Learner:
         return losses
 
     def repeat(self, minibatch: Batch) -> Mapping[str, Tensor]:
-        """Take one step as `step` does; minibatches have the same columns and shapes each time.
+        """Takes one step as `step` does, on minibatches with the same columns and shapes.
 
-        So it is captured where there is a pool. Returns `Losses.extras`, good until the next call.
+        It is captured where there is a pool. Returns `Losses.extras`, valid until the next call.
         """
         if self._pool is None:
             return self.step(minibatch).extras
@@ -247,7 +246,7 @@ class Learner:
         return extras
 
     def apply(self, gradient: Tensor, losses: Tensor) -> None:
-        """Take one step down a gradient [n] that was made elsewhere, by a learner without peers.
+        """Takes one step down a gradient [n] from elsewhere, in a learner without peers.
 
         `losses`: what its loss reports, in the order of `stats`.
         """
@@ -258,35 +257,35 @@ class Learner:
     def apply_with(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
         """Take one step as `apply` does, with the moments [m] of the batch of that gradient.
 
-        They are the algorithm's, and then those of what was observed.
+        The moments of the algorithm come first, then those of the observations.
         """
         self.algorithm.learn_batch_moments(moments[None, : self.algorithm.num_batch_moments])
         self.apply(gradient, losses)
         self.learn_observations(moments[None])
 
     def learn_observations(self, everyone: Tensor) -> None:
-        """Take in what all have observed, after an update: moments [k, m] as for `apply_with`."""
+        """Updates the observation normaliser by everyone's moments [k, m], as for `apply_with`."""
         if self._observations is not None:
-            seen = everyone[:, self.algorithm.num_batch_moments :]
-            self._observations.update(self._observations.merged(seen))
+            observed = everyone[:, self.algorithm.num_batch_moments :]
+            self._observations.update(self._observations.merged(observed))
 
     def observe(self, batch: Batch, first_epoch: Sequence[Losses] = ()) -> None:
         """Merge what all trainers saw in a batch into the observation normaliser; collective.
 
-        With the losses of an update's first epoch: also what the algorithm measures of it.
+        With the losses of an update's first epoch, what the algorithm measures of it is merged too.
         """
-        moments, own = self._moments, self.algorithm.num_update_moments
+        moments, num_own = self._moments, self.algorithm.num_update_moments
         if moments is None:
             return
-        if own and first_epoch:
-            self.algorithm.measure_update(first_epoch, moments.mine[:own])
+        if num_own and first_epoch:
+            self.algorithm.measure_update(first_epoch, moments.mine[:num_own])
         if self._observations is not None:
-            self._observations.measure(batch["raw_observation"], moments.mine[own:])
+            self._observations.measure(batch["raw_observation"], moments.mine[num_own:])
         meet_timed(self._gather, self.clock)
-        if own and first_epoch:
-            self.algorithm.learn_moments(moments.everyone[:, :own])
+        if num_own and first_epoch:
+            self.algorithm.learn_moments(moments.everyone[:, :num_own])
         if self._observations is not None:
-            self._observations.update(self._observations.merged(moments.everyone[:, own:]))
+            self._observations.update(self._observations.merged(moments.everyone[:, num_own:]))
 
     def stats(self) -> dict[str, float | None]:
         """Returns the `GradientStep.means` of the last update; they may not be finite."""
@@ -300,37 +299,37 @@ class Learner:
         self.algorithm.after_step(self.updates)
 
     def _measure(self) -> None:
-        batch, moments, own = self._batch, self._moments, self.algorithm.num_batch_moments
+        batch, moments, num_own = self._batch, self._moments, self.algorithm.num_batch_moments
         assert batch is not None
         if moments is None:
             return
         moments.clear()
-        self.algorithm.measure(batch, moments.mine[:own])
+        self.algorithm.measure(batch, moments.mine[:num_own])
         if self._observations is not None:
             present = batch.columns.get("present")
-            self._observations.measure(batch["raw_observation"], moments.mine[own:], present)
+            self._observations.measure(batch["raw_observation"], moments.mine[num_own:], present)
 
     def _gather(self) -> None:
         if self._moments is not None:
             if self._is_left_out:
-                self._moments.mine.zero_()  # those of no rows
+                self._moments.mine.zero_()  # as of a batch without rows
             self._moments.gather()
 
     def _postprocess(self) -> None:
-        own = self.algorithm.num_batch_moments
+        num_own = self.algorithm.num_batch_moments
         everyone = self._none if self._moments is None else self._moments.everyone
         assert self._batch is not None
-        self.algorithm.learn_batch_moments(everyone[:, :own])
-        self.algorithm.postprocess(self._batch, everyone[:, :own])
+        self.algorithm.learn_batch_moments(everyone[:, :num_own])
+        self.algorithm.postprocess(self._batch, everyone[:, :num_own])
         if self._observations is not None:
-            self._seen.copy_(self._observations.merged(everyone[:, own:]))
+            self._seen.copy_(self._observations.merged(everyone[:, num_own:]))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that all trainers share (their generators are their own).
 
         Partly the tensors themselves: copy or write it before training goes on.
         """
-        own = self.algorithm.state_dict()
+        algorithm_state = self.algorithm.state_dict()
         return {
             "parameters": self.parameters.packed(self.parameters.data.detach()),
             "optimizer": self.descent.state_dict(),
@@ -338,13 +337,13 @@ class Learner:
             "value_normalizer": self._values and self._values.state_dict(),
             "updates": self.updates,
             "noise_scale": self.noise.scale.state_dict(),
-            **({"algorithm": own} if own else {}),
+            **({"algorithm": algorithm_state} if algorithm_state else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave `state`, in the tensors in use: what was captured stays good.
+        """Loads `state` into the tensors in use, so that captured work stays valid.
 
-        The normalisers must be on and off as there.
+        The same normalisers must be on as in the learner that gave it.
         """
         with torch.no_grad():
             self.parameters.unpack(state["parameters"], self.parameters.data)
@@ -362,7 +361,7 @@ class Learner:
 class Shard:
     """The environments of a batch that one evaluator has sampled, and the order of their rows.
 
-    Of environments with all their steps, where the policy remembers: with `steps` 1.
+    Where the policy remembers, a row is an environment with all its steps, and `steps` is 1.
     """
 
     def __init__(self, steps: int, num_env: int, generator: torch.Generator) -> None:
@@ -371,9 +370,9 @@ class Shard:
 
     @classmethod
     def of(cls, steps: int, num_env: int, seed: int, rank: int) -> Shard:
-        """Returns that of evaluator `rank`, whose order is the same wherever it is drawn."""
-        mixed = int(np.random.SeedSequence((seed, rank, _ORDERS)).generate_state(1)[0])
-        return cls(steps, num_env, torch.Generator().manual_seed(mixed))
+        """Returns the shard of evaluator `rank`, whose order is the same wherever it is drawn."""
+        shard_seed = int(np.random.SeedSequence((seed, rank, _ORDERS)).generate_state(1)[0])
+        return cls(steps, num_env, torch.Generator().manual_seed(shard_seed))
 
     def rows(self, first: int = 0, width: int | None = None) -> Tensor:
         """Draws the order of an epoch, as rows of a batch of `width` environments (its own alone).
@@ -388,10 +387,10 @@ class Shard:
 
 
 class AgentOrder:
-    """The order of the rows of agents that come and go, T steps of N rows.
+    """Draws the order of the rows of agents that come and go, T steps of N rows.
 
-    Minibatch i has part i of the rows of every group, of those alone that are there: where some
-    are not, others are there once more in their place, all as often but for one time.
+    Minibatch i has part i of every group's rows, of those alone whose agent is present. These
+    repeat in place of the others: all of them equally often, or some once more.
     """
 
     def __init__(self, present: Tensor, groups: Sequence[slice], parts: int) -> None:
@@ -403,10 +402,10 @@ class AgentOrder:
         """Writes an order of rows into `out` [T * N]; waits for no device."""
         orders, width = [], self._present.shape[1]
         for group in self._groups:
-            there = self._present[:, group].reshape(-1)
-            keys = torch.rand(there.shape, generator=generator, device=there.device)
-            order = (keys + ~there).argsort()  # those that are there come first
-            order = order[self._numbers[: len(order)] % there.sum().clamp(min=1)]
+            present = self._present[:, group].reshape(-1)
+            keys = torch.rand(present.shape, generator=generator, device=present.device)
+            order = (keys + ~present).argsort()  # those that are there come first
+            order = order[self._numbers[: len(order)] % present.sum().clamp(min=1)]
             size = group.stop - group.start
             row = order // size * width + group.start + order % size
             orders.append(row.view(self._parts, -1))
@@ -416,8 +415,8 @@ class AgentOrder:
 class SharedMoments:
     """A bucket of `numel` float64 numbers: `mine` [numel] to write, `everyone` [k, numel] to read.
 
-    `by_sum`: on a GPU they are gathered by adding up zeros, everywhere but in one's own row, as
-    strategy ipc can reduce without the host, and gathers through it.
+    `by_sum`: on a GPU they are gathered by a sum in which each rank adds zeros to all rows but its
+    own, as strategy ipc can reduce without the host, and gathers through it.
     """
 
     def __init__(self, group: Group, numel: int, device: torch.device, by_sum: bool) -> None:

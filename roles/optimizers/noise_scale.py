@@ -85,9 +85,9 @@ class NoiseMeter:
         self._follows = False  # whether `_previous` is of the minibatch before, of this update
 
     def connect(self, reducer: Reducer, numel: int, parts: int) -> None:
-        """Measures the gradients [numel] at the beginning of a bucket, of `parts` ranks each.
+        """Measures the gradients [numel] at the beginning of a bucket, the mean over `parts` ranks.
 
-        The bucket's last number is this class's: the mean of the squared norms of these ranks'.
+        The bucket's last number is for this class: the mean of the ranks' squared norms.
         """
         self._size, buffer, result = parts, reducer.buffer, reducer.result
         self._own, self._own_square = buffer[:numel], buffer[-1]
@@ -97,7 +97,7 @@ class NoiseMeter:
         self._squares, self._products = [], []  # of an update that the re-forming cut short
 
     def begin(self, samples: int) -> None:
-        """An update begins, with minibatches of so many samples on each rank."""
+        """Begins an update, with minibatches of so many samples on each rank."""
         self._samples, self._left, self._follows = samples, _MOST, False
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ class Round:
     steps: int  # of environments, by all GMIs
     metrics: dict[str, Any]  # to be written down
     gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
-    stop: bool  # somebody was asked to
+    stop: bool  # a GMI was asked to stop
     experience: Experience | None = None  # that was used; None where lineage is not recorded
 
 
@@ -28,7 +28,7 @@ class Round:
 class NoMore:
     """There is nothing more to train on, in all GMIs alike."""
 
-    stopped: bool  # as it was asked for; else training was done
+    stopped: bool  # because that was asked for; else training was done
 
 
 class Optimizer(Protocol):
@@ -42,7 +42,7 @@ class Optimizer(Protocol):
 
     @property
     def board_version(self) -> int:
-        """Returns the number that agents know the policy by; -1: by the iteration's."""
+        """Returns the version that agents know the policy by; -1: they know it by the iteration."""
 
     def connect(self, group: Group, iteration: int) -> None:
         """Make the buckets of what trainers share. Collective.
@@ -60,7 +60,7 @@ class Optimizer(Protocol):
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave it."""
+        """Loads what `state_dict` gave."""
 
     def own_state(self) -> dict[str, Any]:
         """Returns what is this GMI's alone in a checkpoint."""
@@ -79,14 +79,14 @@ class Optimizer(Protocol):
         """Ends what serves training: all is trained and saved. Collective."""
 
     def outcome(self) -> dict[str, Any]:
-        """Returns what this GMI's result has beside that which all share."""
+        """Returns what this GMI adds to the result that all share."""
 
     def close(self) -> None:
         """Let go of what was opened, and of captured work."""
 
 
 class BaseRounds:
-    """Has what optimizers do alike whose GMIs hold nothing of their own and serve nobody."""
+    """Implements what is alike in optimizers whose GMIs have no state of their own."""
 
     learner: Learner
     progress: Progress
@@ -103,7 +103,7 @@ class BaseRounds:
         return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Has none to go on from."""
+        """Loads nothing, as GMIs have no state of their own."""
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         return True, ""

@@ -31,22 +31,23 @@ class GroupedDescent:
         """
         self._rates, self._base = rates, settings.learning_rate
         self._groups = {name: ParameterGroup(parameters, name) for name in rates}
-        if left := parameters.outside(rates):
+        if ungrouped := parameters.outside(rates):
             raise RoleError(
-                f"the parameters {', '.join(left)} are in none of the groups {', '.join(rates)}. "
-                "Name a group for each part of the network in the algorithm's `learning_rates`."
+                f"the parameters {', '.join(ungrouped)} are in none of the groups "
+                f"{', '.join(rates)}. Name a group for each part of the network in the algorithm's "
+                "`learning_rates`."
             )
         self._descents = {
             name: Descent(group, settings.model_copy(update={"learning_rate": rates[name]}), static)
             for name, group in self._groups.items()
         }
-        self.changed = [one for descent in self._descents.values() for one in descent.changed]
+        self.changed = [tensor for descent in self._descents.values() for tensor in descent.changed]
         self._idle = idle or {}
         # Groups whose rate is the same take their steps by the same kernels, if all take one.
-        alike: dict[object, list[str]] = {}
+        names_by_rate: dict[object, list[str]] = {}
         for name, rate in rates.items():
-            alike.setdefault(name if name in self._idle else rate, []).append(name)
-        self._alike = list(alike.values())
+            names_by_rate.setdefault(name if name in self._idle else rate, []).append(name)
+        self._alike = list(names_by_rate.values())
         self._cut: dict[str, Tensor] = {}
         self._gradient: Tensor | None = None  # that was cut
 
@@ -64,10 +65,10 @@ class GroupedDescent:
     def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
         """Takes one step of some groups (None: all) down their parts of `gradient` [n]."""
         if self._gradient is not gradient:
-            self._cut = {name: gradient[its.place] for name, its in self._groups.items()}
+            self._cut = {name: gradient[group.place] for name, group in self._groups.items()}
             self._gradient = gradient
-        for alike in self._alike:
-            names = [name for name in alike if groups is None or name in groups]
+        for group_names in self._alike:
+            names = [name for name in group_names if groups is None or name in groups]
             for name in names:
                 self._descents[name].follow(self._cut[name], kl)
             if names:

@@ -44,7 +44,7 @@ class ParameterServerRounds(AsyncGradientRounds):
                 "each piece of the parameters would have one of its own. Use schedule: constant."
             )
         self._group, parameters = group, self.learner.parameters
-        self._pieces = [Piece(parameters, at, group.size) for at in range(group.size)]
+        self._pieces = [Piece(parameters, index, group.size) for index in range(group.size)]
         self._piece = self._pieces[group.rank]
         self._descent = Descent.of_piece(self._piece, settings)
         self._losses = torch.zeros(len(role.algorithm.stats), device=parameters.data.device)
@@ -53,8 +53,8 @@ class ParameterServerRounds(AsyncGradientRounds):
     def _connect(self, group: Group) -> None:
         self.learner.connect(solo_group())
         device = self.learner.parameters.data.device
-        most = max(piece.numel for piece in self._pieces)
-        self._shared = group.bucket("pieces", 3 * most, torch.float32, device)
+        max_numel = max(piece.numel for piece in self._pieces)
+        self._shared = group.bucket("pieces", 3 * max_numel, torch.float32, device)
         self._seen = None
         if (observations := self._algorithm.normalizers.observations) is not None:
             numel = len(observations.tensors[0])
@@ -66,10 +66,10 @@ class ParameterServerRounds(AsyncGradientRounds):
     def _apply(self, gradient: Tensor, losses: Tensor, moments: Tensor) -> None:
         learner, algorithm = self.learner, self._algorithm
         if self._share.has_statistics:
-            own = algorithm.num_batch_moments
-            algorithm.learn_batch_moments(moments[None, :own])
+            num_own = algorithm.num_batch_moments
+            algorithm.learn_batch_moments(moments[None, :num_own])
             if algorithm.normalizers.observations is not None:
-                algorithm.normalizers.observations.update(moments[own:])
+                algorithm.normalizers.observations.update(moments[num_own:])
         self._descent.learning_rate = learner.descent.learning_rate
         with torch.no_grad():
             self._descent.step(gradient, losses.new_zeros(()))
@@ -83,21 +83,21 @@ class ParameterServerRounds(AsyncGradientRounds):
         means = (self._losses / self._count).tolist()
         self._losses.zero_()
         self._count = 0
-        told: dict[str, float | None] = dict(zip(self._algorithm.stats, means, strict=True))
-        return told | {"learning_rate": self.learner.descent.learning_rate, "noise_scale": None}
+        stats: dict[str, float | None] = dict(zip(self._algorithm.stats, means, strict=True))
+        return stats | {"learning_rate": self.learner.descent.learning_rate, "noise_scale": None}
 
     @torch.no_grad()
     def _put_together(self) -> None:
-        """Give the learner everyone's piece, and the statistics of who has them; collective."""
-        whole, mine = self.learner.descent, self._piece.numel
+        """Copies all pieces into the learner, and the last rank's statistics; collective."""
+        full, numel = self.learner.descent, self._piece.numel
         _, step, *_ = self._descent.changed
         rows = self._shared.buffer.view(3, -1)
         for row, tensor in zip(rows, _vectors(self._descent), strict=True):
-            row[:mine].copy_(tensor)
+            row[:numel].copy_(tensor)
         for piece, row in zip(self._pieces, self._shared.gather(), strict=True):
-            for vector, part in zip(_vectors(whole), row.view(3, -1), strict=True):
+            for vector, part in zip(_vectors(full), row.view(3, -1), strict=True):
                 vector[piece.place].copy_(part[: piece.numel])
-        whole.changed[1].copy_(step)
+        full.changed[1].copy_(step)
         if self._seen is not None:
             observations = self._algorithm.normalizers.observations
             assert observations is not None
@@ -106,22 +106,22 @@ class ParameterServerRounds(AsyncGradientRounds):
 
     @torch.no_grad()
     def _take_piece(self) -> None:
-        """Go on from what the learner has."""
-        whole = self.learner.descent
-        for mine, vector in zip(_vectors(self._descent), _vectors(whole), strict=True):
-            mine.copy_(vector[self._piece.place])
-        self._descent.changed[1].copy_(whole.changed[1])
+        """Copies this GMI's piece from the learner."""
+        full = self.learner.descent
+        for tensor, vector in zip(_vectors(self._descent), _vectors(full), strict=True):
+            tensor.copy_(vector[self._piece.place])
+        self._descent.changed[1].copy_(full.changed[1])
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         missing = begin()
-        there = True
-        if not missing and self._group.rank == 0:  # one is enough to have agents write theirs
+        is_saved = True
+        if not missing and self._group.rank == 0:  # one rank is enough to have agents write theirs
             saved = self._coordinator.save(iteration)
-            there, missing = saved is not None, saved or ""
-        return all(self._group.exchange(int(there))), missing
+            is_saved, missing = saved is not None, saved or ""
+        return all(self._group.exchange(int(is_saved))), missing
 
     def finish(self) -> None:
-        self._group.barrier()  # agents leave with the first who dismisses them
+        self._group.barrier()  # agents leave when the first rank dismisses them
         super().finish()
 
 

@@ -70,11 +70,11 @@ class PopulationRounds(BaseRounds):
         self._group = group
         self.learner.connect(solo_group())
         self.progress.connect(group)
-        most = max(len(self._share(rank)) for rank in range(group.size))
-        self._shared = group.bucket("episodes", most * 2 * self._episodes.width, torch.float64)
+        largest = max(len(self._share(rank)) for rank in range(group.size))
+        self._shared = group.bucket("episodes", largest * 2 * self._episodes.width, torch.float64)
 
     def _share(self, rank: int) -> range:
-        """The numbers of the directions that a rank tries."""
+        """Returns the numbers of the directions that a rank tries."""
         count, size = self._directions, self._group.size
         return range(count * rank // size, count * (rank + 1) // size)
 
@@ -84,31 +84,31 @@ class PopulationRounds(BaseRounds):
         clock.clear()  # of a round that was given up
         learner.clock.clear()
         parameters = self._step.parameters()
-        mine = self._share(self._group.rank)
+        directions = self._share(self._group.rank)
         with phase("infer"):
-            rows = self._episodes.play(parameters, iteration, mine)
+            rows = self._episodes.play(parameters, iteration, directions)
         learner.clock.begin("reduce")
         with phase("reduce"):
             everyone = self._gather(rows)
         learner.clock.begin("train")
         with phase("train"):
-            pairs, lost = self._step.take(Tried.of(everyone, 0), parameters, iteration)
+            pairs, num_lost = self._step.take(Tried.of(everyone, 0), parameters, iteration)
         learner.clock.stop()
-        stats, took = learner.stats(), {**clock.read(), **learner.clock.read()}
+        stats, seconds = learner.stats(), {**clock.read(), **learner.clock.read()}
         check_finite(stats)
-        own = rows.view(-1, rows.shape[-1])
-        own = own[own.isfinite().all(1)]
-        seen = Seen(len(own), float(own[:, RETURN].sum()), float(own[:, STEPS].sum()))
-        phases = [took.get(name, 0.0) for name in ("simulate", "infer", "train", "reduce")]
+        ended = rows.view(-1, rows.shape[-1])
+        ended = ended[ended.isfinite().all(1)]
+        episodes = Seen(len(ended), float(ended[:, RETURN].sum()), float(ended[:, STEPS].sum()))
+        phases = [seconds.get(name, 0.0) for name in ("simulate", "infer", "train", "reduce")]
         steps = int(rows[..., STEPS].nan_to_num(0.0, 0.0, 0.0).sum())
-        use = Use(self._gmi_id, self._process, iteration, len(mine), steps)
+        use = Use(self._gmi_id, self._process, iteration, len(directions), steps)
         extra = self._codec.pack([use])
-        agreed = self.progress.agree(seen, phases, self._stop_requested(), extra=extra)
-        paid = int(pairs[..., STEPS].sum())
-        speed = {"steps_per_s": paid / sum(phases), "nan_returns": lost}
+        agreed = self.progress.agree(episodes, phases, self._stop_requested(), extra=extra)
+        num_steps = int(pairs[..., STEPS].sum())
+        speed = {"steps_per_s": num_steps / sum(phases), "nan_returns": num_lost}
         metrics = speed | agreed.metrics | stats | {"updates": learner.updates}
         experience = self._codec.unpack(agreed.extra)
-        return Round(paid, metrics, agreed.gmi_seconds, agreed.stop, experience)
+        return Round(num_steps, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _gather(self, rows: Tensor) -> Tensor:
         """Returns what came of all directions, in their order: [directions, 2, W]."""

@@ -34,12 +34,12 @@ def make(role: ActingRole) -> SyncRounds:
     sampling = Sampling.of(role)
     pool, capturable = role.pool(role.mgr.context.device), role.loss_is_capturable()
     learner = Learner(role.algorithm, sampling.generator, pool=pool, capture_loss=capturable)
-    kept = on_replay(learner, sampling.batch, role.stacking, partial(goals_env, role))
-    return SyncRounds(role.mgr, sampling.evaluators(learner), learner, sampling.generator, kept)
+    replay = on_replay(learner, sampling.batch, role.stacking, partial(goals_env, role))
+    return SyncRounds(role.mgr, sampling.evaluators(learner), learner, sampling.generator, replay)
 
 
 def goals_env(role: ActingRole) -> VecEnv:
-    """Makes the environment of a role that says what goals are worth."""
+    """Makes a role's environment that computes the rewards of other goals."""
     env = role.make_env(1, seed=GOALS)
     role.mgr.close_later(env.close)
     return env
@@ -88,8 +88,8 @@ class OnReplay:
         self._saves: bool = learner.algorithm.settings.replay_save
         self._normalizer = learner.algorithm.normalizers.observations
         self._rows = self._drawn = 0  # put in and drawn by the last update
-        # From when on a round has put in so many rows: the last version before, the rows by then,
-        # and how many. Resizing a run changes it.
+        # How many rows a round has put in: the last version before, the rows that were put in by
+        # then, and the rows of each round since. Resizing a run adds an entry.
         self._paces: list[tuple[int, int, int]] = []
         self._no_moments = torch.zeros(1, 0, dtype=torch.float64)  # nothing is measured of a batch
 
@@ -131,13 +131,13 @@ class OnReplay:
 
     def kept(self, iteration: int) -> Kept:
         """Describes the replay after the update of `iteration`, which was not described before."""
-        rows, each, total = len(self._replay), self._rows, self._replay.limiter.rows
-        if not self._paces or self._paces[-1][2] != each:
-            self._paces.append((iteration - 1, total - each, each))
-        number = total - rows  # of the oldest row
-        paces = [pace for pace in self._paces if pace[1] <= number] or self._paces[:1]
-        version, before, each = paces[-1]
-        return Kept(rows, version + 1 + (number - before) // each, self._drawn)
+        rows, rows_each, total = len(self._replay), self._rows, self._replay.limiter.rows
+        if not self._paces or self._paces[-1][2] != rows_each:
+            self._paces.append((iteration - 1, total - rows_each, rows_each))
+        oldest_row = total - rows  # its number
+        paces = [pace for pace in self._paces if pace[1] <= oldest_row] or self._paces[:1]
+        version, first_row, rows_each = paces[-1]
+        return Kept(rows, version + 1 + (oldest_row - first_row) // rows_each, self._drawn)
 
     def check(self) -> None:
         """Raises PriorityError where a loss gave what is no priority; waits for the device."""
@@ -154,7 +154,7 @@ class OnReplay:
         # Rows of rounds that were given up: they are collected again.
         self._replay.take_back(max(limiter.rows - state["limiter"]["rows"], 0))
         limiter.load_state_dict(state["limiter"])
-        self._paces = [(version, rows, each) for version, rows, each in state["paces"]]
+        self._paces = [(version, rows, rows_each) for version, rows, rows_each in state["paces"]]
 
     def own_state(self) -> dict[str, Any]:
         return {"replay": self._replay.state_dict()} if self._saves else {}

@@ -1,8 +1,8 @@
 """Synchronous rounds: all evaluators sample, then all GMIs that train do so, and they agree.
 
-GMIs meet in each gradient, and at the end of a round, to agree on how far the run is. Where the
-evaluators are is theirs: in this GMI (template tcg_ex) or in others of its device (tdg_ex). With
-the same environments and random numbers the policy is the same.
+GMIs meet in each gradient, and at the end of a round, to agree on how far the run is. Evaluators
+are in this GMI (template tcg_ex) or in others of its device (tdg_ex). With the same environments
+and random numbers the policy is the same.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sampling:
 
     @classmethod
     def of(cls, role: ActingRole) -> Sampling:
-        """Build the role's policy and what its batches lie in."""
+        """Builds the role's policy and the batch that it samples into."""
         mgr, env = role.mgr, None
         context = mgr.context
         joined = sorted(context.wires.out_of(mgr.GMI_id))
@@ -96,7 +96,7 @@ class Sampling:
 class SyncRounds(BaseRounds):
     """One batch a round, in each of the GMIs that train.
 
-    It is trained on for all epochs, or with a `replay` put there: what is drawn is trained on.
+    It is trained on for all epochs. With a `replay` it is put there, and draws are trained on.
     """
 
     def __init__(
@@ -141,27 +141,27 @@ class SyncRounds(BaseRounds):
             return NoMore(stopped=False)
         with phase("train"):
             (self._replay or learner).update(self._evaluators.batch)
-        # A GPU has got all its work: from here on it is waited for.
+        # All work of a GPU is queued: from here on the host waits for it.
         seconds, episodes, worker_seconds = self._evaluators.read()
-        took, stats = learner.clock.read(), learner.stats()
-        reduce_s = took.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
-        phases = (*seconds, took["train"], reduce_s)
+        own_seconds, stats = learner.clock.read(), learner.stats()
+        reduce_s = own_seconds.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
+        phases = (*seconds, own_seconds["train"], reduce_s)
         kept = None if self._replay is None else self._replay.kept(iteration + 1)
         extra = [float(self._evaluators.dropped_steps)]
-        extra += [number for seen in self._evaluators.of_policies for number in seen]
+        extra += [number for totals in self._evaluators.of_policies for number in totals]
         extra += self._codec.pack(self._evaluators.uses(), kept=kept)
         agreed = self.progress.agree(
             episodes, phases, self._stop_requested(), worker_seconds, extra
         )
-        # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
-        # when they meet, and not that they have diverged.
+        # Only now: a GMI whose environments gave NaN has said so and left. The others learn that
+        # when they meet, and must not report divergence instead.
         check_finite(stats)
         if self._replay is not None:
             self._replay.check()
         speed = {"steps_per_s": self._round_steps / sum(phases)}
         metrics = speed | agreed.metrics | stats
         if self._drops:
-            metrics["dropped_steps"] = int(sum(told[0] for told in agreed.extra))
+            metrics["dropped_steps"] = int(sum(row[0] for row in agreed.extra))
         metrics |= self._returns_of_policies(agreed.extra)
         if self._replay is not None:
             metrics |= self._replay.metrics()
@@ -180,8 +180,8 @@ class SyncRounds(BaseRounds):
     def state_dict(self) -> dict[str, Any]:
         shared = super().state_dict()
         if self._of_policies:
-            its = {name: recent.state_dict() for name, recent in self._of_policies.items()}
-            shared["episodes_of_policies"] = its
+            episodes = {name: recent.state_dict() for name, recent in self._of_policies.items()}
+            shared["episodes_of_policies"] = episodes
         return shared if self._replay is None else shared | self._replay.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

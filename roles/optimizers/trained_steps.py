@@ -9,14 +9,14 @@ from . import round_steps
 if TYPE_CHECKING:
     from gmi_drl.roles.role.manager import GMI_manager
 
-_WORDS: Final = 1 << 64  # that a counter of the tally can be: a negative number is one of the upper
+_WORDS: Final = 1 << 64  # values of a counter of the tally, whose upper half is negative numbers
 
 
 class TrainedSteps:
-    """Tells agents, who are told versions alone, how many steps a trainer's policy has had by each.
+    """Tells agents, which know versions alone, how many steps a trainer's policy was trained on.
 
-    Rounds of this launch are all of one size. Those before a run was resized were of others: the
-    trainer notes in the tally how many steps more, or fewer, they have made of it.
+    All rounds of this launch have one size. Rounds before a run was resized had others: the trainer
+    notes in the tally how many steps more, or fewer, these have made.
     """
 
     def __init__(self, mgr: GMI_manager, trainer: int | None = None) -> None:
@@ -32,5 +32,5 @@ class TrainedSteps:
 
     def at(self, version: int) -> int:
         """Returns the steps that the policy of `version` was trained on."""
-        more = self._tally[self._trainer, "other_rounds"]
-        return version * self._each + (more if more < _WORDS // 2 else more - _WORDS)
+        extra = self._tally[self._trainer, "other_rounds"]
+        return version * self._each + (extra if extra < _WORDS // 2 else extra - _WORDS)

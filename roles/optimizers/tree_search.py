@@ -79,15 +79,15 @@ class TreeSearchRounds(BaseRounds):
         self._clock = Clock(device)
         self._promoted = 0  # how often the candidate became the best network
         self._best_version = 0  # which version of the candidate that is
-        self._match = [0, 0, 0]  # of the last match
+        self._match = [0, 0, 0]  # wins, draws and losses of the last match
 
     def connect(self, group: Group, iteration: int) -> None:
         self._group = group
         self.learner.connect(group)
         self.progress.connect(group)
-        game, most = self._game, max(len(self._share(r, self._games)) for r in range(group.size))
+        game, share = self._game, max(len(self._share(r, self._games)) for r in range(group.size))
         width = game.state_size + game.actions + 1
-        self._shared = group.bucket("positions", most * game.longest * width, torch.float32)
+        self._shared = group.bucket("positions", share * game.longest * width, torch.float32)
         self._matches = group.bucket("match", 3, torch.float64)
 
     @property
@@ -95,7 +95,7 @@ class TreeSearchRounds(BaseRounds):
         return self._settings.games
 
     def _share(self, rank: int, count: int) -> range:
-        """The numbers of those of `count` games that a rank plays."""
+        """Returns the numbers of the games, of `count`, that a rank plays."""
         size = self._group.size
         return range(count * rank // size, count * (rank + 1) // size)
 
@@ -107,14 +107,14 @@ class TreeSearchRounds(BaseRounds):
         leaves = self._evaluator.leaves
         clock.begin("infer")
         with phase("infer"):
-            mine = self._share(self._group.rank, self._games)
-            positions = self._evaluator.play(self._best.evaluate, iteration, mine)
+            games = self._share(self._group.rank, self._games)
+            positions = self._evaluator.play(self._best.evaluate, iteration, games)
         clock.begin("reduce")
         with phase("reduce"):
             everyone = self._gather(positions)
         clock.stop()
         self._replay.put(everyone, iteration + 1)
-        played_by = self._best_version if settings.gate_games else iteration
+        acting_version = self._best_version if settings.gate_games else iteration
         updates_before = learner.updates
         with phase("train"):
             learner.clock.begin("train")
@@ -128,29 +128,29 @@ class TreeSearchRounds(BaseRounds):
             self._play_match(iteration)
         leaves = self._evaluator.leaves - leaves  # of the match too, whose seconds are in infer
         clock.begin("simulate")
-        seen = self._curve(iteration)
+        episodes = self._curve(iteration)
         clock.stop()
-        stats, took, gate = learner.stats(), clock.read(), learner.clock.read()
+        stats, seconds, learner_seconds = learner.stats(), clock.read(), learner.clock.read()
         check_finite(stats)
-        phases = [took.get(name, 0.0) + gate.get(name, 0.0) for name in
+        phases = [seconds.get(name, 0.0) + learner_seconds.get(name, 0.0) for name in
                   ("simulate", "infer", "train", "reduce")]  # fmt: skip
-        mgr, played = self._mgr, len(positions.value)
-        use = Use(mgr.GMI_id, mgr.context.process, played_by, len(mine), played)
+        mgr, own_positions = self._mgr, len(positions.value)
+        use = Use(mgr.GMI_id, mgr.context.process, acting_version, len(games), own_positions)
         kept = Kept(len(self._replay), self._replay.oldest, learner.updates - updates_before)
-        told = self._codec.pack([use], iteration - played_by, kept)
-        extra = (leaves, took["infer"], *told)
-        agreed = self.progress.agree(seen, phases, self._mgr.stop_requested(), extra=extra)
-        paid = len(everyone.value)
+        packed = self._codec.pack([use], iteration - acting_version, kept)
+        extra = (leaves, seconds["infer"], *packed)
+        agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), extra=extra)
+        num_positions = len(everyone.value)
         wins, draws, losses = self._match
         metrics = {
-            "steps_per_s": paid / sum(phases),
-            "leaves_per_s": sum(its / s for its, s, *_ in agreed.extra),
+            "steps_per_s": num_positions / sum(phases),
+            "leaves_per_s": sum(num_leaves / s for num_leaves, s, *_ in agreed.extra),
             **agreed.metrics, **stats, "updates": learner.updates,
             "replay_rows": len(self._replay), "match_wins": wins, "match_draws": draws,
             "match_losses": losses, "promoted": self._promoted,
         }  # fmt: skip
         experience = self._codec.unpack([row[2:] for row in agreed.extra])
-        return Round(paid, metrics, agreed.gmi_seconds, agreed.stop, experience)
+        return Round(num_positions, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _gather(self, positions: Positions) -> Positions:
         """Returns the positions of all GMIs, in the order of their games."""
@@ -169,11 +169,11 @@ class TreeSearchRounds(BaseRounds):
         )
 
     def _play_match(self, iteration: int) -> None:
-        """Lets candidate and best network play, and puts the one that won into its place."""
+        """Plays a match, and makes the candidate the best network if it wins enough."""
         pairs = self._share(self._group.rank, self._settings.gate_games // 2)
         candidate: GameNetwork = self.learner.algorithm.policy.network
-        mine = self._evaluator.match(candidate.evaluate, self._best.evaluate, iteration, pairs)
-        self._matches.buffer.copy_(torch.tensor(mine, dtype=torch.float64))
+        outcomes = self._evaluator.match(candidate.evaluate, self._best.evaluate, iteration, pairs)
+        self._matches.buffer.copy_(torch.tensor(outcomes, dtype=torch.float64))
         match = Match(*map(int, self._matches.reduce("sum").tolist()))
         self._match = list(match)
         if match.wins and match.wins >= self._settings.gate_share * (match.wins + match.losses):
@@ -182,9 +182,9 @@ class TreeSearchRounds(BaseRounds):
             self._best_version = iteration + 1
 
     def _curve(self, iteration: int) -> Seen:
-        """Lets the candidate play without search against moves at random."""
-        own = np.random.SeedSequence((self._seed, _CURVE, iteration, self._group.rank))
-        seed = int(own.generate_state(1)[0]) >> 1
+        """Plays the candidate without search against random moves."""
+        sequence = np.random.SeedSequence((self._seed, _CURVE, iteration, self._group.rank))
+        seed = int(sequence.generate_state(1)[0]) >> 1
         played = play(self._env, GreedyActor(self._alone, None), seed=seed)
         ended = played.ended > 0
         returns, lengths = played.returns[ended], played.lengths[ended]

@@ -21,11 +21,11 @@ from .joined import JoinedSamples
 
 
 class AsyncSamples(Learning):
-    """Each evaluator has a sample under way; a batch is what has come first, and who is in it goes
-    on with the newest weights.
+    """Each evaluator has a sample in flight, and a batch is the samples that came first.
 
-    IMPALA (Espeholt et al., 2018) and APPO: a sample is of a policy as old as the batches that were
-    trained on meanwhile (`lag`), which the algorithm corrects for. Each is trained on once.
+    An evaluator that has answered is asked again with the newest weights. IMPALA (Espeholt et al.,
+    2018) and APPO correct for a sample's `lag`: the batches that were trained on since its policy.
+    Each sample is trained on once.
     """
 
     name = "async_samples"
@@ -68,12 +68,12 @@ class AsyncSamples(Learning):
             self._joined.put(len(self._lags), sample)
             self._lags.append(lag)
             self._seen = self._seen.plus(sample.episodes)
-        seen, lags = self._seen, self._lags
+        episodes, lags = self._seen, self._lags
         self._forget()  # first: an update that raises is not made again
         self._anneal()
         self._batches += 1
         self._learner.update(self._joined.batch)
-        return self._learned(seen, self._width * self._horizon_steps) | {"lag": max(lags)}
+        return self._learned(episodes, self._width * self._horizon_steps) | {"lag": max(lags)}
 
     def _ask_to_sample(self, number: int) -> None:
         self._ask(number, "sample", self.graph.acting(), self.steps)
@@ -83,8 +83,8 @@ class AsyncSamples(Learning):
 
     def _minibatch_faults(self, its: ActorCriticConfig, num_env: int) -> list[Fault]:
         product = f"num_env={num_env} x samples={self._width}"
-        what = "environments of a batch, whose steps stay together"
-        return [*its.minibatch_faults(num_env * self._width, what, product, "samples")]
+        unit = "environments of a batch, whose steps stay together"
+        return [*its.minibatch_faults(num_env * self._width, unit, product, "samples")]
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"draws": self._learner.generator.get_state()}

@@ -63,10 +63,10 @@ class EvaluatorOptimizer(ABC):
         self.fleet = Fleet(evaluators, timeout)
         for number in range(self.fleet.size):
             self.fleet.ask(number, "begin", number, self.fleet.size)
-        begun: dict[int, Begun] = dict(self.fleet.first() for _ in range(self.fleet.size))
-        specs = [begun[number].spec for number in range(self.fleet.size)]
-        self._num_env = [begun[number].num_env for number in range(self.fleet.size)]
-        self._make_env = begun[0].make_env
+        replies: dict[int, Begun] = dict(self.fleet.first() for _ in range(self.fleet.size))
+        specs = [replies[number].spec for number in range(self.fleet.size)]
+        self._num_env = [replies[number].num_env for number in range(self.fleet.size)]
+        self._make_env = replies[0].make_env
         for number, spec in enumerate(specs):
             if spec.algorithm is not algorithm:
                 raise RoleError(
@@ -85,7 +85,7 @@ class EvaluatorOptimizer(ABC):
             corrected = ", or IMPALA or APPO, which correct for how old it is"
             raise RoleError(
                 f"{type(self).__name__} trains on {self.trains_on}, and {algorithm.__name__} "
-                f"on {' or '.join(kinds)}. Use {' or '.join(_OPTIMIZERS[one] for one in kinds)}"
+                f"on {' or '.join(kinds)}. Use {' or '.join(_OPTIMIZERS[kind] for kind in kinds)}"
                 f"{corrected if self.trains_on == 'sent experience' else ''}."
             )
         self._check_settings()
@@ -106,25 +106,25 @@ class EvaluatorOptimizer(ABC):
         self._asked: dict[int, int] = {}  # by evaluator: in which round it was asked last
 
     def _check_settings(self) -> None:
-        """RoleError unless settings go together, and minibatches divide samples, as in a config."""
-        its = self._settings
-        faults = list(its.own_faults())
-        if isinstance(its, ActorCriticConfig):
-            faults += self._minibatch_faults(its, self._num_env[0])
+        """Raises RoleError unless settings fit, and minibatches divide samples, as in a config."""
+        settings = self._settings
+        faults = list(settings.own_faults())
+        if isinstance(settings, ActorCriticConfig):
+            faults += self._minibatch_faults(settings, self._num_env[0])
         if faults:
             raise RoleError(str(faults[0]))
 
     def _minibatch_faults(self, its: ActorCriticConfig, num_env: int) -> list[Fault]:
         if its.recurrent is None:
             product = f"num_env={num_env} x horizon={its.horizon}"
-            what, rows = "samples of an evaluator", num_env * its.horizon
-            return [*its.minibatch_faults(rows, what, product, "horizon")]
-        what = "environments of an evaluator, whose steps stay together"
-        return [*its.minibatch_faults(num_env, what, f"num_env={num_env}", "recurrent")]
+            unit, rows = "samples of an evaluator", num_env * its.horizon
+            return [*its.minibatch_faults(rows, unit, product, "horizon")]
+        unit = "environments of an evaluator, whose steps stay together"
+        return [*its.minibatch_faults(num_env, unit, f"num_env={num_env}", "recurrent")]
 
     @abstractmethod
     def step(self) -> dict[str, Any]:
-        """Takes one round; returns how far it is and what it came to."""
+        """Takes one round and returns its counts, mean return and losses."""
 
     def foreach_policy(self, function: Callable[[PolicyGraph], Any]) -> list[Any]:
         """Returns what `function` gives for the policy graph of each policy: here there is one.
@@ -134,9 +134,9 @@ class EvaluatorOptimizer(ABC):
         return [function(self.graph)]
 
     def evaluate(self, num_env: int = 20) -> dict[str, float]:
-        """Plays greedily in `num_env` environments of an evaluator: mean and deviation.
+        """Returns mean and deviation of greedy play in `num_env` environments of an evaluator.
 
-        What an evaluator brings meanwhile is left out.
+        What evaluators send meanwhile is left out.
         """
         self._round += 1
         while not self._idle():
@@ -167,7 +167,7 @@ class EvaluatorOptimizer(ABC):
         return None
 
     def _ask_all(self, numbers: Sequence[int], what: str, *arguments: Any) -> list[Any]:
-        """Asks these for the same; their answers in that order."""
+        """Asks these evaluators for the same and returns their answers in that order."""
         for number in numbers:
             self._ask(number, what, *arguments)
         answers: dict[int, Any] = {}
@@ -188,14 +188,14 @@ class EvaluatorOptimizer(ABC):
 
         CheckpointError if its policy or its normalisers are others.
         """
-        mine, its = (
+        shapes, saved_shapes = (
             {name: np.shape(array) for name, array in weights.items() if name != "algorithm"}
             for weights in (self.graph.acting(), state["weights"])
         )
-        if its != mine:
+        if saved_shapes != shapes:
             raise CheckpointError(
-                f"a policy of {_sizes(its)}; the evaluators' has {_sizes(mine)}. Make them with "
-                "the environment and the settings of those that were saved."
+                f"a policy of {_sizes(saved_shapes)}; the evaluators' has {_sizes(shapes)}. Make "
+                "them with the environment and the settings of those that were saved."
             )
         self.graph.set_weights(state["weights"])
         self.steps, self.updates = state["steps"], state["updates"]
@@ -206,9 +206,9 @@ class EvaluatorOptimizer(ABC):
     def save(self, path: Path | str) -> None:
         """Write the state to a file, which is there whole or not at all."""
         path = Path(path)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        torch.save(_tensors(self.state_dict()), part)
-        os.replace(part, path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        torch.save(_tensors(self.state_dict()), temporary)
+        os.replace(temporary, path)
 
     def load(self, path: Path | str) -> None:
         """Go on from a file that `save` wrote."""

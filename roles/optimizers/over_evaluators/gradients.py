@@ -49,36 +49,36 @@ class AllReduce(Learning):
         self._round += 1
         settings, algorithm = self._settings, self.graph.algorithm
         weights = self.fleet.put(self.graph.weights())
-        measured: dict[int, Tensor] = {}
-        while len(measured) < self.fleet.size - self._drop:
+        moments: dict[int, Tensor] = {}
+        while len(moments) < self.fleet.size - self._drop:
             for number in self._idle():
-                if number not in measured:
+                if number not in moments:
                     self._ask(number, "measure", weights, self.steps)
             if (answered := self._first()) is not None:
-                measured[answered[0]] = tensor_of(answered[1])
-        there = sorted(measured)
-        everyone = torch.stack([measured[number] for number in there])
+                moments[answered[0]] = tensor_of(answered[1])
+        numbers = sorted(moments)
+        everyone = torch.stack([moments[number] for number in numbers])
         algorithm.learn_batch_moments(everyone[:, : algorithm.num_batch_moments])
         self._round += 1  # who has not sampled yet is late
-        self._ask_all(there, "minibatches", everyone.numpy())
+        self._ask_all(numbers, "minibatches", everyone.numpy())
         self._anneal()
         gradients: list[Gradient] = []
         for _ in range(settings.epochs * settings.minibatches):
-            gradients = self._ask_all(there, "minibatch", self.fleet.put(self.graph.weights()))
-            vector = _mean([one.vector for one in gradients])
-            self._learner.apply(vector, _mean([one.stats for one in gradients]))
+            gradients = self._ask_all(numbers, "minibatch", self.fleet.put(self.graph.weights()))
+            vector = _mean([gradient.vector for gradient in gradients])
+            self._learner.apply(vector, _mean([gradient.stats for gradient in gradients]))
         self._learner.learn_observations(everyone)
-        seen = Seen(0.0, 0.0, 0.0)
-        for one in gradients:
-            seen = seen.plus(one.episodes)
-        return self._learned(seen, len(there) * self._horizon_steps)
+        episodes = Seen(0.0, 0.0, 0.0)
+        for gradient in gradients:
+            episodes = episodes.plus(gradient.episodes)
+        return self._learned(episodes, len(numbers) * self._horizon_steps)
 
 
 class AsyncGradients(Learning):
-    """Each evaluator has a gradient under way; who brings one first is applied, and goes on.
+    """Each evaluator has a gradient in flight, and the first that comes is applied.
 
-    A3C, where the algorithm is A2C (Mnih et al., 2016): a gradient is of parameters as old as the
-    steps that the others took meanwhile (`lag`).
+    A3C, where the algorithm is A2C (Mnih et al., 2016). The `lag` of a gradient is the number of
+    steps that the others' gradients took since its parameters were sent.
     """
 
     name = "async_gradients"
@@ -101,8 +101,8 @@ class AsyncGradients(Learning):
 
 
 def _mean(arrays: Sequence[np.ndarray[Any, Any]]) -> Tensor:
-    """Returns the mean, added up in this order: the same whoever was first."""
+    """Returns the mean, added up in the order of `arrays`: the same whichever came first."""
     total = tensor_of(arrays[0])
-    for one in arrays[1:]:
-        total += tensor_of(one)
+    for array in arrays[1:]:
+        total += tensor_of(array)
     return total / len(arrays)

@@ -41,34 +41,34 @@ class Local(Learning):
         """
         super().__init__(algorithm, evaluators, **rest)
         self._drop = self._checked_drop(drop_slowest)
-        several = self.fleet.size - self._drop if samples is None else samples
-        self._width = checked_count("samples", several, 1)
+        count = self.fleet.size - self._drop if samples is None else samples
+        self._width = checked_count("samples", count, 1)
         num_env, graph = self._num_env[0], self.graph
         self._joined = JoinedSamples(graph, num_env, self._width)
-        each = graph.pieces_each
-        shards = [Shard.of(each, num_env, self._spec.seed, i) for i in range(self._width)]
+        steps = graph.pieces_each
+        shards = [Shard.of(steps, num_env, self._spec.seed, rank) for rank in range(self._width)]
         generator = torch.Generator().manual_seed(self._spec.seed)
         self._learn_by(Learner(graph.algorithm, generator, self._joined.batch, shards=shards))
 
     def step(self) -> dict[str, Any]:
         self._round += 1
         weights, batch = self.fleet.put(self.graph.acting()), self._joined.batch
-        places: dict[int, int] = {}  # by evaluator: where in the batch what it was asked for lies
-        seen, taken, asked = Seen(0.0, 0.0, 0.0), 0, 0
-        while taken < self._width:
+        places: dict[int, int] = {}  # by evaluator: where in the batch its sample is to lie
+        episodes, num_taken, num_asked = Seen(0.0, 0.0, 0.0), 0, 0
+        while num_taken < self._width:
             for number in self._idle():
-                if asked < self._width + self._drop:
-                    places[number] = asked
+                if num_asked < self._width + self._drop:
+                    places[number] = num_asked
                     self._ask(number, "sample", weights, self.steps)
-                    asked += 1
+                    num_asked += 1
             answered = self._first()
             if answered is None:
                 continue
             number, sample = answered
-            # Who is dropped is known when the others have come: then they lie as they came.
-            self._joined.put(taken if self._drop else places[number], sample)
-            seen, taken = seen.plus(sample.episodes), taken + 1
+            # Whose samples are dropped is known at the end: with drops, samples lie as they came.
+            self._joined.put(num_taken if self._drop else places[number], sample)
+            episodes, num_taken = episodes.plus(sample.episodes), num_taken + 1
         complete(batch, self.graph.policy, self.graph.normalizers.observations)
         self._anneal()
         self._learner.update(batch)
-        return self._learned(seen, self._width * self._horizon_steps)
+        return self._learned(episodes, self._width * self._horizon_steps)

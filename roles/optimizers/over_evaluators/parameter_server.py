@@ -53,14 +53,14 @@ class ParameterShard:
     def save(self) -> dict[str, Any]:
         """Returns the parameters and Adam's state."""
         state = self._descent.state_dict()
-        moments = {name: one.numpy().copy() for name, one in state["state"][0].items()}
+        moments = {name: tensor.numpy().copy() for name, tensor in state["state"][0].items()}
         return {"parameters": self.pull(), "rate": self._descent.learning_rate, "moments": moments}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave `state`."""
         with torch.no_grad():
             self._slice.data.copy_(tensor_of(state["parameters"]))
-        moments = {name: tensor_of(one) for name, one in state["moments"].items()}
+        moments = {name: tensor_of(array) for name, array in state["moments"].items()}
         groups = [{"lr": state["rate"]}]
         self._descent.load_state_dict({"state": {0: moments}, "param_groups": groups})
 
@@ -89,15 +89,15 @@ class ParameterServer(EvaluatorOptimizer):
             )
         parameters = self.graph.parameters
         pieces = parameters.numel // PARAMETER_MULTIPLE
-        of = f"as parameters are cut in pieces of {PARAMETER_MULTIPLE}"
-        shards = checked_count("shards", shards, 1, pieces, of)
+        reason = f"as parameters are cut in pieces of {PARAMETER_MULTIPLE}"
+        shards = checked_count("shards", shards, 1, pieces, reason)
         make: Callable[..., Any] = ParameterShard
-        if not all(isinstance(one, Evaluator) for one in evaluators):
+        if not all(isinstance(evaluator, Evaluator) for evaluator in evaluators):
             options = {"max_restarts": -1, "checkpoint_every": _CHECKPOINT_EVERY, "num_threads": 1}
             make = runtime.remote(**options)(ParameterShard).remote
         self._shards = [
-            make(Piece(parameters, at, shards).data.detach().numpy(), self._settings)
-            for at in range(shards)
+            make(Piece(parameters, index, shards).data.detach().numpy(), self._settings)
+            for index in range(shards)
         ]
         self._in_flight = InFlight(self._idle, self._ask_to_push, self._first)
 
@@ -108,10 +108,10 @@ class ParameterServer(EvaluatorOptimizer):
             self._all("pull")  # evaluators wait for shards: names those that do not answer
             raise
         algorithm, moments = self.graph.algorithm, tensor_of(gradient.moments)
-        own = algorithm.num_batch_moments
-        algorithm.learn_batch_moments(moments[None, :own])
+        num_own = algorithm.num_batch_moments
+        algorithm.learn_batch_moments(moments[None, :num_own])
         if (observations := self.graph.normalizers.observations) is not None:
-            observations.update(moments[own:])
+            observations.update(moments[num_own:])
         self.updates += 1
         stats = dict(zip(algorithm.stats, gradient.stats.tolist(), strict=True))
         return self._result(gradient.episodes, self._horizon_steps, stats) | {"lag": lag}
@@ -122,9 +122,9 @@ class ParameterServer(EvaluatorOptimizer):
 
     def foreach_policy(self, function: Callable[[PolicyGraph], Any]) -> list[Any]:
         self._pull()
-        told = super().foreach_policy(function)
+        results = super().foreach_policy(function)
         self._restore(self._saved())
-        return told
+        return results
 
     def evaluate(self, num_env: int = 20) -> dict[str, float]:
         self._pull()
@@ -137,9 +137,9 @@ class ParameterServer(EvaluatorOptimizer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         shards = state.get("shards", ())
         if len(shards) != len(self._shards):
-            what = f"{len(shards)} shards" if shards else "an optimizer without shards"
+            saved = f"{len(shards)} shards" if shards else "an optimizer without shards"
             raise CheckpointError(
-                f"a state of {what}; this parameter server has {len(self._shards)}, each with "
+                f"a state of {saved}; this parameter server has {len(self._shards)}, each with "
                 "Adam's moments of its slice. Load it into an optimizer like the one that saved it."
             )
         self._round += 1
@@ -151,7 +151,9 @@ class ParameterServer(EvaluatorOptimizer):
 
     def close(self) -> None:
         if runtime.is_initialized():
-            runtime.kill([one for one in self._shards if isinstance(one, runtime.ActorHandle)])
+            runtime.kill(
+                [shard for shard in self._shards if isinstance(shard, runtime.ActorHandle)]
+            )
         super().close()
 
     def _rate(self) -> float | None:
@@ -161,15 +163,15 @@ class ParameterServer(EvaluatorOptimizer):
         return float(self._settings.learning_rate * max(1.0 - self.steps / self._total_steps, 0.0))
 
     def _all(self, what: str, arguments: Sequence[tuple[Any, ...]] = ()) -> list[Any]:
-        """Asks all shards for the same, with their arguments; EvaluatorLate names the late."""
-        each = arguments or [()] * len(self._shards)
-        asked = zip(self._shards, each, strict=True)
+        """Calls a method of all shards and returns what they give; EvaluatorLate names the late."""
+        all_arguments = arguments or [()] * len(self._shards)
+        calls = zip(self._shards, all_arguments, strict=True)
         if not isinstance(self._shards[0], runtime.ActorHandle):
-            return [getattr(one, what)(*its) for one, its in asked]
-        refs = [getattr(one, what).remote(*its) for one, its in asked]
+            return [getattr(shard, what)(*args) for shard, args in calls]
+        refs = [getattr(shard, what).remote(*args) for shard, args in calls]
         seconds = self.fleet.timeout.total_seconds()
         ready, _ = runtime.wait(refs, num_returns=len(refs), timeout=seconds)
-        if late := [str(at) for at, ref in enumerate(refs) if ref not in ready]:
+        if late := [str(index) for index, ref in enumerate(refs) if ref not in ready]:
             raise EvaluatorLate(
                 f"timed out after {seconds:g} s: shard {', '.join(late)} of the parameters has not "
                 "answered. If it only takes longer, raise `timeout`."
@@ -177,7 +179,7 @@ class ParameterServer(EvaluatorOptimizer):
         return list(runtime.get(refs))
 
     def _pull(self) -> None:
-        """Make the driver's graph what the shards hold."""
+        """Copies the shards' parameters into the driver's graph."""
         slices = np.concatenate(self._all("pull"))
         with torch.no_grad():
             self.graph.parameters.data.copy_(torch.from_numpy(slices))

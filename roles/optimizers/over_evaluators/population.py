@@ -73,10 +73,10 @@ class Population(Learning):
         parameters, count = self._step.parameters(), self._settings.directions
         weights = self.fleet.put(self.graph.acting())
         tried = self._root.score(weights, self.updates, 0, count)
-        pairs, lost = self._step.take(tried, parameters, self.updates)
-        there = pairs[pairs[..., RETURN].isfinite()]
-        seen = Seen(len(there), float(there[:, RETURN].sum()), float(there[:, STEPS].sum()))
-        return self._learned(seen, int(pairs[..., STEPS].sum())) | {"nan_returns": lost}
+        pairs, num_lost = self._step.take(tried, parameters, self.updates)
+        ended = pairs[pairs[..., RETURN].isfinite()]
+        episodes = Seen(len(ended), float(ended[:, RETURN].sum()), float(ended[:, STEPS].sum()))
+        return self._learned(episodes, int(pairs[..., STEPS].sum())) | {"nan_returns": num_lost}
 
     def close(self) -> None:
         if self._aggregators and runtime.is_initialized():

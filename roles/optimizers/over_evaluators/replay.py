@@ -58,15 +58,15 @@ class Replay(Learning):
 
     def _learn_from(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Keeps what lies side by side, and takes the updates that are due."""
-        seen = Seen(0.0, 0.0, 0.0)
+        episodes = Seen(0.0, 0.0, 0.0)
         for place, sample in enumerate(samples):
             self._joined.put(place, sample)
-            seen = seen.plus(sample.episodes)
+            episodes = episodes.plus(sample.episodes)
         self._anneal()
         if self._total_steps:
             self._replay.anneal(self.steps / self._total_steps)
         self._replay.update(self._batch)
-        return self._learned(seen, len(samples) * self._horizon_steps) | self._replay.metrics()
+        return self._learned(episodes, len(samples) * self._horizon_steps) | self._replay.metrics()
 
     def _make_goals_env(self) -> VecEnv:
         self._goals_env = self._make_env(seed=seed_of(self._spec.seed, 0, GOALS))
@@ -77,9 +77,9 @@ class Replay(Learning):
 
         It is copied or written before training goes on.
         """
-        kept = self._replay.state_dict() | self._replay.own_state()
+        replay_state = self._replay.state_dict() | self._replay.own_state()
         draws = self._learner.generator.get_state()
-        return super().state_dict() | kept | {"draws": draws}
+        return super().state_dict() | replay_state | {"draws": draws}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
