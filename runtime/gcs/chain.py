@@ -70,22 +70,22 @@ class ReplicaProcess:
         self.pinged_s = 0.0
         self._selector = selector
         self._out: collections.deque[tuple[memoryview, list[int]]] = collections.deque()
-        self.sock, theirs = socket.socketpair()
+        self.sock, remote = socket.socketpair()
         try:
-            command = ["-P", "-m", f"{__package__}.replica", str(theirs.fileno()), str(os.getpid())]
+            command = ["-P", "-m", f"{__package__}.replica", str(remote.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
                 [sys.executable, *command],
                 env={**os.environ, "PYTHONPATH": python_path()},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(remote.fileno(),),
                 start_new_session=True,  # Ctrl-C is not for them
             )
         except BaseException:
             self.sock.close()
             raise
         finally:
-            theirs.close()
+            remote.close()
         self.sock.setblocking(False)
         self.reader = framing.Reader()
         selector.register(self.sock, selectors.EVENT_READ, self)
@@ -173,14 +173,14 @@ class Chains:
         """Returns when every row put so far is with all members of its chain."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            wanted = self._put + len(self._arrived)
-            while self._safe < wanted:
+            target = self._put + len(self._arrived)
+            while self._safe < target:
                 left_s = deadline_s - time.monotonic()
                 if self.failure:
                     raise GcsError(self.failure)
                 if left_s <= 0 or not self._thread.is_alive():
                     raise TimeoutError(
-                        f"{wanted - self._safe:,} rows are not acknowledged after {timeout_s:g} s; "
+                        f"{target - self._safe:,} rows are not acknowledged after {timeout_s:g} s; "
                         f"members of the chains: {self.members()}. Allow more time."
                     )
                 self._changed.wait(left_s)
@@ -238,8 +238,8 @@ class Chains:
                 self._changed.notify_all()
 
     def _once(self) -> None:
-        waits = bool(self._ending) or any(chain.unacked for chain in self._chains)
-        for key, events in self._selector.select(0.1 if waits else None):
+        is_waiting = bool(self._ending) or any(chain.unacked for chain in self._chains)
+        for key, events in self._selector.select(0.1 if is_waiting else None):
             member = key.data
             if member is None:
                 with contextlib.suppress(BlockingIOError):
@@ -328,24 +328,24 @@ class Chains:
                 read.asked = None  # another will be asked
 
     def _do(self, chain: _Chain, instructions: list[do.Instruction]) -> None:
-        for each in instructions:
-            if isinstance(each, do.StartReplica):
+        for step in instructions:
+            if isinstance(step, do.StartReplica):
                 self._start(chain)
-            elif isinstance(each, do.BeginChain):
+            elif isinstance(step, do.BeginChain):
                 state = frame(ReplicaFrame.STATE, chain.state.acked, (True, []))
-                self._send(each.member, state)
-            elif isinstance(each, do.Connect):
-                ours, theirs = socket.socketpair()
-                self._send(each.after, frame(ReplicaFrame.BEFORE, num_fds=1), theirs.detach())
-                after = frame(ReplicaFrame.AFTER, int(each.joins), num_fds=1)
-                self._send(each.before, after, ours.detach())
-            elif isinstance(each, do.Acknowledge):
-                self._send(each.member, frame(ReplicaFrame.ACKS, int(each.on)))
-            elif isinstance(each, do.Resend):
+                self._send(step.member, state)
+            elif isinstance(step, do.Connect):
+                after_sock, before_sock = socket.socketpair()
+                self._send(step.after, frame(ReplicaFrame.BEFORE, num_fds=1), before_sock.detach())
+                after = frame(ReplicaFrame.AFTER, int(step.joins), num_fds=1)
+                self._send(step.before, after, after_sock.detach())
+            elif isinstance(step, do.Acknowledge):
+                self._send(step.member, frame(ReplicaFrame.ACKS, int(step.on)))
+            elif isinstance(step, do.Resend):
                 for _, data in chain.unacked:
                     self._send(chain.state.members[0], data)
             else:
-                self._end(self._members[each.member])
+                self._end(self._members[step.member])
 
     def _send(self, number: int, data: bytes, fd: int = -1) -> None:
         self._members[number].send(data, fd)
@@ -364,17 +364,17 @@ class Chains:
                 f"{do.MOST_FAILED_STARTS} replicas of the control store in a row did not start"
                 f"{why}; a chain needs one. Look at their output, or run without replicas."
             )
-            for each in self._chains:
-                each.unacked.clear()
+            for chain_ in self._chains:
+                chain_.unacked.clear()
             with self._changed:
                 self._changed.notify_all()
 
     def _tell_flushed(self) -> None:
         for chain in self._chains:
-            before = chain.flushed
+            previous = chain.flushed
             while chain.marks and chain.marks[0][0] <= self._flushed:
                 chain.flushed = chain.marks.popleft()[1]
-            if chain.flushed != before:
+            if chain.flushed != previous:
                 for member in self._members.values():
                     if member.chain is chain and member.ready:
                         member.send(frame(ReplicaFrame.FLUSHED, chain.flushed))
@@ -426,15 +426,15 @@ class Chains:
             numbers = [*chain.state.members, *filter(None, [chain.state.joining])]
             members = [self._members[number] for number in numbers]
             silent = [
-                each for each in members if each.pinged_s and now_s - each.pinged_s > _STUCK_S
+                peer for peer in members if peer.pinged_s and now_s - peer.pinged_s > _STUCK_S
             ]
             if silent:
                 self._lost(silent[-1])
                 continue
-            for each in members:
-                if not each.pinged_s:
-                    each.pinged_s = now_s
-                    each.send(frame(ReplicaFrame.PING))
+            for peer in members:
+                if not peer.pinged_s:
+                    peer.pinged_s = now_s
+                    peer.send(frame(ReplicaFrame.PING))
 
 
 def _plain(row: Row) -> tuple[Any, ...]:

@@ -104,8 +104,8 @@ class Database:
                     next_number = self._write_tasks(table, rows, next_number, changed)
                 else:
                     self._insert(table, written := list(rows), len(table.columns))
-                    more = self._untrimmed.get(row_class, 0) + len(written)
-                    self._untrimmed[row_class] = more
+                    untrimmed = self._untrimmed.get(row_class, 0) + len(written)
+                    self._untrimmed[row_class] = untrimmed
         self._next = next_number
         for id, number in changed:
             if number:
@@ -212,36 +212,36 @@ class Database:
         """Writes tasks under their numbers, notes which are `changed`, and returns the next."""
         numbered: list[tuple[Any, ...]] = []
         for row in rows:
-            known = number = self._unfinished.get(row.id, 0)
+            unfinished = number = self._unfinished.get(row.id, 0)
             if not number and (self._written_before or may_be_written(row)):
                 number = _number_of(self._connection, row.id)
             if not number:
                 number, next_number = next_number, next_number + 1
             if not is_final(row):
-                if not known:
+                if not unfinished:
                     changed.append((row.id, number))
-            elif known:
+            elif unfinished:
                 changed.append((row.id, 0))
             numbered.append((number, *row))
         self._insert(table, numbered, len(table.columns) + 1)
         return next_number
 
     def _insert(self, table: GcsTable, rows: list[Any], width: int) -> None:
-        most = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // width
-        one = f"({','.join('?' * width)})"
+        max_rows = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // width
+        row_text = f"({','.join('?' * width)})"
         begin = 0
         for size in _ROWS_PER_INSERT:
-            if size > most:
+            if size > max_rows:
                 continue
-            text = f"INSERT OR REPLACE INTO {table.name} VALUES {','.join([one] * size)}"
+            text = f"INSERT OR REPLACE INTO {table.name} VALUES {','.join([row_text] * size)}"
             while len(rows) - begin >= size:
                 values = list(itertools.chain.from_iterable(rows[begin : begin + size]))
                 self._connection.execute(text, values)
                 begin += size
 
     def _last_number(self) -> int:
-        (last,) = self._connection.execute("SELECT max(number) FROM tasks").fetchone()
-        return last or 0
+        (number,) = self._connection.execute("SELECT max(number) FROM tasks").fetchone()
+        return number or 0
 
     def _find_unfinished(self, after: int) -> dict[bytes, int]:
         final = "('finished', 'failed', 'cancelled')"
@@ -257,11 +257,11 @@ def _is_local(path: Path) -> bool:
     except OSError:
         return False
     for line in lines:
-        mount, _, its = line.partition(" - ")
-        at = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), mount.split(" ")[4])
-        depth = len(Path(at).parts)
-        if depth >= longest and folder.is_relative_to(at):  # of two at one place the later counts
-            longest, kind = depth, its.split(" ")[0]
+        mount, _, details = line.partition(" - ")
+        root = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), mount.split(" ")[4])
+        depth = len(Path(root).parts)
+        if depth >= longest and folder.is_relative_to(root):  # the later of two at one place counts
+            longest, kind = depth, details.split(" ")[0]
     return kind in _LOCAL
 
 
@@ -317,12 +317,12 @@ def _is_known(application: int, version: int) -> bool:
 
 def _strange_table(connection: sqlite3.Connection) -> str:
     """Tells which table is not as we make it: a view instead could compute for ever."""
-    there = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
+    tables = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
     for table in TABLES:
-        kind, text = next((rest for name, *rest in there if name == table.name), ("", None))
+        kind, text = next((rest for name, *rest in tables if name == table.name), ("", None))
         if kind != "table" or text != table.creation[0].replace(" IF NOT EXISTS", ""):
-            what = f"is this {kind}: {str(text)[:200]!r}" if kind else "is not there"
-            return f"{table.name} {what}"
+            fault = f"is this {kind}: {str(text)[:200]!r}" if kind else "is not there"
+            return f"{table.name} {fault}"
     return ""
 
 
@@ -356,9 +356,9 @@ def scan(
 ) -> Iterator[AnyRow]:  # fmt: skip
     """Yields the rows in the order of their first writing; with `last`, the last ones backwards."""
     table = TABLE_OF[row_class]
-    where = f"WHERE {condition}" if condition else ""
+    clause = f"WHERE {condition}" if condition else ""
     order = "" if last is None else f"DESC LIMIT {last}"
-    text = f"SELECT {', '.join(table.columns)} FROM {table.name} {where} ORDER BY rowid {order}"
+    text = f"SELECT {', '.join(table.columns)} FROM {table.name} {clause} ORDER BY rowid {order}"
     for values in connection.execute(text):
         yield _row(row_class, values)
 
@@ -371,10 +371,10 @@ def ids_with_prefix(
     connection: sqlite3.Connection, table: GcsTable, prefix: bytes, limit: int
 ) -> list[bytes]:
     """Returns ids that begin so, at most `limit`."""
-    above = _next_prefix(prefix)
+    end = _next_prefix(prefix)
     bounds, values = "id >= ?", [prefix]
-    if above is not None:
-        bounds, values = f"{bounds} AND id < ?", [prefix, above]
+    if end is not None:
+        bounds, values = f"{bounds} AND id < ?", [prefix, end]
     if table.key == "number":
         joined = f"({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND {bounds}"
         text = f"SELECT DISTINCT id FROM {joined}"
@@ -393,16 +393,16 @@ def remove(path: Path) -> None:
 def set_aside(path: Path) -> Path:
     """Renames the store to `<name>.damaged-<n>`, and returns that; GcsError if it cannot be."""
     for number in itertools.count(1):
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-        if not any(part.exists() for part in _parts(aside)):
+        target = path.with_name(f"{path.name}.damaged-{number}")
+        if not any(part.exists() for part in _parts(target)):
             break
     try:
-        for part, new in zip(_parts(path), _parts(aside), strict=True):
+        for part, new in zip(_parts(path), _parts(target), strict=True):
             with contextlib.suppress(FileNotFoundError):
                 part.rename(new)
     except OSError as error:
         raise GcsError(f"{path}: cannot be renamed ({error}). Move it away.") from error
-    return aside
+    return target
 
 
 def _parts(path: Path) -> list[Path]:
@@ -454,8 +454,8 @@ def _cannot_open(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> GcsEr
 
 
 def _damaged(path: Path, reason: str) -> DamagedStoreError:
-    first, *_ = reason.replace("*** in database main ***", "").strip().splitlines() or [""]
-    return DamagedStoreError(path, first)
+    first_line, *_ = reason.replace("*** in database main ***", "").strip().splitlines() or [""]
+    return DamagedStoreError(path, first_line)
 
 
 def _not_a_store(path: Path, application: int, version: int) -> GcsError:

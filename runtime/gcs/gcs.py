@@ -86,8 +86,8 @@ class Gcs:
         """Counts rows that are not written yet; none while the file fails: waiting is no help."""
         if self.failure:
             return 0
-        behind = self.chains.backlog if self.chains is not None else 0
-        return max(len(self._arrived) + self._waiting, behind)
+        chain_backlog = self.chains.backlog if self.chains is not None else 0
+        return max(len(self._arrived) + self._waiting, chain_backlog)
 
     def put(self, row: Row) -> None:
         """Inserts a row, or replaces the one with its id; events are added.
@@ -129,10 +129,10 @@ class Gcs:
         deadline_s = time.monotonic() + timeout_s
         with self._state:
             self._absorb()
-            wanted = self._taken
+            target = self._taken
             self._wake.set()
             self._hurry.set()
-            while self._written < wanted:
+            while self._written < target:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not self._thread.is_alive():
                     if self._failure:
@@ -228,10 +228,10 @@ class Gcs:
             self._hurry.wait(_RETRY_S if self._failure else _INTERVAL_S)
             self._hurry.clear()
             self._write_batch()
-            left = bool(self._arrived or self._pending)
-            if self._closing and (self._failure or not left):
+            has_rows = bool(self._arrived or self._pending)
+            if self._closing and (self._failure or not has_rows):
                 return
-            if left:
+            if has_rows:
                 self._wake.set()
             if self._closing:
                 self._hurry.set()
@@ -270,14 +270,14 @@ class Gcs:
         pending = self._pending
         for row in rows:
             row_class = type(row)
-            of_class = pending.get(row_class)
-            if of_class is None:
-                of_class = pending[row_class] = {}
+            class_rows = pending.get(row_class)
+            if class_rows is None:
+                class_rows = pending[row_class] = {}
             if row_class is EventRow:
                 self._num_events += 1
-                of_class[self._num_events] = row
+                class_rows[self._num_events] = row
             else:
-                of_class[row[0]] = row
+                class_rows[row[0]] = row
         self._taken += len(rows)
         self._waiting = _count(pending) + _count(self._writing)
 

@@ -88,11 +88,11 @@ class ChainMembership:
             self._handing_over = True
             if version < self.acked:
                 return []
-            last = self.members[-1]
+            tail = self.members[-1]
             self.members.append(member)
             self._stop_joining()
             self.acked = version
-            return [Acknowledge(last, False), *self._fill()]
+            return [Acknowledge(tail, False), *self._fill()]
         if self.members and member == self.members[-1] and not self._handing_over:
             self.acked = max(self.acked, version)
         return []
@@ -105,10 +105,10 @@ class ChainMembership:
         elif member == self.joining:
             self._stop_joining()
         elif member in self.members:
-            place = self.members.index(member)
+            index = self.members.index(member)
             self.members.remove(member)
-            before = self.members[place - 1] if place else None
-            after = self.members[place] if place < len(self.members) else None
+            before = self.members[index - 1] if index else None
+            after = self.members[index] if index < len(self.members) else None
             if after is None and self.joining is not None:
                 todo.append(Discard(self.joining))  # it has perhaps half of the rows
                 self._stop_joining()
@@ -122,8 +122,8 @@ class ChainMembership:
 
     def begin(self) -> list[Instruction]:
         """Starts as many members as are missing; none when it has failed too often."""
-        there = len(self.members) + len(self.idle) + self.starting + (self.joining is not None)
-        missing = self.replicas - there
+        total = len(self.members) + len(self.idle) + self.starting + (self.joining is not None)
+        missing = self.replicas - total
         if missing <= 0 or self.failed_starts >= MOST_FAILED_STARTS:
             return []
         self.starting += missing
@@ -132,9 +132,9 @@ class ChainMembership:
     def _fill(self) -> list[Instruction]:
         todo: list[Instruction] = []
         if not self.members and self.idle:
-            first = self.idle.pop(0)
-            self.members = [first]
-            todo += [BeginChain(first), Acknowledge(first, True), Resend()]
+            head = self.idle.pop(0)
+            self.members = [head]
+            todo += [BeginChain(head), Acknowledge(head, True), Resend()]
         if self.members and self.joining is None and self.idle:
             self.joining = self.idle.pop(0)
             todo += [Connect(self.members[-1], self.joining, True), Acknowledge(self.joining, True)]

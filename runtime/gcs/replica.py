@@ -171,15 +171,15 @@ class Replica:
         elif kind == ReplicaFrame.FLUSHED:
             self._rows.forget(id)
         elif kind == ReplicaFrame.STATE:
-            last, rows = body_of(message)
+            is_last, rows = body_of(message)
             self._rows.version = max(self._rows.version, id)
             self._rows.take_over(rows)
-            self._whole = self._whole or last
+            self._whole = self._whole or is_last
         elif kind == ReplicaFrame.BEFORE:
             self._drop_before()
-            self._before = before = socket.socket(fileno=message.take_fds()[0])
-            self._links[before.fileno()] = before, framing.Reader()
-            self._poll.register(before, select.POLLIN)
+            self._before = sock = socket.socket(fileno=message.take_fds()[0])
+            self._links[sock.fileno()] = sock, framing.Reader()
+            self._poll.register(sock, select.POLLIN)
         elif kind == ReplicaFrame.AFTER:
             self._drop_after()
             self._after = socket.socket(fileno=message.take_fds()[0])
@@ -195,12 +195,12 @@ class Replica:
     def _send_state(self) -> None:
         """Sends the next part of the rows as they are now, between the writes that go on."""
         assert self._to_send is not None
-        part, rest = self._to_send[:_ROWS_PER_STATE], self._to_send[_ROWS_PER_STATE:]
+        part, remaining = self._to_send[:_ROWS_PER_STATE], self._to_send[_ROWS_PER_STATE:]
         rows = self._rows.some(part)
         # A later part says the version of the rows in it, which the writes before have brought.
-        self._pass_on(frame(ReplicaFrame.STATE, self._rows.version, (not rest, rows)))
+        self._pass_on(frame(ReplicaFrame.STATE, self._rows.version, (not remaining, rows)))
         if self._to_send is not None:
-            self._to_send = rest or None
+            self._to_send = remaining or None
 
     def _pass_on(self, data: bytes) -> None:
         if self._after is not None:

@@ -27,9 +27,9 @@ def start(
         object_store_bytes=object_store_bytes,
     )  # fmt: skip
     try:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         keeper = ray.remote(Keeper).options(
-            name=KEEPER, num_cpus=0, max_concurrency=1000, scheduling_strategy=here
+            name=KEEPER, num_cpus=0, max_concurrency=1000, scheduling_strategy=node
         )
         return RayEngine(namespace, keeper.remote(sys.path))
     except BaseException:

@@ -80,9 +80,9 @@ class Fate:
         row = self.row
         cause = None
         if failure:
-            told = packing.unpack(failure)
-            raised = packing.unpack_exception(told.cause)
-            cause = task_error(raised, told.traceback, f"{self._name}.__init__", told.raised_s)
+            packed = packing.unpack(failure)
+            error = packing.unpack_exception(packed.cause)
+            cause = task_error(error, packed.traceback, f"{self._name}.__init__", packed.raised_s)
         pid = row.get("Pid") or (processes[-1][0] if processes else None)
         reason = reason or text or nodes.death_text(row)
         return ActorDiedError(self._name, pid, reason=reason, cause=cause)

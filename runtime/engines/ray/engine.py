@@ -99,9 +99,9 @@ class RayEngine:
                 stream = self._streams.get(ids.producer(id))
                 if stream is not None and id == stream.end:
                     del self._streams[stream.task]
-                    for one in stream.items():  # those that nobody has been given
-                        if one in self._entries and not self._entries[one].count:
-                            del self._entries[one]
+                    for item in stream.items():  # those that nobody has been given
+                        if item in self._entries and not self._entries[item].count:
+                            del self._entries[item]
 
     def slot(self, id: bytes, call: str) -> Slot:
         with self._lock:
@@ -116,7 +116,7 @@ class RayEngine:
 
         By then the value was unpacked, and what is still wanted is held by references.
         """
-        earlier = getattr(self._local, "adopted", ())
+        previous = getattr(self._local, "adopted", ())
         with self._lock:
             for id, (thing, call, actor) in mentions.items():
                 entry = self._entries.get(id)
@@ -127,28 +127,28 @@ class RayEngine:
                 if isinstance(thing, BaseException):
                     entry.slot.fail(thing)
         self._local.adopted = list(mentions)
-        for id in earlier:
+        for id in previous:
             self.note(id, -1)
 
     def mentions(self, mentioned: Iterable[bytes]) -> dict[bytes, Any]:
         """Returns what has to travel beside a value that mentions these."""
         with self._lock:
             entries = {id: self._entries[id] for id in mentioned}
-        return {id: (one.thing, one.slot.call, one.actor) for id, one in entries.items()}
+        return {id: (entry.thing, entry.slot.call, entry.actor) for id, entry in entries.items()}
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
-        wanted = self._wanted()
+        waited = self._wanted()
         for slot in slots:
             if not slot.done:
-                wanted[id(slot)] = slot
+                waited[id(slot)] = slot
 
     def unwant(self) -> None:
         self._wanted().clear()
 
     def _wanted(self) -> dict[int, Slot]:
         """Returns what this thread waits for."""
-        wanted: dict[int, Slot] = self._local.__dict__.setdefault("wanted", {})
-        return wanted
+        slots: dict[int, Slot] = self._local.__dict__.setdefault("wanted", {})
+        return slots
 
     def notify(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
@@ -170,37 +170,37 @@ class RayEngine:
     def block(self, gate: Gate, timeout_s: float | None) -> bool:
         """Waits in Ray, which lends the CPU of a task that waits to others."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        wanted = self._wanted()
+        slots = self._wanted()
         while True:
-            waited: dict[Any, Callable[[], None]] = {}
-            looks = False
-            for slot in list(wanted.values()):
+            pending: dict[Any, Callable[[], None]] = {}
+            must_look = False
+            for slot in list(slots.values()):
                 if slot.done:
-                    del wanted[id(slot)]
+                    del slots[id(slot)]
                 elif slot in self._deaths:
-                    looks = not self._look_for_death(slot) or looks
+                    must_look = not self._look_for_death(slot) or must_look
                 else:
                     thing, arrived = self._source(slot)
                     if thing is not None:
-                        waited[thing] = arrived
+                        pending[thing] = arrived
             if gate.open:
                 return True
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            if left_s == 0.0 and timeout_s and not waited:
+            if left_s == 0.0 and timeout_s and not pending:
                 break
-            if looks or not waited:  # of others, another thread may hear
+            if must_look or not pending:  # of others, another thread may hear
                 left_s = _LOOK_S if left_s is None else min(left_s, _LOOK_S)
-            if waited:
-                ready, rest = ray.wait(list(waited), num_returns=1, timeout=left_s)
-                if ready and rest:
-                    ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
+            if pending:
+                ready, unready = ray.wait(list(pending), num_returns=1, timeout=left_s)
+                if ready and unready:
+                    ready += ray.wait(unready, num_returns=len(unready), timeout=0)[0]
                 for thing in ready:
-                    waited[thing]()
+                    pending[thing]()
             elif gate.wait(left_s):
                 return True
             if deadline_s is not None and time.monotonic() >= deadline_s and not gate.open:
                 break
-        wanted.clear()
+        slots.clear()
         return gate.open
 
     def _source(self, slot: Slot) -> tuple[Any, Callable[[], None]]:
@@ -287,16 +287,16 @@ class RayEngine:
         actor = self._entries.get(task.actor) if task.actor else None
         inputs = ([task.body_id] if task.body_id else []) + list(task.inputs)
         with self._lock:
-            things = [self._entries[id].thing for id in inputs]
-        failed = next((one for one in things if isinstance(one, BaseException)), None)
+            input_things = [self._entries[id].thing for id in inputs]
+        error = next((thing for thing in input_things if isinstance(thing, BaseException)), None)
         if actor is not None and isinstance(actor.thing, BaseException):
-            failed = actor.thing
-        if actor is None and failed is None:
-            failed = self._infeasible(task.name, task.demand, task.options.host)
-        if failed is not None:
+            error = actor.thing
+        if actor is None and error is None:
+            error = self._infeasible(task.name, task.demand, task.options.host)
+        if error is not None:
             for slot in slots:
-                slot.fail(failed)
-            self._keep(slots, [failed] * len(slots), "")
+                slot.fail(error)
+            self._keep(slots, [error] * len(slots), "")
             self.note(task.body_id, -1)
             return slots
         call = Call(
@@ -305,9 +305,9 @@ class RayEngine:
             mentions=self.mentions(task.refs), returns=task.returns, inputs=(),
         )  # fmt: skip
         if actor is not None:
-            results = actor.thing.submit(call, task.options, things)
+            results = actor.thing.submit(call, task.options, input_things)
         else:
-            results = self._submit_task(call, task, things)
+            results = self._submit_task(call, task, input_things)
         name = "" if actor is None else actor.thing.id
         if task.returns == STREAMING:
             self._streams[task.id] = GeneratorStream(task.id, task.name, name, results)
@@ -329,10 +329,10 @@ class RayEngine:
             resources=dict(chosen.resources), max_retries=chosen.max_retries,
             scheduling_strategy=nodes.strategy(chosen.host), **returns,
         )  # fmt: skip
-        about = chosen.max_retries, packing.pack_plain(chosen.retry_exceptions)
+        retries = chosen.max_retries, packing.pack_plain(chosen.retry_exceptions)
         assert isinstance(call.function, bytes)
         body = [self._functions[call.function]]  # in a list, so that Ray does not send its value
-        return remote.remote(call, about, body, *things)
+        return remote.remote(call, retries, body, *things)
 
     def _keep(self, slots: Sequence[Slot], things: Sequence[Any], actor: str) -> None:
         with self._lock:
@@ -377,9 +377,9 @@ class RayEngine:
         from .process import AsyncShell, Shell
 
         slot = Slot(creation.id, name)
-        failed = self._infeasible(f"actor {name}", demand(options), options.host)
-        if failed is not None:
-            error = ActorDiedError(name, cause=failed)
+        cause = self._infeasible(f"actor {name}", demand(options), options.host)
+        if cause is not None:
+            error = ActorDiedError(name, cause=cause)
             self._keep([slot], [error], "")
             return self._register(RayActor(self, creation.id, name, error, class_name, options))
         is_async = has_async(packing.unpack(cls, f"the class {class_name}"))
@@ -410,16 +410,16 @@ class RayEngine:
         if request.num_threads > 1:
             threads = {name: request.environment[name] for name in THREAD_VARIABLES}
             environment = threads | environment
-        named = {"name": f"{options.namespace}/{options.name}"} if options.name else {}
+        naming = {"name": f"{options.namespace}/{options.name}"} if options.name else {}
         if is_concurrent or options.concurrency_groups:
-            named["max_concurrency"] = concurrency  # type: ignore[assignment]
+            naming["max_concurrency"] = concurrency  # type: ignore[assignment]
         try:
             handle = remote.options(
                 num_cpus=options.num_cpus, num_gpus=options.num_gpus,
                 resources=dict(options.resources), max_restarts=restarts,
                 max_task_retries=options.max_task_retries if restarts else 0,
                 runtime_env={"env_vars": environment} if environment else None,
-                scheduling_strategy=nodes.strategy(options.host), **named,
+                scheduling_strategy=nodes.strategy(options.host), **naming,
             ).remote(build, call, *things)  # fmt: skip
         except ValueError as error:
             if not options.name or "name" not in str(error):
@@ -432,7 +432,7 @@ class RayEngine:
             self.note(creation.body_id, -1)
         target = Target(
             handle, is_journaled=restarts != 0 and not build.is_concurrent,
-            groups={one: method.concurrency_group for one, method in methods.items()},
+            groups={name_: method.concurrency_group for name_, method in methods.items()},
             known_groups=tuple(options.concurrency_groups),
         )  # fmt: skip
         if options.name:
@@ -465,10 +465,10 @@ class RayEngine:
         try:
             handle = ray.get_actor(f"{namespace}/{name}")
         except ValueError:
-            others = [each for where, each in self._request_names() if where == namespace]
+            names = [name_ for space, name_ in self._request_names() if space == namespace]
             raise ValueError(
                 f"no living actor is named {name!r} in the namespace {namespace!r}. There are: "
-                f"{', '.join(others) or 'none'}."
+                f"{', '.join(names) or 'none'}."
             ) from None
         deadline_s = time.monotonic() + _FETCH_S
         hex = handle._actor_id.hex()
@@ -488,8 +488,8 @@ class RayEngine:
         return tuple(fields[:4])
 
     def _request_names(self) -> list[tuple[str, str]]:
-        names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)
-                 if each["namespace"] == ray.get_runtime_context().namespace]  # fmt: skip
+        names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)
+                 if entry["namespace"] == ray.get_runtime_context().namespace]  # fmt: skip
         return sorted(tuple(name.split("/", 1)) for name in names if "/" in name)
 
     def _request_resources(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -522,24 +522,24 @@ class RayEngine:
         before_signals: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         """Asks, waits for `grace` until what was asked of them before is done, then kills."""
-        living = [actor for actor in actors if not actor.dead]
-        for actor in living:
+        alive = [actor for actor in actors if not actor.dead]
+        for actor in alive:
             self.ask_actor(actor, None, reason)
             actor.end()
         deadline_s = time.monotonic() + grace.total_seconds()
-        while time.monotonic() < deadline_s and not all(actor.dead for actor in living):
+        while time.monotonic() < deadline_s and not all(actor.dead for actor in alive):
             time.sleep(_LOOK_S / 5)
-        if before_signals is not None and not all(actor.dead for actor in living):
+        if before_signals is not None and not all(actor.dead for actor in alive):
             before_signals()
-        self.signal_actors(living, 9, reason)
+        self.signal_actors(alive, 9, reason)
 
     def signal_actors(self, actors: Sequence[RayActor], number: int, reason: str) -> None:
         """Kills those that live, for good, and waits for their end."""
-        living = [actor for actor in actors if not actor.dead]
-        for actor in living:
+        alive = [actor for actor in actors if not actor.dead]
+        for actor in alive:
             self._request_kill(actor.key, True, reason)
         deadline_s = time.monotonic() + _FETCH_S
-        while not all(actor.is_gone for actor in living) and time.monotonic() < deadline_s:
+        while not all(actor.is_gone for actor in alive) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S / 5)
 
     def all_actors(self) -> list[RayActor]:

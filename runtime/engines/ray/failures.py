@@ -32,9 +32,9 @@ def error_of_get(engine: RayEngine, error: Exception, slot: Slot, actor: str) ->
         cause = cause.cause
     if isinstance(cause, Raised):
         slot.fill(cause.failure, failed=True)
-        raised = slot.error()
-        assert raised is not None
-        return raised
+        call_error = slot.error()
+        assert call_error is not None
+        return call_error
     text = str(cause).strip()
     if isinstance(cause, exceptions.TaskCancelledError):
         return TaskCancelledError(f"{slot.call} was cancelled")

@@ -58,9 +58,9 @@ class Keeper:
             self._actors[actor] = ActorLedger()
             if len(self._actors) > self._look_at and (self._look is None or self._look.done()):
                 self._look = asyncio.create_task(self._drop_dead())
-        return self._known(actor)
+        return self._recorded(actor)
 
-    def _known(self, actor: str) -> ActorLedger:
+    def _recorded(self, actor: str) -> ActorLedger:
         """Returns what is known of an actor, to be read."""
         return self._actors.get(actor) or self._dead.get(actor) or ActorLedger()
 
@@ -69,9 +69,9 @@ class Keeper:
 
         Records stay until they are fetched, and how an actor ended for who has a reference of it.
         """
-        asked = list(self._actors)
-        rows = await asyncio.to_thread(lambda: [nodes.actor_row(actor) for actor in asked])
-        for actor, row in zip(asked, rows, strict=True):
+        actors = list(self._actors)
+        rows = await asyncio.to_thread(lambda: [nodes.actor_row(actor) for actor in actors])
+        for actor, row in zip(actors, rows, strict=True):
             if nodes.is_dead_for_good(row, restarts=bool(self._actors[actor].processes)):
                 ledger = self._dead[actor] = self._actors.pop(actor)
                 ledger.state, ledger.journal, ledger.fields = None, [], ()
@@ -89,7 +89,7 @@ class Keeper:
         self._ledger(actor).fields = fields
 
     async def described(self, actor: str) -> tuple[Any, ...]:
-        return self._known(actor).fields
+        return self._recorded(actor).fields
 
     async def started(
         self, actor: str, pid: int, host: str
@@ -121,11 +121,11 @@ class Keeper:
         ledger.reason = ledger.reason or reason
 
     async def stop_requested(self, actor: str) -> bool:
-        return self._known(actor).stop_requested
+        return self._recorded(actor).stop_requested
 
     async def end_of(self, actor: str) -> tuple[str, bytes, list[tuple[int, str]]]:
         """Returns why an actor has ended, as far as is known, and its processes."""
-        ledger = self._known(actor)
+        ledger = self._recorded(actor)
         return ledger.reason, ledger.failure, ledger.processes
 
     async def emit(self, actor: str, record: bytes) -> None:
@@ -137,10 +137,10 @@ class Keeper:
 
     async def take_records(self, actor: str) -> list[bytes]:
         """Returns the records nobody has fetched, and forgets them."""
-        ledger = self._known(actor)
-        taken = list(ledger.records)
+        ledger = self._recorded(actor)
+        records = list(ledger.records)
         ledger.records.clear()
-        return taken
+        return records
 
     async def dropped(self, actor: str) -> int:
-        return self._known(actor).dropped
+        return self._recorded(actor).dropped

@@ -76,11 +76,11 @@ def _own_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 def _start(
@@ -136,11 +136,11 @@ def _set_token(variables: dict[str, str]) -> None:
     internal: Any = ray._raylet
     if not variables and not _token:
         return
-    for name, before in _token.items():
-        if before is None:
+    for name, value in _token.items():
+        if value is None:
             os.environ.pop(name, None)
         else:
-            os.environ[name] = before
+            os.environ[name] = value
     _token.clear()
     _token.update({name: os.environ.get(name) for name in variables})
     os.environ.update(variables)
@@ -169,8 +169,8 @@ def strategy(host: str) -> Any:
 
 
 def _unknown(host: str) -> ValueError:
-    known = ", ".join(sorted(node["NodeManagerAddress"] for node in hosts()))
-    return ValueError(f"host={host!r}: the cluster has {known}. Give one of these.")
+    addresses = ", ".join(sorted(node["NodeManagerAddress"] for node in hosts()))
+    return ValueError(f"host={host!r}: the cluster has {addresses}. Give one of these.")
 
 
 def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResources | None:
@@ -178,19 +178,19 @@ def infeasible(name: str, demand: Mapping[str, float], host: str) -> OutOfResour
 
     ValueError for a host that is not there.
     """
-    each = [node for node in hosts()
+    nodes = [node for node in hosts()
             if host in ("", node["NodeManagerAddress"], node["NodeManagerHostname"])]  # fmt: skip
-    if not each:
+    if not nodes:
         raise _unknown(host)
-    for node in each:
-        there = node["Resources"]
-        if all(there.get(resource, 0.0) >= amount for resource, amount in demand.items()):
+    for node in nodes:
+        resources = node["Resources"]
+        if all(resources.get(resource, 0.0) >= amount for resource, amount in demand.items()):
             return None
-    wants = ", ".join(f"{amount:g} {resource}" for resource, amount in demand.items())
+    wants = ", ".join(f"{n:g} {name_}" for name_, n in demand.items())
     have = "; ".join(
         f"{node['NodeManagerAddress']}: "
-        + ", ".join(f"{much:g} {what}" for what, much in countable(node["Resources"]).items())
-        for node in each
+        + ", ".join(f"{n:g} {name_}" for name_, n in countable(node["Resources"]).items())
+        for node in nodes
     )
     return OutOfResources(
         f"{name} wants {wants}; the hosts of the cluster have {have}. Ask for less, or add a host."
@@ -234,8 +234,8 @@ def is_dead_for_good(row: Mapping[str, Any], restarts: bool) -> bool:
 def death_text(row: Mapping[str, Any]) -> str:
     """Returns why an actor has died, in Ray's words."""
     cause = row.get("DeathCause")
-    which = cause.WhichOneof("context") if cause is not None else None
-    context = getattr(cause, which) if which else None
+    field = cause.WhichOneof("context") if cause is not None else None
+    context = getattr(cause, field) if field else None
     return str(getattr(context, "error_message", "")) or "Ray does not say why"
 
 

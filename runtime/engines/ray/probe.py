@@ -17,9 +17,9 @@ def probe(address: str, timeout_s: float) -> None:
     something. One that speaks TLS says that, or hangs up. `timeout_s` is for either.
     """
     host, _, port = address.rpartition(":")
-    at = (host.strip("[]"), int(port))
+    endpoint = (host.strip("[]"), int(port))
     with (
-        socket.create_connection(at, timeout=timeout_s) as connection,
+        socket.create_connection(endpoint, timeout=timeout_s) as connection,
         suppress(ConnectionResetError, BrokenPipeError),
     ):
         connection.sendall(_GREETING)

@@ -53,8 +53,8 @@ def run_task(call: Call, retries: tuple[int, bytes], body: Sequence[Any], *input
     """Runs one call of a function."""
     engine = _engine(call.namespace)
     with _task(engine, call, body, inputs) as (function, args, kwargs):
-        limit, wanted = retries[0], packing.unpack(retries[1])
-        return _to_values(engine, call, _evaluate(function, args, kwargs, wanted, limit))
+        limit, errors = retries[0], packing.unpack(retries[1])
+        return _to_values(engine, call, _evaluate(function, args, kwargs, errors, limit))
 
 
 def run_task_streaming(
@@ -72,11 +72,11 @@ def _task(
     engine: RayEngine, call: Call, body: Sequence[Any], inputs: Sequence[Value]
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Surrounds a call of a function: what it raises goes to its caller, a cancellation too."""
-    asked = False
+    interrupted = False
 
     def interrupt(*_: Any) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal interrupted
+        interrupted = True
         raise TaskCancelledError(f"{call.name} was cancelled")
 
     in_main = threading.current_thread() is threading.main_thread()
@@ -87,17 +87,17 @@ def _task(
             code = ray.get(body[0])
             _functions[call.function] = packing.unpack(code, f"the function {call.name}")
         _enter(call)
-        before = signal.signal(signal.SIGINT, interrupt) if in_main else None
+        handler = signal.signal(signal.SIGINT, interrupt) if in_main else None
         try:
             yield _functions[call.function], args, kwargs
         finally:
             if in_main:
-                signal.signal(signal.SIGINT, before)
+                signal.signal(signal.SIGINT, handler)
             del args, kwargs
     except (SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        if asked and isinstance(error, TaskCancelledError):
+        if interrupted and isinstance(error, TaskCancelledError):
             raise KeyboardInterrupt from None  # by which Ray knows that it was cancelled
         raise Raised(worker.call_failure(error)) from None
     finally:
@@ -108,15 +108,15 @@ def _enter(
     call: Call, build: ActorBuild | None = None, restarts: int = 0, replayed: bool = False
 ) -> None:
     """Makes a call the context of the code that runs now."""
-    here = ray.get_runtime_context()
-    resources, gpus = here.get_assigned_resources(), here.get_accelerator_ids().get("GPU", ())
-    entered = call_context.Context(
+    runtime = ray.get_runtime_context()
+    resources, gpus = runtime.get_assigned_resources(), runtime.get_accelerator_ids().get("GPU", ())
+    context = call_context.Context(
         task_id=call.id, calls=_fresh_calls(), name=call.name,
         resources=dict(resources), gpu_ids=tuple(gpus),
         actor_id=b"" if build is None else build.id,
         actor_name="" if build is None else build.name, restarts=restarts, replayed=replayed,
     )  # fmt: skip
-    call_context.enter(entered)
+    call_context.enter(context)
 
 
 def _fresh_calls() -> itertools.count[int]:
@@ -127,8 +127,8 @@ def _fresh_calls() -> itertools.count[int]:
 def _arguments(engine: RayEngine, call: Call, inputs: Sequence[Value]) -> tuple[Any, Any]:
     """Returns a call's arguments, with values in place of references."""
     mentions = dict(call.mentions)
-    for _, more in inputs:
-        mentions.update(more)
+    for _, more_mentions in inputs:
+        mentions.update(more_mentions)
     engine.adopt(mentions)
     body: packing.Part = call.arguments
     if call.arguments_stored:
@@ -144,26 +144,26 @@ def _arguments(engine: RayEngine, call: Call, inputs: Sequence[Value]) -> tuple[
     return args, kwargs
 
 
-def _evaluate(function: Callable[..., Any], args: Any, kwargs: Any, wanted: Any, limit: int) -> Any:
+def _evaluate(function: Callable[..., Any], args: Any, kwargs: Any, errors: Any, limit: int) -> Any:
     """Calls a function, again if it raises what is `wanted`, at most `limit` times."""
     while True:
         try:
             value = function(*args, **kwargs)
             return list(value) if inspect.isgenerator(value) else value
         except Exception as error:
-            if not _again(error, wanted, limit):
+            if not _should_retry(error, errors, limit):
                 raise
 
 
-def _again(error: Exception, wanted: Any, limit: int) -> bool:
+def _should_retry(error: Exception, errors: Any, limit: int) -> bool:
     """Tells whether a call that raised this is to be made again, as its next attempt."""
-    wanted = (Exception,) if wanted is True else wanted or ()
-    here = call_context.context()
-    if isinstance(error, TaskCancelledError) or not isinstance(error, wanted):
+    errors = (Exception,) if errors is True else errors or ()
+    context = call_context.context()
+    if isinstance(error, TaskCancelledError) or not isinstance(error, errors):
         return False
-    if 0 <= limit <= here.attempt:
+    if 0 <= limit <= context.attempt:
         return False
-    call_context.enter(dataclasses.replace(here, attempt=here.attempt + 1))
+    call_context.enter(dataclasses.replace(context, attempt=context.attempt + 1))
     return True
 
 
@@ -183,7 +183,7 @@ def _to_values(engine: RayEngine, call: Call, value: Any) -> Any:
             f"{call.name} gave {len(values)} values; it was called with "
             f"num_returns={call.returns}. Return as many, in a tuple or list."
         )
-    return [_to_value(engine, call, one) for one in values]
+    return [_to_value(engine, call, item) for item in values]
 
 
 class _Process:
@@ -264,9 +264,9 @@ class _Shell:
     def _is_journaled(self) -> bool:
         return self._build.is_restarted and not self._build.is_concurrent
 
-    def _keep_answer(self, done: JournaledCall, answer: tuple[bool, Any]) -> None:
+    def _keep_answer(self, journaled: JournaledCall, answer: tuple[bool, Any]) -> None:
         self._since += 1
-        self._answers[done.call.id] = answer
+        self._answers[journaled.call.id] = answer
         if len(self._answers) > _ANSWERS_KEPT:
             self._answers.popitem(last=False)
 
@@ -299,18 +299,18 @@ class _Shell:
 
     def _retries(self, call: Call) -> tuple[Any, int]:
         """Returns what a method that raises it is called again for, and how often."""
-        wanted = self._option(call, "retry_exceptions")
-        if isinstance(wanted, bytes):
-            wanted = packing.unpack(wanted, f"the retry_exceptions of {call.name}")
+        errors = self._option(call, "retry_exceptions")
+        if isinstance(errors, bytes):
+            errors = packing.unpack(errors, f"the retry_exceptions of {call.name}")
         limit = self._option(call, "max_task_retries")
         if limit is None:
             limit = self._build.max_task_retries
             limit = METHOD_RETRIES if limit < 0 else limit
-        return wanted, limit
+        return errors, limit
 
     def _checkpoint_due(self) -> bool:
-        every = self._build.checkpoint_every
-        return every > 0 and self._since >= every
+        interval = self._build.checkpoint_every
+        return interval > 0 and self._since >= interval
 
     def _saved(self) -> Value | None:
         """Returns a checkpoint; None if it cannot be had: then the journal goes on."""
@@ -342,9 +342,9 @@ class Shell(_Shell):
 
     def _start(self, call: Call, inputs: Sequence[Value]) -> Sequence[JournaledCall]:
         journal = super()._start(call, inputs)
-        for done in journal:
-            answer = self._answer(done.call, ray.get(list(done.inputs)), True)
-            self._keep_answer(done, answer)
+        for journaled in journal:
+            answer = self._answer(journaled.call, ray.get(list(journaled.inputs)), True)
+            self._keep_answer(journaled, answer)
         return journal
 
     def call(self, call: Call, *inputs: Value) -> Any:
@@ -353,15 +353,15 @@ class Shell(_Shell):
             answer = self._answer(call, inputs)
             if self._counted() and (state := self._saved()) is not None:
                 self._engine.ask_keeper("note", self._id, state, None)
-            return _given(answer)
+            return _value_or_raise(answer)
         kept = self._kept_answer(call)
         if kept is None:
             state = self._saved() if self._checkpoint_due() else None
             kept = self._answer(call, inputs)
             self._since = 1 if state is not None else self._since + 1
-            done = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
-            self._engine.ask_keeper("note", self._id, state, done)
-        return _given(kept)
+            journaled = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
+            self._engine.ask_keeper("note", self._id, state, journaled)
+        return _value_or_raise(kept)
 
     def stream(self, call: Call, *inputs: Value) -> Iterator[Value]:
         """Runs one call of a generator, and gives what it yields on the way."""
@@ -376,9 +376,9 @@ class Shell(_Shell):
         finally:
             self._engine.adopt({})
             if self._is_journaled:
-                done = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
+                journaled = JournaledCall(dataclasses.replace(call, inputs=()), call.inputs)
                 self._since += 1
-                self._engine.ask_keeper("note", self._id, None, done)
+                self._engine.ask_keeper("note", self._id, None, journaled)
 
     def _answer(
         self, call: Call, inputs: Sequence[Value], replayed: bool = False
@@ -406,7 +406,7 @@ class AsyncShell(_Shell):
         answer = await self._answer(call, inputs)
         if self._counted() and (state := self._saved()) is not None:
             await self._engine.keeper.note.remote(self._id, state, None)
-        return _given(answer)
+        return _value_or_raise(answer)
 
     async def stream(self, call: Call, *inputs: Value) -> AsyncIterator[Value]:
         """Runs one call of a generator, and gives what it yields on the way."""
@@ -427,14 +427,14 @@ class AsyncShell(_Shell):
     async def _answer(self, call: Call, inputs: Sequence[Value]) -> tuple[bool, Any]:
         try:
             method, args, kwargs = self._begin(call, inputs, False)
-            wanted, limit = self._retries(call)
+            errors, limit = self._retries(call)
             while True:
                 try:
                     value = method(*args, **kwargs)
                     value = await value if inspect.isawaitable(value) else value
                     return True, _to_values(self._engine, call, value)
                 except Exception as error:
-                    if not _again(error, wanted, limit):
+                    if not _should_retry(error, errors, limit):
                         raise
         except SystemExit:
             ray.actor.exit_actor()
@@ -445,7 +445,7 @@ class AsyncShell(_Shell):
             return False, Raised(worker.call_failure(error))
 
 
-def _given(answer: tuple[bool, Any]) -> Any:
+def _value_or_raise(answer: tuple[bool, Any]) -> Any:
     """Returns an answer, or raises it."""
     if not answer[0]:
         raise answer[1]

@@ -32,9 +32,9 @@ class GeneratorStream:
         What the generator has raised comes as the last of them.
         """
         try:
-            thing = next(self.generator)
+            reference = next(self.generator)
         except StopIteration:
             self.ended = True
             return None
         self.taken += 1
-        return thing
+        return reference
