@@ -69,8 +69,8 @@ class ExperienceBatch:
             )
         for i in range(n):
             start, stop = total * i // n, total * (i + 1) // n
-            parts = {name: c[:, start:stop] for name, c in self.columns.items()}
-            yield BatchSlice(parts, start, stop)
+            columns = {name: c[:, start:stop] for name, c in self.columns.items()}
+            yield BatchSlice(columns, start, stop)
 
 
 class BatchBuffers:
@@ -118,19 +118,19 @@ class Collator:
         if len(parts) == 1:
             for packet in parts[0].packets:
                 for block, tensor in parts[0].blocks(packet):
-                    whole = block.per_segment or block.shape[0] == parts[0].schema.steps
-                    if whole and (self._device is None or tensor.device == self._device):
+                    is_complete = block.per_segment or block.shape[0] == parts[0].schema.steps
+                    if is_complete and (self._device is None or tensor.device == self._device):
                         target = per_segment if block.per_segment else columns
                         target[block.name] = tensor[None] if block.per_segment else tensor
         channels = parts[0].schema.channels
         if len(columns) + len(per_segment) < len(channels):
             buffers = self._buffers(parts)
-            for place, part in enumerate(parts):
-                self._stack(buffers, place, part, columns.keys() | per_segment.keys())
+            for index, segment in enumerate(parts):
+                self._stack(buffers, index, segment, columns.keys() | per_segment.keys())
             columns = buffers.columns | columns
             per_segment = buffers.per_segment | per_segment
-        segments = tuple(part.id for part in parts)
-        num_env = tuple(part.schema.num_env for part in parts)
+        segments = tuple(segment.id for segment in parts)
+        num_env = tuple(segment.schema.num_env for segment in parts)
         return ExperienceBatch(
             columns, per_segment, segments, num_env, stale, _parts=parts, _buffers=buffers
         )
@@ -141,7 +141,7 @@ class Collator:
             self._free.setdefault(buffers.num_env, []).append(buffers)
 
     def _buffers(self, parts: Sequence[Segment]) -> BatchBuffers:
-        num_env = tuple(part.schema.num_env for part in parts)
+        num_env = tuple(segment.schema.num_env for segment in parts)
         if free := self._free.get(num_env):
             return free.pop()
         device = self._device or parts[0].packets[0].memory.device
@@ -209,26 +209,26 @@ class Batcher:
                     return None
             finally:
                 self._waited_s += time.monotonic() - start_s
-        parts = self._ready[: self._batch_segments]
+        segments = self._ready[: self._batch_segments]
         try:
-            batch = self._stacker.batch(parts, tuple(self._stale))
+            batch = self._stacker.batch(segments, tuple(self._stale))
         except CorruptPacket:
             self._ready = [s for s in self._ready if s.status is SegmentStatus.READY]
             raise
         self._ready = self._ready[self._batch_segments :]
         self._stale.clear()
-        for part in parts:
-            part.status = SegmentStatus.TAKEN
+        for segment in segments:
+            segment.status = SegmentStatus.TAKEN
         return batch
 
     def done(self, batch: ExperienceBatch) -> None:
         """Gives back the slots of a batch that was trained on; its tensors are void."""
-        if any(part.status is not SegmentStatus.TAKEN for part in batch._parts):
+        if any(segment.status is not SegmentStatus.TAKEN for segment in batch._parts):
             raise ExperienceError(
                 "done of a batch that was done before: each one is trained on once. Take the next."
             )
-        for part in batch._parts:
-            part.settle(SegmentStatus.TRAINED)
+        for segment in batch._parts:
+            segment.settle(SegmentStatus.TRAINED)
         self._stacker.free(batch._buffers)
         batch._buffers = None
 
@@ -297,22 +297,22 @@ class Batcher:
 
     def _check(self) -> None:
         """Looks for agents that have come, and whether they send what belongs together."""
-        here = [source for source in self._sources if source.connect()]
-        if here:
-            check_same([(source.name, source.schema) for source in here])
-        if len(here) == len(self._sources):
-            room = sum(source.schema.capacity - 1 for source in here)
+        connected = [source for source in self._sources if source.connect()]
+        if connected:
+            check_same([(source.name, source.schema) for source in connected])
+        if len(connected) == len(self._sources):
+            room = sum(source.schema.capacity - 1 for source in connected)
             if room < self._batch_segments:
                 raise SchemaError(
-                    f"{self._batch_segments} segments a batch, but the {len(here)} links to this "
-                    f"trainer hold {room} at most, beside one more each; a batch must fit. Raise "
-                    "experience.capacity, or lower experience.batch_segments."
+                    f"{self._batch_segments} segments a batch, but the {len(connected)} links to "
+                    f"this trainer hold {room} at most, beside one more each; a batch must fit. "
+                    "Raise experience.capacity, or lower experience.batch_segments."
                 )
             self._checked = True
 
     def _time_out(self, waiting: Sequence[AgentLink]) -> None:
-        have = {segment.source for segment in self._ready}
-        late = [source.name for source in waiting if source not in have] or [
+        senders = {segment.source for segment in self._ready}
+        late = [source.name for source in waiting if source not in senders] or [
             source.name for source in waiting
         ]
         raise LinkTimeout(

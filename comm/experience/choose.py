@@ -36,9 +36,9 @@ class LinkCost:
 
     def packet_s(self, nbytes: int) -> float:
         """Returns the seconds for one packet."""
-        place = sum(size < nbytes for size, _ in self.points)
-        first = min(max(place - 1, 0), len(self.points) - 2)
-        (a, a_s), (b, b_s) = self.points[first : first + 2]
+        smaller = sum(size < nbytes for size, _ in self.points)
+        left = min(max(smaller - 1, 0), len(self.points) - 2)
+        (a, a_s), (b, b_s) = self.points[left : left + 2]
         return max(a_s + (b_s - a_s) / (b - a) * (nbytes - a), 1e-9)
 
 
@@ -77,9 +77,9 @@ def choose_grouping(
                 (_stream_s(members, rows, steps, num_env, cost), steps // rows, rows)
                 for rows in divisors
             )
-            before_s, before, streams = best[start]
+            prefix_s, prefix_packets, prefix = best[start]
             stream = Stream(tuple(channel.name for channel in members), rows)
-            choices.append((before_s + seconds, before + packets, (*streams, stream)))
+            choices.append((prefix_s + seconds, prefix_packets + packets, (*prefix, stream)))
         best.append(min(choices, key=lambda choice: (choice[0], choice[1], len(choice[2]))))
     return Grouping("chosen", best[-1][2])
 
@@ -87,13 +87,13 @@ def choose_grouping(
 def _stream_s(
     members: Sequence[Channel], rows: int, steps: int, num_env: int, cost: LinkCost
 ) -> float:
-    each = [channel for channel in members if not channel.per_segment]
-    once = [channel for channel in members if channel.per_segment]
-    usual = sum(channel.nbytes(rows, num_env) for channel in each)
-    last = usual + sum(channel.nbytes(rows, num_env) for channel in once)
+    per_step = [channel for channel in members if not channel.per_segment]
+    per_segment = [channel for channel in members if channel.per_segment]
+    nbytes = sum(channel.nbytes(rows, num_env) for channel in per_step)
+    last = nbytes + sum(channel.nbytes(rows, num_env) for channel in per_segment)
     packets = steps // rows
-    blocks = packets * len(each) + len(once)
-    return (packets - 1) * cost.packet_s(usual) + cost.packet_s(last) + blocks * cost.block_s
+    blocks = packets * len(per_step) + len(per_segment)
+    return (packets - 1) * cost.packet_s(nbytes) + cost.packet_s(last) + blocks * cost.block_s
 
 
 def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCost:

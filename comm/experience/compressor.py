@@ -39,12 +39,12 @@ class _Views:
         self.rows: list[list[Target]] = [[] for _ in range(row_count)]
         self.once: list[Target] = []
         for block in layout.blocks:
-            whole = staged[block.name] if block.compressed else view(memory, block)
+            tensor = staged[block.name] if block.compressed else view(memory, block)
             if block.per_segment:
-                self.once.append((block.name, whole, whole.shape, whole.dtype))
+                self.once.append((block.name, tensor, tensor.shape, tensor.dtype))
                 continue
-            for row, part in zip(self.rows, whole, strict=True):
-                row.append((block.name, part, part.shape, part.dtype))
+            for row, target in zip(self.rows, tensor, strict=True):
+                row.append((block.name, target, target.shape, target.dtype))
 
 
 class _StreamWriter:
@@ -87,8 +87,8 @@ class _StreamWriter:
         """Sends the packet whose last step is t."""
         slot = self._slot
         assert slot is not None
-        last = t + 1 == self.steps
-        layout = self.last if last else self.usual
+        is_last = t + 1 == self.steps
+        layout = self.last if is_last else self.usual
         nbytes = layout.nbytes
         if self._packed:
             memory: Any = slot.memory.numpy()
@@ -116,13 +116,13 @@ class Compressor:
         """
         if len(tensors) != len(self._names[0]):
             self._refuse(tensors, False)
-        migrator, last = self.migrator, t + 1 == self.schema.steps
+        migrator, is_last = self.migrator, t + 1 == self.schema.steps
         for writer in self._writers:
             row = t % writer.row_count
             if row == 0:
                 writer.begin(migrator)
             self._copy(tensors, writer.rows[row], False, writer.pinned)
-            if row + 1 == writer.row_count and not (last and writer.waits):
+            if row + 1 == writer.row_count and not (is_last and writer.waits):
                 writer.send(migrator, t, policy_version)
 
     def end(self, tensors: Mapping[str, Tensor], policy_version: int) -> SegmentId:
@@ -136,7 +136,7 @@ class Compressor:
         return self.migrator.end(policy_version)
 
     def abandon(self) -> bool:
-        """Gives the segment up; whether part of it was sent."""
+        """Gives the segment up; returns whether part of it was sent."""
         return self.migrator.abandon()
 
     def _copy(
@@ -164,6 +164,6 @@ class Compressor:
 
 def view(memory: Tensor, block: Block) -> Tensor:
     """Returns a block that is not compressed, in the memory [nbytes] uint8 of its packet."""
-    part = memory[block.offset : block.offset + block.nbytes]
+    raw = memory[block.offset : block.offset + block.nbytes]
     dtype: torch.dtype = getattr(torch, block.dtype)
-    return part.view(dtype).view(block.shape)
+    return raw.view(dtype).view(block.shape)

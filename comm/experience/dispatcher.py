@@ -47,8 +47,8 @@ class Dispatcher:
     def put(self, t: int, tensors: Mapping[str, Tensor]) -> None:
         """Puts step t of the segment, 0 to T - 1 in order: {channel: [N, *shape]}."""
         if t != self._next or t >= self.schema.steps:
-            begun = self._next is not None and self._next >= 0
-            expected = f"step {self._next} is next" if begun else "begin() first"
+            is_begun = self._next is not None and self._next >= 0
+            expected = f"step {self._next} is next" if is_begun else "begin() first"
             raise ExperienceError(
                 f"put of step {t}: {expected}; a segment has steps 0 to {self.schema.steps - 1}, "
                 "in order. Then call end()."
@@ -58,7 +58,7 @@ class Dispatcher:
         self._next = t + 1
 
     def end(self, tensors: Mapping[str, Tensor] | None = None) -> SegmentId:
-        """Ends a whole segment with {per-segment channel: [*shape]}; where it went, as which."""
+        """Ends a whole segment with {per-segment channel: [*shape]}; returns its id."""
         if self._next != self.schema.steps:
             raise ExperienceError(
                 f"end of a segment of which not all {self.schema.steps} steps were put. Put "

@@ -18,7 +18,7 @@ from .schema import WORD
 
 
 def pack(memory: Any, offset: int, blocks: Sequence[Any]) -> int:
-    """Writes the uint8 arrays `blocks` into `memory` from `offset` on; where the last one ends."""
+    """Writes the uint8 arrays `blocks` into `memory` from `offset` on; returns their end."""
     lz4 = importlib.import_module("lz4.block")
     for block in blocks:
         raw = memoryview(block.reshape(-1))

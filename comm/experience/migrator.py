@@ -70,8 +70,8 @@ class Migrator:
     ) -> None:
         if not routes:
             raise ValueError("no routes: an agent needs a trainer to send to. Pass one or more.")
-        near = [route for route in routes if route.same_device]
-        self._outlets = [_Outlet(route) for route in near or routes]
+        local = [route for route in routes if route.same_device]
+        self._outlets = [_Outlet(route) for route in local or routes]
         self._timeout_s = timeout.total_seconds()
         self._stop = stop
         self._current: _Outlet | None = None  # once the segment has a slot
@@ -122,7 +122,7 @@ class Migrator:
         return segment
 
     def abandon(self) -> bool:
-        """Gives up the rest of this segment; whether anything was sent.
+        """Gives up the rest of this segment; returns whether any of it was sent.
 
         Slots that were reserved for it are kept for the next segment.
         """

@@ -58,8 +58,8 @@ class Channel:
 
     def nbytes(self, rows: int, num_env: int) -> int:
         """Returns the bytes of `rows` steps of all environments, or of one segment."""
-        each = math.prod(self.shape) * ITEM_BYTES[self.dtype]
-        return each if self.per_segment else each * rows * num_env
+        nbytes = math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return nbytes if self.per_segment else nbytes * rows * num_env
 
 
 def check_channels(channels: Sequence[Channel], steps: int) -> None:
@@ -67,8 +67,8 @@ def check_channels(channels: Sequence[Channel], steps: int) -> None:
     if steps < 1:
         raise ValueError(f"{steps} steps: a segment has at least 1. Raise the horizon.")
     names = [channel.name for channel in channels]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"channels {', '.join(twice)}: each name stands for one. Rename some.")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"channels {', '.join(repeated)}: each name stands for one. Rename some.")
     if all(channel.per_segment for channel in channels):
         raise ValueError(
             f"channels {', '.join(names) or '(none)'}: a segment needs one that has a tensor each "
@@ -191,8 +191,8 @@ class Schema:
     def _check_lz4(self, name: str) -> None:
         dtype = next((c.dtype for c in self.channels if c.name == name), None)
         if dtype is None:
-            known = ", ".join(channel.name for channel in self.channels)
-            raise ValueError(f"lz4 channel {name!r}: there are {known}. Name one of them.")
+            names = ", ".join(channel.name for channel in self.channels)
+            raise ValueError(f"lz4 channel {name!r}: there are {names}. Name one of them.")
         if dtype != "uint8":
             raise ValueError(
                 f"lz4 channel {name!r} is {dtype}; only uint8 (images) is compressed, as floats "
@@ -280,32 +280,32 @@ def check_same(schemas: Sequence[tuple[str, Schema]]) -> None:
 
     The number of environments and the grouping may differ between the agents of a batcher.
     """
-    first, schema = schemas[0]
+    source, schema = schemas[0]
     for other, other_schema in schemas[1:]:
         if other_schema.steps != schema.steps:
             raise SchemaError(
-                f"{first} sends segments of {schema.steps} steps, {other} of {other_schema.steps}; "
-                "those of one batch must be alike. Give all agents the same horizon."
+                f"{source} sends segments of {schema.steps} steps, {other} of {other_schema.steps};"
+                " those of one batch must be alike. Give all agents the same horizon."
             )
         if other_schema.channels != schema.channels:
-            mine, theirs = (
+            ours, theirs = (
                 {c.name: (c.shape, c.dtype, c.per_segment) for c in s.channels}
                 for s in (schema, other_schema)
             )
-            names = sorted(n for n in mine.keys() | theirs if mine.get(n) != theirs.get(n))
-            what = (
-                f"channel {names[0]!r} is {_shown(mine.get(names[0]))} from {first} and "
-                f"{_shown(theirs.get(names[0]))} from {other}"
+            names = sorted(n for n in ours.keys() | theirs if ours.get(n) != theirs.get(n))
+            difference = (
+                f"channel {names[0]!r} is {_channel_text(ours.get(names[0]))} from {source} and "
+                f"{_channel_text(theirs.get(names[0]))} from {other}"
                 if names
-                else f"{first} and {other} name the same channels in another order"
+                else f"{source} and {other} name the same channels in another order"
             )
             raise SchemaError(
-                f"{what}; those of one batch must be alike. Give all agents the same environment "
-                "and the same channels."
+                f"{difference}; those of one batch must be alike. Give all agents the same "
+                "environment and the same channels."
             )
 
 
-def _shown(channel: tuple[tuple[int, ...], str, bool] | None) -> str:
+def _channel_text(channel: tuple[tuple[int, ...], str, bool] | None) -> str:
     if channel is None:
         return "missing"
     shape, dtype, per_segment = channel

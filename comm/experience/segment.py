@@ -1,11 +1,11 @@
 """Puts the packets of one agent together to segments, in order, each settled once.
 
-Why what is not whole is known to be lost. A stream keeps its order. So when it gave a packet of a
-later segment, what an earlier one still misses of it will not come: the agent gave that segment up,
-or a trainer that is gone had released a part of it. And of an agent's process nothing more comes
-once one that replaced it was heard of, and a poll after that found nothing: what it had not sent of
-its last segment does not exist. Such a segment holds slots until then. As long as the links have
-room for a batch and one segment more each, its agent has room to send what shows it to be lost.
+How it is known that a segment will never be whole: a stream keeps its order, so when it gave a
+packet of a later segment, packets that an earlier one still misses there will not come. The agent
+gave that segment up, or a trainer that is gone had released a part of it. And nothing more comes of
+an agent's process once its successor was heard of and a poll after that found nothing: what it had
+not sent of its last segment does not exist. Such a segment holds slots until then. As long as the
+links have room for a batch and one segment more each, its agent can send what shows it to be lost.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class AgentLink:
         """Returns the channels in a packet. Views are made once for each slot."""
         header, memory = packet.header, packet.memory
         stream = header.stream
-        last = header.step + self.schema.grouping.streams[stream].rows == self.schema.steps
-        layout = self._layouts[stream][last]
-        key = stream, packet.place, last
+        is_last = header.step + self.schema.grouping.streams[stream].rows == self.schema.steps
+        layout = self._layouts[stream][is_last]
+        key = stream, packet.place, is_last
         views = self._views.get(key)
         if views is None or not views or views[0][1].data_ptr() != memory.data_ptr():
             plain = [block for block in layout.blocks if not block.compressed]
@@ -197,8 +197,8 @@ class AgentLink:
         else:
             self.incomplete += 1
         while self._order and self._order[0].status.value >= SegmentStatus.TRAINED.value:
-            first = self._order.pop(0)
-            self.watermark.add(first.key, first.status)
+            oldest = self._order.pop(0)
+            self.watermark.add(oldest.key, oldest.status)
         if self._gaps:
             passed = {key for key in self._gaps if key < self.watermark.key}
             self._gaps -= passed
@@ -228,7 +228,7 @@ class AgentLink:
         return sum(s.status.value < SegmentStatus.TRAINED.value for s in self._order)
 
     def _take(self, packet: Packet) -> Segment | None:
-        """Adds a packet to its segment; the segment, if it is whole now."""
+        """Adds a packet to its segment; returns the segment if it is whole now."""
         header = packet.header
         self.packets += 1
         self.nbytes += header.nbytes
@@ -265,12 +265,12 @@ class AgentLink:
 
     def _begin(self, key: Key, policy_version: int) -> Segment:
         incarnation, sequence = key
-        last = self._last
-        if key > last:
+        newest = self._last
+        if key > newest:
             self._last = key
-            first = last[1] + 1 if incarnation == last[0] else 0
+            first = newest[1] + 1 if incarnation == newest[0] else 0
             self._gaps.update((incarnation, n) for n in range(first, sequence))
-        else:  # a part of one that was released in part by a trainer that is gone
+        else:  # a trainer that is gone has released another part of this segment
             self._gaps.discard(key)
         id_ = SegmentId(self.gmi_id, incarnation, sequence, policy_version)
         segment = self._open[key] = Segment(self, id_, self.schema.packets)

@@ -97,13 +97,13 @@ def record(rank: int) -> int:
 
 
 def _join(words: memoryview, rank: int, member: str) -> bool:
-    """Makes this process the writer of a record; whether another process was that before it.
+    """Makes this process the writer of a record; returns whether another process was it before.
 
     Killed at any point in here, the next one to join finds a process that is gone, or a record
     that nobody has claimed.
     """
     base = record(rank)
-    before = words[base + PID]
+    previous = words[base + PID]
     if process := claim(words, base + PID):
         raise GroupClosed(
             f"rank {rank} ({member}) of this group was joined already, by process {process}. "
@@ -117,7 +117,7 @@ def _join(words: memoryview, rank: int, member: str) -> bool:
             cores[core // 64] |= 1 << core % 64
     for index, word in enumerate(cores):
         words[base + CORES + index] = word
-    return bool(before)
+    return bool(previous)
 
 
 def give_up(header: memoryview, rank: int, why: str) -> None:
@@ -182,7 +182,7 @@ class Barrier:
         self.joined = self.generation
 
     def meet(self, tag: int, value: int = 0, yields: int = YIELDS) -> bool:
-        """Waits until all ranks have arrived here; whether all of them brought the same tag.
+        """Waits until all ranks have arrived here; returns whether all brought the same tag.
 
         `yields`: how often to offer the core to others before going to sleep.
         """
@@ -198,18 +198,18 @@ class Barrier:
         self._arrive(step, yields)
         if self._spins is None:
             self._spins = _SPINS if cores_suffice(words, len(self.members)) else 0
-        same, limit = True, self._limit
+        is_same, limit = True, self._limit
         for peer in self._peers:
             if words[peer] >= limit:
                 self._reformed()
             if words[peer + bank] != tag:
-                same = False
-        return same
+                is_same = False
+        return is_same
 
     def reform(self) -> bool:
         """Waits, after GroupReformed, until all ranks are in the newest generation.
 
-        Whether there was one to enter; at once when there was none. Meetings begin anew after it.
+        Returns whether there was one to enter; at once when not. Meetings begin anew after it.
         """
         if self._error is None:
             return False
@@ -344,9 +344,9 @@ class Barrier:
                     self._fence()
                     if words[peer] < step:  # it wrote seq before it left
                         self._peer_left(peer)
-            seen = words[late[0]]
-            if seen < step:
-                self._futexes[late[0]].wait(seen, min(_SLEEP_S, left_s))
+            seq = words[late[0]]
+            if seq < step:
+                self._futexes[late[0]].wait(seq, min(_SLEEP_S, left_s))
 
     def _wake_sleepers(self) -> None:
         words = self._words
@@ -355,8 +355,8 @@ class Barrier:
 
     def _time_out(self, step: int) -> NoReturn:
         late = [peer // RECORD - 1 for peer in self._peers if self._words[peer] < step]
-        who = [(rank, self.members[rank]) for rank in late]
-        error = ReduceTimeout(describe(self._tag), self.timeout_s, who)
+        late_members = [(rank, self.members[rank]) for rank in late]
+        error = ReduceTimeout(describe(self._tag), self.timeout_s, late_members)
         self.leave(error)
         raise error
 
@@ -364,11 +364,11 @@ class Barrier:
         rank = peer // RECORD - 1
         text = self.read_text(rank)
         if self._words[peer + LEAVING] == DONE:
-            done = self._error = GroupFinished(rank, self.members[rank], text)
-            raise done  # not announced: others find the same outcome themselves
-        left = PeerLeft(describe(self._tag), rank, self.members[rank], text)
-        self.leave(left)
-        raise left
+            finished = self._error = GroupFinished(rank, self.members[rank], text)
+            raise finished  # not announced: others find the same outcome themselves
+        error = PeerLeft(describe(self._tag), rank, self.members[rank], text)
+        self.leave(error)
+        raise error
 
     # Generations ---------------------------------------------------------------------------
 
@@ -406,10 +406,10 @@ class Barrier:
 
     def _replace(self) -> None:
         """Opens the next generation, as the successor of a process that is gone."""
-        text, how = self.read_text(self.rank), self._words[self._base + LEAVING]
-        if how == DONE:
+        text, leaving = self.read_text(self.rank), self._words[self._base + LEAVING]
+        if leaving == DONE:
             self._error = GroupFinished(self.rank, self.members[self.rank], text)
-        elif how:
+        elif leaving:
             raise GroupClosed(
                 f"rank {self.rank} ({self.members[self.rank]}) had left the group before its "
                 f"process ended: {text}"

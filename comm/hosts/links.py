@@ -82,16 +82,16 @@ class HostLinks:
         self._asked: tuple[int, int] | None = None  # in which epoch and generation it was last
         self._public, self._secret = zmq.curve_keypair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(2)  # one reads, one writes
-        self._inbox = one = self._context.socket(zmq.ROUTER)
-        one.set_hwm(0)
-        one.linger = 0
-        one.ipv6 = ":" in spec.address
+        self._inbox = inbox = self._context.socket(zmq.ROUTER)
+        inbox.set_hwm(0)
+        inbox.linger = 0
+        inbox.ipv6 = ":" in spec.address
         self._authenticator = Authenticator(self._context, ())
-        self._authenticator.guard(one, self._public, self._secret)
-        self._handshakes = ConnectionMonitor(one)
-        where = f"[{spec.address}]" if one.ipv6 else spec.address
+        self._authenticator.guard(inbox, self._public, self._secret)
+        self._handshakes = ConnectionMonitor(inbox)
+        host = f"[{spec.address}]" if inbox.ipv6 else spec.address
         try:
-            one.bind(f"tcp://{where}:*")
+            inbox.bind(f"tcp://{host}:*")
         except zmq.ZMQError as error:
             self._context.destroy(0)
             raise CommError(
@@ -108,10 +108,10 @@ class HostLinks:
         self._waits: dict[int, tuple[int, list[int]]] = {}  # who is in which call, late are whom
         self._words: list[bytes] = []  # that have come and nobody has asked for
         self._poller = zmq.Poller()
-        for socket in (one, self._authenticator.socket, self._handshakes.socket):
+        for socket in (inbox, self._authenticator.socket, self._handshakes.socket):
             self._poller.register(socket, zmq.POLLIN)
-        before = read_endpoint(spec.folder)
-        self._serial = 0 if before is None else before.serial
+        earlier = read_endpoint(spec.folder)
+        self._serial = 0 if earlier is None else earlier.serial
         self._crc = zlib.crc32(repr(spec.members).encode())
 
     @property
@@ -128,29 +128,29 @@ class HostLinks:
     def begin(self, generation: int) -> None:
         """Begins to form the group, in an epoch above that of before.
 
-        Where no roster has brought this about a GMI of this host was replaced, or it is the first
-        time: then this leader asks for one, by another endpoint; once in a `generation` of the
-        group of its host, however often it begins.
+        Where no newer roster is the cause, a GMI of this host was replaced, or it is the first
+        time: then this leader asks for a roster by writing a new endpoint, once in each
+        `generation` of its host's group.
         """
         self._above = self.epoch
         self._since_s = time.monotonic()
-        asked = self.epoch, generation
-        if self._asked == asked or (self._endpoint is not None and self.has_newer()):
+        request = self.epoch, generation
+        if self._asked == request or (self._endpoint is not None and self.has_newer()):
             return
-        self._asked = asked
+        self._asked = request
         self._serial += 1
         port = int(self._inbox.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        own = Endpoint(self._serial, self._spec.address, port, self._public.decode())
-        self._endpoint = own
-        write_endpoint(self._spec.folder, own)
+        endpoint = Endpoint(self._serial, self._spec.address, port, self._public.decode())
+        self._endpoint = endpoint
+        write_endpoint(self._spec.folder, endpoint)
 
     def has_newer(self) -> bool:
         """Tells whether there is a roster to form the group anew by."""
         roster = self._roster = read_roster(self._spec.folder)
-        return roster is not None and roster.epoch > self.epoch and self._is_mine(roster)
+        return roster is not None and roster.epoch > self.epoch and self._has_own_endpoint(roster)
 
     def form(self, slice_s: float) -> int:
-        """Works on it for a moment; returns the epoch when every host is in it, else 0.
+        """Forms the group for `slice_s` at most; returns the epoch when every host is in it, or 0.
 
         GroupFinished if a GMI has finished: its host may have nobody who listens any more.
         """
@@ -162,24 +162,24 @@ class HostLinks:
             if self.has_newer() and self._roster is not None and not self._roster.missing:
                 self._connect(self._roster)
             self._take_in()
-            known = self.epoch > self._above
-            late = [peer for peer in self._peers if not known or peer not in self._present]
+            is_known = self.epoch > self._above
+            late = [peer for peer in self._peers if not is_known or peer not in self._present]
             late += [peer for peer in self._dial() if peer not in late]
-            if known and not late:
-                self._hang_up()
+            if is_known and not late:
+                self._close_monitors()
                 return self.epoch
             self._check_left(late, "forming the group of hosts")
             now_s = time.monotonic()
-            limit_s = self._timeout_s if known else self._spec.wait.total_seconds()
+            limit_s = self._timeout_s if is_known else self._spec.wait.total_seconds()
             if now_s > self._since_s + limit_s:
-                if not known and self._roster is not None and self._roster.missing:
+                if not is_known and self._roster is not None and self._roster.missing:
                     late = self._roster.missing
                 raise self._timed_out("forming the group of hosts", limit_s, late)
             if now_s > end_s:
                 return 0
             self._poller.poll(_LOOK_MS)
 
-    def _is_mine(self, roster: Roster) -> bool:
+    def _has_own_endpoint(self, roster: Roster) -> bool:
         """Tells whether a roster was made of this leader's endpoint."""
         rank, ends = self._spec.rank, roster.endpoints
         return len(ends) == self._count and ends[rank] in (self._endpoint, None)
@@ -203,18 +203,18 @@ class HostLinks:
             self._sort(frames)
 
     def _connect_to(self, peer: int, end: Endpoint) -> None:
-        self._outboxes[peer] = one = self._context.socket(zmq.DEALER)
-        one.set_hwm(0)
-        one.ipv6 = ":" in end.address
-        one.curve_serverkey = end.key.encode()
-        one.curve_publickey, one.curve_secretkey = self._public, self._secret
-        self._dials[peer] = ConnectionMonitor(one)
-        where = f"[{end.address}]" if one.ipv6 else end.address
-        one.connect(f"tcp://{where}:{end.port}")
+        self._outboxes[peer] = outbox = self._context.socket(zmq.DEALER)
+        outbox.set_hwm(0)
+        outbox.ipv6 = ":" in end.address
+        outbox.curve_serverkey = end.key.encode()
+        outbox.curve_publickey, outbox.curve_secretkey = self._public, self._secret
+        self._dials[peer] = ConnectionMonitor(outbox)
+        host = f"[{end.address}]" if outbox.ipv6 else end.address
+        outbox.connect(f"tcp://{host}:{end.port}")
         self._send(peer, _HELLO, self._crc)
 
     def _dial(self) -> list[int]:
-        """Returns those who have not let this leader in yet, and asks those again who refused."""
+        """Returns the hosts that have not accepted this leader; asks those that refused again."""
         for peer, dial in [*self._dials.items()]:
             end = self._endpoints[peer]
             dial.look()
@@ -224,7 +224,7 @@ class HostLinks:
                 self._connect_to(peer, end)
         return [peer for peer, dial in self._dials.items() if not dial.up]
 
-    def _hang_up(self) -> None:
+    def _close_monitors(self) -> None:
         dials, self._dials = self._dials, {}
         for dial in dials.values():
             dial.close()
@@ -244,12 +244,12 @@ class HostLinks:
                 for parts in (step.sends, step.receives)
             )
             sent = 0
-            for taken in range(max(len(sends), len(receives))):
-                for parts in sends[sent : taken + _WINDOW]:
+            for turn in range(max(len(sends), len(receives))):
+                for parts in sends[sent : turn + _WINDOW]:
                     for peer, start, stop in parts:
                         self._send(peer, _DATA, tag, number, start, vector[start:stop].data)
-                sent = taken + _WINDOW
-                for parts in receives[taken : taken + 1]:
+                sent = turn + _WINDOW
+                for parts in receives[turn : turn + 1]:
                     self._take(vector, parts, number, tag, step.adds)
 
     def begin_call(self) -> None:
@@ -290,12 +290,12 @@ class HostLinks:
             for (_, start, stop), row in zip(parts, rows, strict=True):
                 vector[start:stop] = row
             return
-        own = vector[parts[0].start : parts[0].stop]
-        rows.insert(sum(part.peer < self._spec.rank for part in parts), own)
-        total, *rest = rows
-        for row in rest[:-1]:
+        target = vector[parts[0].start : parts[0].stop]
+        rows.insert(sum(part.peer < self._spec.rank for part in parts), target)
+        total, *others = rows
+        for row in others[:-1]:
             total = total + row
-        np.add(total, rest[-1], own)
+        np.add(total, others[-1], target)
 
     def _receive(
         self, vector: np.ndarray[Any, Any], parts: Sequence[Part], step: int, tag: int
@@ -355,7 +355,7 @@ class HostLinks:
     def _take_in(self) -> None:
         """Sorts what has come in by host, and answers the authenticator's questions."""
         if self._authenticator.socket.poll(0):
-            self._let_in()
+            self._authenticate()
         self._handshakes.look()
         while True:
             try:
@@ -364,8 +364,8 @@ class HostLinks:
                 return
             self._sort(frames)
 
-    def _let_in(self) -> None:
-        """Lets in those of this epoch, and of a later one that others may know already."""
+    def _authenticate(self) -> None:
+        """Accepts the keys of this epoch, and of a later one that others may know already."""
         keys = {*self._ranks}
         if self.has_newer() and self._roster is not None:
             keys |= {end.key.encode() for end in self._roster.endpoints if end}
@@ -419,8 +419,8 @@ class HostLinks:
 
     def _name(self, peer: int) -> str:
         end = self._endpoints[peer] if self._endpoints else None
-        where = f" at {end.address}" if end else ""
-        return f"{self._spec.members[peer][0]}, of host {peer}{where}"
+        address = f" at {end.address}" if end else ""
+        return f"{self._spec.members[peer][0]}, of host {peer}{address}"
 
     # The end ---------------------------------------------------------------------------------
 
@@ -441,16 +441,16 @@ class HostLinks:
         self._context.term()
 
     def _disconnect(self, linger_ms: int) -> None:
-        self._hang_up()
+        self._close_monitors()
         outboxes, self._outboxes = self._outboxes, {}
-        for one in outboxes.values():
-            one.close(linger_ms)
+        for outbox in outboxes.values():
+            outbox.close(linger_ms)
 
 
 def _rounds(parts: Sequence[Part], most: int) -> list[list[Part]]:
     """Cuts parts into pieces; round i has piece i of every part."""
     pieces = [
-        [Part(peer, at, min(at + most, stop)) for at in range(start, stop, most)]
+        [Part(peer, begin, min(begin + most, stop)) for begin in range(start, stop, most)]
         for peer, start, stop in parts
     ]
-    return [[piece for piece in at_once if piece is not None] for at_once in zip_longest(*pieces)]
+    return [[piece for piece in turn if piece is not None] for turn in zip_longest(*pieces)]

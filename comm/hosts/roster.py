@@ -6,8 +6,8 @@ They find each other through files in a private folder of each host:
     endpoint.json   written by the leader: where it listens, and its public key. Its secret key
                     never leaves its process. Whoever runs the cluster reads it and hands it round.
     roster.json     written for the leader: the endpoints of all hosts, under an epoch.
-    outcome.json    written by a GMI that has finished, and for those of other hosts: who has come
-                    back after that meets nobody any more.
+    outcome.json    written by a GMI that has finished, and for those of other hosts: one that comes
+                    back after that would meet nobody any more.
 
 There is one maker of rosters, the driver of the cluster. Whenever an endpoint changes (a GMI was
 restarted, a host came back) or a host is lost, it makes one with a higher epoch: every GMI of
@@ -143,10 +143,10 @@ def read_roster(folder: Path) -> Roster | None:
 
 def write_roster(folder: Path, roster: Roster) -> None:
     """Hands a roster to the leader of a host; CommError unless its epoch is above the last."""
-    before = read_roster(folder)
-    if before is not None and before.epoch >= roster.epoch and before != roster:
+    current = read_roster(folder)
+    if current is not None and current.epoch >= roster.epoch and current != roster:
         raise CommError(
-            f"a roster of epoch {roster.epoch} for a host that has one of epoch {before.epoch}: "
+            f"a roster of epoch {roster.epoch} for a host that has one of epoch {current.epoch}: "
             "epochs only rise. It is from a driver that was replaced; stop that one."
         )
     replace_file(folder / _ROSTER, roster.to_json())

@@ -7,8 +7,8 @@ that meet, and passed on as it is: every host reads the same bits.
 - Up to four hosts: each sums its share of the vector and sends the sum to each. Two steps, and
   with 2 (n - 1) / n of the vector the fewest bytes that can be; a ring has as many bytes and
   2 (n - 1) steps.
-- More: recursive halving and doubling, 2 log2(n) steps. Beyond a power of two, hosts that are too
-  many give what they have to a neighbour first, and are told the sum at last.
+- More: recursive halving and doubling, 2 log2(n) steps. The hosts beyond a power of two give what
+  they have to a neighbour first, and are sent the sum at the end.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ class Transfer(NamedTuple):
 
 def all_reduce(rank: int, count: int, numel: int, itemsize: int) -> list[Transfer]:
     """Returns the steps of host `rank` of `count` that turn each one's vector into the sum."""
-    others = [peer for peer in range(count) if peer != rank]
+    peers = [peer for peer in range(count) if peer != rank]
     if count <= 2 or (count <= _DIRECT and numel * itemsize <= _SHORT_BYTES):
-        whole = tuple(Part(peer, 0, numel) for peer in others)
-        return [Transfer(whole, whole, True)] if others else []
+        parts = tuple(Part(peer, 0, numel) for peer in peers)
+        return [Transfer(parts, parts, True)] if peers else []
     if count <= _DIRECT:
         bounds = [numel * i // count for i in range(count + 1)]
-        sends = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in others)
-        receives = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in others)
+        sends = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in peers)
+        receives = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in peers)
         return [Transfer(sends, receives, True), *all_gather(rank, bounds)]
     return _halving_doubling(rank, count, numel)
 
 
 def all_gather(rank: int, bounds: Sequence[int]) -> list[Transfer]:
     """Returns the steps after which each has what host i had from bounds[i] to bounds[i + 1]."""
-    others = [peer for peer in range(len(bounds) - 1) if peer != rank]
-    sends = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in others)
-    receives = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in others)
-    return [Transfer(sends, receives, False)] if others else []
+    peers = [peer for peer in range(len(bounds) - 1) if peer != rank]
+    sends = tuple(Part(peer, bounds[rank], bounds[rank + 1]) for peer in peers)
+    receives = tuple(Part(peer, bounds[peer], bounds[peer + 1]) for peer in peers)
+    return [Transfer(sends, receives, False)] if peers else []
 
 
 def broadcast(rank: int, count: int, source: int, numel: int) -> list[Transfer]:
@@ -77,22 +77,22 @@ def _halving_doubling(rank: int, count: int, numel: int) -> list[Transfer]:
     if rank < paired and rank % 2 == 0:
         return [Transfer(buddy, (), False), Transfer((), buddy, False)]
     folded = rank < paired
-    place = rank // 2 if folded else rank - paired // 2
+    position = rank // 2 if folded else rank - paired // 2
     start, stop = 0, numel
     halving, doubling = [], []
     distance = power // 2
     while distance:
-        other = place ^ distance
-        peer = 2 * other + 1 if other < paired // 2 else other + paired // 2
+        partner = position ^ distance
+        peer = 2 * partner + 1 if partner < paired // 2 else partner + paired // 2
         middle = (start + stop) // 2
-        kept, given = (start, middle), (middle, stop)
-        if place & distance:
-            kept, given = given, kept
-        mine, theirs = (Part(peer, *kept),), (Part(peer, *given),)
-        halving.append(Transfer(theirs, mine, True))
-        doubling.append(Transfer(mine, theirs, False))
+        kept, sent = (start, middle), (middle, stop)
+        if position & distance:
+            kept, sent = sent, kept
+        kept_part, sent_part = (Part(peer, *kept),), (Part(peer, *sent),)
+        halving.append(Transfer(sent_part, kept_part, True))
+        doubling.append(Transfer(kept_part, sent_part, False))
         start, stop = kept
         distance //= 2
-    before = [Transfer((), buddy, True)] if folded else []
-    after = [Transfer(buddy, (), False)] if folded else []
-    return [*before, *halving, *reversed(doubling), *after]
+    fold = [Transfer((), buddy, True)] if folded else []
+    unfold = [Transfer(buddy, (), False)] if folded else []
+    return [*fold, *halving, *reversed(doubling), *unfold]

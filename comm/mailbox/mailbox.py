@@ -1,13 +1,13 @@
 """Mailboxes carry messages between the GMIs of a run, over ZeroMQ in a private folder.
 
 Every mailbox owns one socket file, `gmi<id>`, where it receives; to each GMI it writes to it has
-two connections, one for messages and one for what it tells back. A receiver tells a sender that it
-has taken a message (`TAKEN`), so that a sender knows how many are under way to it and waits when
-they are as many as the capacity. Nothing is ever dropped while both are open; a mailbox that closes
-says so (`CLOSED`) behind its last message.
+two connections, one for messages and one for its receipts. A receiver tells a sender that it has
+taken a message (`TAKEN`), so that a sender knows how many are under way to it and waits when they
+are as many as the capacity. Nothing is ever dropped while both are open; a mailbox that closes says
+so (`CLOSED`) behind its last message.
 
-Who had exchanged anything with a mailbox whose GMI was restarted is told once, by PeerRestarted:
-what was under way in either direction is lost, and nothing of it reaches the new one (files.py).
+When a GMI is restarted, everyone who has exchanged messages with it gets one PeerRestarted: what
+was under way in either direction is lost, and nothing of it reaches the new one (files.py).
 
 Only processes of this user can reach the folder, which is checked, so that unpickling is safe.
 """
@@ -50,8 +50,8 @@ Frame = bytes | memoryview
 def encode(value: Any, what: str) -> list[Frame]:
     """Encodes `value` in frames that share its memory; MessageError names `what` if it cannot."""
     try:
-        payload, beside = dump(value, _IN_BAND_BYTES)
-        return [payload, *beside.buffers]
+        payload, out_of_band = dump(value, _IN_BAND_BYTES)
+        return [payload, *out_of_band.buffers]
     except Exception as error:  # whatever a __reduce__ raises
         raise MessageError(
             f"{what} cannot be pickled: {type(error).__name__}: {error}. "
@@ -169,10 +169,10 @@ class Mailbox:
                     src,
                 )
             if not self._glance(deadline_s):
-                there = bool(numbers_of(self._directory, src))
+                is_open = bool(numbers_of(self._directory, src))
                 raise MailboxTimeout(
                     f"recv timed out after {limit_s:g} s: gmi {src} has sent nothing to gmi "
-                    f"{self.gmi_id}" + ("" if there else "; it has no mailbox open"),
+                    f"{self.gmi_id}" + ("" if is_open else "; it has no mailbox open"),
                     src,
                 )
         frames = queue.popleft()
@@ -234,9 +234,9 @@ class Mailbox:
         self._known[dst] = number
         outgoing = self._check_open()
         sockets = [outgoing.socket(zmq.PUSH) for _ in range(2)]
-        for one in sockets:
-            one.set_hwm(0)
-            one.connect(f"ipc://{socket_path(self._directory, dst, number)}")
+        for socket in sockets:
+            socket.set_hwm(0)
+            socket.connect(f"ipc://{socket_path(self._directory, dst, number)}")
         self._peers[dst] = _Peer(sockets[0], sockets[1])
         return self._peers[dst]
 
@@ -248,17 +248,17 @@ class Mailbox:
 
     def _present(self, gmi_id: int) -> int | None:
         """Returns which mailbox a GMI has open, or had when it was killed; None without one."""
-        known = self._known.get(gmi_id)
-        if known is not None and socket_path(self._directory, gmi_id, known).exists():
-            return known
+        last = self._known.get(gmi_id)
+        if last is not None and socket_path(self._directory, gmi_id, last).exists():
+            return last
         numbers = numbers_of(self._directory, gmi_id)
         return numbers[-1] if numbers else None
 
     def _check_restarted(self, gmi_id: int) -> None:
         """Raises PeerRestarted, once, when a GMI we know has another mailbox now."""
-        if (known := self._known.get(gmi_id)) is not None:
+        if (last := self._known.get(gmi_id)) is not None:
             number = self._present(gmi_id)
-            if number is not None and number > known:
+            if number is not None and number > last:
                 self._forget(gmi_id, number)
         if gmi_id in self._restarted:
             self._restarted.remove(gmi_id)
@@ -298,10 +298,10 @@ class Mailbox:
         while self._inbox.poll(0):
             header, *frames = self._inbox.recv_multipart(copy=False)
             kind, src, number = _HEADER.unpack(header.buffer)
-            known = self._known.setdefault(src, number)
-            if number > known:
+            current = self._known.setdefault(src, number)
+            if number > current:
                 self._forget(src, number)
-            if number < known:  # written by one that is dead
+            if number < current:  # written by one that is dead
                 continue
             if kind == _MESSAGE:
                 self._arrived.setdefault(src, collections.deque()).append(frames)

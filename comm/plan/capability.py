@@ -34,7 +34,7 @@ class LinkFacts(NamedTuple):
     @property
     def inside(self) -> Literal["host", "ipc"]:
         """Returns how HAR reduces inside a device."""
-        return "ipc" if _no_ipc(self) is None else "host"
+        return "ipc" if _ipc_fault(self) is None else "host"
 
 
 def link_facts(topology: Topology) -> LinkFacts:
@@ -69,18 +69,18 @@ def fault(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> tuple[str, str] | N
     if broken and REDUCERS[strategy].rings and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
         return f"{broken[0]}: {_TWO_ON_A_GPU}", broken[1]
     if broken is None and REDUCERS[strategy].ipc:
-        return _no_ipc(facts)
+        return _ipc_fault(facts)
     if broken is None and REDUCERS[strategy].rings and facts.kind == "gpu":
-        return _no_rings(facts)
+        return _rings_fault(facts)
     return broken
 
 
-def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
+def _ipc_fault(facts: LinkFacts) -> tuple[str, str] | None:
     if facts.kind != "gpu":
         return "there is no GPU whose memory the GMIs could share", "Use mpr, or auto."
     if any(facts.mig):
         return (
-            f"GPU {_cut(facts)} is cut into MIG instances, whose memory other processes "
+            f"GPU {_mig_gpu(facts)} is cut into MIG instances, whose memory other processes "
             "cannot open (CUDA IPC)",
             "Use mpr, or auto, or turn MIG off.",
         )
@@ -89,7 +89,7 @@ def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
     return None
 
 
-def _no_rings(facts: LinkFacts) -> tuple[str, str] | None:
+def _rings_fault(facts: LinkFacts) -> tuple[str, str] | None:
     if facts.nccl is None:
         return (
             "torch has no NCCL, which rings between GPUs need",
@@ -97,14 +97,14 @@ def _no_rings(facts: LinkFacts) -> tuple[str, str] | None:
         )
     if any(facts.mig):
         return (
-            f"GPU {_cut(facts)} is cut into MIG instances, which NCCL "
+            f"GPU {_mig_gpu(facts)} is cut into MIG instances, which NCCL "
             f"{'.'.join(map(str, facts.nccl))} does not join",
             "Use mpr, or auto, or turn MIG off.",
         )
     return None
 
 
-def _cut(facts: LinkFacts) -> int:
+def _mig_gpu(facts: LinkFacts) -> int:
     """Returns the first GPU that is cut, as the topology calls it."""
-    place = facts.mig.index(True)
-    return facts.gpus[place] if facts.gpus else place
+    index = facts.mig.index(True)
+    return facts.gpus[index] if facts.gpus else index
