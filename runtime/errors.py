@@ -79,8 +79,8 @@ class ObjectLostError(ActorRuntimeError):
     reason: str
 
     def __str__(self) -> str:
-        what = f"the result of {self.call}" if self.call else f"object {self.id.hex()[:12]}"
-        return f"{what} is lost: {self.reason}"
+        label = f"the result of {self.call}" if self.call else f"object {self.id.hex()[:12]}"
+        return f"{label} is lost: {self.reason}"
 
 
 @dataclass(eq=False, repr=False)
@@ -147,8 +147,8 @@ def tail_text(log_tail: str) -> str:
         return "\n  its log is empty"
     lines = log_tail.rstrip("\n").splitlines()
     body = "\n".join(f"  | {line}" for line in lines)
-    last = "line" if len(lines) == 1 else f"{len(lines)} lines"
-    return f"\n  the last {last} of its log:\n{body}"
+    extent = "line" if len(lines) == 1 else f"{len(lines)} lines"
+    return f"\n  the last {extent} of its log:\n{body}"
 
 
 @dataclass(eq=False, repr=False)
@@ -235,15 +235,15 @@ def _dual(cause: Exception) -> TaskError:
         members = {
             "__init__": lambda *_, **__: None, "__module__": __name__, "__qualname__": "TaskError",
         }  # fmt: skip
-        both = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
-        error: TaskError = origin.__new__(both, *cause.args)
+        dual_class = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
+        error: TaskError = origin.__new__(dual_class, *cause.args)
     except TypeError:  # a class that cannot be derived from, or whose __new__ wants more
         return TaskError()
     error.args = cause.args
     for base in origin.__mro__:
         for name, member in vars(base).items():
-            fixed = isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType)
-            if fixed and not name.startswith("_") and name not in ("args",):
+            is_slot = isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType)
+            if is_slot and not name.startswith("_") and name not in ("args",):
                 try:
                     setattr(error, name, getattr(cause, name))
                 except (AttributeError, TypeError):
@@ -270,6 +270,6 @@ def _task_error(cause: bytes, *rest: Any) -> TaskError:
 def _died(*fields: Any) -> ActorDiedError:
     from .wire.packing import unpack_exception
 
-    how = list(fields)
-    how[6] = unpack_exception(how[6])
-    return ActorDiedError(*how)
+    values = list(fields)
+    values[6] = unpack_exception(values[6])
+    return ActorDiedError(*values)

@@ -38,8 +38,8 @@ def is_held(path: Path) -> bool:
     """Returns whether anybody holds it now; takes nothing."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked)
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, request)
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
     finally:
         os.close(file)
@@ -47,21 +47,21 @@ def is_held(path: Path) -> bool:
 
 def holders(path: Path) -> list[int]:
     """Returns the pids of the processes that hold it, as far as this one may see them."""
-    wanted = os.stat(path)
+    status = os.stat(path)
     pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
-                if any(_holds(process, file, wanted) for file in os.listdir(process / "fd")):
+                if any(_holds(process, file, status) for file in os.listdir(process / "fd")):
                     pids.append(int(process.name))
     return sorted(pids)
 
 
-def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
+def _holds(process: Path, file: str, status: os.stat_result) -> bool:
     """Returns whether a process has this file open as number `file`, with a lock."""
     try:
-        same = os.path.samestat(os.stat(process / "fd" / file), wanted)
-        return same and "OFDLCK" in (process / "fdinfo" / file).read_text()
+        is_same = os.path.samestat(os.stat(process / "fd" / file), status)
+        return is_same and "OFDLCK" in (process / "fdinfo" / file).read_text()
     except OSError:
         return False
 

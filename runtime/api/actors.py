@@ -114,11 +114,11 @@ class RemoteClass(Generic[T]):
             _ASYNC_CONCURRENCY if signatures.has_async(cls) else 1
         )
         namespace = chosen.namespace or (runtime.namespace if chosen.name else "")
-        plain = dataclasses.replace(
+        resolved = dataclasses.replace(
             chosen, setup=None, max_concurrency=concurrency, namespace=namespace
         )
         actor = runtime.start_actor(
-            task, name=name, class_name=cls.__name__, methods=methods, options=plain,
+            task, name=name, class_name=cls.__name__, methods=methods, options=resolved,
             cls=code.body, setup=setup, request=request,
         )  # fmt: skip
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
@@ -136,8 +136,8 @@ def _methods(cls: type) -> dict[str, Method]:
     for name, member in inspect.getmembers(cls, callable):
         if not name.startswith("_"):
             chosen = options.method_options(member)
-            yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-            num_returns = chosen.num_returns or ("streaming" if yields else 1)
+            is_generator = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+            num_returns = chosen.num_returns or ("streaming" if is_generator else 1)
             parameters = signatures.method_parameters(cls, name)
             methods[name] = Method(
                 num_returns, parameters, chosen.max_task_retries, chosen.concurrency_group
@@ -253,13 +253,13 @@ def get_actor(name: str, namespace: str = "") -> ActorHandle:
     others.
     """
     runtime = running()
-    where = namespace or runtime.namespace, name
+    key = namespace or runtime.namespace, name
     while True:
-        id, name, class_name, methods = runtime.request("actor", *where)
+        id, name, class_name, methods = runtime.request("actor", *key)
         actor = runtime.actor(id)
         if actor is None:  # the driver has counted its own handle when it answered
             runtime.note(id, 1)
         handle = ActorHandle(id, name, class_name, methods, actor)
         # Another process's count may come too late; it did not, if the name is still this one's.
-        if actor is not None or runtime.request("actor", *where)[0] == id:
+        if actor is not None or runtime.request("actor", *key)[0] == id:
             return handle

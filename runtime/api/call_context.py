@@ -38,10 +38,10 @@ _driver: Context | None = None
 def context() -> Context:
     """Returns the context of the code that runs here."""
     global _driver
-    here = _current.get(None) or _driver
-    if here is None:
-        here = _driver = Context(ids.root())
-    return here
+    current = _current.get(None) or _driver
+    if current is None:
+        current = _driver = Context(ids.root())
+    return current
 
 
 def enter(new: Context) -> None:
@@ -51,9 +51,9 @@ def enter(new: Context) -> None:
 
 def mark_cancelled() -> None:
     """Notes that the call which this thread, or asyncio task, runs is being interrupted."""
-    here = _current.get(None)
-    if here is not None:
-        _current.set(dataclasses.replace(here, cancelled=True))
+    current = _current.get(None)
+    if current is not None:
+        _current.set(dataclasses.replace(current, cancelled=True))
 
 
 def set_default(new: Context | None) -> None:

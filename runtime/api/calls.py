@@ -68,9 +68,9 @@ def put(value: Any) -> ObjectRef:
     """Keeps a copy of a value for any number of calls; if it is lost it cannot be made again."""
     if isinstance(value, ObjectRef):
         raise TypeError("put() takes a value, not an ObjectRef: that is what it would give.")
-    runtime, here = running(), context()
+    runtime, caller = running(), context()
     packed = packing.pack(value, "the value given to put()")
-    id = ids.result(ids.task(here.task_id, next(here.calls), b"put", b""))
+    id = ids.result(ids.task(caller.task_id, next(caller.calls), b"put", b""))
     return ObjectRef(runtime.put(id, packed, "put()"))
 
 
@@ -151,25 +151,25 @@ def kill(
     """
     if not is_initialized():
         return
-    each = _handles(handles, "kill")
-    if no_restart and all(handle._actor is not None for handle in each):
-        driver().signal_actors([_actor(handle) for handle in each], signal.SIGKILL, reason)
+    actors = _handles(handles, "kill")
+    if no_restart and all(handle._actor is not None for handle in actors):
+        driver().signal_actors([_actor(handle) for handle in actors], signal.SIGKILL, reason)
         return
-    for handle in each:
+    for handle in actors:
         running().request("kill", handle._id, no_restart, reason)
 
 
 def records(handle: ActorHandle | None = None) -> list[Any]:
     """Returns what one actor, or all, have emitted since the last call, each actor's in order."""
     runtime = driver() if is_initialized() else None
-    everyone: Sequence[Any] = runtime.all_actors() if runtime is not None else []
-    emitted = []
-    for actor in everyone if handle is None else [_actor(handle)]:
+    actors: Sequence[Any] = runtime.all_actors() if runtime is not None else []
+    values = []
+    for actor in actors if handle is None else [_actor(handle)]:
         for body in actor.take_records():
-            emitted.append(packing.unpack(body, f"a record of {actor.name}"))
+            values.append(packing.unpack(body, f"a record of {actor.name}"))
         if runtime is not None and actor.dead:
             runtime.drop_dead(actor)
-    return emitted
+    return values
 
 
 def dropped_records(handle: ActorHandle) -> int:
@@ -178,14 +178,14 @@ def dropped_records(handle: ActorHandle) -> int:
 
 
 def _handles(handles: ActorHandle | Iterable[ActorHandle], what: str) -> list[ActorHandle]:
-    several = isinstance(handles, Iterable) and not isinstance(handles, ActorHandle)
-    each: list[Any] = list(handles) if several else [handles]
-    for handle in each:
+    is_iterable = isinstance(handles, Iterable) and not isinstance(handles, ActorHandle)
+    actors: list[Any] = list(handles) if is_iterable else [handles]
+    for handle in actors:
         if not isinstance(handle, ActorHandle):
             raise TypeError(
                 f"{what}() takes actors, not {handle!r}. A call is taken back by cancel()."
             )
-    return each
+    return actors
 
 
 def _actor(handle: ActorHandle) -> Any:

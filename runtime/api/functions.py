@@ -91,11 +91,11 @@ def new_task(
     demand: dict[str, float] | None = None, captured: Sequence[bytes] = (),
 ) -> TaskSpec:  # fmt: skip
     """Makes a call, its arguments packed; `captured` is what the function itself refers to."""
-    here = context()
+    caller = context()
     inputs: list[bytes] = []
     arguments = body_id = b""
     refs = captured
-    keep: Any = None
+    memfds: Any = None
     if args or kwargs:
         if any(type(arg) is ObjectRef for arg in args) or (
             kwargs and any(type(arg) is ObjectRef for arg in kwargs.values())
@@ -103,12 +103,12 @@ def new_task(
             args = tuple(_standing_in(arg, inputs) for arg in args)
             kwargs = {key: _standing_in(arg, inputs) for key, arg in kwargs.items()}
         packed = packing.pack((args, kwargs), lambda: f"an argument of {name}")
-        refs, keep = [*packed.refs, *captured], packed.memfds
-        if packed.nbytes <= INLINE_BYTES or keep:
+        refs, memfds = [*packed.refs, *captured], packed.memfds
+        if packed.nbytes <= INLINE_BYTES or memfds:
             arguments = packed.body
-    parent = b"" if here.cancelled else here.task_id
+    parent = b"" if caller.cancelled else caller.task_id
     callee = actor + function.encode() if isinstance(function, str) else function
-    id = ids.task(here.task_id, next(here.calls), callee, arguments)
+    id = ids.task(caller.task_id, next(caller.calls), callee, arguments)
     if (args or kwargs) and not arguments:
         body_id = ids.arguments(id)
         running().put(body_id, packed, f"the arguments of {name}")
@@ -116,7 +116,7 @@ def new_task(
         id, actor, name, parent, function, arguments=arguments, body_id=body_id, inputs=inputs,
         refs=refs, returns=returns, options=chosen, demand=demand or {}, submitted_s=time.time(),
     )  # fmt: skip
-    task.keep = keep
+    task.keep = memfds
     return task
 
 

@@ -90,12 +90,12 @@ def wait_for_mixed(
     runtime = running()
     stand_ins: list[ObjectRef] = []
     watched: list[tuple[Slot, Callable[[], None]]] = []  # and what is called when it is there
-    for one in waited:
-        if isinstance(one, ObjectRef):
-            stand_ins.append(one)
+    for item in waited:
+        if isinstance(item, ObjectRef):
+            stand_ins.append(item)
             continue
-        stand_ins.append(ObjectRef(Slot(b"", repr(one))))
-        watched += [(slot, stand_ins[-1].slot.arrived) for slot in one.awaited()]
+        stand_ins.append(ObjectRef(Slot(b"", repr(item))))
+        watched += [(slot, stand_ins[-1].slot.arrived) for slot in item.awaited()]
     for slot, arrived in watched:
         if not slot.watch(arrived):
             arrived()
@@ -106,8 +106,8 @@ def wait_for_mixed(
         for slot, arrived in watched:
             slot.unwatch(arrived)
         runtime.unwant()
-    done: list[ObjectRef | ObjectRefGenerator] = []
+    ready: list[ObjectRef | ObjectRefGenerator] = []
     pending: list[ObjectRef | ObjectRefGenerator] = []
-    for one, stand_in in zip(waited, stand_ins, strict=True):
-        (done if stand_in.slot.done and len(done) < num_returns else pending).append(one)
-    return done, pending
+    for item, stand_in in zip(waited, stand_ins, strict=True):
+        (ready if stand_in.slot.done and len(ready) < num_returns else pending).append(item)
+    return ready, pending

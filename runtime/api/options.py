@@ -153,9 +153,9 @@ _DEFAULT: Final = MethodOptions()
 
 def no_group(what: str, group: str, chosen: Any) -> str:
     """Says why a method cannot be in a concurrency group; `chosen` has those there are."""
-    known = ", ".join(sorted(chosen.concurrency_groups)) or "none"
+    groups = ", ".join(sorted(chosen.concurrency_groups)) or "none"
     return (
-        f"{what}: concurrency_group={group!r}; the actor has {known}. Name it in its "
+        f"{what}: concurrency_group={group!r}; the actor has {groups}. Name it in its "
         "concurrency_groups."
     )
 
@@ -165,8 +165,8 @@ def check_whole_number(name: str, number: Any, least: int) -> None:
     if not isinstance(number, numbers.Integral) or isinstance(number, bool):
         raise TypeError(f"{name}={number!r}; it must be a whole number. Give an int.")
     if number < least:
-        for_ever = " (-1: for ever)" * (least == -1)
-        raise ValueError(f"{name}={number}; it must be {least} or more{for_ever}.")
+        note = " (-1: for ever)" * (least == -1)
+        raise ValueError(f"{name}={number}; it must be {least} or more{note}.")
 
 
 def check(options: TaskOptions | ActorOptions) -> None:
@@ -205,8 +205,8 @@ def returns(num_returns: int | str) -> int:
 
 def changed(options: Any, changes: Mapping[str, Any]) -> Any:
     """Returns the options with changes; TypeError names an unknown one and those there are."""
-    known = {field.name for field in dataclasses.fields(options)}
-    unknown = sorted(set(changes) - known)
+    names = {field.name for field in dataclasses.fields(options)}
+    unknown = sorted(set(changes) - names)
     if unknown:
-        raise TypeError(f"unknown option {unknown[0]!r}. There are: {', '.join(sorted(known))}.")
+        raise TypeError(f"unknown option {unknown[0]!r}. There are: {', '.join(sorted(names))}.")
     return dataclasses.replace(options, **changes)

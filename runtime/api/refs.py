@@ -141,10 +141,10 @@ class Slot:
                 del error  # else its traceback keeps all frames alive, and what they refer to
         if self.error_ is not None:
             return self.error_
-        what = self._description
+        label = self._description
         if self.state == HERE:
-            return packing.unpack(self.body, what, self.keep.fds if self.keep is not None else ())
-        return packing.unpack(running().stored(self, deadline_s), what)
+            return packing.unpack(self.body, label, self.keep.fds if self.keep is not None else ())
+        return packing.unpack(running().stored(self, deadline_s), label)
 
     def _description(self) -> str:
         return f"the result of {self.call}"
@@ -196,8 +196,8 @@ class ObjectRef:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ObjectRef):
             return NotImplemented
-        mine = self.slot
-        return other.slot is mine or (mine.id != b"" and other.slot.id == mine.id)
+        slot = self.slot
+        return other.slot is slot or (slot.id != b"" and other.slot.id == slot.id)
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = packing.packing()
@@ -230,17 +230,17 @@ async def arrival(slots: Sequence[Slot]) -> None:
     runtime = running()
     if not runtime.reads:
         return
-    loop, there = asyncio.get_running_loop(), asyncio.Event()
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
     def waker() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(there.set)
+            loop.call_soon_threadsafe(arrived.set)
 
     watched = [slot for slot in slots if slot.watch(waker)]
     try:
         if len(watched) == len(slots):
             runtime.notify(slots)
-            await there.wait()
+            await arrived.wait()
     finally:
         for slot in watched:
             slot.unwatch(waker)
@@ -319,9 +319,9 @@ def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> 
     limit_s = seconds(timeout)
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
     if current is not None:
-        away = [ref.slot for ref in refs if ref.slot.state != HERE]
-        if away:
-            current.want(away, True)
+        absent = [ref.slot for ref in refs if ref.slot.state != HERE]
+        if absent:
+            current.want(absent, True)
     return [_get(ref.slot, deadline_s, limit_s) for ref in refs]
 
 

@@ -83,8 +83,8 @@ def init(
                 f"devices={devices}, num_cpus={num_cpus}, num_gpus={num_gpus}: give at least one "
                 "device and some part of a CPU."
             )
-        wants = {"CPU": num_cpus, "GPU": num_gpus, **(resources or {})}
-        share = {name: amount / devices for name, amount in wants.items() if amount}
+        amounts = {"CPU": num_cpus, "GPU": num_gpus, **(resources or {})}
+        share = {name: amount / devices for name, amount in amounts.items() if amount}
         groups = {index: tuple(cores[index::devices]) for index in range(devices)}
         refs.current = Driver(
             preload, {index: dict(share) for index in range(devices)},
@@ -101,9 +101,9 @@ def _join_ray(
 ) -> None:  # fmt: skip
     for name, value in unavailable.items():
         if value:
-            where = "" if address == "local" else " of a cluster that runs already"
+            suffix = "" if address == "local" else " of a cluster that runs already"
             raise NotOnThisEngine(
-                f"init({name}={value!r}): engine ray{where} does not have it. Leave it out."
+                f"init({name}={value!r}): engine ray{suffix} does not have it. Leave it out."
             )
     if not address:
         raise ValueError(
@@ -172,9 +172,9 @@ def flush_gcs(timeout_s: float = 10.0) -> None:
 
     GcsError where it cannot be written, TimeoutError if it takes longer than `timeout_s`.
     """
-    here = _local("flush_gcs")
-    here.loop.ask(lambda then: then(None))  # rows of record_rows() are put by then
-    here.gcs.flush(timeout_s)
+    runtime = _local("flush_gcs")
+    runtime.loop.ask(lambda then: then(None))  # rows of record_rows() are put by then
+    runtime.gcs.flush(timeout_s)
 
 
 def merge_gcs(path: Path | str, prefix: str) -> None:
@@ -187,13 +187,13 @@ def merge_gcs(path: Path | str, prefix: str) -> None:
 
 def record_rows(rows: Sequence[Row]) -> None:
     """Puts rows into the control store; waits for nothing."""
-    here = _local("record_rows")
+    runtime = _local("record_rows")
 
     def put() -> None:
         for row in rows:
-            here.gcs.put(row)
+            runtime.gcs.put(row)
 
-    here.loop.post(put)  # no other thread may put rows
+    runtime.loop.post(put)  # no other thread may put rows
 
 
 def bound_rows(row_class: type[Row], most: int) -> None:

@@ -26,12 +26,12 @@ def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # of native code
         return None
-    each = list(signature.parameters.values())
-    if bound and each and each[0].kind not in _ANY:
-        del each[0]
-    if {one.kind for one in each} == _ANY:
+    params = list(signature.parameters.values())
+    if bound and params and params[0].kind not in _ANY:
+        del params[0]
+    if {p.kind for p in params} == _ANY:
         return None
-    return tuple((one.name, int(one.kind), one.default is not one.empty) for one in each)
+    return tuple((p.name, int(p.kind), p.default is not p.empty) for p in params)
 
 
 def method_parameters(cls: type, name: str) -> Parameters:
@@ -66,22 +66,22 @@ def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[s
         raise TypeError(f"{what}: {error}. It takes {_shown(known)}.") from None
 
 
-def _fits(known: tuple[tuple[str, int, bool], ...], number: int) -> bool:
+def _fits(declared: tuple[tuple[str, int, bool], ...], number: int) -> bool:
     """Returns whether so many positional arguments, and no others, will do."""
-    required = most = 0
-    for _, kind, optional in known:
+    required = maximum = 0
+    for _, kind, optional in declared:
         if kind < _VAR_POSITIONAL:
-            required, most = required + (not optional), most + 1
+            required, maximum = required + (not optional), maximum + 1
         elif kind == _VAR_POSITIONAL:
-            most = number
+            maximum = number
         elif kind == _KEYWORD_ONLY and not optional:
             return False
-    return required <= number <= most
+    return required <= number <= maximum
 
 
-def _shown(known: tuple[tuple[str, int, bool], ...]) -> str:
+def _shown(declared: tuple[tuple[str, int, bool], ...]) -> str:
     stars = {_VAR_POSITIONAL: "*", int(inspect.Parameter.VAR_KEYWORD): "**"}
-    shown = [stars.get(kind, "") + name + "=..." * optional for name, kind, optional in known]
+    shown = [stars.get(kind, "") + name + "=..." * optional for name, kind, optional in declared]
     return f"({', '.join(shown)})"
 
 

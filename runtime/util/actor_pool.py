@@ -34,12 +34,12 @@ class ActorPool:
     def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
         """Yields the results of all values in their order, and gives earlier ones up."""
         self._submit_all(fn, values)
-        return self._rest(self.get_next)
+        return self._drain(self.get_next)
 
     def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
         """Yields the results of all values as they come, and gives earlier ones up."""
         self._submit_all(fn, values)
-        return self._rest(self.get_next_unordered)
+        return self._drain(self.get_next_unordered)
 
     def submit(self, fn: Call, value: Any) -> None:
         """Adds a value, for the next actor that is free."""
@@ -87,7 +87,7 @@ class ActorPool:
         for value in values:
             self.submit(fn, value)
 
-    def _rest(self, get_next: Callable[[], Any]) -> Iterator[Any]:
+    def _drain(self, get_next: Callable[[], Any]) -> Iterator[Any]:
         while self.has_next():
             yield get_next()
 
@@ -99,8 +99,8 @@ class ActorPool:
         limit_s = seconds(timeout)
         deadline_s = None if limit_s is None else time.monotonic() + limit_s
         while True:
-            wanted = choose(list(self._results))
-            place = next((each for each in wanted if self._results[each] not in self._busy), None)
+            keys = choose(list(self._results))
+            place = next((key for key in keys if self._results[key] not in self._busy), None)
             if place is not None:
                 return get(self._results.pop(place))
             if not self._busy:
@@ -108,8 +108,8 @@ class ActorPool:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             if not self._settle(left_s):
                 break
-        if ignore_if_timedout and wanted:
-            del self._results[wanted[0]]
+        if ignore_if_timedout and keys:
+            del self._results[keys[0]]
         raise GetTimeoutError(
             f"get_next timed out after {limit_s:g} s: no result that it may give is there. Give it "
             "more time."

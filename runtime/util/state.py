@@ -29,17 +29,17 @@ def list_actors(filters: Sequence[tuple[str, str, Any]] = (), limit: int = 100) 
 
     `filters` are (field, "=" or "!=", value), of which all must hold.
     """
-    known = [field.name for field in dataclasses.fields(ActorState)]
+    names = [field.name for field in dataclasses.fields(ActorState)]
     for field, relation, _ in filters:
-        if field not in known or relation not in ("=", "!="):
+        if field not in names or relation not in ("=", "!="):
             raise ValueError(
                 f'filter {field!r} {relation!r}: give a field, "=" or "!=", and a value. There '
-                f"are: {', '.join(known)}."
+                f"are: {', '.join(names)}."
             )
     actors = [ActorState(*fields) for fields in running().request("actors")]
     for field, relation, value in filters:
-        equal = relation == "="
-        actors = [actor for actor in actors if (getattr(actor, field) == value) == equal]
+        must_equal = relation == "="
+        actors = [actor for actor in actors if (getattr(actor, field) == value) == must_equal]
     return actors[:limit]
 
 

@@ -134,23 +134,23 @@ class Reader:
             header = _HEADER.unpack_from(self._buffer, self._start)
             total = header[4]
             begin = self._start + _HEADER.size
-            there = self._end - begin
-            if there >= total:
+            arrived_bytes = self._end - begin
+            if arrived_bytes >= total:
                 messages.append(self._message(header, bytes(view[begin : begin + total])))
                 self._start = begin + total
                 continue
             if total > _SMALL_BYTES:
                 body = bytearray(total)
-                body[:there] = view[begin : self._end]
-                self._large, self._filled = (header, body), there
+                body[:arrived_bytes] = view[begin : self._end]
+                self._large, self._filled = (header, body), arrived_bytes
                 self._start = self._end
             break
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start >= _READ_BYTES // 2:
-            left = bytes(view[self._start : self._end])
-            self._buffer[: len(left)] = left
-            self._start, self._end = 0, len(left)
+            unread = bytes(view[self._start : self._end])
+            self._buffer[: len(unread)] = unread
+            self._start, self._end = 0, len(unread)
         return messages
 
     def _message(self, header: tuple[int, ...], body: bytes) -> Message:

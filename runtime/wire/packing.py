@@ -98,7 +98,7 @@ def pack(value: Any, what: str | Callable[[], str] = "the value") -> Packed:
     packed, outer = Packed(), _local.packed
     _local.packed = packed
     try:
-        payload, beside = dump(value)
+        payload, out_of_band = dump(value)
     except Exception as error:  # whatever a __reduce__ raises
         raise _unpicklable(what, error) from error
     finally:
@@ -108,16 +108,16 @@ def pack(value: Any, what: str | Callable[[], str] = "the value") -> Packed:
             f"{what if isinstance(what, str) else what()} holds {len(packed.memfds)} Memfds; one "
             f"call carries at most {MAX_FDS}. Send them in several calls."
         )
-    if not beside.buffers:
+    if not out_of_band.buffers:
         packed.parts, packed.nbytes = [payload], len(payload)
         return packed
-    number = len(beside.buffers)
-    lengths = [raw.nbytes << 1 | beside.is_tensor(raw) for raw in beside.buffers]
+    number = len(out_of_band.buffers)
+    lengths = [raw.nbytes << 1 | out_of_band.is_tensor(raw) for raw in out_of_band.buffers]
     magic = _TENSORS if any(length & 1 for length in lengths) else _MAGIC
     head = _HEAD.pack(magic, number, len(payload)) + struct.pack(f"<{number}Q", *lengths)
     parts: list[Part] = [head, payload]
     total = len(head) + len(payload)
-    for raw in beside.buffers:
+    for raw in out_of_band.buffers:
         if total % _ALIGN:
             parts.append(_PADDING[: -total % _ALIGN])
             total += -total % _ALIGN
@@ -208,10 +208,10 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
     try:
         try:
             data = pickle.dumps(value, protocol=5)
-            again = needs_value(data)
+            by_value = needs_value(data)
         except Exception:
-            again = True
-        if again:
+            by_value = True
+        if by_value:
             import cloudpickle  # type: ignore[import-untyped]
 
             data = cloudpickle.dumps(value, protocol=5)
@@ -325,28 +325,28 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, OutOfBand]:
     """Returns the pickle of `value` and its buffers; raises whatever a __reduce__ raises."""
     outer = _local.beside
     try:
-        beside = _local.beside = OutOfBand(in_band_bytes)
+        out_of_band = _local.beside = OutOfBand(in_band_bytes)
         file = io.BytesIO()
-        pickler = pickle.Pickler(file, 5, buffer_callback=beside.take)
+        pickler = pickle.Pickler(file, 5, buffer_callback=out_of_band.take)
         pickler.dispatch_table = _dispatch_table()
         try:
             pickler.dump(value)
             if not needs_value(payload := file.getbuffer()):
-                return payload, beside
+                return payload, out_of_band
         except Exception:  # a lambda, a local class
             pass
-        beside = _local.beside = OutOfBand(in_band_bytes)
+        out_of_band = _local.beside = OutOfBand(in_band_bytes)
         file = io.BytesIO()
-        _cloudpickle()(file, beside).dump(value)
-        return file.getbuffer(), beside
+        _cloudpickle()(file, out_of_band).dump(value)
+        return file.getbuffer(), out_of_band
     finally:
         _local.beside = outer  # else what was packed last would stay in memory
 
 
 def needs_value(data: bytes | bytearray | memoryview) -> bool:
     """Returns whether a plain pickle refers to `__main__`, or a module for cloudpickle alone."""
-    loaded = sys.modules.get("cloudpickle")
-    return b"__main__" in bytes(data) or bool(loaded and loaded.list_registry_pickle_by_value())
+    module = sys.modules.get("cloudpickle")
+    return b"__main__" in bytes(data) or bool(module and module.list_registry_pickle_by_value())
 
 
 _table: dict[type, Any] = {}
@@ -368,9 +368,9 @@ def _dispatch_table() -> dict[type, Any]:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    beside = _local.beside
-    assert beside is not None
-    reduced = beside.reduce_tensor(tensor)
+    out_of_band = _local.beside
+    assert out_of_band is not None
+    reduced = out_of_band.reduce_tensor(tensor)
     return tensor.__reduce_ex__(5) if reduced is NotImplemented else reduced
 
 
