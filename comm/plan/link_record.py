@@ -51,31 +51,31 @@ def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link
             return machine["links"], ""
     if not machines:
         return {}, ""
-    mine = set(fingerprint.items())
-    before = max((m["fingerprint"] for m in machines), key=lambda other: len(mine & other.items()))
-    different = next((k for k in fingerprint if before.get(k) != fingerprint[k]), "machine")
+    own = set(fingerprint.items())
+    nearest = max((m["fingerprint"] for m in machines), key=lambda other: len(own & other.items()))
+    different = next((k for k in fingerprint if nearest.get(k) != fingerprint[k]), "machine")
     return {}, (
-        f"{path} was measured with {different} {before.get(different, 'unknown')}, and here it is "
+        f"{path} was measured with {different} {nearest.get(different, 'unknown')}, and here it is "
         f"{fingerprint.get(different, 'unknown')}; links are measured anew"
     )
 
 
 def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Link]) -> str:
-    """Adds links to the record; what went wrong, in words, or nothing. Never raises OSError."""
+    """Adds links to the record; returns what went wrong, or "". Never raises OSError."""
     try:
-        others = [m for m in _machines(path) if m["fingerprint"] != dict(fingerprint)]
+        other_machines = [m for m in _machines(path) if m["fingerprint"] != dict(fingerprint)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        others = []
-    known, _ = load(path, fingerprint)
-    mine = {
+        other_machines = []
+    known_links, _ = load(path, fingerprint)
+    this_machine = {
         "fingerprint": dict(fingerprint),
         "measured": time.time(),  # of the calendar: for people, and to drop the oldest
-        "links": {**known, **links},
+        "links": {**known_links, **links},
     }
-    machines = sorted([*others, mine], key=lambda machine: machine["measured"])
+    machines = sorted([*other_machines, this_machine], key=lambda machine: machine["measured"])
     entries = [
-        {**one, "links": [asdict(key) | asdict(link) for key, link in one["links"].items()]}
-        for one in machines[-_MAX_MACHINES:]
+        {**machine, "links": [asdict(key) | asdict(link) for key, link in machine["links"].items()]}
+        for machine in machines[-_MAX_MACHINES:]
     ]
     text = json.dumps({"format": _FORMAT, "machines": entries}, indent=1)
     try:
@@ -107,8 +107,8 @@ def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     link = replace(link, samples=tuple((int(n), float(s)) for n, s in link.samples))
     numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)
     counts = (key.ranks, key.at_once, key.devices, key.cores)
-    known = key.kind in LINK_KINDS and key.wire in WIRES and isinstance(key.backend, str)
-    if not known or any(type(n) is not int for n in counts):
+    is_known = key.kind in LINK_KINDS and key.wire in WIRES and isinstance(key.backend, str)
+    if not is_known or any(type(n) is not int for n in counts):
         raise ValueError(f"{key} is no link")
     if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):
         raise ValueError(f"alpha, beta, residual {numbers} of {key}")

@@ -38,8 +38,8 @@ class LinkKey:
     backend: str = "cpu"  # how its devices are cut: in turns or at once, processes or threads
 
     def __str__(self) -> str:
-        each = f"{self.at_once} x {self.ranks}" if self.at_once > 1 else f"{self.ranks}"
-        return f"{self.kind} of {each}"
+        groups = f"{self.at_once} x {self.ranks}" if self.at_once > 1 else f"{self.ranks}"
+        return f"{self.kind} of {groups}"
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,9 @@ class LinkMeasurement:
             for size, nbytes in enumerate(SIZES):
                 steps[stage, size] = None if make is None else make(nbytes // 4)
         fresh = torch.randn(max(SIZES) // 4, device=self._device)
-        spans: dict[StageSize, Spans] = {place: [] for place, step in steps.items() if step}
+        spans: dict[StageSize, Spans] = {key: [] for key, step in steps.items() if step}
         for _ in range(_PASSES):
-            for place, step in steps.items():
+            for key, step in steps.items():
                 for repeat in range(-_WARM, _REPEATS):
                     if step is None:
                         self._everyone.barrier()
@@ -86,7 +86,7 @@ class LinkMeasurement:
                     call()
                     self._synchronize()
                     if repeat >= 0:
-                        spans[place].append((begin, time.monotonic()))
+                        spans[key].append((begin, time.monotonic()))
         self._everyone.barrier()  # nobody leaves a group that another is still in
         return spans
 
@@ -96,12 +96,12 @@ class LinkMeasurement:
 
         group = part.group.join(part.rank, _STEP)
 
-        def in_a_bucket(numel: int) -> Primitive:
+        def reduce_in_bucket(numel: int) -> Primitive:
             bucket = group.bucket(str(numel), numel, torch.float32, self._device)
             return bucket.buffer, lambda: bucket.reduce("sum")
 
         if part.kind != "ring_bcast":
-            return in_a_bucket
+            return reduce_in_bucket
         from gmi_drl.comm.reducers.mrr import rings_of
         from gmi_drl.comm.reducers.shared_group import SharedGroup
 
@@ -110,7 +110,7 @@ class LinkMeasurement:
         ring = rings.get("ring0")
         assert ring is not None
 
-        def round_the_ring(numel: int) -> Primitive:
+        def broadcast_in_ring(numel: int) -> Primitive:
             vector = torch.zeros(numel, device=self._device)
 
             def call() -> None:
@@ -119,7 +119,7 @@ class LinkMeasurement:
 
             return vector, call
 
-        return round_the_ring
+        return broadcast_in_ring
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -153,11 +153,11 @@ def measure(
     return {
         key: fit(
             [
-                (nbytes, latencies([rank[place, size] for rank in spans if (place, size) in rank]))
+                (nbytes, latencies([rank[index, size] for rank in spans if (index, size) in rank]))
                 for size, nbytes in enumerate(SIZES)
             ]
         )
-        for place, key in enumerate(stages)
+        for index, key in enumerate(stages)
     }
 
 
@@ -193,8 +193,8 @@ def _run(
             by_gmi = {gmi_id: process for process in processes for gmi_id in process.gmi_ids}
             refs = [by_gmi[gmi_id].call(gmi_id, "run") for gmi_id in gmis]
             _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
-            found: list[dict[StageSize, Spans]] = runtime.get(refs)
-            return found
+            spans: list[dict[StageSize, Spans]] = runtime.get(refs)
+            return spans
         finally:
             try:
                 slices.fence_all(_living(processes, layout))

@@ -133,20 +133,20 @@ def facts_of(layout: Layout) -> LinkFacts:
 def _links(
     stages: Mapping[LinkKey, ReductionStage], layout: Layout, facts: LinkFacts, wants: Measure
 ) -> tuple[dict[LinkKey, Link], tuple[str, ...]]:
-    """Returns the links that are known by the end of it, and what the user should know."""
-    path, mine = record_path(), fingerprint(layout.topology, facts)
-    known, note = load(path, mine)
+    """Returns the stages' links, measured here if `wants` says so, and notes for the user."""
+    path, machine = record_path(), fingerprint(layout.topology, facts)
+    links, note = load(path, machine)
     if wants == "no" or not stages:
-        return {key: known[key] for key in stages if key in known}, ()
+        return {key: links[key] for key in stages if key in links}, ()
     notes = [note] if note else []
-    if wants == "anew" or not stages.keys() <= known.keys():
+    if wants == "anew" or not stages.keys() <= links.keys():
         with locked(path.with_suffix(".lock"), DEADLINE):
             if wants != "anew":
-                known, _ = load(path, mine)  # by whoever held the lock before
-            missing = {k: s for k, s in stages.items() if wants == "anew" or k not in known}
+                links, _ = load(path, machine)  # by whoever held the lock before
+            missing = {k: s for k, s in stages.items() if wants == "anew" or k not in links}
             if missing:
-                notes += _measure_into(known, missing, layout, path, mine)
-    return {key: known[key] for key in stages if key in known}, tuple(notes)
+                notes += _measure_into(links, missing, layout, path, machine)
+    return {key: links[key] for key in stages if key in links}, tuple(notes)
 
 
 def _measure_into(
@@ -162,5 +162,5 @@ def _measure_into(
     known.update(links)
     problem = store(path, mine, links)
     took_s = time.monotonic() - begin_s
-    said = f"measured {counted(len(links), 'link')} of this machine in {took_s:.1f} s"
-    return [f"{said}; {problem}" if problem else f"{said}, kept in {path}"]
+    summary = f"measured {counted(len(links), 'link')} of this machine in {took_s:.1f} s"
+    return [f"{summary}; {problem}" if problem else f"{summary}, kept in {path}"]

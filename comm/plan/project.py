@@ -108,26 +108,26 @@ def decide(
     """Chooses the strategy, and says why. CommError when `wanted` cannot run."""
     count = sum(len(gmis) for gmis in mpl)
     if count < 2:
-        who = "there is one GMI" if count else "no GMI trains"
-        return "local", f"{who}, so there is nothing to reduce"
-    can = {row.strategy: row for row in rows if row.why_not is None}
+        subject = "there is one GMI" if count else "no GMI trains"
+        return "local", f"{subject}, so there is nothing to reduce"
+    runnable = {row.strategy: row for row in rows if row.why_not is None}
     if wanted != "auto":
         refused = next(row for row in rows if row.strategy == wanted)
         if refused.why_not is not None:
             raise CommError(f"comm.reduction={wanted!r}: {refused.why_not}")
         return refused.strategy, "the config asks for it"
-    if len(can) == 1:
-        return next(iter(can)), "no other strategy can run here"
+    if len(runnable) == 1:
+        return next(iter(runnable)), "no other strategy can run here"
     times = measured(rows)
     if times and not repeatable:
         order = list(times)
-        others = ", ".join(f"{s} {duration_text(times[s])}" for s in order[1:])
-        return order[0], f"{duration_text(times[order[0]])} by measured links, {others}"
+        slower = ", ".join(f"{s} {duration_text(times[s])}" for s in order[1:])
+        return order[0], f"{duration_text(times[order[0]])} by measured links, {slower}"
     paper = algorithm_1(mpl)
     reason = (
         "run.deterministic leaves nothing to a clock" if repeatable else "links are not measured"
     )
-    if paper in can:
+    if paper in runnable:
         return paper, f"Algorithm 1, since {reason}"
     return "mpr", f"{reason}, and Algorithm 1's {paper} cannot run here"
 
@@ -137,9 +137,9 @@ def measured(rows: Sequence[StrategyCost]) -> dict[Strategy, float]:
 
     Of two that take the same time the simpler one comes first.
     """
-    can = [row for row in rows if row.why_not is None]
-    times = {row.strategy: row.measured_s for row in can if row.measured_s is not None}
-    if len(times) < len(can):
+    runnable = [row for row in rows if row.why_not is None]
+    times = {row.strategy: row.measured_s for row in runnable if row.measured_s is not None}
+    if len(times) < len(runnable):
         return {}
     return dict(sorted(times.items(), key=lambda item: item[1]))
 
@@ -172,8 +172,8 @@ def _bandwidth(links: Mapping[LinkKey, Link], kind: LinkKind) -> float | None:
 
     One ring of n members takes 2 (n - 1) bytes / (n B), so that B = 2 (n - 1) / (n beta).
     """
-    of_kind = [key for key in links if key.kind == kind]
-    if not of_kind:
+    keys = [key for key in links if key.kind == kind]
+    if not keys:
         return None
-    key = max(of_kind, key=lambda key: (key.ranks, -key.at_once))
+    key = max(keys, key=lambda key: (key.ranks, -key.at_once))
     return 2 * (key.ranks - 1) / key.ranks * links[key].bandwidth

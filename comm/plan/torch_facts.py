@@ -48,7 +48,7 @@ def ask_torch(compute: bool = False, deadline: timedelta = DEADLINE) -> TorchFac
     """
     limit_s = deadline.total_seconds()
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", _ASK, *(["compute"] if compute else [])],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False,
         )  # fmt: skip
@@ -58,9 +58,9 @@ def ask_torch(compute: bool = False, deadline: timedelta = DEADLINE) -> TorchFac
             "a GPU that hangs has to be reset."
         ) from None
     try:
-        version, cuda, nccl, seen, error = json.loads(ended.stdout.strip().splitlines()[-1])
+        version, cuda, nccl, num_gpus, error = json.loads(process.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-        raise CommError(f"torch cannot be asked: {last[0]}. Install it anew.") from None
+        last_line = process.stderr.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        raise CommError(f"torch cannot be asked: {last_line[0]}. Install it anew.") from None
     first_line = error.strip().partition("\n")[0]
-    return TorchFacts(version, cuda, None if nccl is None else tuple(nccl), seen, first_line)
+    return TorchFacts(version, cuda, None if nccl is None else tuple(nccl), num_gpus, first_line)

@@ -134,16 +134,16 @@ class SharedBucket(ABC):
         Collective, right after a call that gave the result. Nobody reads one meanwhile: all are in
         here, or still in that call.
         """
-        whole, tag = self.results[0], self.tag(_tags.BROADCAST, _PASSED_ON)
+        shared_result, tag = self.results[0], self.tag(_tags.BROADCAST, _PASSED_ON)
         if self.rank == 0:
-            own = self.result.numpy()
-            if own.ctypes.data != whole.ctypes.data:
-                np.copyto(whole, own)
-            stage(whole)
+            own_result = self.result.numpy()
+            if own_result.ctypes.data != shared_result.ctypes.data:
+                np.copyto(shared_result, own_result)
+            stage(shared_result)
         self.group.meet(tag)
         if not self._one_result:
-            if self._writes_result(0) and self.result.data_ptr() != whole.ctypes.data:
-                self.result.copy_(torch.from_numpy(whole))
+            if self._writes_result(0) and self.result.data_ptr() != shared_result.ctypes.data:
+                self.result.copy_(torch.from_numpy(shared_result))
             self.group.meet(tag | _tags.PHASE_2)
 
     def contribute(self) -> None:

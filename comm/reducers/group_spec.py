@@ -106,16 +106,16 @@ def create_group(
         return GroupSpec(tuple(members), None, tuple(devices), "local", wire)
     if size > 1 and (fault := shape_fault(strategy, _mpl(devices))):
         raise ValueError(f"strategy {strategy}: {fault[0]}. {fault[1]}")
-    own = None
+    ring_folder = None
     if REDUCERS[strategy].rings:
         if directory is None:
             raise ValueError(
                 f"strategy {strategy}: no directory, and its rings meet in one. Pass a private one."
             )
-        own = Path(directory) / f"rings-{uuid.uuid4().hex[:8]}"
+        ring_folder = Path(directory) / f"rings-{uuid.uuid4().hex[:8]}"
     memfd = Memfd.create("gmi-drl-group", header_bytes(size))
     return GroupSpec(
-        tuple(members), memfd, tuple(devices), strategy, wire, directory=own, hosts=hosts
+        tuple(members), memfd, tuple(devices), strategy, wire, directory=ring_folder, hosts=hosts
     )
 
 

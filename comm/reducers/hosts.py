@@ -87,13 +87,13 @@ class HostsGroup(Group):
             values = self.local.exchange(value)
 
             def gather(whole: np.ndarray[Any, Any]) -> None:
-                words = whole.view(np.uint64)
-                words[first : first + len(values)] = values
-                self.run(words, steps.all_gather(self.spec.rank, self.bounds), tag)
+                numbers = whole.view(np.uint64)
+                numbers[first : first + len(values)] = values
+                self.run(numbers, steps.all_gather(self.spec.rank, self.bounds), tag)
 
-            self._words.pass_on(gather)
-            found: list[int] = self._words.results[0].view(np.uint64).tolist()
-            return found
+            self._numbers.pass_on(gather)
+            gathered: list[int] = self._numbers.results[0].view(np.uint64).tolist()
+            return gathered
 
     def reform(self) -> bool:
         with self.telling():
@@ -135,13 +135,13 @@ class HostsGroup(Group):
         if local.rank == 0:
             self._begin(local.generation)
         while not epoch:
-            epoch = local.exchange(self._form_for_a_moment())[0]
+            epoch = local.exchange(self._form_step())[0]
         if self.links is not None and self.spec.trusted and self.count > 1:
             with self._leading():
                 self._gloo = HostsGloo(self.links, self.spec, self._timeout_s)
         self.generation = epoch - 1
         words: Any = local.bucket("words of all hosts", self.size, torch.float64)
-        self._words: SharedBucket = words
+        self._numbers: SharedBucket = words
         self._formed = True
 
     def _begin(self, generation: int) -> None:
@@ -150,7 +150,7 @@ class HostsGroup(Group):
             self.links = HostLinks(self.spec, self._timeout_s, self.local.is_disturbed)
         self.links.begin(generation)
 
-    def _form_for_a_moment(self) -> int:
+    def _form_step(self) -> int:
         if self.links is None:
             return 0
         with self._leading():
@@ -181,14 +181,14 @@ class HostsGroup(Group):
 
     @contextlib.contextmanager
     def _leading(self) -> Iterator[None]:
-        """Brings what became of a leader's links to the GMIs of its host."""
+        """Tells the GMIs of a leader's host how its links have failed."""
         try:
             yield
         except Interrupted:
             if not self.local.is_disturbed():  # else the next meeting says by whom
                 self.local.renew()
-        except GroupFinished as done:
-            self.local.finish(done.outcome)
+        except GroupFinished as finished:
+            self.local.finish(finished.outcome)
             raise
         except CommError as error:
             self.local.leave(error)
@@ -257,12 +257,12 @@ class HostsReducer:
                 group.run(whole, steps.all_gather(group.spec.rank, bounds), tag)
 
             self._all.pass_on(gather)
-        found = torch.from_numpy(self._all.results[0]).view(self.size, numel)
+        gathered = torch.from_numpy(self._all.results[0]).view(self.size, numel)
         if self.buffer.device.type == "cpu":
-            return found
+            return gathered
         if self._on_device is None:
-            self._on_device = torch.empty_like(found, device=self.buffer.device)
-        return self._on_device.copy_(found)
+            self._on_device = torch.empty_like(gathered, device=self.buffer.device)
+        return self._on_device.copy_(gathered)
 
     def broadcast(self, src: int = 0) -> Tensor:
         group = self._group
@@ -289,7 +289,7 @@ class HostsReducer:
 
     def _tag(self, call: int, source: int = 0) -> int:
         if self._generation != self._group.generation:
-            what = f"a bucket of generation {self._generation}"
-            raise GroupReformed(what, self._group.generation)
+            bucket = f"a bucket of generation {self._generation}"
+            raise GroupReformed(bucket, self._group.generation)
         self._calls += 1
         return make_tag(call, self._index, self._calls, source)

@@ -121,25 +121,25 @@ class HostsGloo:
         """
         links = self._links
         links.agree(vector.size, tag)
-        whole = torch.from_numpy(vector)
-        if self._copy.shape != whole.shape or self._copy.dtype != whole.dtype:
-            self._copy = torch.empty_like(whole)
+        tensor = torch.from_numpy(vector)
+        if self._copy.shape != tensor.shape or self._copy.dtype != tensor.dtype:
+            self._copy = torch.empty_like(tensor)
         try:
-            work = self._backend.allreduce([self._copy.copy_(whole)])
+            work = self._backend.allreduce([self._copy.copy_(tensor)])
             with waiting:
                 wait(work, lambda: links.look(tag))
         except CommError:
             raise
         except RuntimeError as error:
-            self._say_why(tag, error)
-        whole.copy_(self._copy)
+            self._raise_cause(tag, error)
+        tensor.copy_(self._copy)
 
     def close(self) -> None:
         """Closes its connections, which frees those who still wait in it."""
-        held, self._backend = [self._backend], None
-        drop(held)
+        backends, self._backend = [self._backend], None
+        drop(backends)
 
-    def _say_why(self, tag: int, error: RuntimeError) -> None:
+    def _raise_cause(self, tag: int, error: RuntimeError) -> None:
         """Waits until the links know who is gone, by whom a connection of gloo has ended."""
         self.close()  # so that the others find out as well
         pause = threading.Event()
@@ -148,5 +148,5 @@ class HostsGloo:
                 while True:
                     self._links.look(tag)
                     pause.wait(LOOK_S)
-        except CommError as told:
-            raise told from error
+        except CommError as cause:
+            raise cause from error

@@ -100,40 +100,40 @@ class GpuSum:
         self._dtype, self._numel = dtype, numel
         self._ranks, self._rank, self._owner = tuple(ranks), group.rank, owner
         self._nbytes = round_up(max(numel, 1) * dtype.itemsize, _LINE)
-        # Nowhere the whole device is waited for, nor the default stream used: of GMIs that are
-        # threads another may capture a graph just now.
+        # Nothing here waits for the whole device or uses the default stream: where GMIs are
+        # threads, another one may be capturing a graph.
         with self._gpu:
-            own = self._cupy.cuda.Memory(2 * self._nbytes)
-            self._runtime.memsetAsync(own.ptr, 0, own.size, self._stream)
+            memory = self._cupy.cuda.Memory(2 * self._nbytes)
+            self._runtime.memsetAsync(memory.ptr, 0, memory.size, self._stream)
             self._runtime.streamSynchronize(self._stream)
             self._events = [
                 self._cupy.cuda.Event(disable_timing=True, interprocess=True) for _ in range(3)
             ]
             handles = [
-                self._runtime.ipcGetMemHandle(own.ptr),
+                self._runtime.ipcGetMemHandle(memory.ptr),
                 *(self._runtime.ipcGetEventHandle(event.ptr) for event in self._events),
             ]
         self._opened: list[tuple[Callable[[int], None], int]] = []
         self._used: list[Any] = []  # of other threads
-        self._own: int = own.ptr
-        _here[own.ptr] = (own, self._events)
+        self._own: int = memory.ptr
+        _here[memory.ptr] = (memory, self._events)
         group.at_end(self._close)
-        said = f"{os.getpid()} {own.ptr} {b''.join(handles).hex()}"
-        texts = group.exchange_text(said)
-        self._memory = {self._rank: own.ptr}
+        text = f"{os.getpid()} {memory.ptr} {b''.join(handles).hex()}"
+        texts = group.exchange_text(text)
+        self._memory = {self._rank: memory.ptr}
         self._event_of = {self._rank: [event.ptr for event in self._events]}
         for rank in self._ranks:
             if rank != self._rank:
                 self._open(rank, *texts[rank].split())
         group.barrier()  # nobody gives back what another has still to open
-        self.buffer = self._tensor(own, own.ptr)
-        self.result = self._tensor(own, self._memory[owner] + self._nbytes)
+        self.buffer = self._tensor(memory, memory.ptr)
+        self.result = self._tensor(memory, self._memory[owner] + self._nbytes)
         start, stop = rank_slice(
             numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks)
         )
         self._count, offset = stop - start, start * dtype.itemsize
         self._out = self._memory[owner] + self._nbytes + offset
-        with self._gpu, self._cupys_stream():
+        with self._gpu, self._cupy_stream():
             self._from = self._cupy.asarray(
                 [self._memory[rank] + offset for rank in self._ranks], dtype="uint64"
             )
@@ -155,7 +155,7 @@ class GpuSum:
                 self._from, self._cupy.int32(len(self._ranks)), self._cupy.uint64(self._out),
                 scalar(1.0 if share is None else share), self._cupy.int64(self._count),
             )  # fmt: skip
-            with self._gpu, self._cupys_stream():
+            with self._gpu, self._cupy_stream():
                 self._kernel((blocks,), (_THREADS,), arguments)
         self._record(_ADDED)
 
@@ -186,9 +186,9 @@ class GpuSum:
 
     def _open(self, rank: int, process: str, place: str, text: str) -> None:
         if int(process) == os.getpid():
-            own, owned_events = _here[int(place)]
-            self._used.append((own, owned_events))
-            self._memory[rank] = own.ptr
+            shared, owned_events = _here[int(place)]
+            self._used.append((shared, owned_events))
+            self._memory[rank] = shared.ptr
             self._event_of[rank] = [event.ptr for event in owned_events]
             return
         runtime, handles = self._runtime, bytes.fromhex(text)
@@ -210,8 +210,8 @@ class GpuSum:
             if self._opened:  # then no other GMI is in this process
                 self._runtime.deviceSynchronize()
             while self._opened:
-                close, what = self._opened.pop()
-                close(what)
+                close, handle = self._opened.pop()
+                close(handle)
         self._used.clear()
         _here.pop(self._own, None)
 
@@ -219,7 +219,7 @@ class GpuSum:
     def _stream(self) -> int:
         return torch.cuda.current_stream(self._device).cuda_stream
 
-    def _cupys_stream(self) -> Any:
+    def _cupy_stream(self) -> Any:
         """Returns a context in which cupy launches on torch's current stream."""
         return self._cupy.cuda.Stream.from_external(_CudaStream(self._stream))
 

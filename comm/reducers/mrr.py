@@ -34,7 +34,7 @@ def rings_of(mpl: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
 
 
 class _Path:
-    """The way of a rank's vector: its ring, the last ring if it is an endpoint, its ring."""
+    """Reduces over a rank's ring, the last ring if it is an endpoint, and its ring again."""
 
     def __init__(self, host: SharedBucket, device: torch.device) -> None:
         group = host.group

@@ -83,7 +83,7 @@ class Rings:
         return self._rings.get(name)
 
     def attempt(self, steps: Callable[[], None]) -> str | None:
-        """Runs operations of rings; what went wrong, if anything, for `meet_after`."""
+        """Runs operations of rings; returns what went wrong, for `meet_after`, or None."""
         self.deadline_s = time.monotonic() + self._group.timeout_s * _SHARE
         try:
             steps()
@@ -138,10 +138,10 @@ class Ring:
         self._run(lambda backend: backend._allgather_base(whole, part))
 
     def drop(self) -> None:
-        held, self._backend = [self._backend], None
-        if self._kind == "cuda" and held[0] is not None:
-            held[0].abort()
-        drop(held)
+        backends, self._backend = [self._backend], None
+        if self._kind == "cuda" and backends[0] is not None:
+            backends[0].abort()
+        drop(backends)
 
     def _run(self, start: Callable[[Any], Any]) -> None:
         if self._backend is None:

@@ -62,10 +62,10 @@ class SharedGroup(Group):
         if index == _MAX_BUCKETS:
             raise ValueError(f"bucket {name!r}: a group has at most {_MAX_BUCKETS}. Reuse some.")
         kind = np.dtype("f4" if torch_dtype == torch.float32 else "f8")
-        where = "" if device.type == "cpu" else f" on {device.type}"
-        what = f"bucket {name!r} of {numel} {kind.name}{where}"
-        self._barrier.write_text(what)
-        self.meet(make_tag(_tags.CREATE, index, zlib.crc32(what.encode())))
+        on_device = "" if device.type == "cpu" else f" on {device.type}"
+        description = f"bucket {name!r} of {numel} {kind.name}{on_device}"
+        self._barrier.write_text(description)
+        self.meet(make_tag(_tags.CREATE, index, zlib.crc32(description.encode())))
         memory = self._place(bucket_bytes(self, numel, kind))
         self._names.append(repr(name))
         classes = REDUCERS[self.strategy]
@@ -158,8 +158,8 @@ class SharedGroup(Group):
 
     def give_up(self, error: BaseException) -> None:
         """Leaves the group in the middle of a call, so that nobody waits for this rank."""
-        what = f"a reduction was given up: {type(error).__name__} {error}"
-        self._barrier.leave(GroupClosed(what))
+        reason = f"a reduction was given up: {type(error).__name__} {error}"
+        self._barrier.leave(GroupClosed(reason))
 
     def is_disturbed(self) -> bool:
         """Tells whether a rank has left or was replaced: a call under way cannot complete."""

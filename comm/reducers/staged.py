@@ -53,32 +53,32 @@ class StagedReducer:
         self.host.group.at_end(release)
 
     def reduce(self, op: ReduceOp = "mean") -> Tensor:
-        self._down()
-        self._up(self.result, self.host.reduce(op))
+        self._copy_to_host()
+        self._copy_to_device(self.result, self.host.reduce(op))
         return self.result
 
     def gather(self) -> Tensor:
-        self._down()
+        self._copy_to_host()
         rows = self.host.gather()
         if self._gathered is None:
             self._gathered = torch.zeros_like(rows, device=self.buffer.device)
-        self._up(self._gathered, rows)
+        self._copy_to_device(self._gathered, rows)
         return self._gathered
 
     def broadcast(self, src: int = 0) -> Tensor:
-        self._down()
-        self._up(self.result, self.host.broadcast(src))
+        self._copy_to_host()
+        self._copy_to_device(self.result, self.host.broadcast(src))
         return self.result
 
     def pass_on(self, stage: Callable[[Array], None]) -> None:
         """Lets rank 0 turn the result into the result of all; see SharedBucket."""
         self.host.pass_on(stage)
-        self._up(self.result, self.host.result)
+        self._copy_to_device(self.result, self.host.result)
 
     def barrier(self) -> None:
         self.host.barrier()
 
-    def _down(self) -> None:
+    def _copy_to_host(self) -> None:
         """Copies the buffer to its slot; the memory of the host is ours when it returns."""
         copies = self._copies
         copies.wait_stream(torch.cuda.current_stream(self.buffer.device))
@@ -86,7 +86,7 @@ class StagedReducer:
             self.host.buffer.copy_(self.buffer.detach(), non_blocking=True)
         copies.synchronize()  # also with the copy up of the call before, which reads the results
 
-    def _up(self, target: Tensor, source: Tensor) -> None:
+    def _copy_to_device(self, target: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self._copies):
             target.copy_(source, non_blocking=True)
         torch.cuda.current_stream(self.buffer.device).wait_stream(self._copies)
@@ -102,10 +102,10 @@ class DeviceReducer(StagedReducer):
         return self.result
 
     def broadcast(self, src: int = 0) -> Tensor:
-        self._down()
+        self._copy_to_host()
         value = self.host.broadcast(src)
         if self._owns_result:
-            self._up(self.result, value)
+            self._copy_to_device(self.result, value)
             self._copies.synchronize()
         self.host.barrier()  # only then it is there for those who read it in place
         return self.result
@@ -121,7 +121,7 @@ class DeviceReducer(StagedReducer):
         host = self.host
         host.pass_on(through_host)
         if self._owns_result:
-            self._up(self.result, torch.from_numpy(host.results[0]))
+            self._copy_to_device(self.result, torch.from_numpy(host.results[0]))
             self._copies.synchronize()
         host.barrier()
 

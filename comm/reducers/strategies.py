@@ -16,8 +16,8 @@ from gmi_drl.placement.reduction import Strategy
 class ReducerClasses:
     """The classes of one strategy's buckets, as module:class.
 
-    That for a GPU is made of a bucket of the host, through which it gathers and broadcasts, and of
-    its device.
+    The class for a GPU is made with a bucket of the host, through which it gathers and broadcasts,
+    and with its device.
     """
 
     on_host: str

@@ -45,8 +45,8 @@ class SliceSum:
         for out, first, rest in self._blocks:
             if rest:
                 add(first, rest[0], out)
-                for other in rest[1:]:
-                    add(out, other, out)
+                for addend in rest[1:]:
+                    add(out, addend, out)
             else:
                 np.copyto(out, first)
             if share is not None:
@@ -83,8 +83,8 @@ class Bf16Sum:
     def __call__(self, share: Any = None) -> None:
         for out, (first, *rest) in self._blocks:
             out.copy_(first)
-            for other in rest:
-                out.add_(other)
+            for addend in rest:
+                out.add_(addend)
             if share is not None:
                 out.mul_(float(share))
 

@@ -26,16 +26,16 @@ def connected(make: Callable[[], Any], look: Callable[[], None]) -> Any:
 
     RuntimeError says why it cannot be connected. What `look` raises ends the wait.
     """
-    found: list[Any] = []
+    outcome: list[Any] = []
     done, given_up = threading.Event(), threading.Event()
 
     def connect() -> None:
         try:
-            found.append(make())
+            outcome.append(make())
         except Exception as error:  # torch's are of several kinds, and nobody is above
-            found.append(error)
+            outcome.append(error)
         if given_up.is_set():
-            found.clear()
+            outcome.clear()
         done.set()
 
     # Not a thread to wait for: what it waits for may be a process that is gone.
@@ -47,9 +47,9 @@ def connected(make: Callable[[], Any], look: Callable[[], None]) -> Any:
     except BaseException:
         given_up.set()
         raise
-    if isinstance(found[0], Exception):
-        raise RuntimeError(first_line(found[0]))
-    return found[0]
+    if isinstance(outcome[0], Exception):
+        raise RuntimeError(first_line(outcome[0]))
+    return outcome[0]
 
 
 def gloo(store: Any, index: int, size: int, timeout: timedelta, **device: str) -> Any:
@@ -63,12 +63,12 @@ def gloo(store: Any, index: int, size: int, timeout: timedelta, **device: str) -
 def wait(work: Any, look: Callable[[], None]) -> None:
     """Waits until an operation of gloo is done; RuntimeError if it fails."""
     while True:
-        done = work.is_completed()
+        is_completed = work.is_completed()
         try:
             work.wait(timedelta(seconds=LOOK_S))
             return
         except RuntimeError:
-            if done:  # else it was the 20 ms that were over
+            if is_completed:  # else it was the 20 ms that were over
                 raise
         look()
 

@@ -123,10 +123,10 @@ class BoardWriter(_End):
 
     def __init__(self, spec: BoardSpec) -> None:
         super().__init__(spec)
-        before = claim(self._words, _PID)
-        if before not in (0, os.getpid()):
+        process = claim(self._words, _PID)
+        if process not in (0, os.getpid()):
             raise BoardError(
-                f"{spec.writer_name} publishes already, in process {before}. A board has one "
+                f"{spec.writer_name} publishes already, in process {process}. A board has one "
                 "writer; a new one takes over when that process is gone."
             )
 

@@ -31,9 +31,9 @@ def claim(words: memoryview, at: int) -> int:
     Returns the id of the process that was it before and lives, which stays it; 0 if none does. It
     may be killed here at any point.
     """
-    before = words[at]
-    if before and is_alive(before, words[at + 1]):
-        return before
+    pid = words[at]
+    if pid and is_alive(pid, words[at + 1]):
+        return pid
     words[at + 1] = start_ticks(os.getpid()) or 0
     words[at] = os.getpid()
     return 0

@@ -29,7 +29,7 @@ _SIZES: Final = struct.Struct("<QQQ")  # nbytes, slots, first number that is not
 
 
 class ControlMessage(NamedTuple):
-    """One of them."""
+    """A message between the two ends of a link."""
 
     kind: int
     stream: int = 0
@@ -40,8 +40,8 @@ class ControlMessage(NamedTuple):
 
     def pack(self, link: int) -> bytes:
         """Packs it into a frame."""
-        rest = _REST.pack(self.incarnation, self.session, self.number) + self.body
-        return _HEAD.pack(MAGIC, self.kind, self.stream, link, zlib.crc32(rest)) + rest
+        payload = _REST.pack(self.incarnation, self.session, self.number) + self.body
+        return _HEAD.pack(MAGIC, self.kind, self.stream, link, zlib.crc32(payload)) + payload
 
 
 def unpack(raw: bytes, link: int, where: str) -> ControlMessage:

@@ -43,7 +43,7 @@ _LENGTH: Final = struct.Struct("<Q")  # what the ring carries of a packet: its b
 _ALIGN: Final = 512
 _DEVICE = "cuda"
 # Senders that are threads of this process, by the address of their memory.
-_here: weakref.WeakValueDictionary[int, CudaSender] = weakref.WeakValueDictionary()
+_local_senders: weakref.WeakValueDictionary[int, CudaSender] = weakref.WeakValueDictionary()
 _EXPORTS: Final = 4  # slots for exports: the newest is kept, the one before it until then
 
 
@@ -97,11 +97,11 @@ class CudaSender(Sender):
         self._streams = self._ring._streams[1:]
         self.incarnation = self._ring.incarnation
         try:
-            places = offsets(streams)
-            self._memory = torch.empty(places[-1], dtype=torch.uint8, device=_DEVICE)
+            starts = offsets(streams)
+            self._memory = torch.empty(starts[-1], dtype=torch.uint8, device=_DEVICE)
             storage: Any = self._memory.untyped_storage()
             self._events: list[Any] = [_cuda().Event(interprocess=True) for _ in range(count)]
-            _here[self._memory.data_ptr()] = self
+            _local_senders[self._memory.data_ptr()] = self
             exported = storage._share_cuda_()
             self._counter: Sequence[Any] = exported[4:6]  # its file, and its place there
             export = {
@@ -120,8 +120,8 @@ class CudaSender(Sender):
         self._first: list[int] = []  # of each stream, its first slot among all
         for index, stream in enumerate(streams):
             self._first.append(sum(len(slots) for slots in self._slots))
-            first = self._first[-1]
-            rows = views(self._memory, places[first : first + stream.slots], stream.nbytes)
+            begin = self._first[-1]
+            rows = views(self._memory, starts[begin : begin + stream.slots], stream.nbytes)
             self._slots.append([PacketSlot(row, index, place) for place, row in enumerate(rows)])
         self._inner: dict[tuple[int, int], PacketSlot] = {}
         self._send_export(pickle.dumps(export))
@@ -184,44 +184,43 @@ class _Export:
     """A sender's memory in this process."""
 
     def __init__(self, raw: bytes, streams: Sequence[StreamSpec]) -> None:
-        said = pickle.loads(raw)
-        if _is_here(said["process"]):
-            sender = _here.get(said["address"])
+        export = pickle.loads(raw)
+        if _is_here(export["process"]):
+            sender = _local_senders.get(export["address"])
             if sender is None:
                 raise RuntimeError("the sender has gone, and its memory with it")
             memory, events = sender.used_here()
         else:
-            memory, events = _opened(said)
-        places = offsets(streams)
+            memory, events = _open_export(export)
+        starts = offsets(streams)
         self.rows: list[list[Tensor]] = []
         self.events: list[list[Any]] = []
-        first = 0
+        begin = 0
         for stream in streams:
-            end = first + stream.slots
-            self.rows.append(views(memory, places[first:end], stream.nbytes))
-            self.events.append(events[first:end])
-            first = end
+            end = begin + stream.slots
+            self.rows.append(views(memory, starts[begin:end], stream.nbytes))
+            self.events.append(events[begin:end])
+            begin = end
 
 
 def _is_here(process: int) -> bool:
     return process == os.getpid()
 
 
-def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
+def _open_export(export: dict[str, Any]) -> tuple[Tensor, list[Any]]:
     """Opens memory and events of another process, which keeps them until released here.
 
-    A receiver that is killed releases nothing, and the one that replaces it does. Should one end
-    otherwise and be replaced, torch counts two releases, and keeps the memory as long as its
-    process lives.
+    A receiver that is killed releases nothing, and its successor does. If one ends otherwise and is
+    replaced, torch counts two releases, and keeps the memory as long as its process lives.
     """
     import torch
 
     device = torch.cuda.current_device()
-    storage = torch.UntypedStorage._new_shared_cuda(device, *said["memory"][1:])  # not its index
+    storage = torch.UntypedStorage._new_shared_cuda(device, *export["memory"][1:])  # not its index
     memory = torch.empty(0, dtype=torch.uint8, device=_DEVICE).set_(storage)
     events = [
         _cuda().Event.from_ipc_handle(torch.device(_DEVICE, device), handle)
-        for handle in said["events"]
+        for handle in export["events"]
     ]
     return memory, events
 
@@ -281,10 +280,10 @@ class CudaReceiver(Receiver):
     def _open(self, inner: Packet) -> None:
         """Maps the memory of a sender that has come, and lets go of the one before."""
         _ = self.schema  # reads the streams, too
-        before, self._exported = self._exported, inner
+        previous, self._exported = self._exported, inner
         self._export = None
-        if before is not None:
-            self._ring.release(before)
+        if previous is not None:
+            self._ring.release(previous)
         try:
             self._export = _Export(bytes(inner.memory.numpy()), self._streams)
         except RuntimeError as error:  # it may have gone with its process, or thread

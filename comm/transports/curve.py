@@ -69,7 +69,7 @@ class ConnectionMonitor:
         self.refused = 0  # connections to a socket that listens, less completed handshakes
 
     def look(self) -> bool:
-        """Takes in what has happened; whether a connection that had come about was lost."""
+        """Takes in what has happened; returns whether a connection was lost."""
         lost = False
         while self.socket.poll(0):
             message = recv_monitor_message(self.socket)

@@ -80,14 +80,14 @@ class Doorbell:
             with waiting:
                 while True:
                     words[_ASLEEP] = 1
-                    seen = words[0]
+                    value = words[0]
                     self._fence()
                     if ready():
                         return True
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0:
                         return False
-                    self._futex.wait(seen, min(_SLEEP_S, left_s))
+                    self._futex.wait(value, min(_SLEEP_S, left_s))
         finally:
             words[_ASLEEP] = 0
             self._spin.over()

@@ -106,8 +106,8 @@ class HeaderCodec:
         fields = _FIELDS.unpack_from(raw)
         magic, version, stream, link, schema = fields[:5]
         written, checksum = _CHECKSUM.unpack_from(raw, _COVERED)[0], zlib.crc32(raw[:_COVERED])
-        mine = magic == MAGIC and version == VERSION and link == self.link
-        if not mine or written != checksum or schema != self.schema:
+        is_ours = magic == MAGIC and version == VERSION and link == self.link
+        if not is_ours or written != checksum or schema != self.schema:
             # What tells a stranger comes first, so that it is called one, and not damaged.
             for field, value, expected in (
                 ("magic", magic, MAGIC),

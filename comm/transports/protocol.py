@@ -201,15 +201,15 @@ def wait_any(receivers: Sequence[Receiver], timeout: timedelta) -> bool:
     """
     if not receivers:
         raise ValueError("no receivers: there is nothing to wait for.")
-    return wait_until(lambda: any(one.ready() for one in receivers), receivers, timeout)
+    return wait_until(lambda: any(receiver.ready() for receiver in receivers), receivers, timeout)
 
 
 def wait_until(
     ready: Callable[[], bool], receivers: Sequence[Receiver], timeout: timedelta
 ) -> bool:
-    """Returns when `ready`, which something that comes to one of `receivers` makes true."""
-    doorbells = {one.doorbell.key: one.doorbell for one in receivers if one.doorbell is not None}
-    sockets = [socket for one in receivers for socket in one.sockets()]
+    """Returns True once `ready` is, by what comes to `receivers`; False after `timeout`."""
+    doorbells = {end.doorbell.key: end.doorbell for end in receivers if end.doorbell is not None}
+    sockets = [socket for end in receivers for socket in end.sockets()]
     if len(doorbells) == 1 and not sockets:
         return next(iter(doorbells.values())).wait(ready, timeout)
     deadline_s = time.monotonic() + timeout.total_seconds()
@@ -218,8 +218,8 @@ def wait_until(
         if left_s <= 0:
             return False
         if doorbells:
-            left = min(_SLICE, timedelta(seconds=left_s))
-            next(iter(doorbells.values())).wait(ready, left)
+            pause = min(_SLICE, timedelta(seconds=left_s))
+            next(iter(doorbells.values())).wait(ready, pause)
         else:
             poll_sockets(sockets, left_s)
     return True

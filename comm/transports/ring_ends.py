@@ -88,7 +88,7 @@ class RingLayout:
 
 
 def write_layout(memory: memoryview, words: memoryview, layout: RingLayout, schema: bytes) -> None:
-    """Says what the rest of the file is; the pages are there, nobody looks at them yet."""
+    """Writes what the file holds; its pages are reserved, and nobody reads them yet."""
     memory[layout.schema : layout.schema + len(schema)] = schema
     sizes = itertools.chain(*((stream.nbytes, stream.slots) for stream in layout.streams))
     for index, number in enumerate(sizes):
@@ -103,8 +103,8 @@ def read_layout(memory: memoryview, words: memoryview) -> tuple[bytes, RingLayou
     """Reads the schema, and where everything is; `memory` is the whole file, ready."""
     schema_bytes = words[SCHEMA_BYTES]
     schema = bytes(memory[CONTROL_BYTES : CONTROL_BYTES + schema_bytes])
-    first = RingLayout(schema_bytes, []).sizes
-    pairs = [(words[first + 2 * k], words[first + 2 * k + 1]) for k in range(words[STREAMS])]
+    sizes = RingLayout(schema_bytes, []).sizes
+    pairs = [(words[sizes + 2 * k], words[sizes + 2 * k + 1]) for k in range(words[STREAMS])]
     return schema, RingLayout(schema_bytes, [StreamSpec(*pair) for pair in pairs])
 
 
@@ -114,15 +114,15 @@ def reserve_pages(memfd: Memfd, nbytes: int, what: str) -> None:
     A full memory is a LinkError here, not a SIGBUS later. No file system bounds anonymous files, so
     what is available is looked at first: the kernel kills processes when too much is asked for.
     """
-    before = memfd.size
-    missing = nbytes - before
+    size = memfd.size
+    missing = nbytes - size
     if missing <= 0:
         return
     room = max(0, host_memory().free_bytes - _KEPT_FREE)
     if missing > room:
         raise _full(what, missing, f"the machine has {room:,} bytes to spare")
     try:
-        os.posix_fallocate(memfd.fd, before, missing)
+        os.posix_fallocate(memfd.fd, size, missing)
     except OSError as error:
         raise _full(what, missing, os.strerror(error.errno or 0)) from error
 
@@ -147,9 +147,9 @@ def populate(memory: memoryview) -> None:
 
 
 def _claim(words: memoryview, at: int, link: str, end: str) -> None:
-    if before := claim(words, at):
+    if process := claim(words, at):
         raise LinkError(
-            f"{link}: its {end} is open already, in process {before}. A link has one {end}; a new "
+            f"{link}: its {end} is open already, in process {process}. A link has one {end}; a new "
             "one takes over when that process is gone."
         )
 
@@ -163,12 +163,12 @@ def _had_closed(name: str, end: str) -> LinkClosed:
 
 def _slots(memory: memoryview, places: RingStream) -> tuple[list[memoryview], list[Tensor]]:
     """Returns the header and the payload of each slot."""
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
     starts = [places.slot(place) for place in range(places.slots)]
     payloads = [start + HEADER_BYTES for start in starts]
     return (
         [memory[start : start + HEADER_BYTES] for start in starts],
-        [whole[start : start + places.nbytes] for start in payloads],
+        [flat[start : start + places.nbytes] for start in payloads],
     )
 
 
@@ -195,12 +195,12 @@ class _SentStream:
         self.free.reverse()  # the first slot first
 
     def collect(self, words: memoryview) -> bool:
-        """Finds slots that were released; whether any is free."""
+        """Collects the slots that were released; returns whether any is free."""
         freed, held = self.places.freed, self.held
         busy: list[PacketSlot] = []
         for slot in self.busy:
-            still = words[freed + slot.place] != held[slot.place]
-            (busy if still else self.free).append(slot)
+            is_busy = words[freed + slot.place] != held[slot.place]
+            (busy if is_busy else self.free).append(slot)
         self.busy = busy
         return bool(self.free)
 
@@ -244,8 +244,8 @@ class RingSender(Sender):
             raise _had_closed(spec.name, "sender")
         if control[READY]:
             memory = spec.memfd.map()
-            before, layout = read_layout(memory, words_of(memory))
-            self._check_same(before, layout, schema, streams)
+            written, layout = read_layout(memory, words_of(memory))
+            self._check_same(written, layout, schema, streams)
             populate(memory)
             return memory, layout
         layout = RingLayout(len(schema), streams)
@@ -262,15 +262,15 @@ class RingSender(Sender):
         self, before: bytes, previous: RingLayout, schema: bytes, streams: Sequence[StreamSpec]
     ) -> None:
         sizes = [(stream.nbytes, stream.slots) for stream in previous.streams]
-        mine = [(stream.nbytes, stream.slots) for stream in streams]
-        if sizes != mine:
-            what = f"streams of (nbytes, slots) {mine}, the one before it {sizes}"
+        own_sizes = [(stream.nbytes, stream.slots) for stream in streams]
+        if sizes != own_sizes:
+            difference = f"streams of (nbytes, slots) {own_sizes}, the one before it {sizes}"
         elif before != schema:
-            what = f"a schema {schema[:60]!r}, the one before it {before[:60]!r}"
+            difference = f"a schema {schema[:60]!r}, the one before it {before[:60]!r}"
         else:
             return
         raise SchemaDiffers(
-            f"{self._spec.name}: the sender has {what}. A replaced sender sends what its "
+            f"{self._spec.name}: the sender has {difference}. A replaced sender sends what its "
             "predecessor did; start a new run for another config."
         )
 
@@ -283,19 +283,19 @@ class RingSender(Sender):
             raise self._closed_here()
         if self._words[RECEIVER_CLOSED]:
             raise self._ended_there()
-        mine = self._streams[stream]
-        if not mine.free:
-            if not mine.collect(self._words):
+        state = self._streams[stream]
+        if not state.free:
+            if not state.collect(self._words):
                 return None
             self._fence()  # what the receiver has read, it has read before we write
-        slot = mine.free.pop()
+        slot = state.free.pop()
         slot.reserved = True
         return slot
 
     def _wait_for_room(self, stream: int, timeout_s: float) -> None:
-        mine, words = self._streams[stream], self._words
+        state, words = self._streams[stream], self._words
         self._my_doorbell.wait(
-            lambda: mine.collect(words) or words[RECEIVER_CLOSED], timedelta(seconds=timeout_s)
+            lambda: state.collect(words) or words[RECEIVER_CLOSED], timedelta(seconds=timeout_s)
         )
 
     def _peer_text(self) -> str:
@@ -306,19 +306,19 @@ class RingSender(Sender):
     ) -> None:
         if self._closed:
             raise self._closed_here()
-        mine, place = self._streams[slot.stream], slot.place
-        places = mine.places
+        state, place = self._streams[slot.stream], slot.place
+        places = state.places
         slot.take(nbytes, places.nbytes)
         if self._pinned is not None:
             self._pinned.wait()
-        words, number = self._words, mine.sent
+        words, number = self._words, state.sent
         header = PacketHeader(
             slot.stream, self.incarnation, number, sequence, step,
             policy_version=policy_version, nbytes=nbytes,
         )  # fmt: skip
-        mine.headers[place][:] = self._origin.pack(header)
-        mine.sent = mine.held[place] = number + 1
-        mine.busy.append(slot)
+        state.headers[place][:] = self._origin.pack(header)
+        state.sent = state.held[place] = number + 1
+        state.busy.append(slot)
         words[places.held + place] = number + 1
         words[places.order + number % places.slots] = place
         self._fence()
@@ -328,9 +328,9 @@ class RingSender(Sender):
     def under_way(self, stream: int) -> int:
         if self._closed:
             raise self._closed_here()
-        mine = self._streams[stream]
-        mine.collect(self._words)
-        return len(mine.busy)
+        state = self._streams[stream]
+        state.collect(self._words)
+        return len(state.busy)
 
     def close(self) -> None:
         if not self._closed:
@@ -391,8 +391,8 @@ class RingReceiver(Receiver):
     def _pin(self) -> None:
         """Pins as soon as both the device and the memory are known."""
         if self._device is not None and self._schema is not None and self._pinned is None:
-            what = f"{self._spec.name}: packets are"
-            self._pinned = PinnedMemory(self._memory, self._device, what)
+            purpose = f"{self._spec.name}: packets are"
+            self._pinned = PinnedMemory(self._memory, self._device, purpose)
 
     def connected(self) -> bool:
         if self._schema is None:

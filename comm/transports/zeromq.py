@@ -57,12 +57,12 @@ class _Port:
 
     def __init__(self, address: str, port: int) -> None:
         try:
-            kept = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            with kept:
-                kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # libzmq sets it too
-                kept.bind((address, port))
-                self.number: int = kept.getsockname()[1]
-                self._fd = kept.detach()
+            holder = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            with holder:
+                holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # libzmq sets it too
+                holder.bind((address, port))
+                self.number: int = holder.getsockname()[1]
+                self._fd = holder.detach()
         except OSError as error:
             raise LinkError(
                 f"{address}:{port} cannot be listened at ({error.strerror}). Give an address of "
@@ -111,11 +111,11 @@ def create_zmq(
             f"tcp from {source} to {target}: this libzmq ({zmq.zmq_version()}) has no CURVE, and "
             "nothing goes over a network without. Install pyzmq from a wheel."
         )
-    kept = _Port(address, 0) if port == 0 else None
-    where = f"[{address}]" if ":" in address else address
-    endpoint = f"tcp://{where}:{port or (kept.number if kept else 0)}"
+    held = _Port(address, 0) if port == 0 else None
+    host = f"[{address}]" if ":" in address else address
+    endpoint = f"tcp://{host}:{port or (held.number if held else 0)}"
     keys = CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
-    return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=kept)
+    return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=held)
 
 
 def count_incarnation(spec: ZmqSpec) -> int:
@@ -132,10 +132,10 @@ def count_incarnation(spec: ZmqSpec) -> int:
         ]
         last = max(numbers, default=-1)
         if last >= 0:
-            words = (spec.directory / f"{stem}{last}").read_text().split()
-            if len(words) == 2 and is_alive(int(words[0]), int(words[1])):
+            process = (spec.directory / f"{stem}{last}").read_text().split()
+            if len(process) == 2 and is_alive(int(process[0]), int(process[1])):
                 raise LinkError(
-                    f"{spec.name}: its sender is open already, in process {words[0]}. A link has "
+                    f"{spec.name}: its sender is open already, in process {process[0]}. A link has "
                     "one sender; a new one takes over when that process is gone."
                 )
         with contextlib.suppress(FileExistsError):  # another one was quicker

@@ -144,7 +144,7 @@ class Server(ActingRole):
         self._turns, self._horizon = 0, self.mgr.config.algorithm.horizon
         self._began = self._reported = perf_counter()
 
-    def _begin_turn(self) -> None:
+    def _turn(self) -> None:
         """Begins a step of all environments; `horizon` of them are one iteration of a trace."""
         if self._turns % self._horizon == 0:
             self.mgr.begin_iteration()
@@ -224,7 +224,7 @@ class Serving(Server):
         self._clock = clock
         self._begin(("simulate", "infer"))
         while self._has_steps_left():
-            self._begin_turn()
+            self._turn()
             clock.begin("infer")
             with phase("infer"):
                 turns.infer()

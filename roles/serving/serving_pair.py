@@ -73,7 +73,7 @@ class ServingSimulator(Server):
                 for half, simulation in enumerate(simulations):
                     self._ask(half, simulation)
             while self._has_steps_left():
-                self._begin_turn()
+                self._turn()
                 for half, simulation in enumerate(simulations):
                     if not self._step(half, simulation):
                         break
@@ -182,7 +182,7 @@ class ServingAgent(Server):
                 half = packet.header.stream
                 rows, width = shapes[half]
                 if half == 0:  # the first half of a step
-                    self._begin_turn()
+                    self._turn()
                 with phase("infer"):
                     observation, began = _read(packet, rows, width, device), none_began[half]
                     if remembers:
