@@ -41,16 +41,16 @@ def with_settings(
 
     settings = config.algorithm
     if isinstance(settings, CustomAlgorithmConfig):
-        found = load_class(settings.class_, folder, "algorithm.class")
-        check_class(found, settings.class_, "algorithm.class", Algorithm, f"{__name__}.Algorithm")
-        settings = settings_of(found, settings)
+        cls = load_class(settings.class_, folder, "algorithm.class")
+        check_class(cls, settings.class_, "algorithm.class", Algorithm, f"{__name__}.Algorithm")
+        settings = settings_of(cls, settings)
         faults = list(mode_faults(settings, config.mode))
         if layout is not None and config.mode != "serving":
             agents, trainers = layout.holding("agent"), layout.holding("trainer")
             faults += settings.faults(config, len(agents), len(trainers))
         if faults:
             raise ConfigError(faults)
-    fitting = settings.optimizers_in(config.mode)
-    if settings.optimizer == "auto" and fitting:
-        settings = settings.model_copy(update={"optimizer": fitting[0]})
+    optimizers = settings.optimizers_in(config.mode)
+    if settings.optimizer == "auto" and optimizers:
+        settings = settings.model_copy(update={"optimizer": optimizers[0]})
     return config.model_copy(update={"algorithm": settings})

@@ -47,10 +47,10 @@ class A2C(AdvantageActorCritic):
     def learn_batch_moments(self, moments: Tensor) -> None:
         values = self.normalizers.values
         if values is not None:
-            its = merge_moments(moments[:, SCALAR_MOMENTS:])
-            learn_values(self.policy.network, values, its)
+            returns = merge_moments(moments[:, SCALAR_MOMENTS:])
+            learn_values(self.policy.network, values, returns)
 
     def changed(self, batch: Batch) -> list[Tensor]:
         """Returns the parameters too: the head follows the value normaliser."""
-        parameters = [one.detach() for one in self.policy.network.parameters()]
+        parameters = [parameter.detach() for parameter in self.policy.network.parameters()]
         return [*super().changed(batch), *parameters]

@@ -35,7 +35,7 @@ class SegmentEvaluation:
     params: Tensor  # [T, B, P]
     value: Tensor  # [T, B] as the network gives it: in the normaliser's units
     log_prob: Tensor  # [T, B] of the actions taken
-    log_rho: Tensor  # [T, B] policy / behaviour, without a gradient
+    log_rho: Tensor  # [T, B] log of policy / behaviour, without a gradient
     worth: Tensor  # [T + 1, B] value in the rewards' units, without a gradient
 
 
@@ -75,8 +75,8 @@ def segment_losses(
     settings: ActorCriticConfig,
 ) -> Losses:
     """The loss of a policy's loss and value `targets` [T, B] in the rewards' units."""
-    wanted = targets if values is None else values.normalize(targets)
-    value_loss = 0.5 * (now.value - wanted).square().mean()
+    value_targets = targets if values is None else values.normalize(targets)
+    value_loss = 0.5 * (now.value - value_targets).square().mean()
     total, terms = weighted_sum(network, now.params, policy_loss, value_loss, settings)
     stats = {
         "kl": -now.log_rho.mean(),  # estimate of KL(behaviour || policy): how old it is
@@ -91,7 +91,7 @@ class SegmentActorCritic(Algorithm):
 
     stats = ("kl", "rho", "policy_loss", "value_loss", "entropy", "bounds_loss")
     whole_segments = True
-    capturable = False  # segments are prepared anew each time, in memory that is new as well
+    capturable = False  # segments are prepared anew each time, in new memory
 
     def __init__(
         self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None

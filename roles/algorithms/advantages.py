@@ -64,14 +64,13 @@ class AdvantageActorCritic(Algorithm):
         if self.settings.normalize_advantage:
             count, mean, squares = merge_moments(moments[:, :SCALAR_MOMENTS]).unbind()
             advantage = (advantage - mean) / ((squares / count).sqrt() + 1e-8)
-        if (
-            present := batch.columns.get("present")
-        ) is not None:  # of the others nothing is learned
+        # Nothing is learned from the rows of absent agents.
+        if (present := batch.columns.get("present")) is not None:
             advantage = advantage.masked_fill(~present, 0.0)
         batch["advantage"].copy_(advantage)
 
     def changed(self, batch: Batch) -> list[Tensor]:
-        """Returns the values and the value normaliser, which are renewed in place."""
+        """Returns the values and the value normaliser's tensors, which change in place."""
         normalizer = self.normalizers.values
         return [batch["value"], *([] if normalizer is None else normalizer.tensors)]
 

@@ -31,7 +31,7 @@ class Losses:
 
     total: Tensor
     stats: Mapping[str, Tensor] = field(default_factory=dict)
-    # What the loss has taught about other things than the parameters: see `measure_update`.
+    # What the loss gives besides a gradient, such as priorities: see `measure_update`.
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     # The parameter groups that take a step down it; None: all. See `Algorithm.learning_rates`.
     groups: tuple[str, ...] | None = None
@@ -46,8 +46,8 @@ class Algorithm(ABC):
     """
 
     Settings: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig  # its keys in the config
-    # Names of `Losses.stats` that are reported; the learning rate may follow "kl". A role adds its
-    # own: ActingRole.loss_stats.
+    # Names of the `Losses.stats` that are reported; the learning rate may follow "kl". A role adds
+    # more by ActingRole.loss_stats.
     stats: tuple[str, ...] = ()
     whole_segments: ClassVar[bool] = False  # minibatches are environments with all their steps
     filled: ClassVar[tuple[str, ...]] = ()  # packed columns that `postprocess` fills
@@ -62,8 +62,8 @@ class Algorithm(ABC):
     num_update_moments: int = 0  # and of an update, after it
     # Whether `learn_batch_moments` changes the network, and not only the normalisers.
     changes_parameters: ClassVar[bool] = False
-    # The loss as a function, which a role may replace: `losses` calls `loss_function` with what is
-    # the algorithm's own. None: `losses` is all there is.
+    # The loss as a function, which a role may replace: `losses` calls it as `loss_function`. None:
+    # `losses` computes the loss itself.
     loss: ClassVar[Any] = None
     # Whether `losses`, `measure` and `postprocess` do the same operations each time, and read no
     # tensor's value in Python: then they are captured as CUDA graphs.
@@ -72,7 +72,7 @@ class Algorithm(ABC):
     def __init__(
         self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
     ) -> None:
-        """`loss` takes the place of the algorithm's own function of that name, if it has one."""
+        """`loss` replaces the algorithm's function of that name, if it has one."""
         self.settings, self.policy, self.normalizers = settings, policy, normalizers
         self.loss_function: Callable[..., Losses] = loss or type(self).loss or self.losses
 
@@ -86,7 +86,7 @@ class Algorithm(ABC):
 
     @property
     def idle(self) -> Mapping[str, Tensor]:
-        """Holds a scalar for each parameter group that may be idle: it is 1 while no step is taken.
+        """Returns a scalar for each parameter group that may be idle: 1 while it takes no step.
 
         The same tensors at all times, with the same numbers in all GMIs.
         """
@@ -94,14 +94,14 @@ class Algorithm(ABC):
 
     @property
     def loss_kind(self) -> Hashable:
-        """Says of which kind `losses` is next; each kind is captured as a graph of its own."""
+        """Returns the kind of the next `losses`; each kind is captured as a graph of its own."""
         return None
 
     @classmethod
     def make_network(
         cls, settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
     ) -> Any:
-        """The network for the spaces of `env`, where no role makes another."""
+        """Returns the network for the spaces of `env`, where no role makes another."""
         return actor_critic_of(settings, env, generator)
 
     @classmethod
@@ -113,7 +113,7 @@ class Algorithm(ABC):
     def check_network(
         cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
     ) -> None:
-        """Raises PolicyError with all that a network of `maker` lacks to be trained by this."""
+        """Raises PolicyError with all that a network of `maker` lacks to be trained."""
         check_policy(network, maker, width, env.action_space)
 
     @classmethod
@@ -139,13 +139,13 @@ class Algorithm(ABC):
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
         """Fill the batch's columns `filled`; `moments` [k, num_batch_moments] are everyone's.
 
-        They were given to `learn_batch_moments` just before.
+        `learn_batch_moments` was given them just before.
         """
 
     def changed(self, batch: Batch) -> list[Tensor]:
-        """Returns the tensors that `postprocess` changes in place and no update makes anew.
+        """Returns the tensors that `postprocess` changes in place and updates do not write anew.
 
-        They are put back after the trial runs that precede its capture as a CUDA graph.
+        They are restored after the trial runs that precede its capture as a CUDA graph.
         """
         return []
 
@@ -156,42 +156,42 @@ class Algorithm(ABC):
         """Takes in everyone's `moments` [k, num_update_moments] when an update is over."""
 
     def source(self, replay: ReplayBuffer, generator: torch.Generator) -> ReplayBuffer:
-        """Returns where minibatches are drawn from, by this GMI's `generator`: what is kept."""
+        """Returns the source of minibatches, which draws by this GMI's `generator`: the replay."""
         return replay
 
     def draw_noise(self, batch: Batch, generator: torch.Generator) -> None:
-        """Add columns of random numbers to a minibatch from a replay, where its loss takes some.
+        """Adds columns of random numbers to a minibatch from a replay, if its loss needs any.
 
-        Numbers of the same shapes in each update; it is never captured, and the loss may be.
+        Their shapes are the same in each update. This is never captured, and the loss may be.
         """
 
     def first_priorities(self, batch: Batch) -> Tensor | None:
         """Returns the priorities [B] of rows that agents send, before a trainer has drawn them.
 
-        Agents have the network that was published last, and no target of it. An algorithm that does
-        not define it gives none: its rows enter a replay with the greatest priority so far.
+        Agents have the newest published network, and no target network. Rows of an algorithm that
+        does not define this enter a replay with the greatest priority so far.
         """
         raise NotImplementedError
 
     def explore_as(self, numbers: range, total: int) -> None:
-        """This process samples from environments of these numbers, of `total` in all GMIs."""
+        """Says which environments this process samples from, by number, of `total` in all GMIs."""
 
     def before_sampling(self, steps: int) -> None:
-        """Experience is collected next, where this is called; `steps` were, by all GMIs."""
+        """Prepares sampling, where it is called; GMIs have sampled `steps` steps before."""
 
     def after_step(self, updates: int) -> None:
         """Follows step number `updates` of the parameters (target networks)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of the algorithm itself, alike in all GMIs."""
+        """Returns the algorithm's own part of a checkpoint, alike in all GMIs."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as the one that gave `state`."""
+        """Loads what `state_dict` gave."""
 
 
 def checked(algorithm: Algorithm, losses: object) -> Losses:
-    """Returns what the loss of `algorithm` gave if it can be trained by; RoleError otherwise."""
+    """Returns `losses` of an algorithm if they can be descended; RoleError otherwise."""
     owner = getattr(algorithm.loss_function, "__self__", algorithm)  # or a role
     name, remedy = f"{type(owner).__name__}.losses", "Return Losses(total, stats)"
     if owner is not algorithm:

@@ -66,12 +66,12 @@ class AlphaZero(Algorithm):
     def losses(self, batch: Batch) -> Losses:
         """The cross-entropy of priors and visits, the squared error of the value, and decay."""
         network = self.policy.network
-        out = network(batch["observation"])
-        preferences = out[:, :-1].masked_fill(~batch["legal"], float("-inf"))
+        output = network(batch["observation"])
+        preferences = output[:, :-1].masked_fill(~batch["legal"], float("-inf"))
         # 0 where a move is illegal, and not 0 times infinity.
-        logs = preferences.log_softmax(-1).masked_fill(~batch["legal"], 0.0)
-        policy_loss = -(batch["policy"] * logs).sum(-1).mean()
-        value_loss = mse_loss(out[:, -1], batch["value"])
+        log_priors = preferences.log_softmax(-1).masked_fill(~batch["legal"], 0.0)
+        policy_loss = -(batch["policy"] * log_priors).sum(-1).mean()
+        value_loss = mse_loss(output[:, -1], batch["value"])
         total: Tensor = policy_loss + self.settings.value_coef * value_loss
         if decay := self.settings.weight_decay:
             squares = [parameter.square().sum() for parameter in network.parameters()]

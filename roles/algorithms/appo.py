@@ -25,17 +25,17 @@ def appo_loss(
 ) -> Losses:
     """Clipped surrogate of whole segments, with V-trace's value targets.
 
-    The surrogate's ratio is the importance weight, so that advantages are taken without the one
-    that V-trace's have in them: r_t + gamma_t v_{t+1} - V_t.
+    The surrogate's ratio is the importance weight. Advantages are therefore V-trace's without the
+    weight in them: r_t + gamma_t v_{t+1} - V_t.
     """
     now, discounts = evaluate(network, batch, values), settings.gamma * (1.0 - batch["done"])
     targets, _ = vtrace(
         now.log_rho, discounts, batch["reward"], now.worth[:-1], now.worth[-1],
         rho_clip=settings.rho_clip, c_clip=settings.c_clip, lam=settings.lam,
     )  # fmt: skip
-    following = torch.cat([targets[1:], now.worth[-1:]])
-    following = settings.lam * following + (1.0 - settings.lam) * now.worth[1:]
-    advantage = batch["reward"] + discounts * following - now.worth[:-1]
+    next_values = torch.cat([targets[1:], now.worth[-1:]])
+    next_values = settings.lam * next_values + (1.0 - settings.lam) * now.worth[1:]
+    advantage = batch["reward"] + discounts * next_values - now.worth[:-1]
     if values is not None:
         advantage = advantage * values.inv_std
     ratio = (now.log_prob - batch["log_prob"]).exp()

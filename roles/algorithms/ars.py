@@ -13,7 +13,7 @@ from .evolution import Evolution
 
 
 class ARS(Evolution):
-    """Follows the best directions, by the differences of their returns in deviations of these."""
+    """Follows the best directions, weighted by differences of returns over their deviation."""
 
     Settings: ClassVar[type[AlgorithmConfig]] = ARSConfig
     settings: ARSConfig

@@ -1,7 +1,7 @@
 """Learns several policies at once, each by an algorithm of its own: independent learners.
 
-What a policy learns from is the rows of its agents. Their gradients are reduced together, and each
-policy takes, clips and remembers its own steps. A GMI counts by how many rows of the policy it has:
+A policy learns from the rows of its agents. Gradients of all policies are reduced together, and
+each policy clips and takes its own steps. A GMI is weighted by how many rows of the policy it has:
 k GMIs take the step of one GMI on all their rows.
 """
 
@@ -23,7 +23,7 @@ from .algorithm import Algorithm, Losses
 
 
 def by_policy(groups: Sequence[AgentGroup], algorithms: Mapping[str, Algorithm]) -> ByPolicy:
-    """Returns the algorithm of several policies, of those that each of them has.
+    """Returns the algorithm of several policies, made of the algorithms of each.
 
     RoleError for algorithms that take no rows.
     """
@@ -34,9 +34,11 @@ def by_policy(groups: Sequence[AgentGroup], algorithms: Mapping[str, Algorithm])
             "rows of agents who come and go. Leave whole_segments out and have `losses` take "
             "rows, as PPO's does; or give all agents one policy."
         )
-    policy = PolicyMap(groups, {name: its.policy for name, its in algorithms.items()})
-    observations = {n: s for n, its in algorithms.items() if (s := its.normalizers.observations)}
-    values = {n: s for n, its in algorithms.items() if (s := its.normalizers.values)}
+    policy = PolicyMap(groups, {name: algorithm.policy for name, algorithm in algorithms.items()})
+    observations = {
+        n: s for n, algorithm in algorithms.items() if (s := algorithm.normalizers.observations)
+    }
+    values = {n: s for n, algorithm in algorithms.items() if (s := algorithm.normalizers.values)}
     normalizers = Normalizers(
         NormalizerMap(groups, observations) if observations else None,
         NormalizerMap(groups, values) if values else None,
@@ -61,12 +63,12 @@ class ByPolicy(Algorithm):
         self.filled, self.bootstrap = first.filled, first.bootstrap  # type: ignore[misc]
         self.recorded, self.capturable = first.recorded, first.capturable  # type: ignore[misc]
         self.changes_parameters = first.changes_parameters  # type: ignore[misc]
-        own = [its.num_batch_moments for its in algorithms.values()]
-        # Those of each policy, and then the rows of each in which somebody is there.
-        self.num_batch_moments = sum(own) + len(algorithms)  # type: ignore[misc]
-        self._moments = own
+        counts = [algorithm.num_batch_moments for algorithm in algorithms.values()]
+        # The moments of each policy, and then the number of its rows with an agent present.
+        self.num_batch_moments = sum(counts) + len(algorithms)  # type: ignore[misc]
+        self._moments = counts
         device = next(policy.network.parameters()).device
-        # What this GMI's loss of each policy weighs, in the mean over GMIs.
+        # The weight of this GMI's loss of each policy in the mean over GMIs.
         self._weights = torch.ones(len(algorithms), device=device)
         self._idle = torch.zeros(len(algorithms), device=device)
 
@@ -76,7 +78,7 @@ class ByPolicy(Algorithm):
 
     @property
     def idle(self) -> Mapping[str, Tensor]:
-        """Tells of each policy whether its agents are nowhere, in no GMI."""
+        """Tells for each policy whether none of its agents is present in any GMI."""
         return dict(zip(self.algorithms, self._idle.unbind(), strict=True))
 
     def losses(self, batch: Batch) -> Losses:
@@ -86,19 +88,19 @@ class ByPolicy(Algorithm):
         total: Tensor | None = None
         stats: dict[str, Tensor] = {}
         places = self.policy.rows(len(batch.rows))
-        each = zip(self.algorithms.items(), places, layouts, self._weights, strict=True)
-        for (name, algorithm), rows, layout, weight in each:
-            packed = batch.rows[rows]
+        parts = zip(self.algorithms.items(), places, layouts, self._weights, strict=True)
+        for (name, algorithm), rows, layout, weight in parts:
+            packed_rows = batch.rows[rows]
             constants = self.policy.constants_of(name, batch)
-            part = Batch(layout.views(packed), {}, constants, packed, layout)
+            part = Batch(layout.views(packed_rows), {}, constants, packed_rows, layout)
             losses = algorithm.losses(part)
             total = losses.total * weight if total is None else total + losses.total * weight
             stats |= {f"{name}/{key}": losses.stats[key] * weight for key in self._shared}
         assert total is not None
-        learning = (1.0 - self._idle).sum().clamp(min=1.0)
+        num_learning = (1.0 - self._idle).sum().clamp(min=1.0)
         for key in self._shared:
-            its = torch.stack([stats[f"{name}/{key}"] for name in self.algorithms])
-            stats[key] = its.sum() / learning
+            values = torch.stack([stats[f"{name}/{key}"] for name in self.algorithms])
+            stats[key] = values.sum() / num_learning
         return Losses(total, stats)
 
     def measure(self, batch: Batch, out: Tensor) -> None:
@@ -114,14 +116,16 @@ class ByPolicy(Algorithm):
         for algorithm, part, place in self._each(batch):
             algorithm.postprocess(part, moments[:, place])
         counts = moments[:, sum(self._moments) :]
-        of_all = counts.sum(0)
-        gmis = (counts > 0).any(1).sum()  # one that is left out has none
-        self._weights.copy_(self._counts(batch) * gmis / of_all.clamp(min=1.0))
-        self._idle.copy_(of_all == 0)
+        totals = counts.sum(0)
+        num_gmis = (counts > 0).any(1).sum()  # a GMI that is left out has no rows
+        self._weights.copy_(self._counts(batch) * num_gmis / totals.clamp(min=1.0))
+        self._idle.copy_(totals == 0)
 
     def changed(self, batch: Batch) -> list[Tensor]:
-        """Returns what the algorithms change; what a part of the batch has is a view of it."""
-        return [one for its, part, _ in self._each(batch) for one in its.changed(part)]
+        """Returns the tensors that the algorithms change; parts of the batch are views of it."""
+        return [
+            tensor for algorithm, part, _ in self._each(batch) for tensor in algorithm.changed(part)
+        ]
 
     def before_sampling(self, steps: int) -> None:
         for algorithm in self.algorithms.values():
@@ -132,15 +136,15 @@ class ByPolicy(Algorithm):
             algorithm.after_step(updates)
 
     def state_dict(self) -> dict[str, Any]:
-        states = {name: its.state_dict() for name, its in self.algorithms.items()}
+        states = {name: algorithm.state_dict() for name, algorithm in self.algorithms.items()}
         return states if any(states.values()) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, its in self.algorithms.items():
-            its.load_state_dict(state[name])
+        for name, algorithm in self.algorithms.items():
+            algorithm.load_state_dict(state[name])
 
     def _counts(self, batch: Batch) -> Tensor:
-        """Returns in how many rows of a batch somebody is there, for each policy."""
+        """Returns for each policy the number of rows of a batch with an agent present."""
         parts = self.policy.parts(batch)
         return torch.stack([part["present"].sum() for part in parts])
 

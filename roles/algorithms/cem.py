@@ -69,10 +69,10 @@ class CEM(Algorithm):
 
     def losses(self, batch: Batch) -> Losses:
         model = self.policy.network
-        seen, following = batch["observation"], batch["next_observation"]
-        inputs = torch.cat([seen, batch["action"]], -1)
-        targets = model.targets_of(seen, following, batch["reward"])
-        # What an episode ended with may be NaN, and is then learned as nothing that changes.
+        observation, next_observation = batch["observation"], batch["next_observation"]
+        inputs = torch.cat([observation, batch["action"]], -1)
+        targets = model.targets_of(observation, next_observation, batch["reward"])
+        # The last observation of an episode may be NaN, and is then learned as no change.
         targets = targets.nan_to_num()
         loss = model.loss(inputs.unsqueeze(0), targets, self.settings.model_beta)
         error = model.errors(inputs, targets).mean()

@@ -17,7 +17,7 @@ from gmi_drl.placement import DQNConfig
 
 
 def support(settings: DQNConfig, device: torch.device) -> Tensor:
-    """Returns the values [N] that C51's probabilities are of."""
+    """Returns the values [N] whose probabilities C51 learns."""
     assert settings.value_range is not None
     return torch.linspace(*settings.value_range, settings.atoms, device=device)
 
@@ -26,10 +26,10 @@ def action_values(outputs: Tensor, settings: DQNConfig) -> Tensor:
     """Returns the values [B, actions] of what a network gives [B, actions * N]."""
     if settings.distributional == "none":
         return outputs
-    each = outputs.view(*outputs.shape[:-1], -1, settings.outputs_per_action)
+    by_action = outputs.view(*outputs.shape[:-1], -1, settings.outputs_per_action)
     if settings.distributional == "c51":
-        return each.softmax(-1) @ support(settings, outputs.device)
-    return each.mean(-1)
+        return by_action.softmax(-1) @ support(settings, outputs.device)
+    return by_action.mean(-1)
 
 
 def project(probabilities: Tensor, values: Tensor, value_range: tuple[float, float]) -> Tensor:
@@ -39,12 +39,12 @@ def project(probabilities: Tensor, values: Tensor, value_range: tuple[float, flo
     the support, by distance, or go to its nearer end: algorithm 1 of Bellemare et al. (2017). Mass
     is kept, and the mean where no value lies outside.
     """
-    least, largest = value_range
+    low, high = value_range
     atoms = probabilities.shape[-1]
-    place = values.clamp(least, largest).sub_(least).mul_((atoms - 1) / (largest - least))
-    each = torch.arange(atoms, device=place.device, dtype=place.dtype)
-    # Of each atom [B, N, 1] in each value [B, 1, N]; no scattering, which GPUs do in any order.
-    share = 1.0 - (place[:, None, :] - each[:, None]).abs()
+    position = values.clamp(low, high).sub_(low).mul_((atoms - 1) / (high - low))
+    atom = torch.arange(atoms, device=position.device, dtype=position.dtype)
+    # The share of each atom [B, N, 1] in each value [B, 1, N]. A GPU would scatter in any order.
+    share = 1.0 - (position[:, None, :] - atom[:, None]).abs()
     return (share.clamp_(min=0.0) @ probabilities[:, :, None])[:, :, 0]
 
 
@@ -58,11 +58,11 @@ def quantile_huber_loss(quantiles: Tensor, targets: Tensor, kappa: float = 1.0) 
 
     Dabney et al. (2018), equation 10: summed over the quantiles, the mean over the targets.
     """
-    number = quantiles.shape[-1]
-    middle = (torch.arange(number, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / number
-    own = quantiles[:, :, None].expand(-1, -1, targets.shape[-1])
-    other = targets[:, None, :].expand_as(own)
-    weight = (middle[:, None] - (other < own).to(quantiles.dtype)).abs()
-    loss = huber_loss(own, other, reduction="none", delta=kappa)
+    count = quantiles.shape[-1]
+    midpoints = (torch.arange(count, device=quantiles.device, dtype=quantiles.dtype) + 0.5) / count
+    estimates = quantiles[:, :, None].expand(-1, -1, targets.shape[-1])
+    samples = targets[:, None, :].expand_as(estimates)
+    weight = (midpoints[:, None] - (samples < estimates).to(quantiles.dtype)).abs()
+    loss = huber_loss(estimates, samples, reduction="none", delta=kappa)
     summed: Tensor = (weight * loss).sum(1)
     return summed.mean(-1) / kappa

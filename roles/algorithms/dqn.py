@@ -34,54 +34,54 @@ from .terms import weighted_mean
 
 
 def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> Losses:
-    """The loss of what the network gives for rows [B], towards what follows them.
+    """Returns the loss of the network's outputs for rows [B], towards targets of what follows.
 
-    Of values it is the Huber loss of the temporal-difference error, of distributions the
+    For values it is the Huber loss of the temporal-difference error, for distributions the
     cross-entropy (C51) or the quantile Huber loss. The priority of a row is that error, the
-    cross-entropy, or the mean loss of its quantiles. Of sequences [T, B], where the network
-    remembers, it is the mean over all rows, and the priority is of a sequence: mostly that of its
-    row with the greatest.
+    cross-entropy, or the mean loss of its quantiles. Where the network remembers, it is the mean
+    over all rows of sequences [T, B], and each sequence has a priority: mostly that of its row with
+    the greatest.
     """
-    # A noisy network's for the observation, for the choice of what is next, and for its value.
+    # Noise of a noisy network: for the observation, for the next action, and for its value.
     noise = batch.columns.get("noise", _NO_NOISE)
     sequences = len(batch["reward"]) if settings.recurrent is not None else 0
-    of_rows = _outputs_of_sequences if sequences else _outputs_of_rows
-    outputs, chooser, target_outputs = of_rows(network, target_network, batch, settings, noise)
+    outputs_of = _outputs_of_sequences if sequences else _outputs_of_rows
+    outputs, chooser, target_outputs = outputs_of(network, target_network, batch, settings, noise)
     if sequences:
         batch = _rows_of(batch)
     with torch.no_grad():
         discount = batch["discount"]
         choice = action_values(chooser, settings).argmax(-1)
-        # Where an episode is over, what was seen last counts for nothing, were it NaN.
-        over = (discount == 0.0)[:, None]
-        next_outputs = _of_action(target_outputs, choice, settings).masked_fill_(over, 0.0)
-    taken = _of_action(outputs, batch["action"][:, 0].long(), settings)
+        # The last observation of an episode that is over has no value, even if it is NaN.
+        is_over = (discount == 0.0)[:, None]
+        next_outputs = _of_action(target_outputs, choice, settings).masked_fill_(is_over, 0.0)
+    chosen = _of_action(outputs, batch["action"][:, 0].long(), settings)
     reward, discount = batch["reward"][:, None], discount[:, None]
     if settings.distributional == "c51":
-        returns = support(settings, taken.device)
+        returns = support(settings, chosen.device)
         with torch.no_grad():
             target = project(
                 next_outputs.softmax(-1), reward + discount * returns, settings.value_range
             )
-            value = taken.softmax(-1) @ returns
+            value = chosen.softmax(-1) @ returns
             error = (value - target @ returns).abs()
-        losses = categorical_loss(taken, target)
+        losses = categorical_loss(chosen, target)
         priorities = losses.detach()
     else:
         target = reward + discount * next_outputs
-        value, goal = taken.detach(), target
+        value, target_value = chosen.detach(), target
         if settings.outputs_per_action > 1:
-            value, goal = value.mean(-1, keepdim=True), goal.mean(-1, keepdim=True)
+            value, target_value = value.mean(-1, keepdim=True), target_value.mean(-1, keepdim=True)
         value = value.squeeze(-1)
-        error = (value - goal.squeeze(-1)).abs()
+        error = (value - target_value.squeeze(-1)).abs()
         if settings.distributional == "qr":
-            losses = quantile_huber_loss(taken, target)
+            losses = quantile_huber_loss(chosen, target)
             priorities = losses.detach() / settings.quantiles
         else:
-            losses, priorities = huber_loss(taken, target, reduction="none").squeeze(-1), error
+            losses, priorities = huber_loss(chosen, target, reduction="none").squeeze(-1), error
     if sequences:
-        each = priorities.view(sequences, -1)
-        priorities = _OF_GREATEST * each.amax(0) + (1.0 - _OF_GREATEST) * each.mean(0)
+        by_step = priorities.view(sequences, -1)
+        priorities = _OF_GREATEST * by_step.amax(0) + (1.0 - _OF_GREATEST) * by_step.mean(0)
     loss = weighted_mean(losses, batch)
     stats = {"q_loss": loss.detach(), "q_mean": value.mean(), "td_error": error.mean()}
     return Losses(loss, stats, extras={"priorities": priorities})
@@ -94,41 +94,38 @@ _OF_GREATEST: Final = 0.9  # of a sequence's priority; the rest is of the mean (
 def _outputs_of_rows(
     network: Any, target_network: Any, batch: Batch, settings: Any, noise: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the network's outputs for rows, and both networks' for what follows them.
-
-    The second are those that choose an action there, the last ones value it.
-    """
+    """Returns outputs for rows, and two for what follows them: to choose an action, to value it."""
 
     def outputs_of(network: Any, observation: Tensor, noise: Tensor | None) -> Tensor:
         outputs: Tensor = network(observation) if noise is None else network(observation, noise)
         return outputs
 
-    seen, following = batch["observation"], batch["next_observation"]
+    rows, next_rows = batch["observation"], batch["next_observation"]
     if type(network) is QNetwork and network.dense is not None:
-        target_outputs = target_network.dense(following, 0).squeeze(0)
+        target_outputs = target_network.dense(next_rows, 0).squeeze(0)
         if not settings.double:
-            return network.dense(seen, len(seen)).squeeze(0), target_outputs, target_outputs
-        # Both at once, of which the rows that follow train nothing.
-        outputs = network.dense(torch.cat([seen, following]), len(seen)).squeeze(0)
+            return network.dense(rows, len(rows)).squeeze(0), target_outputs, target_outputs
+        # Both at once; the next rows train nothing.
+        outputs = network.dense(torch.cat([rows, next_rows]), len(rows)).squeeze(0)
         return *outputs.chunk(2), target_outputs
     with torch.no_grad():
-        target_outputs = outputs_of(target_network, following, noise[2])
+        target_outputs = outputs_of(target_network, next_rows, noise[2])
         chooser = target_outputs
         if settings.double:
-            chooser = outputs_of(network, following, noise[1])
-    return outputs_of(network, seen, noise[0]), chooser, target_outputs
+            chooser = outputs_of(network, next_rows, noise[1])
+    return outputs_of(network, rows, noise[0]), chooser, target_outputs
 
 
 def _outputs_of_sequences(
     network: Any, target_network: Any, batch: Batch, settings: Any, noise: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns what `_outputs_of_rows` does for all rows of sequences, [T B, ...]."""
-    following, ahead = batch["next_observation"].flatten(0, 1), batch["ahead"]
-    at = (torch.arange(len(ahead), device=ahead.device)[:, None] + ahead)[..., None]
+    next_rows, ahead = batch["next_observation"].flatten(0, 1), batch["ahead"]
+    index = (torch.arange(len(ahead), device=ahead.device)[:, None] + ahead)[..., None]
 
     def outputs_after(network: Any, states: Tensor, noise: Tensor | None) -> Tensor:
-        before = states.gather(0, at.expand(*ahead.shape, states.shape[-1])).flatten(0, 1)
-        outputs: Tensor = network.step(following, before, noise)[0]
+        last_states = states.gather(0, index.expand(*ahead.shape, states.shape[-1])).flatten(0, 1)
+        outputs: Tensor = network.step(next_rows, last_states, noise)[0]
         return outputs
 
     features, states = _unrolled(network, batch, settings)
@@ -143,20 +140,20 @@ def _outputs_of_sequences(
 
 
 def _unrolled(network: Any, batch: Batch, settings: Any) -> tuple[Tensor, Tensor]:
-    """Returns features and states of a minibatch's rows, and of those that follow (`unroll`)."""
-    seen, ended, state = batch["observation"], batch["ended"], batch["state"]
-    burn_in = len(seen) - len(batch["reward"]) - settings.n_step + 1
+    """Returns features and states of a minibatch's rows and of those after them (see `unroll`)."""
+    observations, ended, state = batch["observation"], batch["ended"], batch["state"]
+    burn_in = len(observations) - len(batch["reward"]) - settings.n_step + 1
     if burn_in:
         with torch.no_grad():
-            given = (seen[:burn_in], batch["burn_in_state"], ended[:burn_in])
-            burned = network.unroll(*given)[1][-1]
-        state = torch.where(batch["burns_in"][:, None], burned, state)
-    unrolled: tuple[Tensor, Tensor] = network.unroll(seen[burn_in:], state, ended[burn_in:])
+            inputs = (observations[:burn_in], batch["burn_in_state"], ended[:burn_in])
+            warm_state = network.unroll(*inputs)[1][-1]
+        state = torch.where(batch["burns_in"][:, None], warm_state, state)
+    unrolled: tuple[Tensor, Tensor] = network.unroll(observations[burn_in:], state, ended[burn_in:])
     return unrolled
 
 
 def _rows_of(batch: Batch) -> Batch:
-    """Returns the rows [T B] of sequences that a loss is of; each has its sequence's weight."""
+    """Returns the rows [T B] of sequences for the loss; each has its sequence's weight."""
     shape = batch["reward"].shape
     columns = {name: batch[name].flatten(0, 1) for name in ("action", "reward", "discount")}
     if (weight := batch.columns.get("weight")) is not None:
@@ -165,7 +162,7 @@ def _rows_of(batch: Batch) -> Batch:
 
 
 def _of_action(outputs: Tensor, action: Tensor, settings: Any) -> Tensor:
-    """Returns the numbers [B, n] of one action of each row, of all actions' [B, actions * n]."""
+    """Returns the outputs [B, n] for one action of each row, of those for all [B, actions * n]."""
     numbers = settings.outputs_per_action
     index = action[:, None, None].expand(-1, 1, numbers)
     return outputs.view(len(outputs), -1, numbers).gather(1, index).squeeze(1)
@@ -184,13 +181,13 @@ class DQN(Algorithm):
 
     @cached_property
     def target(self) -> nn.Module:
-        """The network of some updates ago; copied where losses are asked for, and not by agents."""
+        """The network of some updates ago; copied at the first loss, so that agents have none."""
         network: nn.Module = copy.deepcopy(self.policy.network)
         return network.requires_grad_(False)
 
     @cached_property
     def _last_epsilon(self) -> Tensor:
-        """The shares of random actions in the end: of all environments, or [N] of each."""
+        """The final share of random actions: a scalar for all environments, or [N] for each."""
         return torch.tensor(self.settings.epsilon, device=self.policy.epsilon.device)
 
     @classmethod
@@ -231,15 +228,15 @@ class DQN(Algorithm):
     def explore_as(self, numbers: range, total: int) -> None:
         if self.settings.epsilon_alpha:
             # Horgan et al. (2018), section 4.1: epsilon ** (1 + alpha i / (N - 1)).
-            place = torch.tensor(numbers, dtype=torch.float32) / max(total - 1, 1)
-            last = self.settings.epsilon ** (1.0 + self.settings.epsilon_alpha * place)
-            self._last_epsilon = last.to(self.policy.epsilon.device)
+            position = torch.tensor(numbers, dtype=torch.float32) / max(total - 1, 1)
+            epsilon = self.settings.epsilon ** (1.0 + self.settings.epsilon_alpha * position)
+            self._last_epsilon = epsilon.to(self.policy.epsilon.device)
             self.policy.epsilon = torch.ones_like(self._last_epsilon)
 
     def before_sampling(self, steps: int) -> None:
-        left = max(1.0 - steps / self.settings.epsilon_steps, 0.0)
-        last = self._last_epsilon
-        self.policy.epsilon.copy_(last + (1.0 - last) * left)
+        remaining = max(1.0 - steps / self.settings.epsilon_steps, 0.0)
+        final = self._last_epsilon
+        self.policy.epsilon.copy_(final + (1.0 - final) * remaining)
 
     @torch.no_grad()
     def after_step(self, updates: int) -> None:

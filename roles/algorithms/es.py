@@ -18,6 +18,6 @@ class ES(Evolution):
     settings: ESConfig
 
     def weights(self, scores: Tensor) -> Tensor:
-        """The sum of rank times perturbation, over the population and the noise's deviation."""
+        """Returns differences of ranks, over the population and the noise's deviation."""
         ranks = centred_ranks(scores)
         return (ranks[:, 0] - ranks[:, 1]) / (ranks.numel() * self.settings.noise)

@@ -1,7 +1,7 @@
 """Learning from the returns of perturbed policies: what ES and ARS share.
 
-The policy is moved along the directions in which it was perturbed, each times a weight that the
-returns of all give it. Nothing is differentiated.
+The policy is moved along the directions in which it was perturbed, each times a weight that follows
+from the returns of all. Nothing is differentiated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .algorithm import Algorithm, Losses
 class Evolution(Algorithm):
     """Weighs directions by the returns of both ways; optimizer `population` does the rest."""
 
-    # Of the returns that are learned from; and the length of the gradient.
+    # Statistics of the returns that are learned from, and the norm of the gradient.
     stats = ("score_mean", "score_std", "score_max", "gradient_norm")
     bootstrap = ()
     settings: EvolutionConfig
@@ -66,7 +66,7 @@ class Evolution(Algorithm):
 def centred_ranks(scores: Tensor) -> Tensor:
     """Returns the ranks of `scores`, in its shape, from -0.5 for the least to 0.5 for the greatest.
 
-    Equal ones share the mean of their ranks, so that no order of evaluation is learned from.
+    Equal scores share the mean of their ranks, so that the order of evaluation does not matter.
     """
     flat = scores.flatten()
     ordered = flat.sort().values

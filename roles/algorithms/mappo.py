@@ -41,11 +41,11 @@ class MAPPO(PPO):
                 [f"env.id: {rule}; mappo trains several agents who share one. {remedy}"]
             )
         agents, width = len(groups[0].agents), observation_width(env.observation_space)
-        of_all = Trunk(
+        joint_trunk = Trunk(
             agents * width, hidden_sizes(settings.network), settings.activation,
             settings.precision, layer_norm=settings.layer_norm,
         )  # fmt: skip
-        trunks = trunk_of(settings, env, generator), of_all
+        trunks = trunk_of(settings, env, generator), joint_trunk
         distribution = distribution_for(env.action_space)
         return CentralActorCritic(
             width, agents, distribution, trunks, settings.init_log_std, generator

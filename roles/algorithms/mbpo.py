@@ -22,7 +22,7 @@ from .sac import SAC
 
 
 class MBPO(SAC):
-    """SAC, whose minibatches are for the greater part of short roll-outs of a learned model."""
+    """SAC whose minibatches are mostly of short roll-outs of a learned model."""
 
     Settings: ClassVar[type[AlgorithmConfig]] = MBPOConfig
     settings: MBPOConfig
@@ -38,7 +38,7 @@ class MBPO(SAC):
         return super().make_network(settings, env, generator)
 
     def source(self, replay: ReplayBuffer, generator: torch.Generator) -> ReplayBuffer:
-        """Returns the replay with a model beside it, which begins as `generator` draws."""
+        """Returns the replay with a model beside it, initialised by what `generator` draws."""
         settings, width = self.settings, replay.observation_width
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
         model = EnsembleModel(
@@ -53,12 +53,12 @@ class MBPO(SAC):
 
 def check_model_spaces(name: str, env: VecEnv) -> None:
     """Raises EnvSpecError where no model of vectors can be learned, or no plan made."""
-    seen, action = env.observation_space, env.action_space
+    observation, action = env.observation_space, env.action_space
     faults = []
-    if not (isinstance(seen, spaces.Box) and np.issubdtype(seen.dtype, np.floating)):
+    if not (isinstance(observation, spaces.Box) and np.issubdtype(observation.dtype, np.floating)):
         faults.append(
-            f"env.id: observation space {seen}; {name} learns a model of numbers, a Box of floats. "
-            "Use algorithm.name: dqn or sac, or wrap it in TransformObservation."
+            f"env.id: observation space {observation}; {name} learns a model of numbers, a Box of "
+            "floats. Use algorithm.name: dqn or sac, or wrap it in TransformObservation."
         )
     if bounded_width(action) is None:
         faults.append(

@@ -1,8 +1,8 @@
 """Learning from kept transitions by an actor and critics: what SAC, TD3 and DDPG share.
 
-All losses of an update are of the parameters as they were before it, and all parts take their step
-together, so that GMIs meet once for each (as in Acme's learners, Hoffman et al., 2020). Elsewhere
-the actor's loss is of the critics just stepped.
+All losses of an update are computed with the parameters before it, and all parts take their step
+together, so that GMIs meet once for each update (as in Acme's learners, Hoffman et al., 2020).
+Elsewhere the actor's loss is computed with the critics that have just taken their step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OffPolicy(Algorithm):
     segment_fields = ("action", "reward", "done", "terminated", "next_observation")
     replayed = ("raw_observation", "action", "reward", "discount", "next_observation")
     parts: tuple[str, ...] = ("actor", "critics")  # of the network, each a parameter group
-    followed: ClassVar[tuple[str, ...]] = ("critics",)  # those of which there is a target
+    followed: ClassVar[tuple[str, ...]] = ("critics",)  # the parts that have a target network
     loss_noise_columns: int = 0  # standard normal numbers that a loss takes for each row
     settings: OffPolicyConfig
     policy: ExploringPolicy
@@ -47,17 +47,17 @@ class OffPolicy(Algorithm):
 
     @cached_property
     def target(self) -> ActorWithCritics:
-        """The network that targets are made by; copied where losses are asked for."""
+        """The network that computes targets; copied at the first loss."""
         network: ActorWithCritics = copy.deepcopy(self.policy.network)
         return network.requires_grad_(False)
 
     @cached_property
     def _followers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the parameters of the target and those that they follow."""
-        both = (self.target, self.policy.network)
+        """Returns the target's parameters and the trained parameters that they follow."""
+        networks = (self.target, self.policy.network)
         target, trained = (
-            [its.detach() for name in self.followed for its in getattr(one, name).parameters()]
-            for one in both
+            [p.detach() for name in self.followed for p in getattr(network, name).parameters()]
+            for network in networks
         )
         return target, trained
 
@@ -83,7 +83,7 @@ class OffPolicy(Algorithm):
             batch.columns["noise"] = noise.normal_(generator=generator)
 
     def first_priorities(self, batch: Batch) -> Tensor | None:
-        torch._foreach_copy_(*self._followers)  # an agent's targets are what it acts by
+        torch._foreach_copy_(*self._followers)  # the target of an agent is its network
         return self.losses(batch).extras.get("priorities")
 
     def before_sampling(self, steps: int) -> None:
@@ -91,7 +91,7 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Take the target networks `tau` of the way."""
+        """Moves the target networks towards the trained ones by the share `tau`."""
         torch._foreach_lerp_(*self._followers, self.settings.tau)
 
     def after_step(self, updates: int) -> None:
@@ -105,9 +105,9 @@ class OffPolicy(Algorithm):
 
 
 def towards(batch: Batch, next_value: Tensor) -> Tensor:
-    """Returns what the values of rows [B] are to become, by the values of what followed them."""
+    """Returns the value targets of rows [B], by the values [B] of what followed them."""
     discount = batch["discount"]
-    # Where an episode is over, what was seen last counts for nothing, were it NaN.
+    # The last observation of an episode that is over has no value, even if it is NaN.
     next_value = next_value.masked_fill(discount == 0.0, 0.0)
     return torch.addcmul(batch["reward"], discount, next_value)
 
@@ -115,7 +115,7 @@ def towards(batch: Batch, next_value: Tensor) -> Tensor:
 def critic_loss(values: Tensor, target: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Returns half the mean squared error of the values [critics, B], summed over critics.
 
-    Beside it the mean error of each row [B], which is its priority.
+    The second is the mean error of each row [B], which is its priority.
     """
     priorities = (values.detach() - target).abs().mean(0)
     if "weight" in batch.columns:

@@ -1,8 +1,8 @@
 """REINFORCE with a baseline (Williams, 1992; Sutton et al., 2000).
 
-An action is worth the discounted rewards that followed it, less the value of its state, which is
-learned beside the policy. Where an episode goes on beyond the batch, the value of its last
-observation stands for the rest.
+The advantage of an action is the discounted rewards that followed it, less the value of its state,
+which is learned beside the policy. Where an episode goes on beyond the batch, the value of its last
+observation stands for the remaining rewards.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def ppo_loss(
     ret, old_value = rows[:, row_layout.ret], rows[:, row_layout.value]
     error = (value - ret).square()
     if settings.clip_value_loss:
-        near = old_value + (value - old_value).clamp(-clip, clip)
-        error = torch.maximum(error, (near - ret).square())
+        clipped_value = old_value + (value - old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (clipped_value - ret).square())
     total, terms = weighted_sum(network, params, policy_loss, 0.5 * error.mean(), settings)
     with torch.no_grad():
         kl = dist.kl(rows[:, row_layout.parameters], old_log_std, params, network.log_std)

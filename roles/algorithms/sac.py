@@ -28,7 +28,7 @@ from gmi_drl.roles.samples.batch import Batch
 from .algorithm import Losses
 from .off_policy import OffPolicy, critic_loss, towards
 
-_SHARE_OF_MOST: float = 0.98  # of the entropy of equal choices, which a temperature aims at
+_SHARE_OF_MOST: float = 0.98  # of the greatest entropy: what a learned temperature aims at
 
 
 class SAC(OffPolicy):
@@ -49,7 +49,7 @@ class SAC(OffPolicy):
         self._target_entropy = -float(policy.action_columns) if target is None else target
         if policy.network.log_temperature is not None:
             self.parts = (*self.parts, "log_temperature")
-        # A sample of what followed, then one of the actions that the actor is trained by.
+        # Noise for the actions that the actor is trained by, and for those of what followed.
         self.loss_noise_columns = 0 if self._is_discrete else 2 * policy.action_columns
 
     @classmethod
@@ -81,16 +81,16 @@ class SAC(OffPolicy):
 
     @property
     def _temperature(self) -> Tensor | float:
-        """Returns the weight of the entropy, which no loss but its own differentiates by."""
+        """Returns the weight of the entropy, by which only its own loss is differentiated."""
         if self.settings.temperature is not None:
             return self.settings.temperature
         temperature: Tensor = self.policy.network.log_temperature.detach().exp()
         return temperature
 
     def losses(self, batch: Batch) -> Losses:
-        of_kind = self._of_choices if self._is_discrete else self._of_box
+        losses_of = self._of_choices if self._is_discrete else self._of_box
         network, temperature = self.policy.network, self._temperature
-        critics, priorities, values, actor, entropy = of_kind(batch, temperature)
+        critics, priorities, values, actor, entropy = losses_of(batch, temperature)
         total, entropy = critics + actor, entropy.detach().mean()
         if network.log_temperature is not None:
             total = total + network.log_temperature.squeeze() * (entropy - self._target_entropy)
@@ -110,35 +110,35 @@ class SAC(OffPolicy):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Returns the critics' loss, priorities, values, and the actor's loss and entropy."""
         network = self.policy.network
-        seen, following = batch["observation"], batch["next_observation"]
-        of_following, of_seen = batch["noise"].chunk(2, -1)
-        out = network.acts(torch.cat([seen, following]), len(seen))
+        observation, next_observation = batch["observation"], batch["next_observation"]
+        next_noise, noise = batch["noise"].chunk(2, -1)
+        outputs = network.acts(torch.cat([observation, next_observation]), len(observation))
         action, log_prob, next_action, next_log_prob = SquashedNormalPolicy.samples(
-            out, torch.cat([of_seen, of_following]), len(seen)
+            outputs, torch.cat([noise, next_noise]), len(observation)
         )
         with torch.no_grad():
-            value = self.target.values(following, next_action).amin(0)
+            value = self.target.values(next_observation, next_action).amin(0)
             target = towards(batch, value - temperature * next_log_prob)
-        values, worth = network.values_of_both(seen, batch["action"], action)
+        values, action_values = network.values_of_both(observation, batch["action"], action)
         loss, priorities = critic_loss(values, target, batch)
-        actor = (temperature * log_prob - worth.min(0).values).mean()
+        actor = (temperature * log_prob - action_values.min(0).values).mean()
         return loss, priorities, values, actor, -log_prob
 
     def _of_choices(
         self, batch: Batch, temperature: Tensor | float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Returns the same with all actions weighed by their probabilities, and none sampled."""
+        """Returns the same as `_of_box`, with all actions weighed by their probabilities."""
         network = self.policy.network
-        seen, following = batch["observation"], batch["next_observation"]
+        observation, next_observation = batch["observation"], batch["next_observation"]
         with torch.no_grad():
-            log_prob = network.actor(following).log_softmax(-1)
-            soft = self.target.values(following).amin(0) - temperature * log_prob
-            target = towards(batch, (log_prob.exp() * soft).sum(-1))
-        every = network.values(seen)
-        taken = batch["action"].long().expand(len(every), -1, -1)
-        values = every.gather(-1, taken).squeeze(-1)
+            log_prob = network.actor(next_observation).log_softmax(-1)
+            soft_values = self.target.values(next_observation).amin(0) - temperature * log_prob
+            target = towards(batch, (log_prob.exp() * soft_values).sum(-1))
+        all_values = network.values(observation)
+        action = batch["action"].long().expand(len(all_values), -1, -1)
+        values = all_values.gather(-1, action).squeeze(-1)
         loss, priorities = critic_loss(values, target, batch)
-        log_prob = network.actor(seen).log_softmax(-1)
-        share, worth = log_prob.exp(), every.detach().amin(0)
-        actor = (share * (temperature * log_prob - worth)).sum(-1).mean()
-        return loss, priorities, values, actor, -(share * log_prob).sum(-1)
+        log_prob = network.actor(observation).log_softmax(-1)
+        probabilities, min_values = log_prob.exp(), all_values.detach().amin(0)
+        actor = (probabilities * (temperature * log_prob - min_values)).sum(-1).mean()
+        return loss, priorities, values, actor, -(probabilities * log_prob).sum(-1)

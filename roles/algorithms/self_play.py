@@ -1,8 +1,8 @@
-"""Learns by playing against snapshots of itself, which it is rated against.
+"""Learns by playing against snapshots of the policy, which it is rated against.
 
-In each environment the policy acts for one agent, and learns from what that one does; snapshots act
-for the others. A game is over when all agents have left who were in it, and is won by who was paid
-more. Ratings are Elo's: 400 points more mean ten wins for each loss.
+In each environment the policy acts for one agent, and learns from that agent's rows; snapshots act
+for the others. A game is over when all agents in it have left, and the agent with the greatest sum
+of rewards wins it. Ratings are Elo's: 400 points more mean ten wins for each loss.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PER_ROUND: Final = 32.0  # points, at most, that a rating changes by in a round
 
 
 def against_itself(algorithm: Algorithm, env: VecEnv, league: SelfPlayConfig) -> SelfPlay:
-    """Returns what trains the policy of `algorithm` so.
+    """Returns the algorithm that trains the policy of `algorithm` by self-play.
 
-    EnvSpecError for an agent who is alone, RoleError for an algorithm that takes no rows.
+    EnvSpecError for an environment of one agent, RoleError for an algorithm that takes no rows.
     """
     agents = len(getattr(env, "agents", ()))
     if faults := league_faults(league, agents):
@@ -86,14 +86,14 @@ class SelfPlay(Algorithm):
         self._rating = torch.zeros((), dtype=torch.float64, device=device)
         self._ratings = torch.zeros(league.snapshots, dtype=torch.float64, device=device)
         self._score = torch.full((), 0.5, device=device)
-        # Of a row [A, E] in its game: what it was paid, whether it has left, and was ever there.
-        # They are of this GMI's environments, and go on with them.
+        # Of each row [A, E] in its game: the sum of rewards, whether the agent has left, and if it
+        # was ever present. They belong to this GMI's environments, and go on with them.
         self._paid = self._left = self._here = torch.zeros(0, device=device)
 
     def losses(self, batch: Batch) -> Losses:
         losses = self._algorithm.losses(batch)
-        more = {"rating": self._rating.float(), "score": self._score}
-        return Losses(losses.total, {**losses.stats, **more}, losses.extras, losses.groups)
+        league_stats = {"rating": self._rating.float(), "score": self._score}
+        return Losses(losses.total, {**losses.stats, **league_stats}, losses.extras, losses.groups)
 
     def measure(self, batch: Batch, out: Tensor) -> None:
         """Writes the algorithm's moments, then games and scores against each snapshot."""
@@ -109,7 +109,7 @@ class SelfPlay(Algorithm):
     def _played(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the games that ended in each environment [E], and what the policy scored."""
         agents, device = self.policy.agents, batch["reward"].device
-        # Rewards have the value of what an episode was cut at in them, which nobody was paid.
+        # Not the rewards, in which there is the value of the state that an episode was cut at.
         reward, ended, acted = (
             batch[name].view(len(batch["reward"]), agents, -1)
             for name in ("paid", "done", "present")
@@ -118,7 +118,7 @@ class SelfPlay(Algorithm):
         self._hold(batch)
         tally = torch.zeros(2, environments, dtype=torch.float64, device=device)
         for t in range(steps):
-            # One who has left acts in the next game: agents who never came have ended nothing.
+            # An agent that has left acts again: the game before is over, whoever never came to it.
             self._count((self._left * acted[t]).amax(0) > 0, tally)
             self._paid += reward[t]
             torch.maximum(self._left, ended[t], out=self._left)
@@ -127,25 +127,25 @@ class SelfPlay(Algorithm):
         return tally[0], tally[1]
 
     def _hold(self, batch: Batch) -> None:
-        """Makes what is held of each row's game, where there is none for as many rows."""
+        """Allocates the records of each row's game, unless there are some for as many rows."""
         reward, agents = batch["reward"], self.policy.agents
         if self._paid.numel() != reward.shape[1]:
-            held = torch.zeros(3, agents, reward.shape[1] // agents, device=reward.device)
-            self._paid, self._left, self._here = held
+            records = torch.zeros(3, agents, reward.shape[1] // agents, device=reward.device)
+            self._paid, self._left, self._here = records
 
     def _count(self, over: Tensor, tally: Tensor) -> None:
-        """Adds the games that are `over` [E], and what the policy scored, to `tally` [2, E].
+        """Adds the games that are `over` [E], and the policy's scores, to `tally` [2, E].
 
-        One in which it was not, or was alone, does not count.
+        Games in which the policy was absent, or alone, do not count.
         """
-        mine = self.policy.learns(self._paid.numel(), over.device).view_as(self._paid)
-        own = self._paid.masked_fill(~mine, 0.0).sum(0)
-        best = self._paid.masked_fill(mine | (self._here == 0), -torch.inf).amax(0)
-        played = over & (self._here * mine).any(0) & best.isfinite()
-        tally[0] += played
-        tally[1] += played * ((own > best) + 0.5 * (own == best))
-        for kept in (self._paid, self._left, self._here):
-            kept.masked_fill_(over, 0.0)
+        is_own = self.policy.learns(self._paid.numel(), over.device).view_as(self._paid)
+        own_pay = self._paid.masked_fill(~is_own, 0.0).sum(0)
+        best_other = self._paid.masked_fill(is_own | (self._here == 0), -torch.inf).amax(0)
+        counts = over & (self._here * is_own).any(0) & best_other.isfinite()
+        tally[0] += counts
+        tally[1] += counts * ((own_pay > best_other) + 0.5 * (own_pay == best_other))
+        for record in (self._paid, self._left, self._here):
+            record.masked_fill_(over, 0.0)
 
     def learn_batch_moments(self, moments: Tensor) -> None:
         self._algorithm.learn_batch_moments(moments[:, : self._own])
@@ -162,15 +162,15 @@ class SelfPlay(Algorithm):
     def changed(self, batch: Batch) -> list[Tensor]:
         self._hold(batch)
         kept = [self._rating, self._score, self._paid, self._left, self._here]
-        own = [*kept, batch["present"]]
-        return [*self._algorithm.changed(batch), *own]
+        own_tensors = [*kept, batch["present"]]
+        return [*self._algorithm.changed(batch), *own_tensors]
 
     def before_sampling(self, steps: int) -> None:
-        """Puts a snapshot in the place of the oldest, after every so many rounds."""
+        """Replaces the oldest snapshot by the policy, once in `league.every` rounds."""
         if self._rounds and self._rounds % self._every == 0:
-            place = self._taken % len(self.policy.snapshots)
-            self.policy.snapshots[place].take(self.policy.network, self.normalizers.observations)
-            self._ratings[place] = self._rating
+            index = self._taken % len(self.policy.snapshots)
+            self.policy.snapshots[index].take(self.policy.network, self.normalizers.observations)
+            self._ratings[index] = self._rating
             self._taken += 1
         self._rounds += 1
         self._algorithm.before_sampling(steps)
@@ -194,5 +194,5 @@ class SelfPlay(Algorithm):
         self._rating.copy_(state["rating"])
         self._ratings.copy_(state["ratings"])
         snapshots: Sequence[Any] = state["snapshots"]
-        for mine, its in zip(self.policy.snapshots, snapshots, strict=True):
-            mine.load_state_dict(its)
+        for snapshot, snapshot_state in zip(self.policy.snapshots, snapshots, strict=True):
+            snapshot.load_state_dict(snapshot_state)

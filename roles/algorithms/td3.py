@@ -39,7 +39,7 @@ class TD3(OffPolicy):
         super().__init__(settings, policy, normalizers, loss)
         self.loss_noise_columns = policy.action_columns if settings.target_noise else 0
         self._updates = 0
-        # Of the last update of the actor: it is told in each.
+        # The loss of the actor's last update, which every update reports.
         self._actor_loss = torch.zeros((), device=policy.at_random.device)
 
     @classmethod
@@ -65,7 +65,7 @@ class TD3(OffPolicy):
 
     @property
     def _is_due(self) -> bool:
-        """Tells whether the update that comes next is one of the actor too."""
+        """Tells whether the next update is one of the actor too."""
         due: bool = (self._updates + 1) % self.settings.policy_delay == 0
         return due
 
@@ -74,22 +74,22 @@ class TD3(OffPolicy):
         return self._is_due
 
     def losses(self, batch: Batch) -> Losses:
-        network, its = self.policy.network, self.settings
-        seen, following = batch["observation"], batch["next_observation"]
+        network, settings = self.policy.network, self.settings
+        observation, next_observation = batch["observation"], batch["next_observation"]
         with torch.no_grad():
-            action = self.target.acts(following).tanh()
-            if its.target_noise:
-                noise = (its.target_noise * batch["noise"]).clamp_(
-                    -its.target_noise_clip, its.target_noise_clip
+            action = self.target.acts(next_observation).tanh()
+            if settings.target_noise:
+                noise = (settings.target_noise * batch["noise"]).clamp_(
+                    -settings.target_noise_clip, settings.target_noise_clip
                 )
                 action = (action + noise).clamp_(-1.0, 1.0)
-            target = towards(batch, self.target.values(following, action).amin(0))
-        values = network.values(seen, batch["action"])
+            target = towards(batch, self.target.values(next_observation, action).amin(0))
+        values = network.values(observation, batch["action"])
         total, priorities = critic_loss(values, target, batch)
         stats = {"critic_loss": total.detach(), "q_mean": values.detach().mean()}
         groups: tuple[str, ...] = ("critics",)
         if self._is_due:
-            actor_loss = -network.first_value(seen, network.acts(seen).tanh()).mean()
+            actor_loss = -network.first_value(observation, network.acts(observation).tanh()).mean()
             total, groups = total + actor_loss, self.parts
             self._actor_loss.copy_(actor_loss.detach())
         stats["actor_loss"] = self._actor_loss

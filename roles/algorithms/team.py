@@ -1,8 +1,8 @@
-"""Q-learning of what a team does together, by values of each agent: VDN and QMIX.
+"""Q-learning for a team, whose value is composed of its agents' values: VDN and QMIX.
 
 VDN (Sunehag et al., 2018) adds the agents' values up; QMIX (Rashid et al., 2018) mixes them by the
-state, so that the team's value rises with each. In both, agents who each do what is best by their
-own value do what is best for the team. The agents are columns of a row: a step of the team.
+state, so that the team's value rises with each. In both, agents that are greedy in their own values
+are greedy in the team's value. The agents are columns of a row: a step of the team.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .terms import weighted_mean
 
 
 def team_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> Losses:
-    """The squared temporal-difference error of the team's value, of rows [B], as in the papers.
+    """Returns the squared temporal-difference error of the team's value over rows [B].
 
-    It is what makes VDN's values the best sum in the mean; Huber's loss would leave them open.
+    It is the papers' loss. Its minimum determines VDN's values, and that of Huber's loss does not.
     """
     with torch.no_grad():
-        discount, following = batch["discount"], batch["next_observation"]
-        target_values = target_network(following)
-        chooser = network(following) if settings.double else target_values
+        discount, next_rows = batch["discount"], batch["next_observation"]
+        target_values = target_network(next_rows)
+        chooser = network(next_rows) if settings.double else target_values
         best = _taken(target_values, chooser.argmax(-1))
-        # Where an episode is over, what was seen last counts for nothing, were it NaN.
-        worth = target_network.total(best, following).masked_fill_(discount == 0.0, 0.0)
-        target = batch["reward"] + discount * worth
+        # The last observation of an episode that is over has no value, even if it is NaN.
+        next_value = target_network.total(best, next_rows).masked_fill_(discount == 0.0, 0.0)
+        target = batch["reward"] + discount * next_value
     observation = batch["observation"]
     value = network.total(_taken(network(observation), batch["action"].long()), observation)
     loss = weighted_mean((value - target).square(), batch)
@@ -49,7 +49,7 @@ def team_loss(network: Any, target_network: Any, batch: Batch, settings: Any) ->
 
 
 def _taken(values: Tensor, action: Tensor) -> Tensor:
-    """Returns the values [B, A] of the actions [B, A] that agents take, of all [B, A, n]."""
+    """Returns the values [B, A] of the actions [B, A] that agents take, from all [B, A, n]."""
     return values.gather(-1, action[..., None])[..., 0]
 
 

@@ -1,4 +1,4 @@
-"""Has what algorithms share: sums and means of their losses, and values that keep theirs."""
+"""Has what algorithms share: sums and means of losses, and values kept through normalisation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def weighted_sum(
     if settings.entropy_coef:
         total = total - settings.entropy_coef * entropy
     bounds_loss = value_loss.new_zeros(())
-    # One of a role's own need not say whether its means have bounds.
+    # A distribution of the user's own need not say whether its means have bounds.
     if settings.bounds_coef and getattr(distribution, "bounded", network.log_std.numel() > 0):
-        several = isinstance(distribution, Joint)
-        bounds_loss = beyond_bounds(distribution.means(params) if several else params)
+        is_joint = isinstance(distribution, Joint)
+        bounds_loss = beyond_bounds(distribution.means(params) if is_joint else params)
         total = total + settings.bounds_coef * bounds_loss
     return total, {
         "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
@@ -40,9 +40,9 @@ def weighted_sum(
 
 
 def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
-    """Returns the mean of rows' losses [B], each times its `weight` where the batch has that.
+    """Returns the mean of rows' losses [B], each times its `weight` if the batch has that column.
 
-    The column `weight` [B] is of importance sampling, by a replay that draws rows unlike.
+    These are importance sampling weights [B] of a replay that does not draw all rows equally often.
     """
     weight = batch.columns.get("weight")
     return losses.mean() if weight is None else (losses * weight).mean()
@@ -51,8 +51,8 @@ def weighted_mean(losses: Tensor, batch: Batch) -> Tensor:
 def learn_values(network: Any, values: RunningNormalizer, moments: Tensor) -> None:
     """Merges `moments` [3] of value targets into `values`, and changes the network's head with it.
 
-    Values stay what they were (van Hasselt et al., 2016, "PopArt"). Without it targets made of
-    values grow with their own deviation, and a network that takes few steps does not keep up.
+    Values stay what they were (van Hasselt et al., 2016, "PopArt"). Otherwise targets that are made
+    of values grow with their own deviation, and a network that takes few steps does not keep up.
     """
     mean, inv_std = values.mean.clone(), values.inv_std.clone()
     values.update(moments)
