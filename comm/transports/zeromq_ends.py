@@ -32,15 +32,15 @@ _HEARTBEAT_TIMEOUT_MS: Final = 10_000  # after it a host that says nothing is ta
 _ALIGN: Final = 8  # of the largest numbers
 
 
-def _set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
+def _configure(sock: zmq.Socket[bytes], spec: ZmqSpec) -> None:
     """Sets what the sockets of both ends have in common."""
-    one.set_hwm(0)  # the slots are what bounds it
+    sock.set_hwm(0)  # the slots are what bounds it
     # Before `bind`, which copies it: a connection lost just before `close` ends by the copy, and
     # by libzmq's default waits for ever to write to nobody. One that stands ends by close's own.
-    one.linger = 0
+    sock.linger = 0
     if spec.kind == "tcp":
-        one.ipv6 = "[" in spec.endpoint
-        one.heartbeat_ivl, one.heartbeat_timeout = _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS
+        sock.ipv6 = "[" in spec.endpoint
+        sock.heartbeat_ivl, sock.heartbeat_timeout = _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS
 
 
 class _SocketStream:
@@ -81,7 +81,7 @@ class ZmqSender(Sender):
         """Opens a connection, which nothing of an older one can come by."""
         self._welcome = False
         self._socket = self._context.socket(zmq.DEALER)
-        _set_up(self._socket, self._spec)
+        _configure(self._socket, self._spec)
         if keys := self._spec.keys:
             self._socket.curve_serverkey = keys.server_public
             self._socket.curve_publickey = keys.client_public
@@ -99,28 +99,28 @@ class ZmqSender(Sender):
         self._look()
         if self._ended:
             raise self._ended_there()
-        mine = self._streams[stream]
-        if not mine.free:
+        state = self._streams[stream]
+        if not state.free:
             return None
-        slot = mine.free.pop()
+        slot = state.free.pop()
         slot.reserved = True
         return slot
 
     def send(
         self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
-        mine = self._streams[slot.stream]
+        state = self._streams[slot.stream]
         self._look()
-        slot.take(nbytes, mine.nbytes)
-        number = mine.next
+        slot.take(nbytes, state.nbytes)
+        number = state.next
         header = PacketHeader(
             slot.stream, self.incarnation, number, sequence, step,
             policy_version=policy_version, nbytes=nbytes,
         )  # fmt: skip
-        payload: memoryview = mine.rows[slot.place][:nbytes]
+        payload: memoryview = state.rows[slot.place][:nbytes]
         frames: list[bytes | memoryview] = [self._origin.pack(header), payload]
-        mine.next = number + 1
-        mine.busy[number] = slot, frames
+        state.next = number + 1
+        state.busy[number] = slot, frames
         if self._welcome:
             self._socket.send_multipart(frames)
 
@@ -138,9 +138,9 @@ class ZmqSender(Sender):
             if (note.incarnation, note.session) != (self.incarnation, self._session):
                 continue
             if note.kind == RELEASED:
-                mine = self._streams[note.stream]
-                if (one := mine.busy.pop(note.number, None)) is not None:
-                    mine.free.append(one[0])
+                state = self._streams[note.stream]
+                if (sent := state.busy.pop(note.number, None)) is not None:
+                    state.free.append(sent[0])
             elif note.kind in (REFUSED, control.REFUSED_SCHEMA):
                 error = SchemaDiffers if note.kind == control.REFUSED_SCHEMA else LinkError
                 self._refused = error(f"{self._spec.name}: {note.body.decode(errors='replace')}")
@@ -163,45 +163,45 @@ class ZmqSender(Sender):
         poll_sockets([self._socket, self._handshakes.socket], timeout_s)
 
     def _peer_text(self) -> str:
-        spec, seen = self._spec, self._handshakes
+        spec, monitor = self._spec, self._handshakes
         if self._welcome:
             return "it is connected."
-        if not seen.reached:
+        if not monitor.reached:
             return f"it does not listen at {spec.endpoint}; is it running?"
         if not spec.keys:
             return "something listens there that does not answer."
-        why = seen.failed or "it was broken off before its end"
+        reason = monitor.failed or "it was broken off before its end"
         return (
             f"something listens at {spec.endpoint}, but the CURVE handshake did not succeed: "
-            f"{why}. Both ends need the LinkSpec of the same run."
+            f"{reason}. Both ends need the LinkSpec of the same run."
         )
 
     def close(self) -> None:
         if self._closed:
             return
         begin_s = time.monotonic()
-        told: zmq.Socket[bytes] | None = None
+        bye_socket: zmq.Socket[bytes] | None = None
         with contextlib.suppress(LinkError):
             self._look()
             while not (self._ended or self._goodbye):
-                if self._welcome and told is not self._socket:  # again by a new connection
+                if self._welcome and bye_socket is not self._socket:  # again by a new connection
                     self._tell(ControlMessage(control.BYE))
-                    told = self._socket
-                seen = self._handshakes
-                # Who was let in once, or needs no key, is let in by whoever replaces that receiver:
-                # a handshake that failed has met one that was dying.
-                wrong_keys = self._spec.keys and seen.failed
-                known = self._met or (
-                    not wrong_keys and (seen.reached or any(mine.busy for mine in self._streams))
+                    bye_socket = self._socket
+                monitor = self._handshakes
+                # A sender that was let in once, or needs no key, is let in by the receiver's
+                # successor too: a handshake that failed has met a receiver that was dying.
+                wrong_keys = self._spec.keys and monitor.failed
+                is_known = self._met or (
+                    not wrong_keys and (monitor.reached or any(s.busy for s in self._streams))
                 )
-                left_s = begin_s + (_GOODBYE_S if known else _GLANCE_S) - time.monotonic()
+                left_s = begin_s + (_GOODBYE_S if is_known else _GLANCE_S) - time.monotonic()
                 if left_s <= 0:
                     break
                 poll_sockets([self._socket, self._handshakes.socket], left_s)
                 self._look()
         self._closed = True
-        heard = self._welcome and not (self._ended or self._goodbye)
-        self._disconnect(_LINGER_MS if heard else 0)
+        is_connected = self._welcome and not (self._ended or self._goodbye)
+        self._disconnect(_LINGER_MS if is_connected else 0)
         self._context.term()
 
     def _disconnect(self, linger_ms: int) -> None:
@@ -240,16 +240,16 @@ class ZmqReceiver(Receiver):
     def _listen(self) -> None:
         spec = self._spec
         self._authenticator: Authenticator | None = None
-        self._socket = one = self._context.socket(zmq.ROUTER)
-        _set_up(one, spec)
+        self._socket = router = self._context.socket(zmq.ROUTER)
+        _configure(router, spec)
         if spec.keys:
             self._authenticator = Authenticator(self._context, {spec.keys.client_public})
-            self._authenticator.guard(one, spec.keys.server_public, spec.keys.server_secret)
+            self._authenticator.guard(router, spec.keys.server_public, spec.keys.server_secret)
         else:
             self._check_free(spec.endpoint.removeprefix("ipc://"))
-        self._handshakes = ConnectionMonitor(one)
+        self._handshakes = ConnectionMonitor(router)
         try:
-            one.bind(spec.endpoint)
+            router.bind(spec.endpoint)
         except zmq.ZMQError as error:
             raise LinkError(
                 f"{spec.name}: its receiver cannot listen at {spec.endpoint} ({error.strerror}). "
@@ -273,8 +273,8 @@ class ZmqReceiver(Receiver):
         return self._schema is not None
 
     def sockets(self) -> list[Any]:
-        asked = [self._authenticator.socket] if self._authenticator else []
-        return [self._socket, *asked, self._handshakes.socket]
+        authenticator = [self._authenticator.socket] if self._authenticator else []
+        return [self._socket, *authenticator, self._handshakes.socket]
 
     def ready(self) -> bool:
         self._look()
@@ -284,10 +284,10 @@ class ZmqReceiver(Receiver):
         if self._closed or not self._arrived:
             self._look()
         if self._arrived:
-            one = self._arrived.popleft()
-            if isinstance(one, CorruptPacket):
-                raise one
-            return one
+            arrival = self._arrived.popleft()
+            if isinstance(arrival, CorruptPacket):
+                raise arrival
+            return arrival
         if self._ended:
             raise self._ended_there()
         return None
@@ -328,8 +328,8 @@ class ZmqReceiver(Receiver):
                 elif len(frames) == 2:
                     self._take(peer.bytes, *frames)
                 else:
-                    many = str(len(frames))
-                    raise CorruptPacket(self._spec.name, "number of parts", many, "1 or 2")
+                    count = str(len(frames))
+                    raise CorruptPacket(self._spec.name, "number of parts", count, "1 or 2")
             except CorruptPacket as error:
                 self._arrived.append(error)
 
@@ -392,12 +392,12 @@ class ZmqReceiver(Receiver):
         self._arrived.append(Packet(header, _tensor(payload), 0))
 
     def _peer_text(self) -> str:
-        seen = self._handshakes
-        if not seen.reached:
+        monitor = self._handshakes
+        if not monitor.reached:
             return f"nobody has connected to {self._spec.endpoint}; is it running?"
-        if seen.failed and self._spec.keys:
+        if monitor.failed and self._spec.keys:
             return (
-                f"somebody connects, but the CURVE handshake does not succeed: {seen.failed}. "
+                f"somebody connects, but the CURVE handshake does not succeed: {monitor.failed}. "
                 "Both ends need the LinkSpec of the same run."
             )
         return "somebody has connected that says nothing of this link."

@@ -91,8 +91,8 @@ def choose_adapter(env_id: str, adapter: str = "auto") -> str:
         return adapter
     if env_id.startswith(OPEN_SPIEL):
         return "game"
-    own = ("torch", "mujoco", "game")
-    return next((name for name in own if env_id in ADAPTERS[name].ids), "gymnasium")
+    preferred = ("torch", "mujoco", "game")
+    return next((name for name in preferred if env_id in ADAPTERS[name].ids), "gymnasium")
 
 
 def check_env(
@@ -103,8 +103,8 @@ def check_env(
 ) -> list[str]:
     """Returns every reason `make_env` would refuse, one sentence each with value, rule, remedy."""
     if adapter not in ("auto", *ADAPTERS):
-        known = ", ".join(("auto", *ADAPTERS))
-        return [f"env.adapter={adapter!r}; known: {known}. Leave it out for auto."]
+        names = ", ".join(("auto", *ADAPTERS))
+        return [f"env.adapter={adapter!r}; known: {names}. Leave it out for auto."]
     chosen = choose_adapter(env_id, adapter)
     faults = ADAPTERS[chosen].check(chosen, env_id, options or {})
     if wrappers and chosen == "pettingzoo":
@@ -136,32 +136,33 @@ def find_spec(env_id: str) -> EnvSpec | None:
 
 def register_family(family: Family) -> None:
     """Have a family's package register its ids, if it is installed and has not."""
-    if absent({family.module: ""}) or any(one.startswith(family.begins) for one in registry):
+    if absent({family.module: ""}) or any(env_id.startswith(family.begins) for env_id in registry):
         return
-    its = importlib.import_module(family.module)
+    module = importlib.import_module(family.module)
     if family.register:
-        getattr(its, family.register)()
+        getattr(module, family.register)()
 
 
 def _family(env_id: str) -> Family | None:
-    return next((one for one in FAMILIES if env_id.startswith(one.begins)), None)
+    return next((family for family in FAMILIES if env_id.startswith(family.begins)), None)
 
 
 def _unknown_id(env_id: str, adapter: str) -> str:
-    known = () if adapter == "gymnasium" else sorted(ADAPTERS[adapter].ids)
-    if others := [name for name, other in ADAPTERS.items() if env_id in other.ids]:
-        has = f"has {', '.join(known)}" if known else "does not have it"
+    ids = () if adapter == "gymnasium" else sorted(ADAPTERS[adapter].ids)
+    if names := [name for name, entry in ADAPTERS.items() if env_id in entry.ids]:
+        offer = f"has {', '.join(ids)}" if ids else "does not have it"
         return (
-            f"env.id={env_id!r}: adapter {adapter} {has}. "
-            f"Use adapter: {' or '.join(others)}, or another id."
+            f"env.id={env_id!r}: adapter {adapter} {offer}. "
+            f"Use adapter: {' or '.join(names)}, or another id."
         )
-    everything = {env_id for other in ADAPTERS.values() for env_id in other.ids}
-    near = _closest_ids(env_id, known) or _closest_ids(env_id, everything)
+    all_ids = {env_id for entry in ADAPTERS.values() for env_id in entry.ids}
+    near = _closest_ids(env_id, ids) or _closest_ids(env_id, all_ids)
     hint = f" Close: {', '.join(near)}." if near else ""
-    if not known:
-        return f"env.id={env_id!r} is not a registered environment.{hint} {_registering(env_id)}"
+    if not ids:
+        remedy = _registration_hint(env_id)
+        return f"env.id={env_id!r} is not a registered environment.{hint} {remedy}"
     return (
-        f"env.id={env_id!r}: adapter {adapter} has {', '.join(known)}.{hint} Use one of "
+        f"env.id={env_id!r}: adapter {adapter} has {', '.join(ids)}.{hint} Use one of "
         "these, or adapter: gymnasium for an id that a module of yours registers."
     )
 
@@ -175,8 +176,8 @@ def newest_ids(ids: Iterable[str]) -> list[str]:
 
 
 def _version(env_id: str) -> int:
-    found = re.search(r"-v(\d+)$", env_id)
-    return int(found[1]) if found else -1
+    match = re.search(r"-v(\d+)$", env_id)
+    return int(match[1]) if match else -1
 
 
 def _closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
@@ -185,7 +186,8 @@ def _closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
     by_name: dict[str, list[str]] = {}
     for known_id in ids:
         by_name.setdefault(_name(known_id), []).append(known_id)
-    alike = [one for name in close_names(_name(env_id), by_name) for one in by_name[name][:2]]
+    names = close_names(_name(env_id), by_name)
+    alike = [candidate for name in names for candidate in by_name[name][:2]]
     return list(dict.fromkeys([*alike, *close_names(env_id, ids)]))[:3]
 
 
@@ -193,7 +195,7 @@ def _name(env_id: str) -> str:
     return re.sub(r"-v\d+$", "", env_id)
 
 
-def _registering(env_id: str) -> str:
+def _registration_hint(env_id: str) -> str:
     """Tells how an id that nobody has registered is registered."""
     module, _, name = env_id.rpartition(":")
     namespace, slash, _ = name.rpartition("/")
@@ -206,7 +208,7 @@ def _registering(env_id: str) -> str:
         return "It is a module of several agents: set env.adapter: pettingzoo."
     if (family := _family(name)) and absent({family.module: ""}):
         return f"{install(family.extra)} adds the package that has it."
-    if any(one.startswith(f"{namespace}/") for one in registry):
+    if any(known_id.startswith(f"{namespace}/") for known_id in registry):
         return f"`gmi-drl envs {namespace}/` lists those of this machine."
     if slash:
         return (
@@ -247,25 +249,25 @@ def _check_tasks(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[
             f"{asks} needs the package {package}, which is not installed. {install(adapter)}."
             for package in missing
         ]
-    where, kind = f"env {env_id}", load(ADAPTERS[adapter].options)[env_id]
-    of_warp = _only_of_warp(env_id, kind, options)
-    rest = {k: v for k, v in options.items() if k not in RENDERING and k not in of_warp}
+    label, kind = f"env {env_id}", load(ADAPTERS[adapter].options)[env_id]
+    warp_names = _warp_only_options(env_id, kind, options)
+    own_options = {k: v for k, v in options.items() if k not in RENDERING and k not in warp_names}
     return [
         *(
-            f"{where}: option {name!r} is about rendering, which a batch does not do. "
+            f"{label}: option {name!r} is about rendering, which a batch does not do. "
             "Leave it out, or use adapter: gymnasium."
             for name in options
             if name in RENDERING
         ),
-        *parse_options(kind, rest, where)[1],
+        *parse_options(kind, own_options, label)[1],
         *(
-            f"{where}: {name!r} is an option of adapter warp. Leave it out, or use adapter: warp."
-            for name in sorted(of_warp)
+            f"{label}: {name!r} is an option of adapter warp. Leave it out, or use adapter: warp."
+            for name in sorted(warp_names)
         ),
     ]
 
 
-def _only_of_warp(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> set[str]:
+def _warp_only_options(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> set[str]:
     """Returns the names in `options` that adapter warp has for this id, and `kind` has not."""
     unknown = options.keys() - {field.name for field in dataclasses.fields(kind)}
     warp = ADAPTERS["warp"]
@@ -322,10 +324,10 @@ def _check_envpool(adapter: str, env_id: str, options: Mapping[str, Any]) -> lis
             f"{install(adapter)}, or choose another adapter."
         ]
     envpool = importlib.import_module("envpool")
-    known = envpool.list_all_envs()
-    if env_id not in known:
-        near = _closest_ids(env_id, known)
-        hint = f" Close: {', '.join(near)}." if near else ""
+    ids = envpool.list_all_envs()
+    if env_id not in ids:
+        close = _closest_ids(env_id, ids)
+        hint = f" Close: {', '.join(close)}." if close else ""
         return [
             f"env.id={env_id!r}: EnvPool does not have it.{hint} Use one of "
             "envpool.list_all_envs(), or another adapter."
@@ -349,7 +351,7 @@ def _check_isaacgym(adapter: str, env_id: str, options: Mapping[str, Any]) -> li
 
 def _check_pettingzoo(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
     try:
-        made = load("agents:factory_of")(env_id)
+        factory = load("agents:factory_of")(env_id)
     except Exception as error:  # whatever importing someone's module raises
         return [
             f"env.id={env_id!r} of adapter pettingzoo is not found ({type(error).__name__}: "
@@ -357,12 +359,12 @@ def _check_pettingzoo(adapter: str, env_id: str, options: Mapping[str, Any]) -> 
             "makes an environment. Install its package, or put the module beside the config file. "
             f"{install('multi_agent')} adds PettingZoo and mpe2."
         ]
-    if not callable(made):
+    if not callable(factory):
         return [
-            f"env.id={env_id!r} of adapter pettingzoo is a {type(made).__name__}; must be a class "
-            "or a function that makes an environment. Name that."
+            f"env.id={env_id!r} of adapter pettingzoo is a {type(factory).__name__}; must be a "
+            "class or a function that makes an environment. Name that."
         ]
-    parameters = inspect.signature(made).parameters
+    parameters = inspect.signature(factory).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return []
     return [

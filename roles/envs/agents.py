@@ -70,23 +70,23 @@ class GroupedActions(Space[Any]):
 
 
 def factory_of(env_id: str) -> Callable[..., Any]:
-    """Returns what makes one environment: of `module`, its parallel_env or env; or `module:name`.
+    """Returns the factory of an environment: parallel_env or env of `module`, or `module:name`.
 
     Raises what importing raises, and AttributeError where the module has neither.
     """
-    module, _, name = env_id.partition(":")
+    module_name, _, name = env_id.partition(":")
     with warnings.catch_warnings():  # PettingZoo's modules say that they will be made otherwise
         warnings.simplefilter("ignore", DeprecationWarning)
-        its = importlib.import_module(module)
+        module = importlib.import_module(module_name)
     if name:
-        named: Callable[..., Any] = getattr(its, name)
-        return named
-    made: Callable[..., Any] | None = getattr(its, "parallel_env", None) or getattr(
-        its, "env", None
+        named_factory: Callable[..., Any] = getattr(module, name)
+        return named_factory
+    factory: Callable[..., Any] | None = getattr(module, "parallel_env", None) or getattr(
+        module, "env", None
     )
-    if made is None:
-        raise AttributeError(f"{module} has no parallel_env and no env")
-    return made
+    if factory is None:
+        raise AttributeError(f"{module_name} has no parallel_env and no env")
+    return factory
 
 
 def rows_of(groups: Sequence[AgentGroup], num_rows: int) -> list[slice]:
@@ -108,7 +108,7 @@ def grouped(
     agents: dict[str, list[str]] = {policy: [] for policy in config.policies}
     faults, used = [], set()
     for agent in spaces:
-        fitting = (one for one in config.mapping if agent == one or fnmatchcase(agent, one))
+        fitting = (name for name in config.mapping if agent == name or fnmatchcase(agent, name))
         pattern = next(fitting, None)
         if pattern is None:
             faults.append(
@@ -118,37 +118,37 @@ def grouped(
             continue
         used.add(pattern)
         agents[config.mapping[pattern]].append(agent)
-    known = ", ".join(spaces)
+    names = ", ".join(spaces)
     for pattern, policy in config.mapping.items():
         if pattern not in used:
             faults.append(
                 f"multi_agent.mapping.{pattern}={policy}: it is the line of no agent of env "
-                f"{env_id}, which has {known}; each must be of one or more. Remove or correct it, "
+                f"{env_id}, which has {names}; each must be of one or more. Remove or correct it, "
                 "or put it before the lines that take its agents."
             )
     groups = []
-    for policy, its in agents.items():
-        if not its:
+    for policy, members in agents.items():
+        if not members:
             if not any(policy == mapped for mapped in config.mapping.values()):
                 faults.append(
                     f"multi_agent.policies={policy}: no agent is mapped to it; each must have one "
                     "or more. Add a line to multi_agent.mapping, or remove the policy."
                 )
             continue
-        first = spaces[its[0]]
-        different = [agent for agent in its if spaces[agent] != first]
+        shared = spaces[members[0]]
+        different = [agent for agent in members if spaces[agent] != shared]
         for agent in different:
             faults.append(
-                f"multi_agent.policies={policy}: agents {its[0]} and {agent} share its parameters, "
-                f"and have different spaces: observation {first.observation} and "
-                f"{spaces[agent].observation}, action {first.action} and {spaces[agent].action}; "
+                f"multi_agent.policies={policy}: agents {members[0]} and {agent} share its "
+                f"parameters, and have different spaces: observation {shared.observation} and "
+                f"{spaces[agent].observation}, action {shared.action} and {spaces[agent].action}; "
                 "those that share must have the same. Give them policies of their own."
             )
         if not different:
             faults += space_faults(
-                f"{env_id}, {_agents_text(its)}", first.observation, first.action
+                f"{env_id}, {_agents_text(members)}", shared.observation, shared.action
             )
-        groups.append(AgentGroup(policy, tuple(its), first.observation, first.action))
+        groups.append(AgentGroup(policy, tuple(members), shared.observation, shared.action))
     return groups, faults
 
 

@@ -115,11 +115,11 @@ class ClipReward(EnvWrapper):
         return step._replace(reward=step.reward.clamp(self._low, self._high))
 
     def __getattr__(self, name: str) -> Any:
-        its = super().__getattr__(name)
+        value = super().__getattr__(name)
         if name != "compute_reward":
-            return its
+            return value
         # What goals are worth is paid so, too.
-        return lambda *goals: np.clip(its(*goals), self._low, self._high)
+        return lambda *goals: np.clip(value(*goals), self._low, self._high)
 
 
 class KeepNumbers(EnvWrapper):
@@ -129,16 +129,16 @@ class KeepNumbers(EnvWrapper):
         super().__init__(env)
         space: Any = env.observation_space
         width = space.shape[0]
-        whole = [place for place in places if isinstance(place, int) and 0 <= place < width]
-        if not whole or len(whole) < len(places):
+        valid = [place for place in places if isinstance(place, int) and 0 <= place < width]
+        if not valid or len(valid) < len(places):
             raise EnvSpecError(
                 [
                     f"env.wrappers: keep_numbers: places={list(places)}; must be one or more of 0 "
                     f"to {width - 1}, as an observation has {width}. Name those to show."
                 ]
             )
-        self._places = torch.tensor(whole, device=env.device)
-        low, high = space.low[whole], space.high[whole]
+        self._places = torch.tensor(valid, device=env.device)
+        low, high = space.low[valid], space.high[valid]
         self.observation_space = Box(low, high, dtype=space.dtype.type)
 
     def observe(self, observation: Tensor) -> Tensor:

@@ -58,9 +58,9 @@ class HostBuffers:
         stands in for it and nothing is copied.
         """
         if self._out is not self._host:
-            last = None if any_done else -1
-            for to, from_ in zip(self._out[:last], self._host[:last], strict=True):
-                to.copy_(from_)
+            end = None if any_done else -1
+            for target, source in zip(self._out[:end], self._host[:end], strict=True):
+                target.copy_(source)
         out = self._out
         return out if any_done else out._replace(final_observation=out.observation)
 

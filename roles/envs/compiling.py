@@ -31,9 +31,9 @@ def first_alone(
 ) -> Iterator[None]:
     """Runs the body alone until it has ended well for the first time, in any process or thread.
 
-    `path` is a file that those who take part agree on, and that is there when one has ended well;
-    they are of one user. Waits while another is in its body, `timeout` at most: then both run. Who
-    is killed, or raises, lets the next in. `on_first` is called before a body that is alone.
+    `path` is a file that all who take part, of one user, agree on; it exists once a body has ended
+    well. Waits while another is in its body, `timeout` at most: then both run. One that is killed,
+    or raises, lets the next in. `on_first` is called before a body that is alone.
     """
     if not path.exists():
         with locked(path.with_name(f"{path.name}.lock"), timeout) as lock:

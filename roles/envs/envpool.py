@@ -48,9 +48,9 @@ class EnvPoolVecEnv:
             raise EnvSpecError(faults)
         self._flattener = Flattener(self.structured_space, self.env_id)
         self.observation_space = flat = self._flattener.flat
-        alone = isinstance(self.action_space, gymnasium.spaces.Discrete)
+        is_discrete = isinstance(self.action_space, gymnasium.spaces.Discrete)
         columns = action_columns(self.action_space)
-        self._action_shape = (spec.num_env,) if alone else (spec.num_env, columns)
+        self._action_shape = (spec.num_env,) if is_discrete else (spec.num_env, columns)
         dtype = torch_dtype(flat, spec.dtype)
         self._buffers = HostBuffers(spec.num_env, flat.shape, dtype, spec.dtype, spec.device)
 
@@ -84,12 +84,12 @@ class EnvPoolVecEnv:
             if not len(ended):
                 return b.publish(any_done=False)
             b.final_observation[...] = b.observation
-            first, info = self._pool.reset(ended.astype(np.int32))
+            new_observation, info = self._pool.reset(ended.astype(np.int32))
         except Exception as error:
             raise EnvRaised.of(self.env_id, "step", error) from error
-        begun = np.empty((len(ended), b.observation.shape[1]), dtype=b.observation.dtype)
-        self._flattener.write(first, begun)
-        b.observation[info["env_id"]] = begun
+        new_rows = np.empty((len(ended), b.observation.shape[1]), dtype=b.observation.dtype)
+        self._flattener.write(new_observation, new_rows)
+        b.observation[info["env_id"]] = new_rows
         return b.publish(any_done=True)
 
     def state_dict(self) -> None:

@@ -65,13 +65,13 @@ class EnvRaised(EnvError):
     @classmethod
     def of(cls, env_id: str, what: str, error: Exception) -> EnvRaised:
         """Returns that of `error`, with the line of code that raised it."""
-        *_, last = traceback.extract_tb(error.__traceback__)
+        *_, frame = traceback.extract_tb(error.__traceback__)
         said = f"{type(error).__name__}: {error}".strip(": ")
-        return cls(env_id, what, said, f"{last.filename}, line {last.lineno}")
+        return cls(env_id, what, said, f"{frame.filename}, line {frame.lineno}")
 
     def __str__(self) -> str:
-        where = f"env {self.env_id}: its {self.what} raised {self.said}"
-        return f"{where} ({self.place}). {_GIVES[self.what.rstrip(' 0123456789')]}"
+        text = f"env {self.env_id}: its {self.what} raised {self.said}"
+        return f"{text} ({self.place}). {_GIVES[self.what.rstrip(' 0123456789')]}"
 
 
 class EnvActionError(EnvError, ValueError):

@@ -52,18 +52,18 @@ class Flattener:
         if isinstance(leaf, Box | MultiBinary):
             out[...] = values.reshape(rows, -1)
             return
-        one = isinstance(leaf, Discrete)
+        is_discrete = isinstance(leaf, Discrete)
         sizes = np.array([leaf.n]) if isinstance(leaf, Discrete) else leaf.nvec.ravel()
-        chosen = values.reshape(rows, -1) - (leaf.start if one else leaf.start.ravel())
-        strange = (chosen < 0) | (chosen >= sizes)
-        if strange.any():
-            number = int(strange.any(1).argmax())
+        choices = values.reshape(rows, -1) - (leaf.start if is_discrete else leaf.start.ravel())
+        invalid = (choices < 0) | (choices >= sizes)
+        if invalid.any():
+            number = int(invalid.any(1).argmax())
             raise EnvError(
                 f"env {self._env_id}: {self._which(first + number)} gave an observation "
                 f"{values[number].tolist()}; must be in {leaf}. Mend it, or its spaces."
             )
         out[...] = 0
-        out[np.arange(rows)[:, None], np.cumsum(sizes) - sizes + chosen] = 1
+        out[np.arange(rows)[:, None], np.cumsum(sizes) - sizes + choices] = 1
 
 
 def part_at(structure: Any, path: Path) -> Any:
@@ -97,10 +97,10 @@ def _structured(space: Space[Any], columns: Iterator[NDArray[Any]]) -> Any:
         return {key: _structured(part, columns) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):
         return tuple(_structured(part, columns) for part in space.spaces)
-    mine = next(columns)
+    values = next(columns)
     if isinstance(space, Discrete):
-        return mine[:, 0].astype(np.int64) + space.start
-    shaped = mine.reshape(len(mine), *(space.shape or ()))
+        return values[:, 0].astype(np.int64) + space.start
+    shaped = values.reshape(len(values), *(space.shape or ()))
     if isinstance(space, MultiDiscrete):
         return shaped.astype(space.dtype) + space.start
     assert space.dtype is not None

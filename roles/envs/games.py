@@ -35,14 +35,14 @@ class GameVecEnv:
         limit = spec.max_episode_steps
         self._longest = game.longest if limit is None else min(limit, game.longest)
         self.max_episode_steps: int | None = self._longest
-        self._draw_from(spec.seed)
+        self._seed(spec.seed)
         self._states, self._moves = game.initial(self.num_env), np.zeros(self.num_env, np.int64)
 
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
-            self._draw_from(seed)
+            self._seed(seed)
         self._begin(np.arange(self.num_env))
-        return self._shown(self._states)
+        return self._observation_of(self._states)
 
     def step(self, action: Tensor) -> Step:
         if action.shape != (self.num_env,):
@@ -51,23 +51,23 @@ class GameVecEnv:
         legal = are_legal(game, self._states, moves)
         reward, over = np.where(legal, 0.0, -1.0), ~legal
         final = self._states.copy()
-        on = np.flatnonzero(legal)
-        if len(on):  # a game of the user's need not know what to do with none
-            final[on] = stepped(game, final[on], moves[on])
-            on = self._ended(final, on, reward, over, sign=-1.0)
-        if len(on):
-            final[on] = self._answered(final[on], on)
-            self._ended(final, on, reward, over, sign=1.0)
+        playing = np.flatnonzero(legal)
+        if len(playing):  # a game of the user's need not know what to do with none
+            final[playing] = stepped(game, final[playing], moves[playing])
+            playing = self._end_games(final, playing, reward, over, sign=-1.0)
+        if len(playing):
+            final[playing] = self._reply(final[playing], playing)
+            self._end_games(final, playing, reward, over, sign=1.0)
         self._moves += 1
         truncated = ~over & (self._moves >= self._longest)
         self._states = final.copy()
         self._begin(np.flatnonzero(over | truncated))
         return Step(
-            self._shown(self._states), torch.from_numpy(reward).to(self._dtype),
-            torch.from_numpy(over), torch.from_numpy(truncated), self._shown(final),
+            self._observation_of(self._states), torch.from_numpy(reward).to(self._dtype),
+            torch.from_numpy(over), torch.from_numpy(truncated), self._observation_of(final),
         )  # fmt: skip
 
-    def _ended(
+    def _end_games(
         self, states: NDArray[np.int16], games: NDArray[np.int64], reward: NDArray[np.float64],
         over: NDArray[np.bool_], sign: float,
     ) -> NDArray[np.int64]:  # fmt: skip
@@ -80,37 +80,37 @@ class GameVecEnv:
     def _begin(self, games: NDArray[np.int64]) -> None:
         """Begins new games; in half of them the other player has made the first move.
 
-        It has not where that ends the game.
+        Where that move would end the game it was not made.
         """
         if len(games):
             states = self.game.initial(len(games))
-            second = np.flatnonzero(self._drawn(games)[:, 0] < 0.5)
+            second = np.flatnonzero(self._draw(games)[:, 0] < 0.5)
             if len(second):
-                answered = self._answered(states[second], games[second])
-                on = ~self.game.terminal(answered)[0]
-                states[second[on]] = answered[on]
+                answered = self._reply(states[second], games[second])
+                playing = ~self.game.terminal(answered)[0]
+                states[second[playing]] = answered[playing]
             self._states[games], self._moves[games] = states, 0
 
-    def _answered(self, states: NDArray[np.int16], games: NDArray[np.int64]) -> NDArray[np.int16]:
+    def _reply(self, states: NDArray[np.int16], games: NDArray[np.int64]) -> NDArray[np.int16]:
         """Returns what the other player makes of the `states` of these games."""
         legal = self.game.legal(states)
-        moves = np.where(legal, self._drawn(games), -1.0).argmax(1)
+        moves = np.where(legal, self._draw(games), -1.0).argmax(1)
         return step_legal(self.game, states, moves)
 
-    def _draw_from(self, seed: int) -> None:
+    def _seed(self, seed: int) -> None:
         """Has each game draw numbers of its own, whatever there are beside it."""
         self._keys = stream_keys(seed, self.num_env, self.device)
         self._draws = torch.zeros(self.num_env, dtype=torch.int64)
 
-    def _drawn(self, games: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _draw(self, games: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns a number in [0, 1) for each action of these games."""
-        at = torch.from_numpy(games)
-        drawn = uniform(self._keys[at], self._draws[at], self.game.actions, torch.float64)
-        self._draws[at] += 1
+        index = torch.from_numpy(games)
+        drawn = uniform(self._keys[index], self._draws[index], self.game.actions, torch.float64)
+        self._draws[index] += 1
         rows: NDArray[np.float64] = drawn.numpy()
         return rows
 
-    def _shown(self, states: NDArray[np.int16]) -> Tensor:
+    def _observation_of(self, states: NDArray[np.int16]) -> Tensor:
         return torch.from_numpy(states.astype(np.float32)).to(self._dtype)
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -40,13 +40,13 @@ class GymnasiumVecEnv:
         wrappers, entry = spec.wrappers, find_spec(env_id)
         assert entry is not None  # it was checked
 
-        def one(number: int) -> gymnasium.Env[Any, Any]:
-            made = gymnasium.make(entry, max_episode_steps=limit, **arguments)
+        def make_one(number: int) -> gymnasium.Env[Any, Any]:
+            env = gymnasium.make(entry, max_episode_steps=limit, **arguments)
             for wrapper in wrappers:
-                made = wrapper(made)
-            return WatchedEnv(made, env_id, number)
+                env = wrapper(env)
+            return WatchedEnv(env, env_id, number)
 
-        copies, mode = [partial(one, i) for i in range(num_env)], AutoresetMode.SAME_STEP
+        copies, mode = [partial(make_one, i) for i in range(num_env)], AutoresetMode.SAME_STEP
         self._env: SyncVectorEnv | AsyncVectorEnv
         try:
             # Workers are spawned afresh: a fork would copy this process's threads' locks.
@@ -69,9 +69,9 @@ class GymnasiumVecEnv:
         )
         self.observation_space = flat = self._flattener.flat
         # A Discrete is one number: its row is that.
-        its_columns = action_columns(self.action_space)
-        alone = isinstance(self.action_space, Discrete)
-        self._action_shape = (num_env,) if alone else (num_env, its_columns)
+        columns = action_columns(self.action_space)
+        is_discrete = isinstance(self.action_space, Discrete)
+        self._action_shape = (num_env,) if is_discrete else (num_env, columns)
         dtype = torch_dtype(flat, spec.dtype)
         self._buffers = HostBuffers(num_env, flat.shape, dtype, spec.dtype, spec.device)
         self._seed: int | None = spec.seed
@@ -119,10 +119,10 @@ class GymnasiumVecEnv:
         except Exception as error:
             raise self._error("render", error) from error
         if picture.ndim != 3 or picture.shape[2] != 3:
-            of = f"of shape {picture.shape}" if picture.ndim else repr(picture.item())
+            given = f"of shape {picture.shape}" if picture.ndim else repr(picture.item())
             raise EnvSpecError(
                 [
-                    f"env.id={self.env_id!r}: its render gave {of}; must be a picture, an array "
+                    f"env.id={self.env_id!r}: its render gave {given}; must be a picture, an array "
                     "[height, width, 3], with render_mode rgb_array. Have it return one."
                 ]
             )
@@ -142,9 +142,9 @@ class GymnasiumVecEnv:
     def __getattr__(self, name: str) -> Any:
         batch = self.__dict__.get("_env")
         if name == "compute_reward" and isinstance(batch, SyncVectorEnv):  # of a goal environment
-            own = getattr(batch.envs[0].unwrapped, name, None)
-            if callable(own):
-                return partial(self._goal_rewards, own)
+            compute_reward = getattr(batch.envs[0].unwrapped, name, None)
+            if callable(compute_reward):
+                return partial(self._goal_rewards, compute_reward)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _goal_rewards(self, own: Any, achieved: Any, desired: Any) -> Any:

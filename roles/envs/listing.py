@@ -44,7 +44,7 @@ def known_envs(text: str = "") -> Iterator[KnownEnv]:
     if text:
         ids |= pool
     shown = {*newest_ids(ids), *ADAPTERS["game"].ids}  # EnvPool has namesakes of the games
-    for env_id in sorted(one for one in shown if text.lower() in one.lower()):
+    for env_id in sorted(name for name in shown if text.lower() in name.lower()):
         yield _known(env_id, env_id in pool, made=bool(text))
 
 
@@ -65,12 +65,12 @@ def _known(env_id: str, pooled: bool, made: bool) -> KnownEnv:
     chosen = choose_adapter(env_id)
     if pooled and env_id not in registry:
         chosen = "envpool"
-    others = [
+    other_adapters = [
         name
         for name, adapter in ADAPTERS.items()
         if env_id in adapter.ids and not absent(adapter.packages)
     ]
-    adapters = tuple(dict.fromkeys([chosen, *others, *(["envpool"] if pooled else [])]))
+    adapters = tuple(dict.fromkeys([chosen, *other_adapters, *(["envpool"] if pooled else [])]))
     try:
         with _silent():
             if not made:
@@ -98,9 +98,9 @@ def _silent() -> Iterator[None]:
 
 
 def _text(space: spaces.Space[Any]) -> str:
-    """A space in few words: what a policy sees or does, and not its bounds."""
+    """Returns a space in few words: what a policy sees or does, and not its bounds."""
     if isinstance(space, spaces.Dict):
-        return f"Dict of {', '.join(f'{key} {_text(one)}' for key, one in space.items())}"
+        return f"Dict of {', '.join(f'{key} {_text(part)}' for key, part in space.items())}"
     if isinstance(space, spaces.Tuple):
         return f"Tuple of {', '.join(map(_text, space))}"
     if isinstance(space, spaces.Box):

@@ -74,7 +74,7 @@ class SearchedGames:
             moves = visits.argmax(1)
             early = np.flatnonzero(ply < settings.temperature_moves)
             draws = np.array([rngs[i].random() for i in early])
-            moves[early] = _drawn(policy[early], draws)
+            moves[early] = _draw_moves(policy[early], draws)
             states = step_legal(game, states, moves)
             ply += 1
             over, outcome = game.terminal(states)
@@ -149,7 +149,7 @@ def joined(parts: list[Positions], game: Game) -> Positions:
     return Positions(*(np.concatenate(column) for column in zip(none, *parts, strict=True)))
 
 
-def _drawn(policy: NDArray[np.float32], draws: NDArray[np.float64]) -> NDArray[np.int64]:
+def _draw_moves(policy: NDArray[np.float32], draws: NDArray[np.float64]) -> NDArray[np.int64]:
     """Returns moves drawn in proportion to `policy` [K, A]; draws [K] are uniform, below 1.
 
     They are doubles: one that is rounded to 1 is above all sums, and draws move 0, legal or not.

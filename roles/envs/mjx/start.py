@@ -51,11 +51,11 @@ def jax_device(device: torch.device) -> Any:
             remedy = (
                 f"pip install 'jax[cuda{major}]', leave JAX_PLATFORMS unset, or use adapter: warp."
             )
-        why = str(error).partition("\n")[0] or "no backend that it may use starts"
+        reason = str(error).partition("\n")[0] or "no backend that it may use starts"
         raise EnvSpecError(
             [
-                f"env.adapter=mjx on {device}: JAX does not have that device ({why}); it must be "
-                f"one of JAX's, too. {remedy}"
+                f"env.adapter=mjx on {device}: JAX does not have that device ({reason}); it must "
+                f"be one of JAX's, too. {remedy}"
             ]
         ) from error
 
@@ -77,16 +77,16 @@ def _bound_memory(device: torch.device) -> None:
 
 def _imported(device: torch.device) -> Any:
     """Imports jax; for the CPU alone if that is the device, as JAX starts all it finds."""
-    alone = (
+    cpu_only = (
         "jax" not in sys.modules
         and "JAX_PLATFORMS" not in os.environ
         and (device.type == "cpu" or not torch.cuda.is_available())
     )
-    if alone:
+    if cpu_only:
         os.environ["JAX_PLATFORMS"] = "cpu"  # read at import
     try:
         import jax
     finally:
-        if alone:
+        if cpu_only:
             del os.environ["JAX_PLATFORMS"]
     return jax

@@ -39,8 +39,8 @@ class MjxWorld:
     MJX has room for every contact there can be, so nothing is dropped.
 
     The first `step` and the first `forward` compile, or take what is in JAX's cache. On the CPU
-    both return when the results are there. On CUDA they return when all is launched; that takes as
-    long as the solver, of whose loop XLA asks the device after every round whether it goes on.
+    both return when the results are there. On CUDA they return when all is launched. That takes as
+    long as the solver does: XLA asks the device after every round whether its loop goes on.
 
     A model with MuJoCo's PGS solver, which MJX has not, is solved by Newton's.
     """
@@ -51,14 +51,14 @@ class MjxWorld:
         if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
             model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         self.num_world, self.device = num_world, device
-        where = jax_device(device)
+        target = jax_device(device)
         import jax
         from mujoco import mjx
 
         try:
             # Without impl it would take mujoco_warp on a GPU, which adapter warp runs better.
-            self._model = mjx.put_model(model, device=where, impl="jax")
-            self._rest = mjx.make_data(model, device=where, impl="jax")
+            self._model = mjx.put_model(model, device=target, impl="jax")
+            self._rest = mjx.make_data(model, device=target, impl="jax")
         except (NotImplementedError, ValueError) as error:
             raise EnvSpecError(
                 [
@@ -83,8 +83,8 @@ class MjxWorld:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._fields:
-            first = torch.from_numpy(np.array(_field(self._rest, name))).to(self.device)
-            self._fields[name] = first.expand(self.num_world, *first.shape).clone()
+            initial = torch.from_numpy(np.array(_field(self._rest, name))).to(self.device)
+            self._fields[name] = initial.expand(self.num_world, *initial.shape).clone()
         return self._fields[name]
 
     def step(self, frame_skip: int, rne_post: bool) -> None:
@@ -102,8 +102,8 @@ class MjxWorld:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _run(self, frame_skip: int, rne_post: bool, skipped: tuple[str, ...]) -> None:
-        read = {name: self._fields[name] for name in _READ}
-        state = {k: self._jax.dlpack.from_dlpack(v) for k, v in read.items() if v.numel()}
+        inputs = {name: self._fields[name] for name in _READ}
+        state = {k: self._jax.dlpack.from_dlpack(v) for k, v in inputs.items() if v.numel()}
         names = tuple(k for k, v in sorted(self._fields.items()) if k not in skipped and v.numel())
         # XLA would multiply in TF32 on a GPU, and give positions to three digits.
         with self._jax.default_matmul_precision("highest"):

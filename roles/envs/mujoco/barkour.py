@@ -123,8 +123,8 @@ class Barkour(Task[BarkourOptions]):
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         nu = self.model.nu
-        drawn = rng.uniform(low=-1, high=1, size=2 * nu)  # at once: on a GPU a draw is kernels
-        standing, speeds = self._standing * (1 + 0.5 * drawn[..., :nu]), 0.1 * drawn[..., nu:]
+        draws = rng.uniform(low=-1, high=1, size=2 * nu)  # at once: on a GPU a draw is kernels
+        standing, speeds = self._standing * (1 + 0.5 * draws[..., :nu]), 0.1 * draws[..., nu:]
         root = self._root + 0 * standing[..., :7]  # once, or for every environment
         return self.xp.join([root, standing]), self.xp.join([0 * root[..., :6], speeds])
 

@@ -70,8 +70,8 @@ class FrankaCabinetOptions(RobotOptions):
                 dyntype=mujoco.mjtDyn.mjDYN_INTEGRATOR,
                 gaintype=mujoco.mjtGain.mjGAIN_FIXED,
                 biastype=mujoco.mjtBias.mjBIAS_AFFINE,
-                gainprm=_ten(STIFFNESS[k] * scale),
-                biasprm=_ten(STIFFNESS[k] * POSE[k], -STIFFNESS[k], -DAMPING[k]),
+                gainprm=_padded(STIFFNESS[k] * scale),
+                biasprm=_padded(STIFFNESS[k] * POSE[k], -STIFFNESS[k], -DAMPING[k]),
                 ctrllimited=True,
                 ctrlrange=[-1, 1],
                 actlimited=True,
@@ -107,10 +107,10 @@ class FrankaCabinet(Task[FrankaCabinetOptions]):
     def _places(self, f: Fields) -> tuple[Array, Array, Array, Array, Array]:
         """Returns the grasp points of hand and drawer, both fingers [N, 3], and the turn [N, 4]."""
         xp, bodies = self.xp, self.model.nbody
-        place = xp.take(f["xpos"].reshape(-1, bodies, 3), self._bodies)
-        turn = xp.take(f["xquat"].reshape(-1, bodies, 4), self._bodies)
-        grasp = place[:, 0] + rotate(xp, turn[:, 0], self._grasp + 0 * place[:, 0])
-        return grasp, place[:, 3] + self._handle, place[:, 1], place[:, 2], turn[:, 1]
+        positions = xp.take(f["xpos"].reshape(-1, bodies, 3), self._bodies)
+        turns = xp.take(f["xquat"].reshape(-1, bodies, 4), self._bodies)
+        grasp = positions[:, 0] + rotate(xp, turns[:, 0], self._grasp + 0 * positions[:, 0])
+        return grasp, positions[:, 3] + self._handle, positions[:, 1], positions[:, 2], turns[:, 1]
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         o, xp, qpos, qvel = self.options, self.xp, f["qpos"], f["qvel"]
@@ -148,9 +148,9 @@ class FrankaCabinet(Task[FrankaCabinetOptions]):
         return reward * ~beyond - 1.0 * beyond, done
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        drawn = rng.uniform(low=-1, high=1, size=_SERVOS)
-        arm = self._pose + self.options.reset_dof_pos_noise * drawn
-        qpos = self.xp.join([self.xp.clip(arm, self._low, self._high), 0 * drawn[..., :1]])
+        draws = rng.uniform(low=-1, high=1, size=_SERVOS)
+        arm = self._pose + self.options.reset_dof_pos_noise * draws
+        qpos = self.xp.join([self.xp.clip(arm, self._low, self._high), 0 * draws[..., :1]])
         return qpos, 0 * qpos
 
     def first_activation(self, qpos: Array) -> Array:
@@ -158,5 +158,5 @@ class FrankaCabinet(Task[FrankaCabinetOptions]):
         return targets
 
 
-def _ten(*numbers: float) -> list[float]:
+def _padded(*numbers: float) -> list[float]:
     return [*numbers, *[0.0] * (10 - len(numbers))]

@@ -122,6 +122,6 @@ class Hopper(Walker2d):
     def healthy(self, f: Fields) -> NDArray[np.bool_]:
         low, high = self.options.healthy_state_range
         upright = super().healthy(f)
-        for part in (f["qpos"][:, 2:], f["qvel"]):
-            upright &= ((low < part) & (part < high)).all(1)
+        for values in (f["qpos"][:, 2:], f["qvel"]):
+            upright &= ((low < values) & (values < high)).all(1)
         return upright

@@ -156,12 +156,12 @@ class ShadowHand(Task[ShadowHandOptions]):
         """Draws the hand in a part of its range around 0, the cube anyhow above the palm."""
         o, xp = self.options, self.xp
         n = HAND_JOINTS
-        drawn = rng.uniform(low=-1, high=1, size=2 * n + 5)  # at once: on a GPU a draw is kernels
-        joints, speeds, place = drawn[..., :n], drawn[..., n : 2 * n], drawn[..., 2 * n : 2 * n + 3]
+        draws = rng.uniform(low=-1, high=1, size=2 * n + 5)  # at once: on a GPU a draw is kernels
+        joints, speeds, shift = draws[..., :n], draws[..., n : 2 * n], draws[..., 2 * n : 2 * n + 3]
         hand = o.reset_dof_pos_noise * (self._middle + self._reach * joints)
-        position = self._start + o.reset_position_noise * place
-        qpos = xp.join([hand, position, self._orientation(drawn[..., 2 * n + 3 :])])
-        return qpos, xp.join([o.reset_dof_vel_noise * speeds, 0 * place, 0 * place])
+        position = self._start + o.reset_position_noise * shift
+        qpos = xp.join([hand, position, self._orientation(draws[..., 2 * n + 3 :])])
+        return qpos, xp.join([o.reset_dof_vel_noise * speeds, 0 * shift, 0 * shift])
 
     def sample_memory(self, rng: np.random.Generator) -> Array:
         return self._orientation(rng.uniform(low=-1, high=1, size=2))
@@ -215,8 +215,8 @@ def _couple_outer_joints(spec: mujoco.MjSpec, finger: str) -> None:
     tendon = spec.add_tendon(name=f"rh_{finger}J0")
     for joint in (f"rh_{finger}J2", f"rh_{finger}J1"):
         tendon.wrap_joint(joint, 1)
-    servo, other = spec.actuator(f"rh_A_{finger}J2"), spec.actuator(f"rh_A_{finger}J1")
+    servo, redundant = spec.actuator(f"rh_A_{finger}J2"), spec.actuator(f"rh_A_{finger}J1")
     servo.name = f"rh_A_{finger}J0"
     servo.trntype = mujoco.mjtTrn.mjTRN_TENDON
     servo.target = tendon.name
-    spec.delete(other)
+    spec.delete(redundant)

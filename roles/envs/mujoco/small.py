@@ -33,8 +33,8 @@ class InvertedPendulum(Task[InvertedPendulumOptions]):
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         finite = np.isfinite(f["qpos"]).all(1) & np.isfinite(f["qvel"]).all(1)
-        up: NDArray[np.bool_] = finite & ~(np.abs(f["qpos"][:, 1]) > 0.2)
-        return up.astype(np.float64), ~up
+        upright: NDArray[np.bool_] = finite & ~(np.abs(f["qpos"][:, 1]) > 0.2)
+        return upright.astype(np.float64), ~upright
 
 
 @dataclass(frozen=True, kw_only=True)
