@@ -62,8 +62,8 @@ def checked(what: str, result: tuple[Any, ...]) -> Any:
     code = int(result[0])
     if code:
         raise DriverError(what, code, getattr(result[0], "name", str(code)))
-    given = result[1:]
-    return given[0] if len(given) == 1 else given or None
+    values = result[1:]
+    return values[0] if len(values) == 1 else values or None
 
 
 def start(timeout: timedelta = timedelta(0)) -> None:
@@ -106,8 +106,8 @@ def mps_enabled() -> bool:
 
 def device_uuid() -> str:
     """Returns the first device's UUID, of a MIG device the MIG UUID, without NVML's prefix."""
-    given = checked("UUID of the device", driver().cuDeviceGetUuid(device()))
-    return str(uuids.UUID(bytes=bytes(given.bytes)))
+    uuid = checked("UUID of the device", driver().cuDeviceGetUuid(device()))
+    return str(uuids.UUID(bytes=bytes(uuid.bytes)))
 
 
 def total_mem_bytes() -> int:
@@ -121,9 +121,9 @@ def graph_mem_high_bytes(ordinal: int) -> int:
     They come from memory of the driver's own, which no pool counts (cudaMallocAsync in a capture).
     """
     module = driver()
-    what = module.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
-    given = module.cuDeviceGetGraphMemAttribute(device(ordinal), what)
-    return int(checked(f"memory of graphs on device {ordinal}", given))
+    attribute_ = module.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
+    result = module.cuDeviceGetGraphMemAttribute(device(ordinal), attribute_)
+    return int(checked(f"memory of graphs on device {ordinal}", result))
 
 
 def device(ordinal: int = 0) -> Any:

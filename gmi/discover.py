@@ -120,13 +120,13 @@ def _look(nvml: Any, without: Collection[str]) -> Machine:
 
     def answers(numbers: Iterable[int], ask: Callable[[int], _Answer]) -> dict[int, _Answer]:
         """Asks these GPUs; those that do not answer are lost."""
-        given = {}
+        answers_ = {}
         for number in numbers:
             try:
-                given[number] = ask(number)
+                answers_[number] = ask(number)
             except nvml.NVMLError as error:
                 lost.append(f"GPU {number}: {error}")
-        return given
+        return answers_
 
     gpus = answers(range(nvml.nvmlDeviceGetCount()), lambda number: _open(nvml, number))
     chosen = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), list(gpus.values()))
@@ -134,30 +134,30 @@ def _look(nvml: Any, without: Collection[str]) -> Machine:
     for number in [number for number in chosen if gpus[number].uuid in without]:
         del chosen[number]
         lost.append(f"GPU {number}: this run has lost it")
-    why = f"is not in CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
-    read = answers(chosen, lambda number: _read(nvml, gpus[number], chosen[number]))
+    reason = f"is not in CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
+    read_gpus = answers(chosen, lambda number: _read(nvml, gpus[number], chosen[number]))
     links: driver.LinkTable = ()
     peers: driver.PeerTable = ()
-    while read:  # until no more GPUs are lost on the way
+    while read_gpus:  # until no more GPUs are lost on the way
         try:
-            links, peers = driver.read_links(nvml, [gpus[number].handle for number in read])
+            links, peers = driver.read_links(nvml, [gpus[number].handle for number in read_gpus])
             break
         except nvml.NVMLError as error:
-            alive = answers(read, lambda n: nvml.nvmlDeviceGetMemoryInfo(gpus[n].handle))
-            if len(alive) == len(read):  # it answers again, or all does but this
+            alive = answers(read_gpus, lambda n: nvml.nvmlDeviceGetMemoryInfo(gpus[n].handle))
+            if len(alive) == len(read_gpus):  # it answers again, or all does but this
                 lost.append(f"links between GPUs: {error}")
                 break
-            read = {number: read[number] for number in alive}
+            read_gpus = {number: read_gpus[number] for number in alive}
     version = driver.query(nvml, nvml.nvmlSystemGetCudaDriverVersion)  # 13000 is CUDA 13.0
     return Machine(
         devices=tuple(
-            dataclasses.replace(gpu, index=i) for i, (gpu, _) in enumerate(read.values())
+            dataclasses.replace(gpu, index=i) for i, (gpu, _) in enumerate(read_gpus.values())
         ),
-        near=tuple(near for _, near in read.values()),
+        near=tuple(near for _, near in read_gpus.values()),
         links=links,
         peers=peers,
         lost=tuple(lost),
-        hidden=tuple(f"GPU {number} {why}" for number in gpus if number not in visible),
+        hidden=tuple(f"GPU {number} {reason}" for number in gpus if number not in visible),
         driver=str(driver.query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
         cuda=(version // 1000, version % 1000 // 10) if version else None,
     )
@@ -165,7 +165,7 @@ def _look(nvml: Any, without: Collection[str]) -> Machine:
 
 def _open(nvml: Any, number: int) -> _Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
-    mig = {str(nvml.nvmlDeviceGetUUID(each)): each for each in driver.mig_handles(nvml, handle)}
+    mig = {str(nvml.nvmlDeviceGetUUID(part)): part for part in driver.mig_handles(nvml, handle)}
     nvml.nvmlDeviceGetMemoryInfo(handle)  # one that is lost may answer all but this
     return _Gpu(number, handle, str(nvml.nvmlDeviceGetUUID(handle)), mig)
 
@@ -183,14 +183,14 @@ def _visible(variable: str | None, gpus: Sequence[_Gpu]) -> dict[int, list[str] 
     chosen: dict[int, list[str] | None] = {}
     for name in map(str.strip, variable.split(",")):
         if name.startswith("GPU-"):
-            named = [gpu.number for gpu in gpus if gpu.uuid.startswith(name)]
+            matches = [gpu.number for gpu in gpus if gpu.uuid.startswith(name)]
         else:
-            named = [gpu.number for gpu in gpus if name == str(gpu.number) or name in gpu.mig]
-        if len(named) != 1:
+            matches = [gpu.number for gpu in gpus if name == str(gpu.number) or name in gpu.mig]
+        if len(matches) != 1:
             break
         if not name.startswith("MIG-"):
-            chosen[named[0]] = None
-        elif (uuids := chosen.setdefault(named[0], [])) is not None:
+            chosen[matches[0]] = None
+        elif (uuids := chosen.setdefault(matches[0], [])) is not None:
             uuids.append(name)
     return chosen
 
@@ -208,13 +208,13 @@ def _read(nvml: Any, gpu: _Gpu, uuids: Sequence[str] | None) -> tuple[Device, fr
 
 
 def _cores(wanted: Sequence[int] | None) -> list[int]:
-    here = os.sched_getaffinity(0)
+    cpus = os.sched_getaffinity(0)
     if wanted is None:
-        return sorted(here)
-    missing = sorted(set(wanted) - here)
+        return sorted(cpus)
+    missing = sorted(set(wanted) - cpus)
     if missing or not wanted:
         raise DiscoveryError(
-            f"hardware.cores={list(wanted)}; this process may use {sorted(here)}. Choose of those."
+            f"hardware.cores={list(wanted)}; this process may use {sorted(cpus)}. Choose of those."
         )
     return sorted(set(wanted))
 
@@ -229,8 +229,8 @@ def _with_cores(
         sides.setdefault(side, []).append(device)
     result = []
     for side, members in sides.items():
-        for place, device in enumerate(members):
-            begin = place * len(side) // len(members)  # with fewer cores than GPUs some share one
-            cores = share(side, len(members), place) or side[begin : begin + 1]
+        for index, device in enumerate(members):
+            begin = index * len(side) // len(members)  # with fewer cores than GPUs some share one
+            cores = share(side, len(members), index) or side[begin : begin + 1]
             result.append(dataclasses.replace(device, cores=cores))
     return tuple(sorted(result, key=lambda device: device.index))

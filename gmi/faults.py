@@ -51,8 +51,8 @@ def leave_if_faulted(error: BaseException) -> None:
     if fault := fatal_fault():
         traceback.print_exception(error)
         sys.stderr.flush()
-        lost = any(words.lower() in fault.lower() for words in _OF_DEVICE)
-        os._exit(DEVICE_LOST if lost else DEVICE_FAULT)
+        is_lost = any(words.lower() in fault.lower() for words in _OF_DEVICE)
+        os._exit(DEVICE_LOST if is_lost else DEVICE_FAULT)
 
 
 class LostDevices:
@@ -75,9 +75,9 @@ class LostDevices:
             if spec.gpu_id in self._lost:
                 continue
             deaths = self._deaths_of(spec.gmi_id)
-            new = deaths[self._looked_at.get(spec.gmi_id, 0) :]
+            new_deaths = deaths[self._looked_at.get(spec.gmi_id, 0) :]
             self._looked_at[spec.gmi_id] = len(deaths)
-            codes = [death.exit_code for death in new]
+            codes = [death.exit_code for death in new_deaths]
             if DEVICE_LOST in codes:
                 self._lost[spec.gpu_id] = f"gmi {spec.gmi_id} met an uncorrectable error of it"
             elif DEVICE_FAULT in codes and not self._is_listed(spec.gpu_id):
@@ -88,7 +88,7 @@ class LostDevices:
         uuid = self._topology.devices[gpu_id].uuid
         machine = look()
         # Nothing is known where the driver cannot be asked.
-        return bool(machine.why_not) or any(one.uuid == uuid for one in machine.devices)
+        return bool(machine.why_not) or any(device.uuid == uuid for device in machine.devices)
 
 
 _LOOK_S: Final = 0.1  # between two looks at who has died
@@ -116,18 +116,18 @@ class FaultWaves:
         """
         for gmi_id, handle in self._handles.items():
             deaths, spec = runtime.deaths(handle), self._specs[gmi_id]
-            new = deaths[self._looked_at.get(gmi_id, 0) :]
+            new_deaths = deaths[self._looked_at.get(gmi_id, 0) :]
             self._looked_at[gmi_id] = len(deaths)
             if (
-                any(death.exit_code in (DEVICE_FAULT, DEVICE_LOST) for death in new)
+                any(death.exit_code in (DEVICE_FAULT, DEVICE_LOST) for death in new_deaths)
                 and backend_of(spec.backend).faults_spread
                 and spec.gpu_id not in self._waves
             ):
-                self._waves[spec.gpu_id] = self._end_fellows(spec)
-        for gpu_id, before in list(self._waves.items()):
-            if all(self._num_deaths(gmi_id) > count for gmi_id, count in before.items()):
+                self._waves[spec.gpu_id] = self._end_neighbours(spec)
+        for gpu_id, counts in list(self._waves.items()):
+            if all(self._num_deaths(gmi_id) > count for gmi_id, count in counts.items()):
                 del self._waves[gpu_id]
-                for gmi_id, count in before.items():  # what it died of in the wave begins no other
+                for gmi_id, count in counts.items():  # what it died of in the wave begins no other
                     self._looked_at[gmi_id] = max(self._looked_at.get(gmi_id, 0), count + 1)
 
     def look_s(self, left_s: float | None) -> float | None:
@@ -136,21 +136,21 @@ class FaultWaves:
             return left_s
         return _LOOK_S if left_s is None else min(left_s, _LOOK_S)
 
-    def _end_fellows(self, faulted: GmiSpec) -> dict[int, int]:
+    def _end_neighbours(self, faulted: GmiSpec) -> dict[int, int]:
         """Kills the others of its device that have not died of it; their deaths before it."""
-        fellows = [
+        neighbours = [
             spec.gmi_id
             for spec in self._specs.values()
             if spec.gpu_id == faulted.gpu_id and spec.gmi_id != faulted.gmi_id
         ]
-        seen = {gmi_id: self._looked_at.get(gmi_id, 0) for gmi_id in fellows}
-        untouched = [g for g, count in seen.items() if self._num_deaths(g) == count]
-        self._fence(untouched)
-        why = f"it shared a GPU with gmi {faulted.gmi_id}, which had a fatal fault there"
-        for gmi_id in untouched:
-            if self._num_deaths(gmi_id) == seen[gmi_id]:  # it may have noticed in the meantime
-                runtime.kill(self._handles[gmi_id], why, no_restart=False)
-        return seen
+        counts = {id: self._looked_at.get(id, 0) for id in neighbours}
+        not_faulted = [id for id, count in counts.items() if self._num_deaths(id) == count]
+        self._fence(not_faulted)
+        reason = f"it shared a GPU with gmi {faulted.gmi_id}, which had a fatal fault there"
+        for id in not_faulted:
+            if self._num_deaths(id) == counts[id]:  # it may have noticed in the meantime
+                runtime.kill(self._handles[id], reason, no_restart=False)
+        return counts
 
     def _num_deaths(self, gmi_id: int) -> int:
         return len(runtime.deaths(self._handles[gmi_id])) + self._is_dead(gmi_id)

@@ -95,8 +95,8 @@ class Gang:
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Calls `method` on every GMI and returns at once; then `wait`."""
-        there = [gmi_id for gmi_id in self._specs if gmi_id not in self._given_up]
-        self.start_each(method, dict.fromkeys(there, args), **kwargs)
+        gmi_ids = [gmi_id for gmi_id in self._specs if gmi_id not in self._given_up]
+        self.start_each(method, dict.fromkeys(gmi_ids, args), **kwargs)
 
     def start_each(self, method: str, args: Mapping[int, Sequence[Any]], **kwargs: Any) -> None:
         """Calls `method` on the GMIs that are keys of `args`, each with its own arguments."""
@@ -120,8 +120,8 @@ class Gang:
 
     def to_come(self) -> list[ObjectRef]:
         """Returns what `wait` waits for: answers of GMIs, and ends of their processes."""
-        late = [ref for ref in self._pending.values() if not ref.slot.done]
-        return [*late, *self._ends_to_come()]
+        answers = [ref for ref in self._pending.values() if not ref.slot.done]
+        return [*answers, *self._ends_to_come()]
 
     def results(self) -> dict[int, Any]:
         """Returns each GMI's answer by gmi_id, in the layout's order, after `wait` was True."""
@@ -135,9 +135,9 @@ class Gang:
             return list(self.results().values())
         late = [gmi_id for gmi_id, ref in self._pending.items() if not ref.slot.done]
         self._pending = {}
-        who = ", ".join(f"gmi {gmi_id} (GPU {self._specs[gmi_id].gpu_id})" for gmi_id in late)
+        names = ", ".join(f"gmi {gmi_id} (GPU {self._specs[gmi_id].gpu_id})" for gmi_id in late)
         limit_s = timeout.total_seconds() if timeout else 0.0
-        raise GmiTimeout(f"{method} timed out after {limit_s:g} s: {who} has not answered")
+        raise GmiTimeout(f"{method} timed out after {limit_s:g} s: {names} has not answered")
 
     def check(self) -> None:
         """Raises GmiDied if a GMI has died or raised; returns at once."""
@@ -227,14 +227,14 @@ class Gang:
 
         Where a kill can leave a server stuck (MPS) they are asked first, unless they have been.
         """
-        asked = self.asked_to_stop or bool(self._stopped)
+        was_asked = self.asked_to_stop or bool(self._stopped)
         self._stopped = self._stopped or "it was killed"
-        with contextlib.ExitStack() as at_last:  # also on Ctrl-C
-            at_last.callback(self._release)  # not before all are gone
-            at_last.callback(runtime.kill, self._actors())
-            at_last.callback(self._fence)
-            if not asked and any(
-                backend_of(g.backend).kill_can_wedge for g in self._specs.values()
+        with contextlib.ExitStack() as stack:  # also on Ctrl-C
+            stack.callback(self._release)  # not before all are gone
+            stack.callback(runtime.kill, self._actors())
+            stack.callback(self._fence)
+            if not was_asked and any(
+                backend_of(spec.backend).kill_can_wedge for spec in self._specs.values()
             ):
                 runtime.stop(self._actors(), _FINISH, self._stopped, self._fence)
 
@@ -259,13 +259,13 @@ class Gang:
 
     def _fence(self, gmi_ids: Iterable[int] | None = None) -> None:
         """Detaches the GMIs that live (of all, or of those) from what they share, to be killed."""
-        living = []
+        alive = []
         for gmi_id in self._handles if gmi_ids is None else gmi_ids:
             pid = runtime.process_id(self._handles[gmi_id])
             if pid is not None and not self._is_dead(gmi_id):
-                living.append((self._specs[gmi_id], pid))
+                alive.append((self._specs[gmi_id], pid))
         if self._slices is not None:
-            self._slices.fence_all(living)
+            self._slices.fence_all(alive)
 
     def _is_dead(self, gmi_id: int) -> bool:
         process = self._process_of.get(gmi_id)
@@ -275,8 +275,8 @@ class Gang:
         """Returns how the processes of a GMI have ended, the last one if it was not replaced."""
         if gmi_id not in self._handles:
             return []
-        last = [runtime.get(self._process_of[gmi_id].death)] if self._is_dead(gmi_id) else []
-        return [*runtime.deaths(self._handles[gmi_id]), *last]
+        last_death = [runtime.get(self._process_of[gmi_id].death)] if self._is_dead(gmi_id) else []
+        return [*runtime.deaths(self._handles[gmi_id]), *last_death]
 
     def _actors(self) -> list[ActorHandle]:
         return [process.handle for process in self._processes]
@@ -290,10 +290,10 @@ class Gang:
         for gmi_id, process in self._process_of.items():
             if process.death.slot.done:
                 death: ActorDiedError = runtime.get(process.death)
-                cause, when = death.cause, death.died_s - _COLLECTED_S
+                cause, failed_s = death.cause, death.died_s - _COLLECTED_S
                 if isinstance(cause, TaskError):
-                    when = cause.raised_s
-                failures[gmi_id] = (when, death)
+                    failed_s = cause.raised_s
+                failures[gmi_id] = (failed_s, death)
         for gmi_id, ref in self._pending.items():
             if ref.slot.done:
                 error = ref.slot.error()
@@ -302,9 +302,9 @@ class Gang:
                 elif isinstance(error, ActorDiedError) and gmi_id not in failures:
                     failures[gmi_id] = (error.died_s - _COLLECTED_S, error)
         lost = self.lost_devices()  # after the deaths above were seen: it knows of each of them
-        accounted = {spec.gmi_id for spec in self._specs.values() if spec.gpu_id in lost}
-        accounted |= self._given_up
-        return {gmi_id: its for gmi_id, its in failures.items() if gmi_id not in accounted}
+        expected = {spec.gmi_id for spec in self._specs.values() if spec.gpu_id in lost}
+        expected |= self._given_up
+        return {gmi_id: failure for gmi_id, failure in failures.items() if gmi_id not in expected}
 
     def _fail(self) -> None:
         """Names who was first, stops the others, and raises."""
@@ -313,35 +313,35 @@ class Gang:
         failures = self._failures()
 
         def order(gmi_id: int) -> tuple[bool, float]:
-            when, error = failures[gmi_id]
+            failed_s, error = failures[gmi_id]
             origin = origin_of(error if isinstance(error, TaskError) else error.cause)
-            return isinstance(origin, GmiDrlError) and origin.caused_by_peer, when
+            return isinstance(origin, GmiDrlError) and origin.caused_by_peer, failed_s
 
         first, *others = sorted(failures, key=order)
         error = failures[first][1]
-        raised = error if isinstance(error, TaskError) else error.cause
-        healthy = tuple(g for g in self._specs if g not in (first, *others))
+        task_error = error if isinstance(error, TaskError) else error.cause
+        healthy = tuple(gmi_id for gmi_id in self._specs if gmi_id not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
-        if isinstance(raised, TaskError):
-            self._stopped += f": it raised {_first_line(raised)}"
+        if isinstance(task_error, TaskError):
+            self._stopped += f": it raised {_first_line(task_error)}"
         if isinstance(error.cause, TimeoutError):  # who is waited for may hang: where?
             for gmi_id in healthy:
                 runtime.write_stacks(self._handles[gmi_id], timedelta(0))
         with contextlib.suppress(Exception):
             runtime.stop(self._actors(), _FAILED_GRACE, self._stopped, self._fence)
         handle = self._handles[first]
-        self._cause = raised or error
-        ended = error if isinstance(error, ActorDiedError) and raised is None else None
-        told, tail = "", runtime.log_tail(handle)
-        if isinstance(raised, TaskError):
-            told = raised.remote_traceback
-            if getattr(raised.cause, "told_alone", False):  # its traceback is in the log
-                told, tail = f"{type(raised.cause).__name__}: {raised.cause}", ""
+        self._cause = task_error or error
+        death = error if isinstance(error, ActorDiedError) and task_error is None else None
+        text, tail = "", runtime.log_tail(handle)
+        if isinstance(task_error, TaskError):
+            text = task_error.remote_traceback
+            if getattr(task_error.cause, "told_alone", False):  # its traceback is in the log
+                text, tail = f"{type(task_error.cause).__name__}: {task_error.cause}", ""
         self._failure = GmiDied(
-            first, "+".join(self._specs[first].roles), exit_code=ended.exit_code if ended else None,
-            signal=ended.signal if ended else None, log_tail=tail, error=told, others=tuple(others),
+            first, "+".join(self._specs[first].roles), exit_code=death.exit_code if death else None,
+            signal=death.signal if death else None, log_tail=tail, error=text, others=tuple(others),
             stopped=healthy, deaths=tuple(death.how() for death in runtime.deaths(handle)),
-            reason=ended.reason if ended else "",
+            reason=death.reason if death else "",
             log="" if self._logs is None else str(self._logs / f"{self._name}{first}.log"),
         )  # fmt: skip
         raise self._failure from self._cause
@@ -362,5 +362,5 @@ def _first_line(error: TaskError) -> str:
     text = ""
     with contextlib.suppress(Exception):  # a class of the user's may have any __str__
         text = str(origin).strip()
-    first = (text.splitlines() or [""])[0]
-    return f"{type(origin).__name__}: {first}".removesuffix(": ")[:_LONGEST]
+    line = (text.splitlines() or [""])[0]
+    return f"{type(origin).__name__}: {line}".removesuffix(": ")[:_LONGEST]

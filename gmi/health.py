@@ -71,8 +71,8 @@ def backend_findings(
         yield HealthFinding(f"backend {backend}", "ok", backend_of(backend).summary)
     for backend in GPU_BACKENDS:
         if not on_gpu or backend in unusable:
-            said = unusable[backend] if on_gpu else "there is no GPU that can be used"
-            why, _, remedy = said.partition("; ")
+            text = unusable[backend] if on_gpu else "there is no GPU that can be used"
+            why, _, remedy = text.partition("; ")
             yield HealthFinding(f"backend {backend}", "not here", "-", why, remedy)
             continue
         try:
@@ -80,16 +80,16 @@ def backend_findings(
         except GmiError as error:
             yield HealthFinding(f"backend {backend}", "broken", "-", str(error))
     if on_gpu and unusable.keys() >= set(GPU_BACKENDS):
-        cut = all(device.mig_mode for device in topology.devices)
-        first = next(name for name in GPU_BACKENDS if backend_of(name).uses_mig == cut)
-        why, _, remedy = unusable[first].partition("; ")
+        in_mig = all(device.mig_mode for device in topology.devices)
+        backend_ = next(name for name in GPU_BACKENDS if backend_of(name).uses_mig == in_mig)
+        why, _, remedy = unusable[backend_].partition("; ")
         yield HealthFinding("GPU backends", "broken", "none can be used", why, remedy)
 
 
 def left_behind() -> HealthFinding:
     """Undoes what launchers that were killed have left of daemons and MIG instances."""
-    swept = [one for one in lease.sweep() if one.undone or one.error]
-    failed = [f"{one.lease.directory}: {one.error}" for one in swept if one.error]
+    swept = [lease_ for lease_ in lease.sweep() if lease_.undone or lease_.error]
+    failed = [f"{lease_.lease.directory}: {lease_.error}" for lease_ in swept if lease_.error]
     if failed:
         count = f"{len(failed)} of {len(swept)}"
         return HealthFinding("left by killed runs", "broken", count, "; ".join(failed))
@@ -144,12 +144,12 @@ def _peers(topology: Topology) -> HealthFinding:
     pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
     if not pairs:
         return HealthFinding("peer access", "not here", "one GPU")
-    reached = [(i, j) for i, j in pairs if topology.peers and topology.peers[i][j]]
-    if len(reached) == len(pairs):
+    connected = [(i, j) for i, j in pairs if topology.peers and topology.peers[i][j]]
+    if len(connected) == len(pairs):
         return HealthFinding("peer access", "ok", f"all {count} GPUs read each other's memory")
-    i, j = next(pair for pair in pairs if pair not in reached)
+    i, j = next(pair for pair in pairs if pair not in connected)
     return HealthFinding(
-        "peer access", "ok" if reached else "not here", f"{len(reached)} of {len(pairs)} pairs",
+        "peer access", "ok" if connected else "not here", f"{len(connected)} of {len(pairs)} pairs",
         f"such as GPU {i} and GPU {j} ({topology.links[i][j] or 'unknown'}): what goes between "
         "them goes through the host" if topology.links else "the driver does not say",
     )  # fmt: skip
@@ -164,11 +164,11 @@ def _processes(machine: Machine) -> HealthFinding:
     if not names:
         return HealthFinding("processes on GPUs", "ok", "none")
     computed_on = (d for d in machine.devices if any(p.kind != "graphics" for p in d.processes))
-    held = next((d for d in computed_on if d.compute_mode == "exclusive"), None)
-    if held is not None:
+    exclusive = next((d for d in computed_on if d.compute_mode == "exclusive"), None)
+    if exclusive is not None:
         return HealthFinding(
             "processes on GPUs", "broken", "; ".join(names),
-            f"GPU {held.index} has compute mode exclusive, and somebody has it",
+            f"GPU {exclusive.index} has compute mode exclusive, and somebody has it",
             "Wait for its process, end it, or choose other GPUs (CUDA_VISIBLE_DEVICES).",
         )  # fmt: skip
     return HealthFinding(
@@ -180,11 +180,11 @@ def _processes(machine: Machine) -> HealthFinding:
 def _called(process: GpuProcess) -> str:
     """Names a process and its user, where it can be seen from here."""
     memory = "" if process.mem_bytes is None else f", {process.mem_bytes / 2**30:.1f} GiB"
-    who = ""
+    owner = ""
     with contextlib.suppress(psutil.Error):
-        seen = psutil.Process(process.pid)
-        who = f" ({seen.name()} of {seen.username()})"
-    return f"{process.pid}{who}, {process.kind}{memory}"
+        process_ = psutil.Process(process.pid)
+        owner = f" ({process_.name()} of {process_.username()})"
+    return f"{process.pid}{owner}, {process.kind}{memory}"
 
 
 def _on_the_bus() -> int:
@@ -235,10 +235,10 @@ def host_findings(host: HostResources, topology: Topology) -> Iterator[HealthFin
     yield _cores(host)
     yield _numa(host, topology)
     limit = host.mem_limit_bytes
-    bounded = limit is not None and limit < host.mem_bytes
+    is_limited = limit is not None and limit < host.mem_bytes
     yield HealthFinding(
-        "memory", "ok", _size(limit if bounded and limit else host.mem_bytes),
-        f"the control group's limit; the machine has {_size(host.mem_bytes)}" if bounded else "",
+        "memory", "ok", _size(limit if is_limited and limit else host.mem_bytes),
+        f"the control group's limit; the machine has {_size(host.mem_bytes)}" if is_limited else "",
     )  # fmt: skip
     if host.memfd_error:
         yield HealthFinding(
@@ -269,21 +269,21 @@ def _numa(host: HostResources, topology: Topology) -> HealthFinding:
     if count < 2:
         return HealthFinding("NUMA", "ok", "one node")
     value = "; ".join(
-        f"node {n}: cores {format_cores(sorted(c))}" for n, c in sorted(host.nodes.items())
+        f"node {n}: cores {format_cores(sorted(cores))}" for n, cores in sorted(host.nodes.items())
     )
-    far = [
+    remote = [
         device
         for device in topology.devices
         if device.numa_node is not None
         and device.cores
         and not host.nodes.get(device.numa_node, frozenset(device.cores)) & set(device.cores)
     ]
-    if not far:
+    if not remote:
         return HealthFinding("NUMA", "ok", value)
-    first = far[0]
+    gpu = remote[0]
     return HealthFinding(
         "NUMA", "ok", value,
-        f"GPU {first.index} is at node {first.numa_node}, of whose cores this process may use none",
+        f"GPU {gpu.index} is at node {gpu.numa_node}, of whose cores this process may use none",
         "Let it (taskset, cpuset), or experience goes between sockets.",
     )  # fmt: skip
 
@@ -292,12 +292,12 @@ def _shm(host: HostResources, topology: Topology, gpus: int) -> HealthFinding:
     if gpus < 2:
         value = "-" if host.shm_bytes is None else _size(host.shm_bytes)
         return HealthFinding("/dev/shm", "ok", value, "a run on this machine needs none")
-    have = host.shm_bytes or 0
+    nbytes = host.shm_bytes or 0
     all_peers = bool(topology.peers) and all(all(row) for row in topology.peers)
-    if have >= _NCCL_SHM_BYTES or all_peers:
-        return HealthFinding("/dev/shm", "ok", _size(have))
+    if nbytes >= _NCCL_SHM_BYTES or all_peers:
+        return HealthFinding("/dev/shm", "ok", _size(nbytes))
     return HealthFinding(
-        "/dev/shm", "broken", _size(have),
+        "/dev/shm", "broken", _size(nbytes),
         f"NCCL moves gradients through it between GPUs, and may need {_size(_NCCL_SHM_BYTES)}",
         "Enlarge it (mount -o remount,size=1g /dev/shm; docker run --shm-size=1g).",
     )  # fmt: skip

@@ -149,8 +149,8 @@ def _undo(directory: Path) -> SweptLease:
     except (GmiError, OSError) as error:
         return SweptLease(lease, str(error))
     except _UNKNOWN as error:
-        why = f"its notes (kind {lease.kind!r}) are unknown here, {type(error).__name__}: {error}"
-        return SweptLease(lease, f"{why}. Another version of gmi-drl made it: run that once more.")
+        text = f"its notes (kind {lease.kind!r}) are unknown here, {type(error).__name__}: {error}"
+        return SweptLease(lease, f"{text}. Another version of gmi-drl made it: run that once more.")
 
 
 def read_notes(directory: Path) -> LeaseNotes:

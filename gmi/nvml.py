@@ -60,13 +60,13 @@ def nvml_session() -> Iterator[Any]:
 
 def query(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     """Returns NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
-    lost = (
+    lost_errors = (
         nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_GpuNotFound,
         nvml.NVMLError_Uninitialized, nvml.NVMLError_DriverNotLoaded,
     )  # fmt: skip
     try:
         return question(*arguments)
-    except lost:  # the GPU, or all of the driver, is gone
+    except lost_errors:  # the GPU, or all of the driver, is gone
         raise
     except nvml.NVMLError:
         return None
@@ -90,23 +90,23 @@ def read_device(nvml: Any, handle: Any) -> Device:
 def read_cores(nvml: Any, handle: Any, numa_node: int | None) -> frozenset[int]:
     """Returns the cores on the GPU's side of the machine, or of its node; empty if not known."""
     words = (os.cpu_count() or 1) // 64 + 1
-    near = frozenset(_bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words)))
-    if near or numa_node is None:
-        return near
-    return numa_nodes().get(numa_node, near)
+    cores = frozenset(_bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words)))
+    if cores or numa_node is None:
+        return cores
+    return numa_nodes().get(numa_node, cores)
 
 
 def numa_nodes() -> dict[int, frozenset[int]]:
     """Returns the cores of each NUMA node, as Linux lists them; empty where it lists none."""
-    cores_of = {}
+    nodes = {}
     for path in _NODES.glob("node[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             cores: set[int] = set()
             for part in filter(None, (path / "cpulist").read_text().strip().split(",")):
                 first, _, last = part.partition("-")  # 0-3,8
                 cores.update(range(int(first), int(last or first) + 1))
-            cores_of[int(path.name[4:])] = frozenset(cores)
-    return cores_of
+            nodes[int(path.name[4:])] = frozenset(cores)
+    return nodes
 
 
 def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
@@ -119,14 +119,14 @@ def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
         ("compute", nvml.nvmlDeviceGetComputeRunningProcesses_v3),
         ("mps", nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
     )
-    found: dict[int, GpuProcess] = {}
-    for kind, question in kinds:
+    processes: dict[int, GpuProcess] = {}
+    for kind, list_processes in kinds:
         for handle in handles:
-            for process in query(nvml, question, handle) or ():
+            for process in query(nvml, list_processes, handle) or ():
                 memory = process.usedGpuMemory
-                known = None if memory is None else int(memory)
-                found[int(process.pid)] = GpuProcess(int(process.pid), kind, known)
-    return tuple(found[pid] for pid in sorted(found))
+                nbytes = None if memory is None else int(memory)
+                processes[int(process.pid)] = GpuProcess(int(process.pid), kind, nbytes)
+    return tuple(processes[pid] for pid in sorted(processes))
 
 
 def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int] | None) -> int | None:
@@ -166,8 +166,8 @@ def bus_id(pci: Any) -> str:
 def _bits(words: Any) -> set[int]:
     """Returns the places of the bits that are set in 64-bit words."""
     return {
-        64 * place + bit
-        for place, word in enumerate(words or ())
+        64 * index + bit
+        for index, word in enumerate(words or ())
         for bit in range(64)
         if word >> bit & 1
     }
@@ -208,31 +208,31 @@ def read_instances(
             sm_count=int(attributes.multiprocessorCount) or None,
         )  # fmt: skip
         instances.append((int(number), instance))
-    found = [instance for _, instance in instances]
-    if any(instance.start == _UNKNOWN for instance in found):
-        found = _placed(instances, gpu)
-    return tuple(sorted(found, key=lambda one: (one.start, one.uuid)))
+    instances_ = [instance for _, instance in instances]
+    if any(instance.start == _UNKNOWN for instance in instances_):
+        instances_ = _placed(instances, gpu)
+    return tuple(sorted(instances_, key=lambda instance: (instance.start, instance.uuid)))
 
 
 def _place(nvml: Any, handle: Any, number: int) -> tuple[int, int] | None:
     """Returns (start, size) of a GPU instance; None for users who may not know."""
-    held = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
-    info = None if held is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, held)
+    instance = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, number)
+    info = None if instance is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, instance)
     return None if info is None else (int(info.placement.start), int(info.placement.size))
 
 
 def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[MigInstance]:
     """Gives them places that could be theirs; in a row if a profile is not known."""
-    names = {number: one.profile.rpartition("c.")[2] for number, one in instances}
-    known = {profile.name: profile for profile in profiles_of(gpu)}
-    places = {number: (place, 1) for place, number in enumerate(names)}
-    if known.keys() >= set(names.values()):
-        slices = placements([known[name] for name in names.values()]) or ()
-        for number, its in zip(names, slices, strict=False):
-            places[number] = its.start, known[its.profile].size
+    names = {number: instance.profile.rpartition("c.")[2] for number, instance in instances}
+    profiles = {profile.name: profile for profile in profiles_of(gpu)}
+    places = {number: (index, 1) for index, number in enumerate(names)}
+    if profiles.keys() >= set(names.values()):
+        slices = placements([profiles[name] for name in names.values()]) or ()
+        for number, mig_slice in zip(names, slices, strict=False):
+            places[number] = mig_slice.start, profiles[mig_slice.profile].size
     return [
-        dataclasses.replace(one, start=places[number][0], size=places[number][1])
-        for number, one in instances
+        dataclasses.replace(instance, start=places[number][0], size=places[number][1])
+        for number, instance in instances
     ]
 
 
@@ -247,24 +247,24 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]
     ports = [_ports(nvml, handle) for handle in handles]
     addresses = [_address(nvml, handle) for handle in handles]
     links, peers = [], []
-    for i, one in enumerate(handles):
-        row, reached = [], []
+    for i, handle in enumerate(handles):
+        row, row_peers = [], []
         for j, other in enumerate(handles):
             if i == j:
                 row.append("")
-                reached.append(True)
+                row_peers.append(True)
                 continue
             direct = ports[i][1].get(addresses[j] or "", 0)
             count = direct + min(ports[i][0], ports[j][0])
             if count:
                 row.append(f"NVLink x{count}")
             else:  # over PCIe: by what is the nearest thing that both hang on
-                level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+                level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
                 row.append(_ROUTES.get(level, "unknown"))
-            status = query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
-            reached.append(status == nvml.NVML_P2P_STATUS_OK)
+            status = query(nvml, nvml.nvmlDeviceGetP2PStatus, handle, other, _P2P_READ)
+            row_peers.append(status == nvml.NVML_P2P_STATUS_OK)
         links.append(tuple(row))
-        peers.append(tuple(reached))
+        peers.append(tuple(row_peers))
     return tuple(links), tuple(peers)
 
 
@@ -278,11 +278,11 @@ def _ports(nvml: Any, handle: Any) -> tuple[int, dict[str, int]]:
         if not state:
             continue
         kind = query(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        remote = query(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        pci = query(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             to_switch += 1
-        elif remote is not None and kind in (None, nvml.NVML_NVLINK_DEVICE_TYPE_GPU):
-            address = bus_id(remote)
+        elif pci is not None and kind in (None, nvml.NVML_NVLINK_DEVICE_TYPE_GPU):
+            address = bus_id(pci)
             to_gpu[address] = to_gpu.get(address, 0) + 1
     return to_switch, to_gpu
 

@@ -53,8 +53,8 @@ class LayoutSlices:
         """Does as `Slices` says."""
         gmis = list(living)
         for name, slices in self._by_backend.items():
-            if own := [(spec, pid) for spec, pid in gmis if spec.backend == name]:
-                slices.fence_all(own)
+            if alive := [(spec, pid) for spec, pid in gmis if spec.backend == name]:
+                slices.fence_all(alive)
 
     def release(self) -> None:
         """Gives back everything, also what comes after one that fails; raises the first failure."""
@@ -103,8 +103,8 @@ def grouped(layout: Layout, gmi_ids: Collection[int]) -> list[tuple[GmiSpec, ...
     def place(spec: GmiSpec) -> tuple[int, str, int]:
         return (spec.gpu_id, spec.backend, -1 if threads[spec.backend] else spec.gmi_id)
 
-    together = itertools.groupby(sorted(specs, key=place), place)
-    return sorted((tuple(group) for _, group in together), key=lambda group: group[0].gmi_id)
+    groups = itertools.groupby(sorted(specs, key=place), place)
+    return sorted((tuple(group) for _, group in groups), key=lambda group: group[0].gmi_id)
 
 
 def start_process(
@@ -144,7 +144,7 @@ def _cores(specs: Sequence[GmiSpec]) -> tuple[int, ...]:
 
 def _environment(specs: Sequence[GmiSpec], slices: LayoutSlices) -> dict[str, str]:
     """Merges theirs; where they differ (counts of threads) the first one's counts."""
-    merged: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for spec in reversed(specs):
-        merged |= slices.environment(spec)
-    return merged
+        variables |= slices.environment(spec)
+    return variables

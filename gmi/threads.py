@@ -60,8 +60,8 @@ class ThreadHost:
         """Runs it in the thread of a GMI, in the context of this call, as code of that GMI."""
         context = contextvars.copy_context()
         context.run(runtime.label_records, gmi_id)
-        thread = self._threads[gmi_id]
-        return thread.submit(context.run, _ending, function, *args, **kwargs)
+        executor = self._threads[gmi_id]
+        return executor.submit(context.run, _ending, function, *args, **kwargs)
 
 
 def _build(entered: Future[Any], body: type, args: tuple[Any, ...]) -> Any:

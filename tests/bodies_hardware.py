@@ -25,7 +25,7 @@ class OnGpu:
             return None
         from gmi_drl.gmi.backends import green
 
-        return green._mine.green.sm_count
+        return green._thread_state.green.sm_count
 
 
 class Greedy(gmi_drl.DRL_role):

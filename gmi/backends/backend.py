@@ -158,8 +158,8 @@ def unusable(
     devices: Sequence[Device], system: System, allow_create: bool = False
 ) -> tuple[tuple[str, str], ...]:
     """Returns (backend, why) of each that no GPU here can be used with."""
-    whys = {name: _why_not(name, devices, system, allow_create) for name in GPU_BACKENDS}
-    return tuple((name, why) for name, why in whys.items() if why)
+    reasons = {name: _why_not(name, devices, system, allow_create) for name in GPU_BACKENDS}
+    return tuple((name, why) for name, why in reasons.items() if why)
 
 
 def why_not_on(device: Device, backend: str, allow_create: bool = False) -> str:

@@ -96,7 +96,7 @@ def verify_device(spec: GmiSpec, uuid: str) -> None:
     """Raises SliceError unless this process sees `uuid` and no other device. Starts the driver."""
     try:
         count = cuda_driver.device_count()
-        seen = cuda_driver.device_uuid()
+        seen_uuid = cuda_driver.device_uuid()
     except cuda_driver.DriverError as error:
         raise SliceError(f"GmiSpec {spec.gmi_id}: device {uuid}: {error}") from error
     if count != 1:
@@ -105,9 +105,9 @@ def verify_device(spec: GmiSpec, uuid: str) -> None:
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}). "
             "Check that nvidia-smi -L lists it."
         )
-    if seen != bare_uuid(uuid):
+    if seen_uuid != bare_uuid(uuid):
         raise SliceError(
-            f"GmiSpec {spec.gmi_id}: device {uuid}; CUDA sees {seen}. "
+            f"GmiSpec {spec.gmi_id}: device {uuid}; CUDA sees {seen_uuid}. "
             "Something sets CUDA_VISIBLE_DEVICES after the GMI was started: remove it."
         )
 

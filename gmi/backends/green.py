@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _partition: Partition | None = None  # of the one GPU this process sees
-_mine = threading.local()  # `green`: the context that this thread works in
+_thread_state = threading.local()  # `green`: the context that this thread works in
 
 
 # CUDA 12.4 brought green contexts, 12.5 their streams (cuGreenCtxStreamCreate); what the extra
@@ -47,11 +47,11 @@ class GreenBackend(GpuBackend):
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """Makes nothing; SliceError where the GMIs of a GPU want more SMs than it has."""
-        wanted = {}
+        num_groups_ = {}
         for device in topology.devices:
             if specs := [spec for spec in gmis if spec.gpu_id == device.index]:
-                wanted[device.index] = _checked(specs, device)
-        return GreenSlices(self, wanted)
+                num_groups_[device.index] = _checked(specs, device)
+        return GreenSlices(self, num_groups_)
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
         """Takes the cores and the next free groups of SMs, and makes their stream this thread's.
@@ -62,31 +62,31 @@ class GreenBackend(GpuBackend):
         verify_device(spec, uuid_of(spec))
         verify_outside_mps(spec)
         with _lock:
-            _mine.green = _take(spec, device)
-        _use(spec, _mine.green.stream)
+            _thread_state.green = _take(spec, device)
+        _use(spec, _thread_state.green.stream)
 
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """Raises SliceError unless this thread works on the SMs of the spec, and on no others."""
         verify_cores(spec)
         import torch
 
-        green: GreenContext = _mine.green
+        context: GreenContext = _thread_state.green
         stream = torch.cuda.current_stream().cuda_stream
-        if green_context_of(stream) != int(green.handle):
+        if green_context_of(stream) != int(context.handle):
             raise SliceError(
                 f"GmiSpec {spec.gmi_id}: its thread works on stream {stream:#x}, which is not of "
                 "its green context. Do not call torch.cuda.set_stream while modules are preloaded."
             )
-        least = green.num_groups * group_sms(device)
-        if green.sm_count < least:
+        min_sms = context.num_groups * group_sms(device)
+        if context.sm_count < min_sms:
             raise SliceError(
-                f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {least} SMs; its green "
-                f"context has {green.sm_count}. Use backend mps, or fewer GMIs."
+                f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {min_sms} SMs; its green "
+                f"context has {context.sm_count}. Use backend mps, or fewer GMIs."
             )
 
     def sm_count(self) -> int:
-        green: GreenContext = _mine.green
-        return green.sm_count
+        context: GreenContext = _thread_state.green
+        return context.sm_count
 
     def why_not_here(self, system: System) -> str:
         if system.cuda is None or system.cuda >= _CUDA:
@@ -110,7 +110,7 @@ class GreenSlices(Slices):
 
 def _checked(gmis: Sequence[GmiSpec], device: Device) -> int:
     """Returns how many groups they want together; SliceError if that is more than there are."""
-    groups, wanted = num_groups(device), 0
+    groups, total = num_groups(device), 0
     name = f"GPU {device.index} ({device.name})"
     for spec in gmis:
         uuid_of(spec)
@@ -121,15 +121,15 @@ def _checked(gmis: Sequence[GmiSpec], device: Device) -> int:
                 f"groups of {group_sms(device)} SMs, and that is less than one. Give "
                 f"{-(-100 // max(groups, 1))} or more, or use backend mps."
             )
-        wanted += count
-    if wanted > groups:
-        shares = ", ".join(f"GMI {g.gmi_id}: {_groups(g, device)}" for g in gmis)
+        total += count
+    if total > groups:
+        shares = ", ".join(f"GMI {spec.gmi_id}: {_groups(spec, device)}" for spec in gmis)
         raise SliceError(
-            f"{name}: its GMIs want {wanted} groups of {group_sms(device)} SMs ({shares}); it has "
+            f"{name}: its GMIs want {total} groups of {group_sms(device)} SMs ({shares}); it has "
             f"{groups}. Lower their sm_percent: they sum to "
-            f"{sum(g.sm_percent or 100 for g in gmis)}."
+            f"{sum(spec.sm_percent or 100 for spec in gmis)}."
         )
-    return wanted
+    return total
 
 
 def _groups(spec: GmiSpec, device: Device) -> int:
@@ -146,25 +146,25 @@ def _take(spec: GmiSpec, device: Device) -> GreenContext:
     global _partition
     if _partition is None:
         _partition = Partition(group_sms(device))
-    count, said = _groups(spec, device), f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}"
+    count, text = _groups(spec, device), f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}"
     if device.sm_count is not None and _partition.sm_count < device.sm_count:
         raise SliceError(
-            f"{said} of {device.sm_count} SMs; GPU {device.index} has {_partition.sm_count}. Make "
+            f"{text} of {device.sm_count} SMs; GPU {device.index} has {_partition.sm_count}. Make "
             "the layout anew on this machine."
         )
     groups = _partition.num_groups
     if int(os.environ.get(_WANTED, 0)) > groups:
-        fewer = groups_of(spec.sm_percent, groups)
+        num_given = groups_of(spec.sm_percent, groups)
         message = (
-            f"{said}, {count} groups of SMs; the driver cuts GPU {device.index} into {groups} "
-            f"groups, not {num_groups(device)}, and the GMI gets {fewer}."
+            f"{text}, {count} groups of SMs; the driver cuts GPU {device.index} into {groups} "
+            f"groups, not {num_groups(device)}, and the GMI gets {num_given}."
         )
         runtime.emit({"kind": "warning", "message": message})
-        count = fewer
+        count = num_given
     if not 0 < count <= _partition.num_free:
         remedy = "Lower the shares, or use" if count else "Raise its share, and use"
         raise SliceError(
-            f"{said}, {count} groups of SMs; {_partition.num_free} of {groups} are free on GPU "
+            f"{text}, {count} groups of SMs; {_partition.num_free} of {groups} are free on GPU "
             f"{device.index}. {remedy} fewer GMIs."
         )
     return _partition.take(count)
@@ -204,10 +204,10 @@ class Partition:
         checked("primary context", module.cuDevicePrimaryCtxRetain(self._device))
         sms = checked("SMs of the GPU", module.cuDeviceGetDevResource(self._device, self._kind))
         self.sm_count = int(sms.sm.smCount)
-        wanted = max(1, self.sm_count // group_sms)
+        num_groups = max(1, self.sm_count // group_sms)
         groups, count, _ = checked(
             f"SMs in groups of {group_sms}",
-            module.cuDevSmResourceSplitByCount(wanted, sms, 0, group_sms),
+            module.cuDevSmResourceSplitByCount(num_groups, sms, 0, group_sms),
         )
         self._free = list(groups[:count])
         self.num_groups = int(count)  # may be fewer than SMs // group_sms: the driver decides
@@ -219,16 +219,16 @@ class Partition:
 
     def take(self, count: int) -> GreenContext:
         """Returns a green context of the next `count` groups, 1 to `num_free`."""
-        module, mine = self._module, self._free[:count]
-        what = f"a green context of {count} groups"
-        descriptor = checked(what, module.cuDevResourceGenerateDesc(mine, len(mine)))
+        module, groups = self._module, self._free[:count]
+        text = f"a green context of {count} groups"
+        descriptor = checked(text, module.cuDevResourceGenerateDesc(groups, len(groups)))
         flags = module.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # 12.x knows no other
-        handle = checked(what, module.cuGreenCtxCreate(descriptor, self._device, int(flags)))
+        handle = checked(text, module.cuGreenCtxCreate(descriptor, self._device, int(flags)))
         del self._free[:count]
         flags = module.CUstream_flags.CU_STREAM_NON_BLOCKING
         stream = checked("a stream of it", module.cuGreenCtxStreamCreate(handle, int(flags), 0))
-        seen = checked("SMs of it", module.cuGreenCtxGetDevResource(handle, self._kind))
-        return GreenContext(handle, int(stream), count, int(seen.sm.smCount))
+        resource = checked("SMs of it", module.cuGreenCtxGetDevResource(handle, self._kind))
+        return GreenContext(handle, int(stream), count, int(resource.sm.smCount))
 
     @property
     def _kind(self) -> Any:
@@ -238,8 +238,8 @@ class Partition:
 def green_context_of(stream: int) -> int:
     """Returns the address of the green context that a stream belongs to; 0 for none."""
     module = cuda_driver.driver()
-    found = module.cuStreamGetGreenCtx(module.CUstream(stream))
-    return int(checked("green context of a stream", found) or 0)
+    context = module.cuStreamGetGreenCtx(module.CUstream(stream))
+    return int(checked("green context of a stream", context) or 0)
 
 
 def is_green(stream: int) -> bool:

@@ -36,10 +36,10 @@ class _NoRole:
 def trial_layout(backend: str, topology: Topology) -> Layout:
     """Lays GMIs of this backend on every GPU that allows it; LayoutError if none does."""
     gpus = [gpu for gpu in topology.devices if not why_not_on(gpu, backend)]
-    places = [gpu for gpu in gpus for _ in range(backend_of(backend).trial_gmis)]
+    slots = [gpu for gpu in gpus for _ in range(backend_of(backend).trial_gmis)]
     gmis = tuple(
         GmiSpec(gmi_id, gpu.index, (), backend, (), num_env=0, device_uuid=gpu.uuid)
-        for gmi_id, gpu in enumerate(places)
+        for gmi_id, gpu in enumerate(slots)
     )
     return sliced(Layout("trial", topology, gmis), HardwareConfig())
 
@@ -60,10 +60,10 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
     except (LayoutError, ActorRuntimeError) as error:  # the latter: no process can be started here
         raise GmiError(str(error)) from error
     gpus = len({gmi.gpu_id for gmi in layout.gmis})
-    each = counted(backend_of(backend).trial_gmis, "GMI")
-    on = "" if gpus == 1 else f" on each of {gpus} GPUs"
-    tried = f"{each}{on} started and verified in {time.monotonic() - begin_s:.1f} s"
-    return "; ".join((tried, *(f"all of GPU {index} are in use, not tried" for index in busy)))
+    per_gpu = counted(backend_of(backend).trial_gmis, "GMI")
+    where = "" if gpus == 1 else f" on each of {gpus} GPUs"
+    result = f"{per_gpu}{where} started and verified in {time.monotonic() - begin_s:.1f} s"
+    return "; ".join((result, *(f"all of GPU {index} are in use, not tried" for index in busy)))
 
 
 def _enter(layout: Layout, deadline: timedelta) -> None:
@@ -75,11 +75,11 @@ def _enter(layout: Layout, deadline: timedelta) -> None:
         try:
             if gang.wait(deadline):
                 return
-        except GmiDied as died:
-            error = origin_of(died.__cause__)
-            raise error if isinstance(error, GmiError) else died from None
-        late = layout.gmis[next(iter(gang.at_work()), 0)]  # 0: it has answered just now
+        except GmiDied as error:
+            cause = origin_of(error.__cause__)
+            raise cause if isinstance(cause, GmiError) else error from None
+        gmi = layout.gmis[next(iter(gang.at_work()), 0)]  # 0: it has answered just now
         raise GmiError(
-            f"GMI {late.gmi_id} on GPU {late.gpu_id} has not entered its slice within "
+            f"GMI {gmi.gmi_id} on GPU {gmi.gpu_id} has not entered its slice within "
             f"{deadline.total_seconds():g} s. Look at nvidia-smi: a GPU that hangs has to be reset."
         )

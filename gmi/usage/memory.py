@@ -81,13 +81,13 @@ class DeviceMemory:
 
     def look(self) -> int:
         """Returns the most bytes that this process has held so far, by what its libraries count."""
-        held = self._held()
-        peak = sum(held.values())
+        peaks = self._peaks()
+        peak = sum(peaks.values())
         if self._bound is not None and peak > self._bound and self._who not in _WARNED:
             _WARNED.add(self._who)
             self._warn(
                 f"{self._name()}: its process has held {_gib(peak)} of the GPU's memory"
-                f"{_parts(held)}; {_gib(self._bound)} is its share, and not all of these keep to "
+                f"{_parts(peaks)}; {_gib(self._bound)} is its share, and not all of these keep to "
                 f"it. {self._remedy()}"
             )
         return peak
@@ -115,22 +115,22 @@ class DeviceMemory:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, DeviceMemoryError):
             if _RAN_OUT.search(f"{type(cause).__name__}: {cause}"):
-                said = next((line for line in str(cause).splitlines() if line.strip()), "")
-                return self._error(f"{type(cause).__name__}: {said.strip()}")
+                detail = next((line for line in str(cause).splitlines() if line.strip()), "")
+                return self._error(f"{type(cause).__name__}: {detail.strip()}")
             cause = cause.__cause__
         return None
 
     def _error(self, said: str) -> DeviceMemoryError:
-        held, share = self._held(), self.share
-        has = "it is not known" if share is None else f"{_gib(share.nbytes)}, {share.why}"
+        peaks, share = self._peaks(), self.share
+        size = "it is not known" if share is None else f"{_gib(share.nbytes)}, {share.why}"
         if self._bound is not None and share is not None and self._bound != share.nbytes:
-            has += f"; all GMIs of its process have {_gib(self._bound)}"
+            size += f"; all GMIs of its process have {_gib(self._bound)}"
         return DeviceMemoryError(
             self._spec.gmi_id,
             None if share is None else share.nbytes,
-            sum(held.values()),
-            f"{self._name()}: the device's memory ran out. Its share: {has}. It has held at most "
-            f"{_gib(sum(held.values()))}{_parts(held)}. {self._remedy()} ({said})",
+            sum(peaks.values()),
+            f"{self._name()}: the device's memory ran out. Its share: {size}. It has held at most "
+            f"{_gib(sum(peaks.values()))}{_parts(peaks)}. {self._remedy()} ({said})",
         )
 
     def _name(self) -> str:
@@ -141,21 +141,21 @@ class DeviceMemory:
         fewer = ", or layout.gmi_per_gpu" if len(self._fellows) > 1 else ""
         return f"Lower env.num_env{fewer}."
 
-    def _held(self) -> dict[str, int]:
+    def _peaks(self) -> dict[str, int]:
         """Returns the peaks by whose they are."""
         if self._device.type == "cpu":
             return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         import torch
 
         stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-        held = {"torch": int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0}
+        peaks = {"torch": int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0}
         for name, library, peak in _COUNTED:
             if (module := sys.modules.get(library)) is not None:
                 # Of a library that cannot use the device there is nothing, nor of a module of the
                 # user's that only has its name.
                 with contextlib.suppress(Exception):
-                    held[name] = peak(module, self._device)
-        return held
+                    peaks[name] = peak(module, self._device)
+        return peaks
 
 
 def _warp_bytes(warp: Any, device: torch.device) -> int:
@@ -179,9 +179,9 @@ def _graph_bytes(warp: Any, device: torch.device) -> int:
 def _jax_bytes(jax: Any, device: torch.device) -> int:
     if not getattr(sys.modules.get(_STARTS_JAX), "started", False):
         return 0
-    for one in jax.local_devices():
-        if one.platform == "gpu" and (one.local_hardware_id or 0) == (device.index or 0):
-            stats = one.memory_stats() or {}
+    for part in jax.local_devices():
+        if part.platform == "gpu" and (part.local_hardware_id or 0) == (device.index or 0):
+            stats = part.memory_stats() or {}
             return int(max(stats.get("peak_pool_bytes", 0), stats.get("peak_bytes_in_use", 0)))
     return 0
 

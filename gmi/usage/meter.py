@@ -70,34 +70,34 @@ class DeviceMeter:
                 if device.uuid is not None and device.index not in self._devices:
                     handle = self._nvml.nvmlDeviceGetHandleByUUID(device.uuid)
                     self._devices[device.index] = _Device(handle)
-            for index, seen in self._devices.items():
-                self._look(layout, index, seen, pids)
+            for index, gpu in self._devices.items():
+                self._look(layout, index, gpu, pids)
 
     def begin(self) -> None:
         """Begins to count how busy the SMs are."""
         if self._nvml is not None:
             with self._measuring():
-                for seen in self._devices.values():
-                    seen.sample = seen.sample or self._sample(seen.handle)
+                for gpu in self._devices.values():
+                    gpu.sample = gpu.sample or self._sample(gpu.handle)
 
     def end(self) -> DeviceUsage:
         """Returns what was used so far."""
-        all_seen, busy = self._devices.values(), list[float]()
+        devices, busy = self._devices.values(), list[float]()
         if self._nvml is not None:
             with self._measuring():
-                for seen in all_seen:
-                    busy += self._busy(seen) if seen.sample is not None else []
+                for gpu in devices:
+                    busy += self._busy(gpu) if gpu.sample is not None else []
         return DeviceUsage(
-            max((seen.peak_bytes for seen in all_seen), default=None),
-            max((seen.share for seen in all_seen), default=0.0),
+            max((gpu.peak_bytes for gpu in devices), default=None),
+            max((gpu.share for gpu in devices), default=0.0),
             sum(busy) / len(busy) if busy else None,
         )
 
     def close(self) -> None:
         """Lets go of the driver."""
-        for seen in self._devices.values():
-            if seen.sample is not None:
-                self._free(seen.sample)
+        for gpu in self._devices.values():
+            if gpu.sample is not None:
+                self._free(gpu.sample)
         self._devices, self._nvml = {}, None
         self._stack.close()
 
@@ -111,31 +111,31 @@ class DeviceMeter:
 
     def _parts(self, handle: Any, in_mig: bool) -> list[tuple[str, Any]]:
         """Returns what has memory of its own: a GPU, or each of its MIG devices."""
-        each = mig_handles(self._nvml, handle) if in_mig else [handle]
-        return [(str(self._nvml.nvmlDeviceGetUUID(part)), part) for part in each]
+        handles = mig_handles(self._nvml, handle) if in_mig else [handle]
+        return [(str(self._nvml.nvmlDeviceGetUUID(part)), part) for part in handles]
 
-    def _look(self, layout: Layout, index: int, seen: _Device, pids: Mapping[int, int]) -> None:
+    def _look(self, layout: Layout, index: int, gpu: _Device, pids: Mapping[int, int]) -> None:
         specs = [layout.gmis[gmi_id] for gmi_id in layout.mpl[index]]
-        in_mig = any(spec.mig is not None for spec in specs)
-        parts = self._parts(seen.handle, in_mig)
-        processes = [seen.handle, *(part for _, part in parts)] if in_mig else [seen.handle]
+        in_mig = any(s.mig is not None for s in specs)
+        parts = self._parts(gpu.handle, in_mig)
+        processes = [gpu.handle, *(part for _, part in parts)] if in_mig else [gpu.handle]
         held = {p.pid: p.mem_bytes or 0 for p in driver.read_processes(self._nvml, processes)}
         own = {pids[s.gmi_id]: held.get(pids[s.gmi_id], 0) for s in specs if s.gmi_id in pids}
-        told = bool(own) and all(own.values())
+        known = bool(own) and all(own.values())
         used, share = 0, 0.0
         for name, part in parts:
             memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
             if memory is None:
                 continue
-            held_here = max(0, int(memory.used) - self._before.get(name, 0))
-            if told and not in_mig:  # and nothing of others, who have come or gone since
-                held_here = sum(own.values())
-            used += held_here
-            share = max(share, held_here / max(1, held_here + int(memory.free)))
+            part_bytes = max(0, int(memory.used) - self._before.get(name, 0))
+            if known and not in_mig:  # and nothing of others, who have come or gone since
+                part_bytes = sum(own.values())
+            used += part_bytes
+            share = max(share, part_bytes / max(1, part_bytes + int(memory.free)))
         for spec in specs:
-            if spec.mem_bytes is not None and spec.gmi_id in pids and told:
+            if spec.mem_bytes is not None and spec.gmi_id in pids and known:
                 share = max(share, own[pids[spec.gmi_id]] / spec.mem_bytes)
-        seen.peak_bytes, seen.share = max(seen.peak_bytes, used), max(seen.share, share)
+        gpu.peak_bytes, gpu.share = max(gpu.peak_bytes, used), max(gpu.share, share)
 
     # SM activity: the driver counts between two samples (GPM, from Hopper on).
 
@@ -155,21 +155,21 @@ class DeviceMeter:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlGpmSampleFree(sample)
 
-    def _busy(self, seen: _Device) -> list[float]:
-        nvml, now = self._nvml, self._sample(seen.handle)
-        if now is None:
+    def _busy(self, gpu: _Device) -> list[float]:
+        nvml, sample = self._nvml, self._sample(gpu.handle)
+        if sample is None:
             return []
         try:
             question = nvml.c_nvmlGpmMetricsGet_t()
             question.version, question.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
-            question.sample1, question.sample2 = seen.sample, now
+            question.sample1, question.sample2 = gpu.sample, sample
             question.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
             answer = driver.query(nvml, nvml.nvmlGpmMetricsGet, question)
             if answer is None or answer.metrics[0].nvmlReturn != nvml.NVML_SUCCESS:
                 return []
             return [float(answer.metrics[0].value) / 100]  # NVML says percent
         finally:
-            self._free(now)
+            self._free(sample)
 
 
 _LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundredths of a second
@@ -213,10 +213,10 @@ class Meter:
     def look(self, gang: Gang) -> None:
         """Takes a look; once a second at the processor time too."""
         pids = gang.pids()
-        if new := set(pids.values()) - self._pids:
+        if new_pids := set(pids.values()) - self._pids:
             # What it has started so far with it; what comes later inherits it.
-            processes.offer_to_oom_killer(processes.with_children(new))
-            self._pids |= new
+            processes.offer_to_oom_killer(processes.with_children(new_pids))
+            self._pids |= new_pids
         self._devices.look(gang.layout, pids)
         now_s = self._clock()
         if now_s - self._looked_s < _LOOK_S:
@@ -252,8 +252,8 @@ class Meter:
         return GangUsage(self._host_bytes, self._host_share, self._cores, self._devices.end())
 
     def _weigh(self, pids: set[int]) -> None:
-        everyone = processes.with_children(pids)
-        held = processes.memory_bytes(everyone, processes.parents(pids))
-        self._host_bytes = max(self._host_bytes, held)
-        share = held / max(1, held + processes.host_memory().free_bytes)
+        all_pids = processes.with_children(pids)
+        held_bytes = processes.memory_bytes(all_pids, processes.parents(pids))
+        self._host_bytes = max(self._host_bytes, held_bytes)
+        share = held_bytes / max(1, held_bytes + processes.host_memory().free_bytes)
         self._host_share = max(self._host_share, share)

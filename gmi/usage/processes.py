@@ -140,11 +140,11 @@ def _cgroups() -> Iterator[HostMemory]:
             # "max", or no such file: there is no limit.
             with contextlib.suppress(OSError, ValueError):
                 most = int((folder / limit).read_text())
-                taken = int((folder / used).read_text())
+                in_use = int((folder / used).read_text())
                 with contextlib.suppress(OSError):
                     stat = _fields(folder / "memory.stat")
-                    taken -= sum(stat.get(prefix + name, 0) for name in _RECLAIMED)
-                yield HostMemory(max(0, most - max(0, taken)), most, f"cgroup {folder}")
+                    in_use -= sum(stat.get(prefix + name, 0) for name in _RECLAIMED)
+                yield HostMemory(max(0, most - max(0, in_use)), most, f"cgroup {folder}")
 
 
 def cgroup_folders(controller: str) -> Iterator[Path]:

@@ -61,15 +61,15 @@ class MigBackend(GpuBackend):
         verify_device(spec, uuid)
         verify_outside_mps(spec)
         seen_sms, seen_bytes = cuda_driver.sm_count(), cuda_driver.total_mem_bytes()
-        where = f"GmiSpec {spec.gmi_id}: MIG device {uuid}"
+        prefix = f"GmiSpec {spec.gmi_id}: MIG device {uuid}"
         if sm_count and seen_sms != sm_count:
             raise SliceError(
-                f"{where}: {sm_count} SMs; CUDA sees {seen_sms}. The instance was changed "
+                f"{prefix}: {sm_count} SMs; CUDA sees {seen_sms}. The instance was changed "
                 "since it was looked at: launch again."
             )
         if seen_bytes < mem_bytes * _SMALLER:
             raise SliceError(
-                f"{where}: {mem_bytes} bytes of memory; CUDA sees {seen_bytes}. The instance was "
+                f"{prefix}: {mem_bytes} bytes of memory; CUDA sees {seen_bytes}. The instance was "
                 "changed since it was looked at: launch again."
             )
 
@@ -102,7 +102,7 @@ def _idle_instances(device: Device) -> tuple[MigInstance, ...]:
     """
     assert device.uuid is not None
     with contextlib.closing(Lease("mig")) as lease, MigGpu.open(device.uuid) as gpu:
-        notes = [note for other in lease.others() for note in other.notes]
+        notes = [note for lease_ in lease.others() for note in lease_.notes]
         noted = {
             note.get(key)
             for note in notes
@@ -110,9 +110,9 @@ def _idle_instances(device: Device) -> tuple[MigInstance, ...]:
             if note.get("gpu") == gpu.uuid
         }
         return tuple(
-            one
-            for one in whole_instances(device)
-            if one.start not in noted and gpu.has_device(one.uuid) and not gpu.pids(one.uuid)
+            item
+            for item in whole_instances(device)
+            if item.start not in noted and gpu.has_device(item.uuid) and not gpu.pids(item.uuid)
         )
 
 
@@ -148,10 +148,10 @@ def _undo_one(note: dict[str, Any], same_boot: bool) -> bool:
         return False
     undone = False
     with MigGpu.open(note["gpu"]) as gpu:
-        now, then = gpu.mode()
-        instances = gpu.instances() if now else []
+        is_on, will_be = gpu.mode()
+        instances = gpu.instances() if is_on else []
         if "mode" in note:
-            if (now or then) and not instances:  # with instances somebody else needs it by now
+            if (is_on or will_be) and not instances:  # with instances somebody else needs it by now
                 retry_while_in_use(IN_USE_TIMEOUT, functools.partial(gpu.switch, False))
                 undone = True
         elif same_boot:  # no instance outlives the driver
@@ -187,27 +187,27 @@ class MigSlices(Slices):
         except BaseException as error:
             try:
                 self.release()
-            except GmiError as left:
-                error.add_note(f"and not all of it could be undone: {left}")
+            except GmiError as release_error:
+                error.add_note(f"and not all of it could be undone: {release_error}")
             raise
 
     def _take(self, device: Device, gmis: Sequence[GmiSpec]) -> None:
         """Finds or makes the instances of a device's GMIs."""
-        places = _places(gmis)
-        existing = {(one.profile, one.start): one for one in whole_instances(device)}
+        mig_slices = _mig_slices(gmis)
+        existing = {(entry.profile, entry.start): entry for entry in whole_instances(device)}
         missing = []
         with MigGpu.open(uuid_of(gmis[0])) as mig_gpu:
-            for gmi, place in zip(gmis, places, strict=True):
-                if instance := existing.get((place.profile, place.start)):
+            for gmi, mig_slice in zip(gmis, mig_slices, strict=True):
+                if instance := existing.get((mig_slice.profile, mig_slice.start)):
                     self._use(mig_gpu, gmi, instance)
                 else:
-                    missing.append((gmi, place))
+                    missing.append((gmi, mig_slice))
             try:
                 self._make(mig_gpu, device, missing)
             except MigError as error:
                 if error.code != "NO_PERMISSION":
                     raise
-                commands = "\n".join(f"  {line}" for line in commands_for(device, places))
+                commands = "\n".join(f"  {line}" for line in commands_for(device, mig_slices))
                 raise GmiError(f"{error} The commands:\n{commands}") from error
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
@@ -230,14 +230,14 @@ class MigSlices(Slices):
 
     def _use(self, mig_gpu: MigGpu, gmi: GmiSpec, instance: MigInstance) -> None:
         """Takes an instance that exists, if nobody else does."""
-        what = _instance_text(gmi)
+        text = _instance_text(gmi)
         if not mig_gpu.has_device(instance.uuid):
-            raise GmiError(f"{what} is gone since the devices were looked at. Launch again.")
+            raise GmiError(f"{text} is gone since the devices were looked at. Launch again.")
         self._note({"gpu": mig_gpu.uuid, "uses": instance.start})
         self._refuse_if_noted(gmi, mig_gpu.uuid, instance.start)
         if pids := mig_gpu.pids(instance.uuid):
             raise GmiError(
-                f"{what} is in use by process {', '.join(map(str, pids))}. End it, or use fewer "
+                f"{text} is in use by process {', '.join(map(str, pids))}. End it, or use fewer "
                 "GMIs."
             )
         self._give(gmi, instance)
@@ -261,13 +261,13 @@ class MigSlices(Slices):
                 )
             self._note(switched)
             mig_gpu.switch(True)
-        for gmi, place in gmis:
-            profile_id = mig_gpu.profile_id(place, device)
-            step = {"gpu": mig_gpu.uuid, "profile_id": profile_id, "start": place.start}
+        for gmi, mig_slice in gmis:
+            profile_id = mig_gpu.profile_id(mig_slice, device)
+            step = {"gpu": mig_gpu.uuid, "profile_id": profile_id, "start": mig_slice.start}
             number = self._note(step)
             try:
-                self._refuse_if_noted(gmi, mig_gpu.uuid, place.start)
-                instance_id = mig_gpu.make(profile_id, place.start)
+                self._refuse_if_noted(gmi, mig_gpu.uuid, mig_slice.start)
+                instance_id = mig_gpu.make(profile_id, mig_slice.start)
             except GmiError:
                 self._strike(number)  # not made: what is there is somebody else's
                 raise
@@ -305,23 +305,23 @@ class MigSlices(Slices):
         del self._noted[number]
 
 
-def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
+def _mig_slices(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
     """Returns where each is, in order; SliceError unless each has an instance of its own."""
-    seen: dict[MigSlice, int] = {}
+    owners: dict[MigSlice, int] = {}
     for gmi in gmis:
         if gmi.mig is None:
             raise SliceError(
                 f"GmiSpec {gmi.gmi_id}: backend mig without mig. Name the instance (profile and "
                 "start), or let the layout be made from a template."
             )
-        other = seen.setdefault(gmi.mig, gmi.gmi_id)
-        if other != gmi.gmi_id:
+        owner = owners.setdefault(gmi.mig, gmi.gmi_id)
+        if owner != gmi.gmi_id:
             raise SliceError(
-                f"{_instance_text(gmi)} is GMI {other}'s too. Give each an instance of its own."
+                f"{_instance_text(gmi)} is GMI {owner}'s too. Give each an instance of its own."
             )
-    return list(seen)
+    return list(owners)
 
 
 def _instance_text(gmi: GmiSpec) -> str:
-    where = f"{gmi.mig.profile} at {gmi.mig.start}" if gmi.mig else "without a place"
-    return f"GmiSpec {gmi.gmi_id}: MIG instance {where} of GPU {gmi.gpu_id}"
+    text = f"{gmi.mig.profile} at {gmi.mig.start}" if gmi.mig else "without a place"
+    return f"GmiSpec {gmi.gmi_id}: MIG instance {text} of GPU {gmi.gpu_id}"

@@ -78,23 +78,23 @@ class MigGpu:
     def mode(self) -> tuple[bool, bool]:
         """Tells whether MIG mode is on now, and whether it will be after the GPU's next reset."""
         with self._trying("MIG mode"):
-            now, then = self._nvml.nvmlDeviceGetMigMode(self._handle)
-        return bool(now), bool(then)
+            active, pending = self._nvml.nvmlDeviceGetMigMode(self._handle)
+        return bool(active), bool(pending)
 
     def switch(self, on: bool) -> None:
         """Turns MIG mode on or off at once; if that cannot be at once, it stays as it is.
 
         The driver resets the GPU, which nothing may hold. MigError says what does not let it.
         """
-        set_mode, what = self._nvml.nvmlDeviceSetMigMode, f"MIG mode {'on' if on else 'off'}"
-        before, _ = self.mode()
-        with self._trying(what):
+        set_mode, text = self._nvml.nvmlDeviceSetMigMode, f"MIG mode {'on' if on else 'off'}"
+        was_on, _ = self.mode()
+        with self._trying(text):
             activated = int(set_mode(self._handle, int(on)))
         if activated:
             # It would come with the next reset: not what anybody asked for then.
             with self._trying("MIG mode as it was"):
-                set_mode(self._handle, int(before))
-            raise self._error(what, activated)
+                set_mode(self._handle, int(was_on))
+            raise self._error(text, activated)
         self._find()
 
     def has_device(self, mig_uuid: str) -> bool:
@@ -106,8 +106,8 @@ class MigGpu:
         """Lists the processes on the GPU, or in one MIG device of it."""
         devices = mig_handles(self._nvml, self._handle)
         if mig_uuid is not None:
-            wanted = [d for d in devices if self._nvml.nvmlDeviceGetUUID(d) == mig_uuid]
-            return [process.pid for process in read_processes(self._nvml, wanted)]
+            matches = [d for d in devices if self._nvml.nvmlDeviceGetUUID(d) == mig_uuid]
+            return [process.pid for process in read_processes(self._nvml, matches)]
         return [process.pid for process in read_processes(self._nvml, [self._handle, *devices])]
 
     def instances(self) -> list[GpuInstance]:
@@ -119,34 +119,34 @@ class MigGpu:
             with self._trying("GPU instances"):
                 nvml.nvmlDeviceGetGpuInstances(self._handle, profile.id, handles, byref(count))
                 for handle in handles[: count.value]:
-                    one = nvml.nvmlGpuInstanceGetInfo(handle)
+                    info = nvml.nvmlGpuInstanceGetInfo(handle)
                     instances.append(
-                        GpuInstance(one.id, one.profileId, one.placement.start, handle)
+                        GpuInstance(info.id, info.profileId, info.placement.start, handle)
                     )
         return instances
 
     def profile_id(self, wanted: MigSlice, device: Device) -> int:
         """Returns the number by which the driver makes an instance of this profile."""
-        known = {_name(info): int(info.id) for info in self._profiles()}
-        if wanted.profile not in known:
+        ids = {_name(info): int(info.id) for info in self._profiles()}
+        if wanted.profile not in ids:
             raise GmiError(
                 f"GPU {device.index} ({device.name}): MIG profile {wanted.profile!r}; there is "
-                f"{', '.join(known) or 'none'}. Use one of them."
+                f"{', '.join(ids) or 'none'}. Use one of them."
             )
-        return known[wanted.profile]
+        return ids[wanted.profile]
 
     def make(self, profile_id: int, start: int) -> int:
         """Makes a GPU instance at memory slice `start`; its id. Nobody sees it before `fill`."""
-        nvml, what = self._nvml, f"a MIG instance of profile {profile_id} at {start}"
-        places, count = (nvml.c_nvmlGpuInstancePlacement_t * 16)(), c_uint(16)
-        with self._trying(what):
+        nvml, text = self._nvml, f"a MIG instance of profile {profile_id} at {start}"
+        placements, count = (nvml.c_nvmlGpuInstancePlacement_t * 16)(), c_uint(16)
+        with self._trying(text):
             nvml.nvmlDeviceGetGpuInstancePossiblePlacements(
-                self._handle, profile_id, places, byref(count)
+                self._handle, profile_id, placements, byref(count)
             )
-            by_start = {one.start: one for one in places[: count.value]}
+            by_start = {placement.start: placement for placement in placements[: count.value]}
             if start not in by_start:
                 raise GmiError(
-                    f"{what} of {self.uuid}; it can begin at {list(by_start)}. Use one of them."
+                    f"{text} of {self.uuid}; it can begin at {list(by_start)}. Use one of them."
                 )
             handle = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
                 self._handle, profile_id, byref(by_start[start])
@@ -155,17 +155,17 @@ class MigGpu:
 
     def fill(self, instance_id: int, device: Device) -> MigInstance:
         """Makes a compute instance over all of a GPU instance: the device that a process sees."""
-        nvml, what = self._nvml, f"the compute instance of MIG instance {instance_id}"
-        gi = next(one for one in self.instances() if one.id == instance_id)
-        kinds = self._compute_profiles(gi.handle)
-        whole = max(kinds, key=lambda info: (info.sliceCount, info.multiprocessorCount))
-        with self._trying(what):
-            nvml.nvmlGpuInstanceCreateComputeInstance(gi.handle, whole.id)
-            for seen in mig_handles(nvml, self._handle):
-                if nvml.nvmlDeviceGetGpuInstanceId(seen) == instance_id:
-                    return read_instances(nvml, self._handle, [seen], device)[0]
+        nvml, text = self._nvml, f"the compute instance of MIG instance {instance_id}"
+        instance = next(instance for instance in self.instances() if instance.id == instance_id)
+        kinds = self._compute_profiles(instance.handle)
+        largest = max(kinds, key=lambda info: (info.sliceCount, info.multiprocessorCount))
+        with self._trying(text):
+            nvml.nvmlGpuInstanceCreateComputeInstance(instance.handle, largest.id)
+            for part in mig_handles(nvml, self._handle):
+                if nvml.nvmlDeviceGetGpuInstanceId(part) == instance_id:
+                    return read_instances(nvml, self._handle, [part], device)[0]
         raise GmiError(
-            f"{what} of {self.uuid} was made, and is not listed. In a container it is not seen "
+            f"{text} of {self.uuid} was made, and is not listed. In a container it is not seen "
             "before the container is started anew: have the instances made before."
         )
 
@@ -192,8 +192,8 @@ class MigGpu:
 
     def _profiles(self) -> list[Any]:
         """Returns the driver's information on each profile of GPU instances it offers."""
-        ask = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo
-        return self._offered(ask, self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT, self._handle)
+        query = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo
+        return self._offered(query, self._nvml.NVML_GPU_INSTANCE_PROFILE_COUNT, self._handle)
 
     def _compute_profiles(self, gi: Any) -> list[Any]:
         nvml, shared = self._nvml, self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
@@ -212,16 +212,16 @@ class MigGpu:
             instances += handles[: count.value]
         return instances
 
-    def _offered(self, ask: Callable[[Any, int], Any], count: int, of: Any) -> list[Any]:
+    def _offered(self, query: Callable[[Any, int], Any], count: int, owner: Any) -> list[Any]:
         """Returns what there is, of what the driver numbers."""
-        nvml, offered = self._nvml, []
+        nvml, infos = self._nvml, []
         for number in range(count):
             with (
                 self._trying("MIG profiles"),
                 contextlib.suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument),
             ):
-                offered.append(ask(of, number))
-        return offered
+                infos.append(query(owner, number))
+        return infos
 
     @contextlib.contextmanager
     def _trying(self, what: str) -> Iterator[None]:

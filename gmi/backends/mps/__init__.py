@@ -94,8 +94,8 @@ class MpsBackend(GpuBackend):
         return any([daemon.stop() for daemon in _daemons_of(lease)])
 
     def why_not_on(self, device: Device, allow_create: bool = False) -> str:
-        if why := super().why_not_on(device, allow_create):
-            return why
+        if reason := super().why_not_on(device, allow_create):
+            return reason
         if device.capability is not None and device.capability < _VOLTA:
             return (
                 f"GPU {device.index} ({device.name}) has compute capability "
@@ -278,20 +278,20 @@ def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
     if device.sm_count is None:  # then there is nothing to compare with
         return
     if os.environ.get(_PARTITION):
-        expected, off = num_chunks(spec, device) * chunk_sms(device), 0
+        expected, tolerance = num_chunks(spec, device) * chunk_sms(device), 0
     else:
-        expected, off = _share_sms(spec, device.sm_count), _ROUNDING
-    said = (
+        expected, tolerance = _share_sms(spec, device.sm_count), _ROUNDING
+    text = (
         f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of {device.sm_count} "
         f"SMs; CUDA gives {seen}."
     )
     if abs(seen - expected) > _MOST_OFF:
         raise SliceError(
-            f"{said} Something sets another share after the GMI was started, or the daemon's own "
+            f"{text} Something sets another share after the GMI was started, or the daemon's own "
             "is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
         )
-    if abs(seen - expected) > off:
-        runtime.emit({"kind": "warning", "message": f"{said} That is what it computes on."})
+    if abs(seen - expected) > tolerance:
+        runtime.emit({"kind": "warning", "message": f"{text} That is what it computes on."})
 
 
 def chunk_sms(device: Device) -> int:
@@ -316,11 +316,11 @@ def partition(
     if cuda is not None and cuda < _STATIC_CUDA:
         return {}
     chunks = {spec.gmi_id: num_chunks(spec, device) for spec in gmis}
-    wanted = sum(spec.sm_percent or 100 for spec in gmis)
+    sm_percent = sum(spec.sm_percent or 100 for spec in gmis)
     size, sms = chunk_sms(device), device.sm_count or 0
-    if wanted > 100 or sum(chunks.values()) > sms // size:
+    if sm_percent > 100 or sum(chunks.values()) > sms // size:
         return {}
-    if any(chunks[s.gmi_id] * size < _NEARLY * _share_sms(s, sms) for s in gmis):
+    if any(chunks[spec.gmi_id] * size < _NEARLY * _share_sms(spec, sms) for spec in gmis):
         return {}
     return chunks if all(chunks.values()) else {}
 

@@ -96,16 +96,16 @@ class Daemon:
         command = " ".join([CONTROL, *options])
         with (self.logs / "start.log").open("wb") as file:  # the daemon may keep a pipe open
             try:
-                ended = subprocess.run(
+                process = subprocess.run(
                     [control, *options], env=self._control_environment(), stdin=subprocess.DEVNULL,
                     stdout=file, stderr=subprocess.STDOUT, timeout=_START.total_seconds(),
                     check=False, start_new_session=True,  # Ctrl-C in the terminal is not for it
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
-                late = f"{command} has not come back after {_START.total_seconds():g} s"
-                raise self._error(late) from None
-        if ended.returncode:
-            raise self._error(f"{command} ended with {ended.returncode}")
+                fault = f"{command} has not come back after {_START.total_seconds():g} s"
+                raise self._error(fault) from None
+        if process.returncode:
+            raise self._error(f"{command} ended with {process.returncode}")
 
     def _until_it_answers(self) -> None:
         deadline_s = time.monotonic() + _ANSWER.total_seconds()
@@ -125,7 +125,7 @@ class Daemon:
         """
         timeout = timeout or _ANSWER
         try:
-            ended = subprocess.run(
+            process = subprocess.run(
                 [program(CONTROL) or CONTROL], env=self._control_environment(),
                 input=command + "\n", capture_output=True, text=True,
                 timeout=timeout.total_seconds(), check=False,
@@ -133,19 +133,19 @@ class Daemon:
         except OSError as error:
             raise self._error(f"{CONTROL} cannot be run: {error}") from None
         except subprocess.TimeoutExpired:
-            late = f"{command!r} has no answer after {timeout.total_seconds():g} s"
-            raise self._error(late) from None
-        if ended.returncode:
-            raise self._error(f"{command!r}: {(ended.stdout + ended.stderr).strip()}")
-        return ended.stdout.strip()
+            fault = f"{command!r} has no answer after {timeout.total_seconds():g} s"
+            raise self._error(fault) from None
+        if process.returncode:
+            raise self._error(f"{command!r}: {(process.stdout + process.stderr).strip()}")
+        return process.stdout.strip()
 
     def active_thread_percentage(self) -> float:
         """Returns the share of the GPU that clients get at most; an answer means it is well."""
-        said = self.ask("get_default_active_thread_percentage")
+        answer = self.ask("get_default_active_thread_percentage")
         try:
-            return float(said)
+            return float(answer)
         except ValueError:
-            raise self._error(f"it says {said!r} when it is asked for a percentage") from None
+            raise self._error(f"it says {answer!r} when it is asked for a percentage") from None
 
     def servers(self, timeout: timedelta | None = None) -> list[int]:
         """Lists the pids of its servers: none before the first client."""
@@ -178,29 +178,29 @@ class Daemon:
 
     def add_partition(self, chunks: int) -> str:
         """Returns the id of a new static partition of so many chunks, for CUDA_MPS_SM_PARTITION."""
-        said = self.ask(f"sm_partition add {self.device_uuid} {chunks}")
-        for word in said.split():
+        answer = self.ask(f"sm_partition add {self.device_uuid} {chunks}")
+        for word in answer.split():
             if word.startswith("GPU-") and "/" in word:
                 return word
-        raise self._error(f"no partition of {chunks} chunks: it says {said!r}")
+        raise self._error(f"no partition of {chunks} chunks: it says {answer!r}")
 
     def stop(self) -> bool:
         """Ends the daemon and its servers within 20 s; returns whether any ran.
 
         MpsError if even SIGKILL does not help. One in another container can only be asked.
         """
-        left = processes_of_pipe(self.pipe)
-        if not left and not (self.pipe / "control").exists():
+        alive = processes_of_pipe(self.pipe)
+        if not alive and not (self.pipe / "control").exists():
             return False
         with contextlib.suppress(MpsError):
             self.ask(f"quit -t {_QUIT_S}", _GONE)
-            left = wait_gone(self.pipe, _GONE)
-        for number, wait in ((signal.SIGTERM, _TERMINATED), (signal.SIGKILL, _KILLED)):
-            if left:
+            alive = wait_gone(self.pipe, _GONE)
+        for number, grace in ((signal.SIGTERM, _TERMINATED), (signal.SIGKILL, _KILLED)):
+            if alive:
                 signal_all(self.pipe, number)
-                left = wait_gone(self.pipe, wait)
-        if left:
-            pids = ", ".join(str(process.pid) for process in left)
+                alive = wait_gone(self.pipe, grace)
+        if alive:
+            pids = ", ".join(str(process.pid) for process in alive)
             raise self._error(
                 f"processes {pids} outlive SIGKILL. They hang in the driver: look for Xid lines in "
                 "dmesg; the GPU may need a reset"
@@ -209,8 +209,8 @@ class Daemon:
 
     def _error(self, what: str) -> MpsError:
         tail = log_tail(self.logs)
-        logged = f"\n{tail}" if tail else " Its log is empty."
-        return MpsError(f"MPS daemon of GPU {self.device_uuid}: {what}.{logged}")
+        log = f"\n{tail}" if tail else " Its log is empty."
+        return MpsError(f"MPS daemon of GPU {self.device_uuid}: {what}.{log}")
 
     def _control_environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
@@ -248,9 +248,9 @@ def _is_of_pipe(process: psutil.Process, pipe: Path) -> bool:
 def wait_gone(pipe: Path, timeout: timedelta) -> list[psutil.Process]:
     """Waits until none of them runs; returns those that still do after `timeout`."""
     deadline_s = time.monotonic() + timeout.total_seconds()
-    while (left := processes_of_pipe(pipe)) and time.monotonic() < deadline_s:
+    while (alive := processes_of_pipe(pipe)) and time.monotonic() < deadline_s:
         time.sleep(_LOOK_S)
-    return left
+    return alive
 
 
 def signal_all(pipe: Path, number: int) -> None:
