@@ -39,8 +39,8 @@ def parse_options(kind: type[T], given: Mapping[str, Any], where: str) -> tuple[
         if fits:
             values[name] = fitted
         else:
-            wanted = _words(hints[name])
-            faults.append(f"{where}: {name}={value!r}; must be {wanted}. Write {wanted}.")
+            expected = _type_text(hints[name])
+            faults.append(f"{where}: {name}={value!r}; must be {expected}. Write {expected}.")
     options = kind(**values)
     if hasattr(options, "faults"):
         faults += options.faults(where)
@@ -75,9 +75,9 @@ def _fit(hint: Any, value: Any) -> tuple[Any, bool]:
     return next(((v, True) for v, ok in fitting if ok), (value, False))
 
 
-def _words(hint: Any) -> str:
-    words = {
+def _type_text(hint: Any) -> str:
+    texts = {
         bool: "true or false", int: "a whole number", float: "a number", str: "a text",
         tuple[float, float]: "two numbers, [low, high]", type(None): "null",
     }  # fmt: skip
-    return words.get(hint) or " or ".join(_words(arm) for arm in get_args(hint))
+    return texts.get(hint) or " or ".join(_type_text(arm) for arm in get_args(hint))

@@ -79,8 +79,8 @@ def leaves(space: Space[Any], path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
         for key, part in space.spaces.items():
             yield from leaves(part, (*path, key))
     elif isinstance(space, Tuple):
-        for place, part in enumerate(space.spaces):
-            yield from leaves(part, (*path, place))
+        for index, part in enumerate(space.spaces):
+            yield from leaves(part, (*path, index))
     else:
         assert isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary), space
         yield path, space
@@ -107,8 +107,8 @@ def is_bounded(box: Box) -> bool:
 
     Bounds as far apart as the largest numbers of float32 are none.
     """
-    apart = box.high.astype(np.float64) - box.low.astype(np.float64)
-    return box.is_bounded() and bool((apart < np.finfo(np.float32).max).all())
+    span = box.high.astype(np.float64) - box.low.astype(np.float64)
+    return box.is_bounded() and bool((span < np.finfo(np.float32).max).all())
 
 
 def flat_space(space: Space[Any]) -> Box:

@@ -64,15 +64,15 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Tells whether it is of the kind of one that was looked at; quick, for every step."""
         if self._fitting is None:
             return False
-        for path, seen in self._fitting:
+        for path, fitting in self._fitting:
             try:
                 part = part_at(observation, path) if path else observation
             except (KeyError, IndexError, TypeError):
                 return False
-            if type(part) is not type(seen):
+            if type(part) is not type(fitting):
                 return False
             if type(part) is np.ndarray and (
-                part.shape != seen.shape or part.dtype is not seen.dtype
+                part.shape != fitting.shape or part.dtype is not fitting.dtype
             ):
                 return False
         return True
@@ -81,8 +81,8 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if broken := difference(self.env.observation_space, observation):
             raise self._broken(what, *broken)
         parts = [(p, part_at(observation, p)) for p, _ in leaves(self.env.observation_space)]
-        of_one_kind = all(isinstance(part, np.ndarray | np.generic | int) for _, part in parts)
-        self._fitting = parts if of_one_kind else None
+        are_plain = all(isinstance(part, np.ndarray | np.generic | int) for _, part in parts)
+        self._fitting = parts if are_plain else None
 
     def _number_of(self, name: str, given: Any) -> float:
         """Returns what is one number, also in an array of one."""
@@ -120,12 +120,12 @@ def difference(space: Space[Any], given: Any, path: str = "") -> tuple[str, str]
         parts: dict[Any, Space[Any]] = dict(
             space.spaces if isinstance(space, Dict) else enumerate(space.spaces)
         )
-        has = given if isinstance(given, Mapping) else range(_length(given))
-        if missing := [key for key in parts if key not in has]:
+        keys = given if isinstance(given, Mapping) else range(_length(given))
+        if missing := [key for key in parts if key not in keys]:
             without = f"{name} {_shown(given)}, without {missing[0]!r}"
             return without, f"one with {', '.join(map(repr, parts))}"
-        found = (difference(part, given[k], f"{path}[{k!r}]") for k, part in parts.items())
-        return next((one for one in found if one), None)
+        differences = (difference(part, given[k], f"{path}[{k!r}]") for k, part in parts.items())
+        return next((fault for fault in differences if fault), None)
     try:
         array = np.asarray(given)
     except ValueError:  # lists of several lengths

@@ -77,57 +77,57 @@ def wrapper_faults(entries: Sequence[Any], adapter: str) -> list[str]:
 
     Imports the modules of those that are not this package's.
     """
-    faults, of_batch = named_faults(entries), ""
+    faults, outer = named_faults(entries), ""
     for wrapper in map(Wrapper.of, entries):
         if wrapper.is_ours:
-            of_batch = wrapper.name
+            outer = wrapper.name
             continue
         try:
-            its = _class_of(wrapper.name)
+            kind = _class_of(wrapper.name)
         except Exception as error:  # whatever importing someone's module raises
             faults.append(
                 f"{wrapper.where} does not import ({type(error).__name__}: {error}). Install it, "
                 "or put its module beside the config file."
             )
             continue
-        if not _is_gymnasiums(its):
-            of_batch = wrapper.name
+        if not _is_gymnasium_wrapper(kind):
+            outer = wrapper.name
         elif adapter != "gymnasium":
             faults.append(
                 f"{wrapper.where} wraps one environment of Gymnasium's, and adapter {adapter} has "
                 "a batch of its own. Use adapter: gymnasium, or derive it from "
                 "gmi_drl.roles.envs.EnvWrapper."
             )
-        elif of_batch:
+        elif outer:
             faults.append(
-                f"{wrapper.where} wraps one environment, and comes behind {of_batch}, which wraps "
+                f"{wrapper.where} wraps one environment, and comes behind {outer}, which wraps "
                 "the batch of them. Name it before."
             )
-        known = list(inspect.signature(its).parameters.values())[1:]
-        if not any(one.kind is one.VAR_KEYWORD for one in known):
-            faults += _unknown(wrapper, [one.name for one in known])
+        parameters = list(inspect.signature(kind).parameters.values())[1:]
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            faults += _unknown(wrapper, [parameter.name for parameter in parameters])
     return faults
 
 
 def _unknown(wrapper: Wrapper, names: Sequence[str]) -> list[str]:
-    given = [option for option in wrapper.options if option not in names]
-    return [unknown_option(wrapper.where, option, names) for option in given]
+    unknown = [option for option in wrapper.options if option not in names]
+    return [unknown_option(wrapper.where, option, names) for option in unknown]
 
 
 def single_wrappers(entries: Sequence[Any]) -> list[Callable[[Any], Any]]:
     """Returns the functions that wrap one environment of Gymnasium's, the innermost first."""
-    chosen = [(wrapper, _class_of(wrapper.name)) for wrapper in map(Wrapper.of, entries)]
-    return [partial(its, **wrapper.options) for wrapper, its in chosen if _is_gymnasiums(its)]
+    pairs = [(_class_of(wrapper.name), wrapper.options) for wrapper in map(Wrapper.of, entries)]
+    return [partial(kind, **options) for kind, options in pairs if _is_gymnasium_wrapper(kind)]
 
 
 def wrapped(env: VecEnv, env_id: str, entries: Sequence[Any]) -> VecEnv:
-    """Returns a batch in those wrappers that wrap one; closes it if one of them raises."""
+    """Returns the batch in those wrappers that wrap batches; closes it if one of them raises."""
     for wrapper in map(Wrapper.of, entries):
-        its, name = _class_of(wrapper.name), f"{env_id} in {wrapper.name}"
-        if _is_gymnasiums(its):
+        kind, name = _class_of(wrapper.name), f"{env_id} in {wrapper.name}"
+        if _is_gymnasium_wrapper(kind):
             continue
         try:
-            env = its(env, **wrapper.options)
+            env = kind(env, **wrapper.options)
         except Exception as error:
             env.close()
             if isinstance(error, EnvSpecError | MemoryError):
@@ -147,5 +147,5 @@ def _class_of(name: str) -> Any:
     return getattr(importlib.import_module(".batch_wrappers", __package__), _NAMED[name][0])
 
 
-def _is_gymnasiums(its: Any) -> bool:
-    return isinstance(its, type) and issubclass(its, gymnasium.Wrapper)
+def _is_gymnasium_wrapper(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)

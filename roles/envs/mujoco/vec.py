@@ -114,7 +114,7 @@ class MujocoVecEnv:
         b = self._buffers
         unstable = self._warnings.any() and self._find_unstable()
         if unstable:
-            kept = {i: b.observation[i].copy() for i in unstable}
+            saved = {i: b.observation[i].copy() for i in unstable}
         reward, terminated = self._task.evaluate(self._fields, self._before, self._action)
         if self._task.memory_size:
             self._resample()
@@ -123,7 +123,7 @@ class MujocoVecEnv:
         b.reward[:] = reward
         b.terminated[:] = terminated
         if unstable:
-            for i, observation in kept.items():
+            for i, observation in saved.items():
                 b.observation[i], b.reward[i], b.terminated[i] = observation, 0, True
         self._elapsed += 1
         if self.max_episode_steps is not None:
@@ -160,10 +160,10 @@ class MujocoVecEnv:
             self._start_episode(i)
             for name, views in self._views.items():
                 self._fields[name][i] = views[i]
-        part = {name: field[rows] for name, field in self._fields.items()}
-        self._before[rows] = self._task.position(part)
+        restarted = {name: field[rows] for name, field in self._fields.items()}
+        self._before[rows] = self._task.position(restarted)
         observation = np.empty((len(rows), self._task.observation_size))
-        self._task.observe(part, observation)
+        self._task.observe(restarted, observation)
         self._buffers.observation[rows] = observation
 
     def _find_unstable(self) -> list[int]:
@@ -201,10 +201,10 @@ class MujocoVecEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         size = mujoco.mj_stateSize(self._model, _INTEGRATION)
-        for name, ours in (("env_id", self.env_id), ("mujoco", mujoco.__version__)):
-            if state[name] != ours:
+        for name, current in (("env_id", self.env_id), ("mujoco", mujoco.__version__)):
+            if state[name] != current:
                 raise EnvStateError(
-                    f"saved environments have {name} {state[name]}, these {ours}: their "
+                    f"saved environments have {name} {state[name]}, these {current}: their "
                     f"trajectories would differ. Go on with {name} {state[name]}, or start anew."
                 )
         if tuple(state["physics"].shape) != (self.num_env, size):
@@ -288,8 +288,8 @@ def load_model(options: PhysicsTaskOptions) -> mujoco.MjModel:
 def _on_mujoco_warning(message: str) -> None:
     # Blow-ups are reported by MujocoVecEnv with the environment's index, and old elements of
     # Gymnasium's own models are nobody's business here.
-    known = "simulation is unstable" in message or "is deprecated" in message
-    _log.log(logging.DEBUG if known else logging.WARNING, "MuJoCo: %s", message)
+    is_known = "simulation is unstable" in message or "is deprecated" in message
+    _log.log(logging.DEBUG if is_known else logging.WARNING, "MuJoCo: %s", message)
 
 
 # Without a handler MuJoCo writes every warning to MUJOCO_LOG.TXT in the current folder.

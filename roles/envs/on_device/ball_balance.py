@@ -45,9 +45,9 @@ class BallBalanceTask(Task[BallBalanceTaskOptions]):
         self, model: mujoco.MjModel, options: BallBalanceTaskOptions, xp: Arrays = NUMPY
     ) -> None:
         super().__init__(model, options, xp)
-        place, push = np.zeros(model.nq), np.zeros(model.nv)
-        place[3:5], push[3:5] = options.start_m, options.start_speed_m_per_s
-        self._place, self._push = xp.constant(place), xp.constant(push)
+        position, push = np.zeros(model.nq), np.zeros(model.nv)
+        position[3:5], push[3:5] = options.start_m, options.start_speed_m_per_s
+        self._place, self._push = xp.constant(position), xp.constant(push)
         self._rest = xp.constant(model.qpos0[_BALL].copy())
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:

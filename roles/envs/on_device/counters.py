@@ -53,20 +53,20 @@ class FaultCounters:
         self._logged = list(values)
 
     def _log_new(self, counts: Tensor) -> None:
-        now: list[int] = counts.tolist()
+        totals: list[int] = counts.tolist()
         unstable, dropped = (
-            a.bit_length() > b.bit_length() for a, b in zip(now, self._logged, strict=True)
+            a.bit_length() > b.bit_length() for a, b in zip(totals, self._logged, strict=True)
         )
-        self._logged = now
+        self._logged = totals
         if unstable:
             _log.warning(
                 "%s: %d environment steps became unstable so far (not finite, or beyond 1e10); "
                 "their episodes ended. Make actions smaller or frame_skip lower.",
-                self._env_id, now[0],
+                self._env_id, totals[0],
             )  # fmt: skip
         if dropped:
             _log.warning(
                 "%s: in %d environment steps so far, contacts did not all fit and were ignored: "
                 "%s",
-                self._env_id, now[1], self._room,
+                self._env_id, totals[1], self._room,
             )  # fmt: skip

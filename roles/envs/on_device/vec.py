@@ -201,8 +201,8 @@ class DeviceVecEnv:
         mask = self._task.resample_mask(self._fields)
         if mask is not None:
             draws = CounterGenerator(splitmix64(self._key + self._count), self._elapsed)
-            drawn = self._task.sample_memory(draws)
-            self._memory.copy_(torch.where(mask[:, None], drawn, self._memory))
+            sampled = self._task.sample_memory(draws)
+            self._memory.copy_(torch.where(mask[:, None], sampled, self._memory))
 
     def _restart(self) -> None:
         """Writes first states where done; all other worlds keep theirs."""
@@ -212,8 +212,8 @@ class DeviceVecEnv:
         world.qpos.copy_(torch.where(done[:, None], qpos, world.qpos))
         world.qvel.copy_(torch.where(done[:, None], qvel, world.qvel))
         if self._task.memory_size:
-            drawn = self._task.sample_memory(draws)
-            self._memory.copy_(torch.where(done[:, None], drawn, self._memory))
+            sampled = self._task.sample_memory(draws)
+            self._memory.copy_(torch.where(done[:, None], sampled, self._memory))
         for field in self._cleared:
             field.masked_fill_(done.view(-1, *[1] * (field.dim() - 1)), 0)
         if (activation := self._task.first_activation(qpos)) is not None:

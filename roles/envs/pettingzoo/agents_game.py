@@ -9,7 +9,7 @@ from gmi_drl.roles.envs.errors import EnvError
 
 
 class Outcome(NamedTuple):
-    """Holds what came of a step or reset, by agent; of agents that are not named, nothing did."""
+    """Holds the results of a step or reset, by agent; agents without any are left out."""
 
     observations: dict[str, Any]  # of who acts next, and the last of whose episode ended
     rewards: Mapping[str, float] = {}
@@ -50,21 +50,21 @@ class ParallelGame:
         return Outcome(self._seen, acting=frozenset(self._env.agents))
 
     def step(self, actions: dict[str, Any]) -> Outcome:
-        given, paid, terminated, truncated, _ = self._env.step(actions)
+        new, all_rewards, terminated, truncated, _ = self._env.step(actions)
         self._acted = frozenset(actions)
-        observations = dict(given)
-        left = actions.keys() - set(self._env.agents)
+        observations = dict(new)
+        gone = actions.keys() - set(self._env.agents)
         # Some environments go on telling of those who left before: these have ended already.
-        rewards = {agent: reward for agent, reward in paid.items() if agent in actions}
+        rewards = {agent: reward for agent, reward in all_rewards.items() if agent in actions}
         ended = {agent for agent in actions if terminated.get(agent)}
         cut = {agent for agent in actions if truncated.get(agent)}
-        cut |= left - ended  # without a word: what comes is not known, and not the end
-        # Some keep those whose episode has ended among their agents.
-        over = {agent for told in (terminated, truncated) for agent in told if told[agent]}
+        cut |= gone - ended  # they left without a word, and not by an end of the task
+        # Some environments keep agents whose episode has ended among their agents.
+        finished = {agent for flags in (terminated, truncated) for agent in flags if flags[agent]}
         for agent in (ended | cut) - observations.keys():
             observations[agent] = self._seen[agent]
         self._seen = observations
-        acting = frozenset(self._env.agents) - over - cut
+        acting = frozenset(self._env.agents) - finished - cut
         return Outcome(self._seen, rewards, frozenset(ended), frozenset(cut), acting)
 
     def living(self) -> list[str]:
@@ -106,11 +106,11 @@ class TurnGame:
         self._there.update(self._env.agents)
         while self._env.agents and not acting:
             agent = self._env.agent_selection
-            self._seen[agent], rewards[agent], ended, truncated, _ = self._env.last()
-            if not (ended or truncated):
+            self._seen[agent], rewards[agent], is_terminated, is_truncated, _ = self._env.last()
+            if not (is_terminated or is_truncated):
                 acting = frozenset({agent})
                 continue
-            ends[agent] = bool(ended)
+            ends[agent] = bool(is_terminated)
             self._env.step(None)
             if agent in self._env.agents:
                 raise EnvError(
@@ -118,16 +118,16 @@ class TurnGame:
                     "step(None), though its episode has ended; must have left. Call "
                     "self._was_dead_step(action) there."
                 )
-        told: Mapping[str, bool] = getattr(self._env, "terminations", {})
-        left = self._there - ends.keys() - set(self._env.agents)
-        for agent in left & self._seen.keys():  # it has acted, and had no turn to learn of its end
-            ends[agent] = bool(told.get(agent))
+        terminations: Mapping[str, bool] = getattr(self._env, "terminations", {})
+        gone = self._there - ends.keys() - set(self._env.agents)
+        for agent in gone & self._seen.keys():  # it has acted, and had no turn to learn of its end
+            ends[agent] = bool(terminations.get(agent))
             rewards[agent] = self.owed(agent)
         self._there &= set(self._env.agents)
         observations = {agent: self._seen[agent] for agent in rewards}
-        terminated = frozenset(agent for agent, ended in ends.items() if ended)
-        cut = frozenset(ends) - terminated
-        return Outcome(observations, rewards, terminated, cut, acting)
+        terminated = frozenset(agent for agent, is_terminated in ends.items() if is_terminated)
+        truncated = frozenset(ends) - terminated
+        return Outcome(observations, rewards, terminated, truncated, acting)
 
     def living(self) -> list[str]:
         return list(self._env.agents)
@@ -136,5 +136,5 @@ class TurnGame:
         return self._env.observe(agent)
 
     def owed(self, agent: str) -> float:
-        paid: Mapping[str, float] = getattr(self._env, "_cumulative_rewards", {})
-        return float(paid.get(agent, 0.0))
+        cumulative: Mapping[str, float] = getattr(self._env, "_cumulative_rewards", {})
+        return float(cumulative.get(agent, 0.0))

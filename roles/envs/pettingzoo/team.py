@@ -41,19 +41,19 @@ class TeamVecEnv:
         self.team = Team(agents, width, int(space.n))
         self.num_env, self.max_episode_steps = env.num_env // agents, env.max_episode_steps
         self.observation_space = Box(-np.inf, np.inf, (agents * width,), np.float32)
-        first = [int(space.start)] * agents
-        self.action_space = MultiDiscrete([int(space.n)] * agents, start=first)
+        starts = [int(space.start)] * agents
+        self.action_space = MultiDiscrete([int(space.n)] * agents, start=starts)
 
     def reset(self, seed: int | None = None) -> Tensor:
         return self._side_by_side(self._env.reset(seed))
 
     def step(self, action: Tensor) -> Step:
         if tuple(action.shape) != (self.num_env, self.team.agents):
-            wanted = (self.num_env, self.team.agents)
-            raise EnvActionError.of_shape(self.env_id, action.shape, wanted)
+            shape = (self.num_env, self.team.agents)
+            raise EnvActionError.of_shape(self.env_id, action.shape, shape)
         step = self._env.step(action.T.reshape(-1).long())
-        paid, ended, cut = (its.view(self.team.agents, -1) for its in step[1:4])
-        over = ended | cut
+        reward, terminated, truncated = (column.view(self.team.agents, -1) for column in step[1:4])
+        over = terminated | truncated
         if not bool((over == over[0]).all()) or not bool(self._env.present.all()):
             raise EnvError(
                 f"env {self.env_id}: some of its agents have left, and others have not; a team "
@@ -62,9 +62,9 @@ class TeamVecEnv:
         final = step.final_observation
         return Step(
             observation=self._side_by_side(step.observation),
-            reward=paid.mean(0),
-            terminated=ended.all(0),
-            truncated=over[0] & ~ended.all(0),
+            reward=reward.mean(0),
+            terminated=terminated.all(0),
+            truncated=over[0] & ~terminated.all(0),
             final_observation=self._side_by_side(final),
         )
 

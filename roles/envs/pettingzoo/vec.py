@@ -43,11 +43,11 @@ class PettingZooVecEnv:
     """Steps N rows, one for each agent of each of E environments; `num_env` is N.
 
     `present` [N] says which rows act next. Of others nothing is asked, and what is paid to them
-    belongs to what they did last. An episode is that of an agent: it ends with the agent's, and a
-    new one begins when all agents have left and the environment is reset: `begun` [N] says whose
-    was with the last step. `groups` says whose rows are whose; where there are several,
-    observations and actions are padded to the widest. The state of these environments cannot be
-    saved: `state_dict` is None.
+    belongs to what they did last. Each agent has episodes of its own: one ends when the agent
+    leaves, and the next begins when all agents have left and the environment is reset. `begun` [N]
+    says for which rows that was with the last step. `groups` says which rows belong to which
+    policy; where there are several, observations and actions are padded to the widest. The state of
+    these environments cannot be saved: `state_dict` is None.
     """
 
     def __init__(self, spec: VecEnvSpec) -> None:
@@ -76,10 +76,10 @@ class PettingZooVecEnv:
             self.structured_space = groups[0].structured_space
             self.observation_space = flat = groups[0].observation_space
             self.action_space = groups[0].action_space
-            alone = isinstance(self.action_space, Discrete)
+            is_discrete = isinstance(self.action_space, Discrete)
             columns = action_columns(self.action_space)
             dtype = torch_dtype(flat, spec.dtype)
-            self._action_shape = (self.num_env,) if alone else (self.num_env, columns)
+            self._action_shape = (self.num_env,) if is_discrete else (self.num_env, columns)
         else:
             width = max(group.observation_space.shape[0] for group in groups)
             self.observation_space = flat = Box(-np.inf, np.inf, (width,), np.float32)
@@ -99,17 +99,17 @@ class PettingZooVecEnv:
         self._seed: int | None = spec.seed
 
     def _spaces(self, env: Any) -> dict[str, AgentSpaces]:
-        named = getattr(env, "possible_agents", None)
-        agents = list(named) if isinstance(named, Iterable) else []
+        possible = getattr(env, "possible_agents", None)
+        agents = list(possible) if isinstance(possible, Iterable) else []
         if not agents:
             fault = (
                 f"env.id={self.env_id!r}: its environment has no possible_agents; must name all "
                 "agents that there may be. Define it, as PettingZoo's interface says."
             )
             raise EnvSpecError([fault])
-        if others := [agent for agent in agents if not isinstance(agent, str)]:
+        if wrong := [agent for agent in agents if not isinstance(agent, str)]:
             fault = (
-                f"env.id={self.env_id!r}: its possible_agents have {others[0]!r}, which is no str; "
+                f"env.id={self.env_id!r}: its possible_agents have {wrong[0]!r}, which is no str; "
                 "agents go by names, as in multi_agent.mapping. Name them, as agent_0."
             )
             raise EnvSpecError([fault])
@@ -136,15 +136,15 @@ class PettingZooVecEnv:
         if not np.isfinite(array).all():
             raise EnvActionError.not_finite(self.env_id, array)
         rows = array.reshape(self.num_env, -1)
-        taken = [its.actions(rows[self._rows_of_game(n)]) for n, its in enumerate(self._rows)]
+        actions_of = [row.actions(rows[self._rows_of_game(n)]) for n, row in enumerate(self._rows)]
         b.reward[...] = 0
         b.terminated[...] = False
         b.truncated[...] = False
         self._anew.zero_()
         ended: list[int] = []
         for i, game in enumerate(self._games):
-            there = [n for n in range(len(self.agents)) if acting[n * self._count + i]]
-            actions = {self.agents[n]: taken[n](i) for n in there}
+            present = [n for n in range(len(self.agents)) if acting[n * self._count + i]]
+            actions = {self.agents[n]: actions_of[n](i) for n in present}
             try:
                 outcome = game.step(actions)
             except Exception as error:
@@ -153,9 +153,9 @@ class PettingZooVecEnv:
         self._publish_present()
         if not ended:
             return b.publish(any_done=False)
-        still = np.ones(self.num_env, dtype=bool)
-        still[ended] = False
-        b.final_observation[still] = b.observation[still]
+        running = np.ones(self.num_env, dtype=bool)
+        running[ended] = False
+        b.final_observation[running] = b.observation[running]
         return b.publish(any_done=True)
 
     def _take(self, i: int, game: AgentsGame, outcome: Outcome) -> list[int]:
@@ -293,10 +293,10 @@ class _Rows:
             out[: self._width] = observation.ravel()
             return
         if broken := difference(self._space, observation):
-            came, said = broken
+            given, expected = broken
             raise EnvError(
-                f"env {self._env_id}: environment {i}: agent {self._agent} was given {came}; must "
-                f"be {said}, at every reset and step. Mend the environment, or its spaces."
+                f"env {self._env_id}: environment {i}: agent {self._agent} was given {given}; must "
+                f"be {expected}, at every reset and step. Mend the environment, or its spaces."
             )
         if self._is_box and is_array:
             self._fitting = observation.dtype
@@ -305,14 +305,14 @@ class _Rows:
     def actions(self, rows: Any) -> Callable[[int], Any]:
         """Returns what gives the action of environment i, of action rows [E, ...] of this agent."""
         batched = unflattened_action(self._action_space, rows[:, : self._columns])
-        return lambda i: _one(batched, i)
+        return lambda i: _action_at(batched, i)
 
 
-def _one(batched: Any, i: int) -> Any:
+def _action_at(batched: Any, i: int) -> Any:
     """Returns the action of environment `i` of batched ones."""
     if isinstance(batched, dict):
-        return {key: _one(part, i) for key, part in batched.items()}
+        return {key: _action_at(part, i) for key, part in batched.items()}
     if isinstance(batched, tuple):
-        return tuple(_one(part, i) for part in batched)
+        return tuple(_action_at(part, i) for part in batched)
     action = batched[i]
     return int(action) if np.ndim(action) == 0 else action

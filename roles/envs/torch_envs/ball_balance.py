@@ -90,9 +90,9 @@ class BallBalance(TorchVecEnv):
             pull = (5 / 7) * self._press(ball, h_acc) / steep
             ball_dot = ball_dot + dt * (-pull * slope - ROLLING_FRICTION * ball_dot)
             ball = ball + dt * ball_dot
-        after = torch.cat([h, h_dot, target, ball, ball_dot], 1)
+        next_state = torch.cat([h, h_dot, target, ball, ball_dot], 1)
         distance, speed = ball.norm(dim=1), ball_dot.norm(dim=1)
-        return after, 1 / (1 + distance) / (1 + speed), distance > TABLE_RADIUS
+        return next_state, 1 / (1 + distance) / (1 + speed), distance > TABLE_RADIUS
 
     def _servo(self, h: Tensor, h_dot: Tensor, target: Tensor) -> Tensor:
         return SERVO_RATE**2 * (target - h) - 2 * SERVO_RATE * h_dot
@@ -100,8 +100,8 @@ class BallBalance(TorchVecEnv):
     def _press(self, ball: Tensor, h_acc: Tensor) -> Tensor:
         """Returns n [N, 1]: what the ball weighs on the moving table, per kilogram."""
         rate = h_acc @ self._plane
-        up = rate[:, 2:] + (rate[:, :2] * ball).sum(1, keepdim=True)
-        return (GRAVITY + up).clamp(min=0)
+        lift = rate[:, 2:] + (rate[:, :2] * ball).sum(1, keepdim=True)
+        return (GRAVITY + lift).clamp(min=0)
 
     def observe(self, state: Tensor) -> Tensor:
         h, h_dot, target, ball, ball_dot = torch.split(state, PARTS, 1)

@@ -65,10 +65,10 @@ class TorchVecEnv(abc.ABC):
         if seed is not None:
             self._key.copy_(stream_keys(seed, self.num_env, self.device))
             self._count.zero_()
-        first = self._draw_first()
+        states = self._draw_first()
         self._count += 1
         self._elapsed.zero_()
-        self._go_on_from(first, self.observe(first))
+        self._go_on_from(states, self.observe(states))
         return self._observation
 
     @torch.no_grad()
@@ -122,8 +122,8 @@ class TorchVecEnv(abc.ABC):
         state, reward, terminated, truncated = self._advanced(self._action)
         done, final = terminated | truncated, self.observe(state)
         results = (reward, terminated, truncated, final)
-        for buffer, part in zip(self._out[1:], results, strict=True):
-            buffer.copy_(part)
+        for buffer, result in zip(self._out[1:], results, strict=True):
+            buffer.copy_(result)
         self._state.copy_(torch.where(done[:, None], self._draw_first(), state))
         self._count += done
         self._elapsed.masked_fill_(done, 0)
@@ -192,8 +192,8 @@ class TorchVecEnv(abc.ABC):
             state["state"].to(self.device, self.dtype, copy=True),
             state["observation"].to(self.device, copy=True),
         )
-        for ours, name in ((self._elapsed, "elapsed"), (self._key, "key"), (self._count, "count")):
-            ours.copy_(state[name])
+        for own, name in ((self._elapsed, "elapsed"), (self._key, "key"), (self._count, "count")):
+            own.copy_(state[name])
 
     def close(self) -> None:
         """Lets a captured step go; tensors go with the object."""

@@ -44,11 +44,11 @@ class CartPole(TorchVecEnv):
             HALF_LENGTH * (4.0 / 3.0 - MASS_POLE * cos**2 / TOTAL_MASS)
         )
         x_acc = temp - POLEMASS_LENGTH * theta_acc * cos / TOTAL_MASS
-        after = state + TIME_STEP_S * torch.stack([x_dot, x_acc, theta_dot, theta_acc], 1)
-        fallen = (after[:, 0].abs() > X_LIMIT) | (after[:, 2].abs() > THETA_LIMIT)
+        next_state = state + TIME_STEP_S * torch.stack([x_dot, x_acc, theta_dot, theta_acc], 1)
+        fallen = (next_state[:, 0].abs() > X_LIMIT) | (next_state[:, 2].abs() > THETA_LIMIT)
         if self.options.sutton_barto_reward:
-            return after, -fallen.to(state.dtype), fallen
-        return after, torch.ones_like(x), fallen
+            return next_state, -fallen.to(state.dtype), fallen
+        return next_state, torch.ones_like(x), fallen
 
     def observe(self, state: Tensor) -> Tensor:
         return state

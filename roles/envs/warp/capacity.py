@@ -40,10 +40,10 @@ def capacity(model: mujoco.MjModel, pairs: NDArray[np.int32]) -> Capacity:
     moving_rows = int(rows[~fixed].max()) if (~fixed).any() else 0
     limits = int(model.jnt_limited.sum() + model.tendon_limited.sum())
     friction = int((model.dof_frictionloss > 0).sum() + (model.tendon_frictionloss > 0).sum())
-    held = limits + friction + _EQUALITY_ROWS * int(model.neq)
+    constant_rows = limits + friction + _EQUALITY_ROWS * int(model.neq)
     touching = int((number * rows)[fixed].sum()) + moving_rows * int(model.nbody)
     nconmax = int(number[fixed].sum()) + int((~fixed).sum())
-    return Capacity(max(1, nconmax), max(1, held + touching))
+    return Capacity(max(1, nconmax), max(1, constant_rows + touching))
 
 
 def _contacts(first: int, second: int) -> int:

@@ -57,8 +57,8 @@ class CapturedStages:
     """Holds the stages, each captured; calling it replays them in order on torch's current stream.
 
     Capturing runs every stage some times first: what they change must not matter yet. It waits for
-    the device; a replay does not. Captured in turn with all graphs of the process, on the stream
-    that a `Pool` says. `unrolled`: whether that is a green one, so that the solver does not loop.
+    the device; a replay does not. It takes turns with all captures of the process, on the stream
+    of a `Pool`. `unrolled`: whether that is a green one, so that the solver does not loop.
     """
 
     def __init__(self, stages: list[CaptureStage], world: WarpWorld) -> None:

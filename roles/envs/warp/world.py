@@ -45,11 +45,11 @@ def stream_of_torch(device: torch.device) -> Any:
     """Returns torch's current stream of a CUDA device, as warp knows it."""
     stream = torch.cuda.current_stream(device)
     key = (stream.device_index, stream.cuda_stream)
-    known = _STREAMS.get(key)
-    if known is None:
+    warp_stream = _STREAMS.get(key)
+    if warp_stream is None:
         make: Any = wp.stream_from_torch
-        known = _STREAMS[key] = make(stream)
-    return known
+        warp_stream = _STREAMS[key] = make(stream)
+    return warp_stream
 
 
 class WarpWorld:
@@ -133,11 +133,11 @@ class WarpWorld:
         Worlds that have are left as they are, so that the results are the same.
         """
         option = self._model.opt
-        before, option.graph_conditional = option.graph_conditional, False
+        conditional, option.graph_conditional = option.graph_conditional, False
         try:
             yield
         finally:
-            option.graph_conditional = before
+            option.graph_conditional = conditional
 
     @contextmanager
     def on_torch_stream(self) -> Iterator[Any]:
