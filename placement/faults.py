@@ -31,9 +31,9 @@ class Fault:
     line: int | None = None  # in the config file, counted from 1
 
     def __str__(self) -> str:
-        place = "" if self.line is None else f"line {self.line}: "
+        position = "" if self.line is None else f"line {self.line}: "
         value = "" if self.value is ABSENT else f"={_short(self.value)}"
-        return f"{place}{self.where}{value}; {self.rule}. {self.remedy}"
+        return f"{position}{self.where}{value}; {self.rule}. {self.remedy}"
 
 
 class _Absent:
@@ -91,10 +91,10 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:
     """Returns up to three names of `known` most like `name`, best first, ignoring case."""
-    by_lower = {one.lower(): one for one in known}
-    swapped = [one for one in by_lower if sorted(one) == sorted(name.lower())]
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    anagrams = [candidate for candidate in by_lower if sorted(candidate) == sorted(name.lower())]
     matches = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=_CUTOFF)
-    return [by_lower[match] for match in dict.fromkeys([*swapped, *matches])][:3]
+    return [by_lower[match] for match in dict.fromkeys([*anagrams, *matches])][:3]
 
 
 def _short(value: Any, limit: int = 80) -> str:
@@ -105,8 +105,8 @@ def _short(value: Any, limit: int = 80) -> str:
 
 def listed(names: Sequence[str], last: str = "and") -> str:
     """Returns names as one lists them: a, b and c."""
-    *others, end = names
-    return f"{', '.join(others)} {last} {end}" if others else end
+    *first_names, last_name = names
+    return f"{', '.join(first_names)} {last} {last_name}" if first_names else last_name
 
 
 def counted(count: int, thing: str) -> str:

@@ -100,9 +100,9 @@ class Layout:
         gmis: list[GmiSpec] = []
         devices = 0
         for part in hosts:
-            before = len(gmis)
+            num_gmis = len(gmis)
             gmis += [
-                replace(gmi, gmi_id=before + gmi.gmi_id, gpu_id=devices + gmi.gpu_id)
+                replace(gmi, gmi_id=num_gmis + gmi.gmi_id, gpu_id=devices + gmi.gpu_id)
                 for gmi in part.gmis
             ]
             devices += len(part.topology.devices)
@@ -154,15 +154,15 @@ class Layout:
                 )
             return _reader().validate_python(data)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            rule = first.get("ctx", {}).get("error")
+            detail = error.errors(include_url=False)[0]
+            rule = detail.get("ctx", {}).get("error")
             if isinstance(rule, LayoutError):
                 raise rule from None
-            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            reason = f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
         except json.JSONDecodeError as error:
-            what = f"not JSON: {error}"
+            reason = f"not JSON: {error}"
         raise LayoutError(
-            f"this text is no layout ({what}). It may be damaged: make it anew from the config."
+            f"this text is no layout ({reason}). It may be damaged: make it anew from the config."
         )
 
 

@@ -46,10 +46,10 @@ def _cores(value: Any) -> Any:
     """Reads [0, 1, 2, 8], or 0-2,8 as text."""
     if isinstance(value, str):
         parts = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part) for part in value.split(",")]
-        ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
-        if len(ends) < len(parts) or any(first > last for first, last in ends):
+        ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
+        if len(ranges) < len(parts) or any(first > last for first, last in ranges):
             raise broken("must be cores, as 0-3,8 or a list", "Leave it out for an even share.")
-        return tuple(core for first, last in ends for core in range(first, last + 1))
+        return tuple(core for first, last in ranges for core in range(first, last + 1))
     return (value,) if type(value) is int else as_tuple(value)
 
 
@@ -128,14 +128,14 @@ class LayoutFile(Section):
             raise ConfigError(faults)
         specs = []
         for number, gmi in enumerate(self.gmis):
-            simulated = num_env if "simulator" in gmi.roles else 0
+            num_simulated = num_env if "simulator" in gmi.roles else 0
             spec = GmiSpec(
                 gmi_id=number,
                 gpu_id=gmi.gpu,
                 roles=tuple(sorted(set(gmi.roles), key=_ROLES.index)),
                 backend=gmi.backend or backend,
                 cores=gmi.cores or (),
-                num_env=simulated if gmi.num_env is None else gmi.num_env,
+                num_env=num_simulated if gmi.num_env is None else gmi.num_env,
                 sm_percent=gmi.sm_percent,
                 mem_bytes=gmi.memory,
                 device_uuid=topology.devices[gmi.gpu].uuid,
@@ -173,8 +173,8 @@ def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
     try:
         return LayoutFile.model_validate(data)
     except ValidationError as error:
-        name, found = Path(source).name, explain(error, lines, schema=ConfigSchema(LayoutFile))
-        faults = [replace(fault, where=f"{name}: {fault.where}") for fault in found]
+        name, explained = Path(source).name, explain(error, lines, schema=ConfigSchema(LayoutFile))
+        faults = [replace(fault, where=f"{name}: {fault.where}") for fault in explained]
         raise ConfigError(faults, source) from None
 
 
@@ -183,9 +183,9 @@ def read_layout(path: Path | str) -> LayoutFile:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         remedy = "Write one with gmi-drl plan --layout, or leave it out."
-        raise ConfigError([Fault("layout.file", str(path), f"{why}", remedy)]) from None
+        raise ConfigError([Fault("layout.file", str(path), f"{reason}", remedy)]) from None
     return parse_layout(text, str(path))
 
 
@@ -207,10 +207,10 @@ def from_yaml(
 def to_yaml(layout: Layout) -> str:
     """Returns the layout as text to edit. Environments are written where GMIs differ in them."""
     numbers = {gmi.num_env for gmi in layout.holding("simulator")}
-    bare = [gmi if gmi.backend == "cpu" else replace(gmi, cores=()) for gmi in layout.gmis]
-    even = sliced(replace(layout, gmis=tuple(bare)), HardwareConfig())
+    without_cores = [gmi if gmi.backend == "cpu" else replace(gmi, cores=()) for gmi in layout.gmis]
+    default_layout = sliced(replace(layout, gmis=tuple(without_cores)), HardwareConfig())
     lines = [_HEAD + f"version: {_VERSION}", f"template: {layout.template}", "gmis:"]
-    for gmi, default in zip(layout.gmis, even.gmis, strict=True):
+    for gmi, default in zip(layout.gmis, default_layout.gmis, strict=True):
         lines.append(f"  - gmi: {gmi.gmi_id}")
         keys: list[tuple[str, Any]] = [
             ("gpu", gmi.gpu_id),

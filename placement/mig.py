@@ -52,12 +52,12 @@ _PLACES_OF_4: Final = ((14, 1, (0, 1, 2, 3)), (5, 2, (0, 2)), (0, 4, (0,)))
 
 def _profiles(names: str, gib: Sequence[float], sms: Sequence[int | None]) -> tuple[Profile, ...]:
     """Returns the profiles of one part from the listings' columns."""
-    split = names.split()
-    places = _PLACES_OF_7 if len(split) == len(_PLACES_OF_7) else _PLACES_OF_4
+    profile_names = names.split()
+    places = _PLACES_OF_7 if len(profile_names) == len(_PLACES_OF_7) else _PLACES_OF_4
     return tuple(
         Profile(name, profile_id, size, starts, int(mem_gib * _GIB), sm_count)
         for name, mem_gib, sm_count, (profile_id, size, starts) in zip(
-            split, gib, sms, places, strict=True
+            profile_names, gib, sms, places, strict=True
         )
     )
 
@@ -135,12 +135,12 @@ def pack(
     allow. LayoutError says what does not fit.
     """
     used = _matched(requests, _without_compute_instances(existing))
-    rest = [n for n in range(len(requests)) if n not in used]
+    unmatched = [n for n in range(len(requests)) if n not in used]
     taken = [(instance.start, instance.size) for instance in existing]
-    new = _created([requests[n] for n in rest], profiles, taken, list(used.values()))
-    chosen = {n: MigSlice(instance.profile, instance.start) for n, instance in used.items()}
-    chosen.update(zip(rest, new, strict=True))
-    return tuple(chosen[n] for n in range(len(requests)))
+    created = _created([requests[n] for n in unmatched], profiles, taken, list(used.values()))
+    slices = {n: MigSlice(instance.profile, instance.start) for n, instance in used.items()}
+    slices.update(zip(unmatched, created, strict=True))
+    return tuple(slices[n] for n in range(len(requests)))
 
 
 def mig_slices(
@@ -153,13 +153,13 @@ def mig_slices(
     does not exist is only planned with `allow_create`. LayoutError has the reason and, where it
     helps, the commands by which an administrator makes them.
     """
-    where = f"GPU {device.index} ({device.name})"
+    gpu = f"GPU {device.index} ({device.name})"
     if device.mig_mode is None:
         raise LayoutError(
-            f"{where}: backend mig; instance kind has no MIG. Use backend mps, or direct."
+            f"{gpu}: backend mig; instance kind has no MIG. Use backend mps, or direct."
         )
     profiles = profiles_of(device)
-    enough = sorted(
+    usable = sorted(
         (
             instance
             for instance in whole_instances(device)
@@ -168,13 +168,13 @@ def mig_slices(
         key=lambda instance: (instance.mem_bytes, instance.sm_count or 0),
         reverse=mem_bytes is None,
     )
-    if len(enough) >= count:
+    if len(usable) >= count:
         return _sorted_by_start(
-            MigSlice(instance.profile, instance.start) for instance in enough[:count]
+            MigSlice(instance.profile, instance.start) for instance in usable[:count]
         )
     if not profiles:
         raise LayoutError(
-            f"{where}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(enough)}, and the "
+            f"{gpu}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(usable)}, and the "
             "profiles of this kind are not known. Make them with nvidia-smi mig, or use fewer GMIs."
         )
     try:
@@ -183,11 +183,11 @@ def mig_slices(
         else:
             planned = _sorted_by_start(pack([mem_bytes] * count, profiles, device.mig))
     except LayoutError as error:
-        raise LayoutError(f"{where}: {error}") from None
+        raise LayoutError(f"{gpu}: {error}") from None
     if not allow_create:
         commands = "\n".join(f"  {line}" for line in commands_for(device, planned))
         raise LayoutError(
-            f"{where}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(enough)}, and none "
+            f"{gpu}: {count} MIG instances{_size(mem_bytes)}; it has {_listed(usable)}, and none "
             "are made without hardware.allow_create. Set hardware.allow_create: true (needs root "
             f"and an idle GPU), or have an administrator run:\n{commands}"
         )
@@ -204,16 +204,16 @@ def whole_instances(device: Device) -> tuple[MigInstance, ...]:
 def instance_at(device: Device, place: MigSlice) -> MigInstance | Profile | None:
     """Returns the instance at a place, else the profile by which it is made, if that is known."""
     existing = (i for i in device.mig if (i.profile, i.start) == (place.profile, place.start))
-    named = (profile for profile in profiles_of(device) if profile.name == place.profile)
-    return next(existing, None) or next(named, None)
+    profiles = (profile for profile in profiles_of(device) if profile.name == place.profile)
+    return next(existing, None) or next(profiles, None)
 
 
 def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
     """Returns the commands that make those of `slices` that do not exist on the device."""
     gpu = device.uuid or str(device.index)
-    have = {(instance.profile, instance.start) for instance in device.mig}
+    existing = {(instance.profile, instance.start) for instance in device.mig}
     ids = {profile.name: profile.profile_id for profile in profiles_of(device)}
-    missing = [s for s in _sorted_by_start(slices) if (s.profile, s.start) not in have]
+    missing = [s for s in _sorted_by_start(slices) if (s.profile, s.start) not in existing]
     commands = [] if device.mig_mode else [f"sudo nvidia-smi -i {gpu} -mig 1"]
     if missing:
         specs = ",".join(f"{ids.get(s.profile, s.profile)}:{s.start}" for s in missing)
@@ -226,11 +226,11 @@ def _largest(device: Device, count: int) -> tuple[MigSlice, ...]:
     profiles, existing = profiles_of(device), whole_instances(device)
     taken = [(instance.start, instance.size) for instance in device.mig]
     for least in sorted(profiles, key=lambda profile: (-profile.size, -_sms(profile))):
-        good = [i for i in existing if i.mem_bytes >= least.mem_bytes and _sms_reach(i, least)]
-        kept = [MigSlice(i.profile, i.start) for i in good[:count]]
-        made_of = placements([least] * (count - len(kept)), taken)
-        if made_of is not None:
-            return _sorted_by_start([*kept, *made_of])
+        fitting = [i for i in existing if i.mem_bytes >= least.mem_bytes and _sms_reach(i, least)]
+        reused = [MigSlice(i.profile, i.start) for i in fitting[:count]]
+        created = placements([least] * (count - len(reused)), taken)
+        if created is not None:
+            return _sorted_by_start([*reused, *created])
     raise LayoutError(_no_room([0] * (count - len(existing)), profiles, taken, existing))
 
 
@@ -246,14 +246,14 @@ def _created(
             "Make them with nvidia-smi mig, or use fewer GMIs."
         )
     kinds = sorted(set(requests), reverse=True)
-    fitting = [[p for p in profiles if p.mem_bytes >= need] for need in kinds]
+    fitting = [[p for p in profiles if p.mem_bytes >= least_bytes] for least_bytes in kinds]
     if not all(fitting):
         largest = max(profiles, key=lambda profile: profile.mem_bytes)
         raise LayoutError(
             f"an instance{_size(kinds[0])}; the largest is {largest.name} with "
             f"{largest.mem_bytes / _GIB:.1f} GiB. Ask for less memory, or use more GPUs."
         )
-    numbers = [requests.count(need) for need in kinds]
+    numbers = [requests.count(least_bytes) for least_bytes in kinds]
 
     def cost(chosen: tuple[Profile, ...]) -> tuple[int, int]:
         pairs = list(zip(chosen, numbers, strict=True))
@@ -261,8 +261,8 @@ def _created(
 
     slices = max((start + p.size for p in profiles for start in p.starts), default=0)
     for chosen in sorted(_within(fitting, numbers, slices - len(_slices(taken))), key=cost):
-        by_need = dict(zip(kinds, chosen, strict=True))
-        if places := placements([by_need[need] for need in requests], taken):
+        profile_of = dict(zip(kinds, chosen, strict=True))
+        if places := placements([profile_of[least_bytes] for least_bytes in requests], taken):
             return places
     if not requests:
         return ()
@@ -277,9 +277,9 @@ def _within(
         yield ()
         return
     for profile in fitting[0]:
-        left = room - profile.size * numbers[0]
-        if left >= 0:
-            for rest in _within(fitting[1:], numbers[1:], left):
+        remaining_room = room - profile.size * numbers[0]
+        if remaining_room >= 0:
+            for rest in _within(fitting[1:], numbers[1:], remaining_room):
                 yield profile, *rest
 
 
@@ -287,10 +287,10 @@ def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[i
     """Returns instances by place in `requests`: as many as can be, the largest requests first."""
     free, matched = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
     for n in sorted(range(len(requests)), key=lambda n: -requests[n]):
-        fits = next((instance for instance in free if instance.mem_bytes >= requests[n]), None)
-        if fits is not None:
-            free.remove(fits)
-            matched[n] = fits
+        match = next((i for i in free if i.mem_bytes >= requests[n]), None)
+        if match is not None:
+            free.remove(match)
+            matched[n] = match
     return matched
 
 
@@ -318,25 +318,25 @@ def _no_room(
     need = max(requests)
     beside = " beside those that exist" if taken else ""
     if need != min(requests):
-        sizes = ", ".join(f"{one / _GIB:.1f}" for one in sorted(requests, reverse=True))
+        sizes = ", ".join(f"{nbytes / _GIB:.1f}" for nbytes in sorted(requests, reverse=True))
         return (
             f"new MIG instances of {sizes} GiB or more do not fit together{beside}. Ask for less "
             "memory, or use fewer GMIs on this GPU."
         )
-    fits = 0
+    count = 0
     for profile in profiles:
-        while profile.mem_bytes >= need and placements([profile] * (fits + 1), taken):
-            fits += 1
+        while profile.mem_bytes >= need and placements([profile] * (count + 1), taken):
+            count += 1
     less = ", or ask for less memory" if need else ""
     if used:
-        missing, most = len(requests), len(used) + fits
+        missing, total = len(requests), len(used) + count
         return (
             f"{len(used) + missing} MIG instances{_size(need)}; there {_are(len(used))} "
             f"{_listed(used)}, {missing} {_are(missing)} missing, and there is room for "
-            f"{fits or 'none'}{beside}. Use {most} GMI{'s' * (most > 1)} on this GPU{less}."
+            f"{count or 'none'}{beside}. Use {total} GMI{'s' * (total > 1)} on this GPU{less}."
         )
-    remedy = f"Use {fits} GMIs or fewer on this GPU" if fits else "Use other GPUs"
-    return f"{len(requests)} new MIG instances{_size(need)}; {fits} fit{beside}. {remedy}{less}."
+    remedy = f"Use {count} GMIs or fewer on this GPU" if count else "Use other GPUs"
+    return f"{len(requests)} new MIG instances{_size(need)}; {count} fit{beside}. {remedy}{less}."
 
 
 def _without_compute_instances(instances: Iterable[MigInstance]) -> list[MigInstance]:

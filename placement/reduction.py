@@ -31,10 +31,10 @@ def algorithm_1_with_reason(mpl: MPL) -> tuple[Literal["mpr", "mrr", "har"], str
         return "mpr", "all GMIs are on one device"
     if len(set(sizes)) > 1:
         return "har", f"devices have different numbers of GMIs ({', '.join(map(str, sizes))})"
-    each = f"{counted(sizes[0], 'GMI')} on each of {len(mpl)} devices"
+    per_device = f"{counted(sizes[0], 'GMI')} on each of {len(mpl)} devices"
     if sizes[0] > len(mpl):
-        return "har", f"{each}, more than there are devices"
-    return "mrr", f"{each}, no more than there are devices"
+        return "har", f"{per_device}, more than there are devices"
+    return "mrr", f"{per_device}, no more than there are devices"
 
 
 def reducing(layout: Layout) -> list[list[int]]:
@@ -53,8 +53,8 @@ def shape_fault(strategy: Strategy, mpl: MPL) -> tuple[str, str] | None:
     sizes = [len(gmis) for gmis in mpl]
     count, devices = sum(sizes), len(sizes)
     if strategy == "local":
-        drift = (f"there are {count} GMIs, which would drift apart", "Use mpr, or auto.")
-        return drift if count > 1 else None
+        fault = (f"there are {count} GMIs, which would drift apart", "Use mpr, or auto.")
+        return fault if count > 1 else None
     if count < 2:
         return "there is one GMI, so there is nothing to reduce", "Use local, or auto."
     if strategy == "ipc" and devices > 1:

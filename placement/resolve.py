@@ -29,33 +29,33 @@ def choose_backend(mode: str, topology: Topology, gmi_per_gpu: int) -> tuple[str
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     if not gpus:
         return "cpu", "there is no GPU"
-    each = f"{gmi_per_gpu} GMIs on each GPU" if gmi_per_gpu > 1 else "one GMI on each GPU"
+    text = f"{gmi_per_gpu} GMIs on each GPU" if gmi_per_gpu > 1 else "one GMI on each GPU"
     unusable = dict(topology.unusable)
     if all(gpu.mig_mode for gpu in gpus):
-        least = min(len(whole_instances(gpu)) for gpu in gpus)
-        if mode == "serving" and least >= gmi_per_gpu:
-            return "mig", f"serving wants GMIs isolated, and there are MIG instances for {each}"
+        num_instances = min(len(whole_instances(gpu)) for gpu in gpus)
+        if mode == "serving" and num_instances >= gmi_per_gpu:
+            return "mig", f"serving wants GMIs isolated, and there are MIG instances for {text}"
         return "mig", "the GPUs are in MIG mode, where nothing but their instances can be used"
     if gpus[0].share < 1:
-        each += ", beside other runs"
+        text += ", beside other runs"
     elif gmi_per_gpu == 1:
-        return "direct", f"{each} has it to itself"
+        return "direct", f"{text} has it to itself"
     old = next((gpu for gpu in gpus if _before(gpu, _VOLTA)), None)
     if old is not None:
         return "direct", (
             f"GPU {old.index} is of compute capability {_dotted(old)}; MPS limits SMs from 7.0 on"
         )
     if "mps" in unusable:
-        without = f"there is no MPS here ({unusable['mps']})"
+        reason = f"there is no MPS here ({unusable['mps']})"
         if len(gpus) == 1 and gpus[0].share == 1 and "green" not in unusable:
-            return "green", f"{without}, and one GPU can be cut within one process"
-        return "direct", without
+            return "green", f"{reason}, and one GPU can be cut within one process"
+        return "direct", reason
     if mode == "serving":
         first = next((gpu for gpu in gpus if _before(gpu, _AMPERE)), None)
         if first is not None:
             return "mps", f"compute capability {_dotted(first)} of GPU {first.index} has no MIG"
-        return "mps", f"{each}, and there are no MIG instances for them"
-    return "mps", f"{each}, which train: MPS limits their SMs and memory, and lets them share both"
+        return "mps", f"{text}, and there are no MIG instances for them"
+    return "mps", f"{text}, which train: MPS limits their SMs and memory, and lets them share both"
 
 
 def _before(gpu: Device, capability: tuple[int, int]) -> bool:
@@ -80,10 +80,10 @@ def resolved(
 
 def simplest(config: Config) -> Config:
     """Returns `config` with the fewest GMIs and 64 environments where it says `auto`."""
-    fewest = config.template.least_gmis
+    least_gmis = config.template.least_gmis
     return resolved(
         config,
-        gmi_per_gpu=fewest if config.layout.gmi_per_gpu == AUTO else None,
+        gmi_per_gpu=least_gmis if config.layout.gmi_per_gpu == AUTO else None,
         num_env=_NUM_ENV if config.env.num_env == AUTO else None,
     )
 
@@ -115,7 +115,7 @@ def layout_of(config: Config, topology: Topology) -> Layout:
         file = read_layout(config.layout.file)
         layout = file.on(topology, num_env, backend_of(config, topology, file.most_on_a_device))
     else:
-        each, backend = config.layout.gmi_per_gpu, backend_of(config, topology)
+        gmi_per_gpu, backend = config.layout.gmi_per_gpu, backend_of(config, topology)
         template, trainer_gpus = config.template, config.layout.trainer_gpus
-        layout = template(topology, each, num_env, backend, trainer_gpus)
+        layout = template(topology, gmi_per_gpu, num_env, backend, trainer_gpus)
     return sliced(layout, config.hardware)

@@ -94,9 +94,9 @@ def usable_percent(device: Device, sm_overcommit: float) -> int:
 
 def part_of(device: Device, parts: int, place: int) -> Device:
     """Returns what one of several runs has of a GPU: with as many cores as each other has."""
-    each = max(1, len(device.cores) // parts)
-    first = place * each if len(device.cores) >= parts else place % max(1, len(device.cores))
-    return replace(device, share=device.share / parts, cores=device.cores[first : first + each])
+    size = max(1, len(device.cores) // parts)
+    first = place * size if len(device.cores) >= parts else place % max(1, len(device.cores))
+    return replace(device, share=device.share / parts, cores=device.cores[first : first + size])
 
 
 def hardware_of_parts(
@@ -147,16 +147,16 @@ def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
 
 def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
     """Gives GMIs without cores those that no other of the device names."""
-    named = {core for gmi in gmis for core in gmi.cores}
-    free = tuple(core for core in device.cores if core not in named)
+    taken = {core for gmi in gmis for core in gmi.cores}
+    free = tuple(core for core in device.cores if core not in taken)
     if device.kind == "gpu":
         free = free or device.cores
-    left = replace(device, cores=free)
-    lacking = [gmi.gmi_id for gmi in gmis if not gmi.cores]
-    places = {gmi_id: place for place, gmi_id in enumerate(lacking)}
+    rest = replace(device, cores=free)
+    without_cores = [gmi.gmi_id for gmi in gmis if not gmi.cores]
+    places = {gmi_id: place for place, gmi_id in enumerate(without_cores)}
     return [
         gmi if gmi.cores
-        else replace(gmi, cores=core_share(left, len(lacking), places[gmi.gmi_id]))
+        else replace(gmi, cores=core_share(rest, len(without_cores), places[gmi.gmi_id]))
         for gmi in gmis
     ]  # fmt: skip
 
@@ -165,8 +165,8 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
     total = usable_percent(device, hardware.sm_overcommit)
     percent = _left(total, [gmi.sm_percent for gmi in gmis], 1)
     memory = None
-    if (usable := usable_bytes(device)) is not None:
-        memory = _left(usable, [gmi.mem_bytes for gmi in gmis], _MIB)
+    if (usable_mem := usable_bytes(device)) is not None:
+        memory = _left(usable_mem, [gmi.mem_bytes for gmi in gmis], _MIB)
     return [
         replace(
             gmi,
@@ -183,9 +183,9 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpe
     if not groups:
         return list(gmis)
     given = [None if g.sm_percent is None else groups_of(g.sm_percent, groups) for g in gmis]
-    each = _left(groups, given, 1)
-    percent = each and percent_of(each, groups)
-    return [replace(gmi, sm_percent=gmi.sm_percent or percent) for gmi in gmis]
+    even = _left(groups, given, 1)
+    percent = even and percent_of(even, groups)
+    return [replace(g, sm_percent=g.sm_percent or percent) for g in gmis]
 
 
 def _mig(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
@@ -197,22 +197,22 @@ def _mig(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
             f"GPU {device.index}: GMIs {placed} name their MIG instances, and others do not. Give "
             "mig for all GMIs of a GPU, or for none."
         )
-    asked = [gmi.mem_bytes or 0 for gmi in gmis]
-    if len(set(asked)) == 1:
-        memory = asked[0] or None
+    mem_bytes = [gmi.mem_bytes or 0 for gmi in gmis]
+    if len(set(mem_bytes)) == 1:
+        memory = mem_bytes[0] or None
         places = mig_slices(device, len(gmis), memory, hardware.allow_create)
     else:
-        places = pack(asked, profiles_of(device), device.mig)
+        places = pack(mem_bytes, profiles_of(device), device.mig)
     return [replace(gmi, mig=place) for gmi, place in zip(gmis, places, strict=True)]
 
 
 def _left(total: int, given: Sequence[int | None], unit: int) -> int | None:
     """Returns what each one that is not given gets of the rest, in whole units; None: nothing."""
-    lacking = given.count(None)
-    if not lacking:
+    num_open = given.count(None)
+    if not num_open:
         return None
     rest = total - sum(value for value in given if value is not None)
-    return max(0, rest // lacking // unit * unit) or None
+    return max(0, rest // num_open // unit * unit) or None
 
 
 _FILLS: Final[dict[str, Callable[[Device, Specs, HardwareConfig], list[GmiSpec]]]] = {
@@ -241,18 +241,18 @@ def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
     if device.kind != "gpu":
         return None
     if spec.mig is not None:
-        instance, why = instance_at(device, spec.mig), f"its MIG instance {spec.mig.profile}"
-        return None if instance is None else MemoryShare(instance.mem_bytes, why)
+        instance, reason = instance_at(device, spec.mig), f"its MIG instance {spec.mig.profile}"
+        return None if instance is None else MemoryShare(instance.mem_bytes, reason)
     if spec.mem_bytes is not None:
         return MemoryShare(spec.mem_bytes, "its limit in the layout")
     usable = usable_bytes(device)
     if usable is None:
         return None
-    gmis = [layout.gmi(other) for other in layout.mpl[spec.gpu_id]]
+    gmis = [layout.gmi(id) for id in layout.mpl[spec.gpu_id]]
     limits = sum(gmi.mem_bytes or 0 for gmi in gmis)
-    without = sum(gmi.mem_bytes is None for gmi in gmis)
-    where = f"GPU {device.index}"
+    num_open = sum(gmi.mem_bytes is None for gmi in gmis)
+    gpu = f"GPU {device.index}"
     if device.share < 1:
-        where = f"this run's share ({device.share:g}) of {where}"
-    why = f"an equal part of {where} for {without} GMIs" if without > 1 else f"all of {where}"
-    return MemoryShare(max(0, usable - limits) // without, why)
+        gpu = f"this run's share ({device.share:g}) of {gpu}"
+    reason = f"an equal part of {gpu} for {num_open} GMIs" if num_open > 1 else f"all of {gpu}"
+    return MemoryShare(max(0, usable - limits) // num_open, reason)

@@ -88,14 +88,14 @@ class Topology:
         for host, part in enumerate(hosts):
             for device in part.devices:
                 devices.append(replace(device, index=len(devices), host=host))
-        first = hosts[0]
+        host_0 = hosts[0]
         return cls(
             tuple(devices),
             _blocks([part.links for part in hosts], NETWORK),
             _blocks([part.peers for part in hosts], False),
-            unusable=first.unusable,
+            unusable=host_0.unusable,
             left_out=tuple(line for part in hosts for line in part.left_out),
-            cuda=first.cuda,
+            cuda=host_0.cuda,
         )
 
     def of_host(self, host: int) -> Topology:

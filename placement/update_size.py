@@ -21,23 +21,23 @@ class UpdateSize:
     def of(cls, config: Config, layout: Layout) -> UpdateSize:
         """Returns that of a config that trains, on its layout."""
         algorithm, trainers = config.algorithm, len(layout.holding("trainer"))
-        own = config.env.num_env * algorithm.horizon * config.experience.batch_segments
+        samples = config.env.num_env * algorithm.horizon * config.experience.batch_segments
         if algorithm.sends_gradients:  # and each is an update
-            own = config.env.num_env * algorithm.horizon
-            return cls(trainers, own, own, len(layout.holding("agent")))
+            samples = config.env.num_env * algorithm.horizon
+            return cls(trainers, samples, samples, len(layout.holding("agent")))
         parts = trainers
         if config.mode == "sync":  # of one or more agents each
-            own = sum(gmi.num_env for gmi in layout.gmis) // trainers
+            samples = sum(gmi.num_env for gmi in layout.gmis) // trainers
             if len(layout.gmis) == trainers:  # what is left out is all that a GMI has
                 parts -= algorithm.dropped_agents
             else:
-                own -= algorithm.dropped_agents * config.env.num_env
-            own *= algorithm.horizon
+                samples -= algorithm.dropped_agents * config.env.num_env
+            samples *= algorithm.horizon
         return cls(
             trainers=parts,
-            samples=own * parts,
-            minibatch=algorithm.minibatch_size(own) * parts,
-            gradient_steps=algorithm.gradient_steps(own),
+            samples=samples * parts,
+            minibatch=algorithm.minibatch_size(samples) * parts,
+            gradient_steps=algorithm.gradient_steps(samples),
         )
 
     @property

@@ -35,9 +35,9 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     """
     faults, layout = [*_unresolved_on_hosts(config), *_devices(config, topology)], None
     config = simplest(config)
-    of_mode: list[Fault] = []
+    template_faults: list[Fault] = []
     if config.layout.file is None:
-        of_mode += _mode_of(config.template, config)
+        template_faults += _mode_of(config.template, config)
         faults += config.template.shape_faults(shape_of(config, topology))
         faults += _cores(config, topology)
     if not faults:
@@ -46,8 +46,8 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         except ConfigError as error:  # of the layout's file
             faults += [fault for fault in error.faults if isinstance(fault, Fault)]
         except LayoutError as error:
-            rule, dot, remedy = str(error).partition(". ")
-            faults.append(Fault("layout", ABSENT, rule if dot else str(error), remedy))
+            rule, separator, remedy = str(error).partition(". ")
+            faults.append(Fault("layout", ABSENT, rule if separator else str(error), remedy))
     if layout is not None:
         if config.layout.file is not None and layout.template in TEMPLATES:
             faults += _mode_of(TEMPLATES[layout.template], config)
@@ -55,7 +55,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     trainers = _counts(config, topology, layout, "trainer")
     agents = _counts(config, topology, layout, "agent")
     return [
-        *of_mode,
+        *template_faults,
         *_policy(config),
         *_optimizer(config, layout, trainers),
         *_agents(config, layout),
@@ -72,10 +72,10 @@ def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
     hosts = [layout.of_host(host) for host in range(layout.hosts)] if layout.hosts > 1 else [layout]
     return [
         fault
-        for one in hosts
+        for host_layout in hosts
         for fault in (
-            *layout_faults(one, config.hardware),
-            *gmi_faults(one, config.env.num_env),
+            *layout_faults(host_layout, config.hardware),
+            *gmi_faults(host_layout, config.env.num_env),
         )
     ]
 
@@ -103,20 +103,20 @@ def _optimizer(config: Config, layout: Layout | None, trainers: Sequence[int]) -
         )  # fmt: skip
         return
     if wanted in ("population", "tree_search") and name in TEMPLATES and TEMPLATES[name].is_split:
-        tries = "tries policies" if wanted == "population" else "plays games"
+        activity = "tries policies" if wanted == "population" else "plays games"
         yield Fault(
             "layout.template", name,
-            f"under {wanted} each GMI {tries} in environments of its own",
+            f"under {wanted} each GMI {activity} in environments of its own",
             "Use tcg_ex.",
         )  # fmt: skip
         return
     if wanted not in ("local", "async_gradients") or config.env.adapter == "pettingzoo":
         return
-    what = "samples" if wanted == "local" else "gradients"
+    payload = "samples" if wanted == "local" else "gradients"
     if name in TEMPLATES and not TEMPLATES[name].is_split:
         yield Fault(
             "layout.template", name,
-            f"under {wanted} agents send {what} to a trainer, and here each GMI is both",
+            f"under {wanted} agents send {payload} to a trainer, and here each GMI is both",
             "Use tdg_ex, or an algorithm and optimizer that train together: a2c, all_reduce.",
         )  # fmt: skip
     elif wanted == "async_gradients" and sum(trainers) > 1:
@@ -138,21 +138,21 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
                 "Set env.adapter: pettingzoo, or leave it out.",
             )  # fmt: skip
         return
-    several = "the environment has several agents"
+    rule = "the environment has several agents"
     if settings.name not in OF_AGENTS and settings.name in ALGORITHMS:
         yield Fault(
-            "algorithm.name", settings.name, f"{several}, who are trained by {listed(OF_AGENTS)}",
+            "algorithm.name", settings.name, f"{rule}, who are trained by {listed(OF_AGENTS)}",
             f"Use {listed(OF_AGENTS, 'or')}.",
         )  # fmt: skip
     elif settings.name in ALGORITHMS and settings.resolved_optimizer not in _WITH_AGENTS:
-        fitting = next(one for one in settings.optimizers if one in _WITH_AGENTS)
+        fitting = next(optimizer for optimizer in settings.optimizers if optimizer in _WITH_AGENTS)
         yield Fault(
             "algorithm.optimizer", settings.resolved_optimizer,
-            f"{several}, who are trained in the GMI that acts for them",
+            f"{rule}, who are trained in the GMI that acts for them",
             f"Set algorithm.optimizer: {fitting}, and mode: sync.",
         )  # fmt: skip
-    plays = config.multi_agent is not None and config.multi_agent.self_play is not None
-    if plays and settings.name not in OF_SELF_PLAY and settings.name in ALGORITHMS:
+    is_self_play = config.multi_agent is not None and config.multi_agent.self_play is not None
+    if is_self_play and settings.name not in OF_SELF_PLAY and settings.name in ALGORITHMS:
         yield Fault(
             "algorithm.name", settings.name,
             f"against itself a policy is trained by {listed(OF_SELF_PLAY)}",
@@ -169,7 +169,7 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
     name = config.template.name if layout is None else layout.template
     if name in TEMPLATES and name != "tcg_ex":
         yield Fault(
-            "layout.template", name, f"{several}, who are trained where they act",
+            "layout.template", name, f"{rule}, who are trained where they act",
             "Use tcg_ex, in mode sync.",
         )  # fmt: skip
     if config.run.video_every:
@@ -180,7 +180,7 @@ def _agents(config: Config, layout: Layout | None) -> Iterator[Fault]:
     if getattr(settings, "recurrent", None) is not None:
         yield Fault(
             "algorithm.recurrent", "lstm or gru",
-            f"{several}, who come and go, and their policies keep no state", "Leave it out.",
+            f"{rule}, who come and go, and their policies keep no state", "Leave it out.",
         )  # fmt: skip
 
 
@@ -253,22 +253,22 @@ def _on_loss(config: Config, cluster: ClusterConfig) -> Iterator[Fault]:
 
 def _mode_of(template: Template, config: Config) -> Iterator[Fault]:
     if template.mode != config.mode:
-        fitting = " or ".join(other.name for other in templates_of(config.mode))
-        otherwise = ", leave it out," if config.layout.file is None else " in the layout's file,"
+        names = " or ".join(template_.name for template_ in templates_of(config.mode))
+        alternative = ", leave it out," if config.layout.file is None else " in the layout's file,"
         yield Fault(
             "layout.template", template.name,
             f"it is of mode {template.mode}, and the mode is {config.mode}",
-            f"Use {fitting}{otherwise} or set mode: {template.mode}.",
+            f"Use {names}{alternative} or set mode: {template.mode}.",
         )  # fmt: skip
 
 
 def _devices(config: Config, topology: Topology) -> Iterator[Fault]:
-    wanted, count = config.hardware.num_gpus, len(topology.devices)
+    num_gpus, count = config.hardware.num_gpus, len(topology.devices)
     if not count:
         yield Fault("hardware", 0, "no device was found", "Use backend cpu, or auto.")
-    elif wanted is not None and wanted > count:
+    elif num_gpus is not None and num_gpus > count:
         yield Fault(
-            "hardware.num_gpus", wanted, f"the machine has {counted(count, 'device')}",
+            "hardware.num_gpus", num_gpus, f"the machine has {counted(count, 'device')}",
             f"Use {count} or fewer, or leave it out for all.",
         )  # fmt: skip
     backend = config.hardware.backend
@@ -293,24 +293,24 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
         )  # fmt: skip
         return
     per_gpu = config.layout.gmi_per_gpu
-    tight = min(groups, key=lambda group: len(group.cores))
-    if per_gpu > len(tight.cores):
+    smallest = min(groups, key=lambda group: len(group.cores))
+    if per_gpu > len(smallest.cores):
         yield Fault(
             "layout.gmi_per_gpu", per_gpu,
-            f"device {tight.index} has {len(tight.cores)} of the {total} cores, and each GMI "
+            f"device {smallest.index} has {len(smallest.cores)} of the {total} cores, and each GMI "
             "needs one",
-            f"Use {len(tight.cores)} or fewer"
+            f"Use {len(smallest.cores)} or fewer"
             + (", or lower hardware.num_gpus." if groups[1:] else "."),
         )  # fmt: skip
 
 
 def _reduction(config: Config, mpl: Sequence[Sequence[int]]) -> Iterator[Fault]:
     """Yields what the layout's shape forbids; `gmi_drl.comm.plan.capability` knows the hardware."""
-    wanted = config.comm.reduction
-    if wanted == "auto" or sum(map(len, mpl)) < 2:  # one GMI is local, whatever is asked for
+    strategy = config.comm.reduction
+    if strategy == "auto" or sum(map(len, mpl)) < 2:  # one GMI is local, whatever is asked for
         return
-    if broken := shape_fault(wanted, mpl):
-        yield Fault("comm.reduction", wanted, *broken)
+    if rule_and_remedy := shape_fault(strategy, mpl):
+        yield Fault("comm.reduction", strategy, *rule_and_remedy)
 
 
 def _counts(config: Config, topology: Topology, layout: Layout | None, role: str) -> list[int]:
@@ -327,19 +327,19 @@ def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
     if layout is None and config.layout.file is not None:
         return
     template = config.template if layout is None else TEMPLATES[layout.template]
-    known = [role for roles in template.gmis for role in roles]
+    role_names = [role for roles in template.gmis for role in roles]
     for name, role in config.roles.items():
-        where = f"roles.{name}"
-        if name not in known:
-            near = closest(name, known)
+        key = f"roles.{name}"
+        if name not in role_names:
+            suggestion = closest(name, role_names)
             yield Fault(
-                where, role.class_, f"template {template.name} has the roles {', '.join(known)}",
-                f"Did you mean {near}?" if near else "Use one of them.",
+                key, role.class_, f"template {template.name} has the roles {', '.join(role_names)}",
+                f"Did you mean {suggestion}?" if suggestion else "Use one of them.",
             )  # fmt: skip
         elif name not in template.class_roles:
             holder = next(roles for roles in template.gmis if name in roles)[-1]
             yield Fault(
-                where, role.class_,
+                key, role.class_,
                 f"template {template.name} plays all roles of a GMI with one class, named by its "
                 f"{holder}",
                 f"Move it to roles.{holder}.",
@@ -367,22 +367,22 @@ def _capacity(config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         return
     batch, capacity = config.experience.batch_segments, config.experience.capacity
     have_peers = trainers > 1 or (config.cluster is not None and config.cluster.hosts > 1)
-    wanted = batch * (2 if have_peers else 1)
-    room = (capacity - 1) * agents
-    if agents > 0 and room < wanted:
-        kept = ", and hold each until the next has begun" if have_peers else ""
+    needed = batch * (2 if have_peers else 1)
+    segments = (capacity - 1) * agents
+    if agents > 0 and segments < needed:
+        extra = ", and hold each until the next has begun" if have_peers else ""
         yield Fault(
             "experience.capacity", capacity,
-            f"trainers take batches of {batch} segments{kept}, and the links of {agents} agents "
-            f"hold {room}, beside one more each that is being sent",
-            f"Use {-(-wanted // agents) + 1} or more, or lower batch_segments.",
+            f"trainers take batches of {batch} segments{extra}, and the links of {agents} agents "
+            f"hold {segments}, beside one more each that is being sent",
+            f"Use {-(-needed // agents) + 1} or more, or lower batch_segments.",
         )  # fmt: skip
 
 
 def _compressed(config: Config) -> Iterator[Fault]:
     """Yields a fault for channels that are no bytes: only observations can be."""
-    if others := [name for name in config.experience.lz4 if name != "observation"]:
+    if names := [name for name in config.experience.lz4 if name != "observation"]:
         yield Fault(
-            "experience.lz4", others, "only the channel observation is compressed, if it is uint8",
+            "experience.lz4", names, "only the channel observation is compressed, if it is uint8",
             "Use [observation], or leave it out.",
         )  # fmt: skip

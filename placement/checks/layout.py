@@ -39,13 +39,13 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
         gmis = [layout.gmi(i) for i in ids]
         kinds = list(dict.fromkeys(gmi.backend for gmi in gmis))
         if len(kinds) > 1:
-            other = next(gmi for gmi in gmis if gmi.backend != kinds[0])
+            odd_gmi = next(gmi for gmi in gmis if gmi.backend != kinds[0])
             rule = (
                 f"GMI {gmis[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
                 "cutting a device excludes the others"
             )
             remedy = f"Use {kinds[0]}, or another device."
-            faults.append(spec_fault(other, "backend", other.backend, rule, remedy))
+            faults.append(spec_fault(odd_gmi, "backend", odd_gmi.backend, rule, remedy))
         elif kinds:
             faults += _share_of_gpu(device, kinds[0])
             faults += _SHARES[kinds[0]](device, gmis, hardware)
@@ -55,35 +55,35 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
 
 def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
     unusable = dict(layout.topology.unusable)
-    another = (
+    hint = (
         "No other can be used either: mend that, or set hardware.backend: cpu."
         if unusable.keys() >= _ON_GPUS.keys()
         else "Use another, or auto; gmi-drl doctor says what this machine has."
     )
     for backend in dict.fromkeys(gmi.backend for gmi in layout.gmis):
         if backend in unusable:
-            yield Fault("backend", backend, f"it cannot be used here: {unusable[backend]}", another)
+            yield Fault("backend", backend, f"it cannot be used here: {unusable[backend]}", hint)
     for gmi in layout.gmis:
-        device, where = layout.topology.devices[gmi.gpu_id], f"GmiSpec {gmi.gmi_id}: backend"
+        device, key = layout.topology.devices[gmi.gpu_id], f"GmiSpec {gmi.gmi_id}: backend"
         if gmi.backend not in _SHARES:
-            known = f"Use one of {', '.join(_SHARES)}."
-            yield Fault(where, gmi.backend, "there is no such backend", known)
+            remedy = f"Use one of {', '.join(_SHARES)}."
+            yield Fault(key, gmi.backend, "there is no such backend", remedy)
         elif gmi.backend not in (_ON_CORES if device.kind == "cpu" else _ON_GPUS):
             yield Fault(
-                where, gmi.backend,
+                key, gmi.backend,
                 f"{device_name(device)} is {'no GPU' if device.kind == 'cpu' else 'a GPU'}",
                 "Use cpu." if device.kind == "cpu"
                 else "Use mps or direct, or set hardware.backend: cpu.",
             )  # fmt: skip
         elif device.mig_mode and gmi.backend != "mig":
             yield Fault(
-                where, gmi.backend,
+                key, gmi.backend,
                 f"{device_name(device)} is in MIG mode, where its instances alone can be used",
                 f"Use mig, or have MIG mode switched off: nvidia-smi -i {device.index} -mig 0.",
             )  # fmt: skip
         elif hardware.backend not in ("auto", gmi.backend):
             yield Fault(
-                where, gmi.backend, f"hardware.backend is {hardware.backend}",
+                key, gmi.backend, f"hardware.backend is {hardware.backend}",
                 f"Use {hardware.backend}, or set hardware.backend: auto.",
             )  # fmt: skip
 
@@ -124,20 +124,20 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
             "Use direct.",
         )  # fmt: skip
         return
-    left = usable_percent(device, hardware.sm_overcommit)
-    raise_it = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < MAX_OVERCOMMIT else ""
+    percent_left = usable_percent(device, hardware.sm_overcommit)
+    or_raise = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < MAX_OVERCOMMIT else ""
     for gmi in gmis:
         percent = gmi.sm_percent or 100  # without a limit: all of them
-        if percent > 100 or percent > left:
+        if percent > 100 or percent > percent_left:
             rule = "a GPU has 100 percent"
-            if percent > left:
-                rule = f"{device_name(device)} has {left} left"
+            if percent > percent_left:
+                rule = f"{device_name(device)} has {percent_left} left"
             value = ABSENT if gmi.sm_percent is None else percent
             yield spec_fault(
-                gmi, "sm_percent", value, rule, f"Lower it{raise_it}, or use fewer GMIs."
+                gmi, "sm_percent", value, rule, f"Lower it{or_raise}, or use fewer GMIs."
             )
         else:
-            left -= percent
+            percent_left -= percent
         yield from _no_mig(gmi)
     room = usable_bytes(device)
     if device.mem_bytes is not None and room is not None:
@@ -146,20 +146,20 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
 
 def _memory(device: Device, gmis: Specs, mem_bytes: int, room: int) -> Iterator[Fault]:
     """Yields a fault for each GMI that no memory is left for; those without a limit come last."""
-    held = device.held_bytes
-    beside = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
-    if held:
-        beside += f" and {held / _GIB:.1f} that other processes hold"
+    held_bytes = device.held_bytes
+    others = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
+    if held_bytes:
+        others += f" and {held_bytes / _GIB:.1f} that other processes hold"
     if device.share < 1:
-        beside += f" and a share of {device.share:g} (hardware.gpu_share)"
+        others += f" and a share of {device.share:g} (hardware.gpu_share)"
     for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
         limit, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
         if (limit or _LEAST_BYTES) > room:
-            wait = ", or wait for those to end" if held else ""
+            wait = ", or wait for those to end" if held_bytes else ""
             less = ", or give the others less" if any(gmi.mem_bytes for gmi in gmis) else ""
             yield spec_fault(
                 gmi, "mem_bytes", ABSENT if limit is None else limit,
-                f"{device_name(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {beside}",
+                f"{device_name(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {others}",
                 f"Use fewer GMIs{wait}{less}." if limit is None
                 else f"Lower memory to {left}, or use fewer GMIs{wait}.",
             )  # fmt: skip
@@ -169,7 +169,7 @@ def _memory(device: Device, gmis: Specs, mem_bytes: int, room: int) -> Iterator[
 
 def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
     groups, left = num_groups(device), num_groups(device)
-    each = group_sms(device)
+    size = group_sms(device)
     if not groups:
         yield Fault(
             f"{device_name(device)}: backend", "green", "the number of its SMs is not known",
@@ -181,7 +181,7 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
         if count < 1 or count > left or (gmi.sm_percent or 0) > 100:
             yield spec_fault(
                 gmi, "sm_percent", ABSENT if gmi.sm_percent is None else gmi.sm_percent,
-                f"{device_name(device)} has {groups} groups of {each} SMs, {left} are left, and "
+                f"{device_name(device)} has {groups} groups of {size} SMs, {left} are left, and "
                 f"this is {count}",
                 "Raise it." if count < 1 else "Lower it, or use fewer GMIs.",
             )  # fmt: skip
@@ -197,62 +197,62 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
 
 def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Iterator[Fault]:
     """Yields what the GPU's compute mode and MPS say about the number of processes."""
-    backend, where = gmis[0].backend, f"{device_name(device)}: compute mode"
+    backend, key = gmis[0].backend, f"{device_name(device)}: compute mode"
     number = round(len(gmis) / device.share)  # with those of other runs, if they are as many
     # Where runs share a GPU, an MPS server that holds it may be theirs.
-    harmless = {"graphics"} | ({"mps"} if backend == "mps" and device.share < 1 else set())
-    others = (process for process in device.processes if process.kind not in harmless)
+    allowed_kinds = {"graphics"} | ({"mps"} if backend == "mps" and device.share < 1 else set())
+    others = (process for process in device.processes if process.kind not in allowed_kinds)
     if device.kind == "cpu":
         return
     if device.compute_mode == "prohibited":
         yield Fault(
-            where, "prohibited", "no process may use CUDA on it",
+            key, "prohibited", "no process may use CUDA on it",
             f"Have it set: nvidia-smi -i {device.index} -c DEFAULT, or leave the GPU out.",
         )  # fmt: skip
     elif device.compute_mode == "exclusive" and (holder := next(others, None)):
         yield Fault(
-            where, "exclusive", f"process {holder.pid} holds it, and no other may use CUDA on it",
+            key, "exclusive", f"process {holder.pid} holds it, and no other may use CUDA on it",
             "Wait for it to end, leave the GPU out, or have it set: "
             f"nvidia-smi -i {device.index} -c DEFAULT.",
         )  # fmt: skip
     elif device.compute_mode == "exclusive" and backend == "direct" and number > 1:
         yield Fault(
-            where, "exclusive", f"one process may use it at a time, and there are {number} GMIs",
+            key, "exclusive", f"one process may use it at a time, and there are {number} GMIs",
             "Use backend mps, or one GMI on it.",
         )  # fmt: skip
-    most = _CLIENTS_13_1 if cuda is not None and cuda >= (13, 1) else _CLIENTS
-    if backend == "mps" and number > most:
+    max_clients = _CLIENTS_13_1 if cuda is not None and cuda >= (13, 1) else _CLIENTS
+    if backend == "mps" and number > max_clients:
         yield Fault(
-            f"{device_name(device)}: GMIs", number, f"MPS takes {most} clients on a device"
-            + ("" if most == _CLIENTS_13_1 else f" ({_CLIENTS_13_1} from CUDA 13.1 on)"),
-            f"Use {most} or fewer.",
+            f"{device_name(device)}: GMIs", number, f"MPS takes {max_clients} clients on a device"
+            + ("" if max_clients == _CLIENTS_13_1 else f" ({_CLIENTS_13_1} from CUDA 13.1 on)"),
+            f"Use {max_clients} or fewer.",
         )  # fmt: skip
 
 
 def _cores(layout: Layout) -> Iterator[Fault]:
     """Yields a fault for cores that are not there, or on groups of cores those of another GMI."""
-    here = {core for device in layout.topology.devices for core in device.cores}
+    all_cores = {core for device in layout.topology.devices for core in device.cores}
     owner: dict[int, int] = {}
     for gmi in layout.gmis:
         device = layout.topology.devices[gmi.gpu_id]
-        known = set(device.cores) if device.kind == "cpu" else here
-        shown, spare = format_cores(gmi.cores), "Leave cores out for an even share."
-        if strange := sorted(set(gmi.cores) - known):
+        allowed = set(device.cores) if device.kind == "cpu" else all_cores
+        text, remedy = format_cores(gmi.cores), "Leave cores out for an even share."
+        if unknown := sorted(set(gmi.cores) - allowed):
             yield spec_fault(
-                gmi, "cores", shown,
+                gmi, "cores", text,
                 f"{device_name(device) if device.kind == 'cpu' else 'this run'} has "
-                f"{format_cores(sorted(known))}, and not {format_cores(strange)}",
-                spare,
+                f"{format_cores(sorted(allowed))}, and not {format_cores(unknown)}",
+                remedy,
             )  # fmt: skip
         if len(set(gmi.cores)) < len(gmi.cores):
-            yield spec_fault(gmi, "cores", list(gmi.cores), "a core is named twice", spare)
+            yield spec_fault(gmi, "cores", list(gmi.cores), "a core is named twice", remedy)
         if device.kind == "gpu":
             continue
         if not gmi.cores:
-            yield spec_fault(gmi, "cores", shown, "backend cpu needs one or more", spare)
+            yield spec_fault(gmi, "cores", text, "backend cpu needs one or more", remedy)
         if shared := sorted(core for core in set(gmi.cores) if core in owner):
             yield spec_fault(
-                gmi, "cores", shown, f"GMI {owner[shared[0]]} has {format_cores(shared)}",
+                gmi, "cores", text, f"GMI {owner[shared[0]]} has {format_cores(shared)}",
                 "Give each core to one GMI.",
             )  # fmt: skip
         owner.update((core, gmi.gmi_id) for core in gmi.cores if core not in owner)
@@ -286,39 +286,39 @@ def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> I
                 gmi, "sm_percent", gmi.sm_percent, "the instance says how many SMs there are",
                 "Leave it out, or use backend mps.",
             )  # fmt: skip
-        wanted = gmi.mig
-        if wanted is None:
+        place = gmi.mig
+        if place is None:
             yield spec_fault(gmi, "mig", None, "backend mig, and no instance", "Name one.")
             continue
-        shown = f"{wanted.profile} at {wanted.start}"
-        if wanted in users:
+        shown = f"{place.profile} at {place.start}"
+        if place in users:
             yield spec_fault(
-                gmi, "mig", shown, f"GMI {users[wanted]} is in it", "Use an instance for each GMI."
+                gmi, "mig", shown, f"GMI {users[place]} is in it", "Use an instance for each GMI."
             )
             continue
-        users[wanted] = gmi.gmi_id
-        if wanted in existing:
-            mem_bytes = existing[wanted].mem_bytes
-        elif (profile := profiles.get(wanted.profile)) is None:
-            known = ", ".join(profiles) or "none that are known"
-            yield spec_fault(gmi, "mig", shown, f"{device.name} has profiles {known}", "Use one.")
+        users[place] = gmi.gmi_id
+        if place in existing:
+            mem_bytes = existing[place].mem_bytes
+        elif (profile := profiles.get(place.profile)) is None:
+            names = ", ".join(profiles) or "none that are known"
+            yield spec_fault(gmi, "mig", shown, f"{device.name} has profiles {names}", "Use one.")
             continue
-        elif wanted.start not in profile.starts:
+        elif place.start not in profile.starts:
             places = ", ".join(map(str, profile.starts))
             yield spec_fault(
                 gmi, "mig", shown, f"a {profile.name} begins at {places}", "Use one of these."
             )
             continue
         else:
-            mem_bytes, span = profile.mem_bytes, covered(wanted.start, profile.size)
-            if other := next((taken[n] for n in span if n in taken), None):
+            mem_bytes, span = profile.mem_bytes, covered(place.start, profile.size)
+            if overlapping := next((taken[n] for n in span if n in taken), None):
                 yield spec_fault(
-                    gmi, "mig", shown, f"it overlaps {other} on GPU {device.index}",
+                    gmi, "mig", shown, f"it overlaps {overlapping} on GPU {device.index}",
                     "Use another place, or a smaller profile.",
                 )  # fmt: skip
                 continue
             taken.update(dict.fromkeys(span, shown))
-            missing.append(wanted)
+            missing.append(place)
         if (gmi.mem_bytes or 0) > mem_bytes:
             yield spec_fault(
                 gmi, "mem_bytes", gmi.mem_bytes,
@@ -327,7 +327,7 @@ def _mig(device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig) -> I
     if missing and not hardware.allow_create:
         commands = " && ".join(commands_for(device, missing))
         yield Fault(
-            f"GPU {device.index}: mig", [f"{place.profile} at {place.start}" for place in missing],
+            f"GPU {device.index}: mig", [f"{slot.profile} at {slot.start}" for slot in missing],
             "these instances do not exist, and none are made without hardware.allow_create",
             f"Set it (needs root and an idle GPU), or run: {commands}",
         )  # fmt: skip
@@ -351,8 +351,8 @@ def gmi_faults(layout: Layout, num_env: int) -> list[Fault]:
     """
     template = TEMPLATES.get(layout.template)
     if template is None:
-        known = f"Use one of {', '.join(TEMPLATES)}."
-        return [Fault("layout.template", layout.template, "there is no such template", known)]
+        remedy = f"Use one of {', '.join(TEMPLATES)}."
+        return [Fault("layout.template", layout.template, "there is no such template", remedy)]
     faults = list(_roles(template, layout)) or list(template.peer_faults(layout, num_env))
     return [*faults, *_environments(layout, num_env)]
 

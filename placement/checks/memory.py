@@ -86,14 +86,14 @@ def memory_faults(
         others = [gmi for gmi in layout.gmis if gmi not in on_host]
         host_needs += [_kept(config, layout, gmi, sizes) for gmi in others]
     if host_bytes is not None and host_needs:
-        total = {what: sum(need[what] for need in host_needs) for what in _WHAT}
-        has = f"{whose} has {_gib(host_bytes)}"
-        faults += _fault(config, sizes, total, host_bytes, len(host_needs), has)
+        total = {purpose: sum(need[purpose] for need in host_needs) for purpose in _WHAT}
+        available = f"{whose} has {_gib(host_bytes)}"
+        faults += _fault(config, sizes, total, host_bytes, len(host_needs), available)
     for gmi in layout.gmis:
         share = None if gmi in on_host else memory_share(layout, gmi.gmi_id)
         if share is not None and not faults:  # one is enough: GMIs are alike
-            has = f"GMI {gmi.gmi_id} has {_gib(share.nbytes)}, {share.why}"
-            faults += _fault(config, sizes, needs[gmi.gmi_id], share.nbytes, 1, has)
+            available = f"GMI {gmi.gmi_id} has {_gib(share.nbytes)}, {share.why}"
+            faults += _fault(config, sizes, needs[gmi.gmi_id], share.nbytes, 1, available)
     return faults
 
 
@@ -123,24 +123,24 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
         rows = algorithm.minibatch_size(samples)
         if isinstance(algorithm, AlphaZeroConfig):  # each GMI has its share
             rows //= len(layout.holding("trainer"))
-        through = rows * (row + _FLOAT * outputs)
+        minibatch_bytes = rows * (row + _FLOAT * outputs)
     else:
-        through = num_env * _FLOAT * max(layers, default=0)
-    of_each = _FLOAT if "agent" in gmi.roles else 0
+        minibatch_bytes = num_env * _FLOAT * max(layers, default=0)
+    parameter_bytes = _FLOAT if "agent" in gmi.roles else 0
     if learns:
-        of_each = _TRAINED + algorithm.target_networks * _FLOAT
+        parameter_bytes = _TRAINED + algorithm.target_networks * _FLOAT
         if isinstance(algorithm, EvolutionConfig):  # a direction and a policy in each environment
-            of_each += 2 * num_env * _FLOAT
+            parameter_bytes += 2 * num_env * _FLOAT
     on_gpu = layout.topology.devices[gmi.gpu_id].kind == "gpu"
     needs = {
         "experience": samples * step + (_FLOAT + sizes.observation_bytes) * num_env * d,
-        "minibatch": through,
-        "network": parameters * of_each,
+        "minibatch": minibatch_bytes,
+        "network": parameters * parameter_bytes,
     }
-    kept = _kept(config, layout, gmi, sizes)
+    kept_bytes = _kept(config, layout, gmi, sizes)
     if on_gpu and _on_host(algorithm):
-        kept = dict.fromkeys(_WHAT, 0)
-    return {what: needs.get(what, 0) + kept[what] for what in _WHAT}
+        kept_bytes = dict.fromkeys(_WHAT, 0)
+    return {purpose: needs.get(purpose, 0) + kept_bytes[purpose] for purpose in _WHAT}
 
 
 def _samples(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
@@ -153,8 +153,8 @@ def _samples(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> int:
         if config.mode == "async":
             number = config.experience.batch_segments
         return config.env.num_env * algorithm.horizon * number
-    keeps = config.mode != "serving" and not isinstance(algorithm, EvolutionConfig)
-    return gmi.num_env * sizes.agents * algorithm.horizon if keeps else 0
+    keeps_samples = config.mode != "serving" and not isinstance(algorithm, EvolutionConfig)
+    return gmi.num_env * sizes.agents * algorithm.horizon if keeps_samples else 0
 
 
 def _on_host(algorithm: AlgorithmConfig) -> bool:
@@ -173,8 +173,8 @@ def _kept(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[st
         if learns:  # as roles/samples/replay/games.py keeps it
             kept["replay"] = algorithm.kept_steps * (state + _FLOAT * (moves + 1) + 8)
         if "agent" in gmi.roles:  # as roles/games/tree.py does
-            leaves = algorithm.simulations if learns else algorithm.play_simulations
-            kept["trees"] = gmi.num_env * leaves * (state + 4 * _FLOAT * moves + 17)
+            nodes = algorithm.simulations if learns else algorithm.play_simulations
+            kept["trees"] = gmi.num_env * nodes * (state + 4 * _FLOAT * moves + 17)
     elif isinstance(algorithm, ReplayConfig) and learns:
         samples = _samples(config, layout, gmi, sizes)
         kept |= _replay_bytes(config, layout, algorithm, sizes, samples)
@@ -189,22 +189,22 @@ def _replay_bytes(
     Those of its `capacity` steps, and, as experience, of the `samples` that are put in at once.
     """
     # Segments of several agents come in any order: each horizon ends as an episode does.
-    several = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
+    has_segments = config.experience.batch_segments > 1 or len(layout.holding("agent")) > 1
     frames = 1 if algorithm.hindsight else sizes.frames
     frame = sizes.observation * sizes.observation_bytes // frames
     # What episodes ended with, and twice that while it grows; segments may end so, too, and begin
     # with older frames.
-    longest = min(config.env.max_episode_steps or _EPISODE, _EPISODE)
-    besides = 2 * frame // longest
-    if config.mode == "async" and several:
-        besides = 2 * frame * frames // min(longest, algorithm.horizon)
-    begins = 8 if frames > 1 else 0
-    priority = 9 if algorithm.sampler == "prioritized" else 0
-    row = frame + besides + begins + _FLOAT * (sizes.action + 1) + 8 + priority
+    episode_steps = min(config.env.max_episode_steps or _EPISODE, _EPISODE)
+    final_bytes = 2 * frame // episode_steps
+    if config.mode == "async" and has_segments:
+        final_bytes = 2 * frame * frames // min(episode_steps, algorithm.horizon)
+    begin_bytes = 8 if frames > 1 else 0
+    priority_bytes = 9 if algorithm.sampler == "prioritized" else 0
+    row = frame + final_bytes + begin_bytes + _FLOAT * (sizes.action + 1) + 8 + priority_bytes
     # There is room for four times as many ends as there are steps in what is put in.
     capacity = algorithm.replay_capacity
-    ends = max(0, 4 * samples * frame - capacity * besides)
-    return {"replay": capacity * row, "experience": ends}
+    end_bytes = max(0, 4 * samples * frame - capacity * final_bytes)
+    return {"replay": capacity * row, "experience": end_bytes}
 
 
 def _fault(
@@ -213,53 +213,53 @@ def _fault(
     total = sum(needs.values())
     if total <= limit:
         return
-    most = max(needs, key=needs.__getitem__)
+    main = max(needs, key=needs.__getitem__)
     algorithm, num_env = config.algorithm, config.env.num_env
     replays = algorithm.kept_steps > 0 and config.mode != "serving"
     need = f"{'a GMI needs' if gmis == 1 else f'{gmis} GMIs need'} {_gib(total)} or more, and {has}"
     fewer = "fewer GMIs, " if gmis > 1 else ""
-    if most == "network":
+    if main == "network":
         yield Fault(
             "algorithm.network", algorithm.network,
-            f"{need}: {_gib(needs[most])} for {sizes.network(config):,} parameters with gradients, "
+            f"{need}: {_gib(needs[main])} for {sizes.network(config):,} parameters with gradients, "
             "the optimizer's moments, and the states that are kept for recovery",
             f"Use smaller layers, {fewer}or a machine with more.",
         )  # fmt: skip
         return
-    if replays and most in ("replay", "minibatch"):
-        key, value, what = "replay_capacity", algorithm.kept_steps, "steps that each GMI keeps"
-        if most == "minibatch":
-            key, value, what = "batch_size", algorithm.minibatch_size(0), "rows in the network"
-        fits = max(0, limit - total + needs[most]) * value // needs[most]
+    if replays and main in ("replay", "minibatch"):
+        key, value, unit = "replay_capacity", algorithm.kept_steps, "steps that each GMI keeps"
+        if main == "minibatch":
+            key, value, unit = "batch_size", algorithm.minibatch_size(0), "rows in the network"
+        fits = max(0, limit - total + needs[main]) * value // needs[main]
         yield Fault(
-            f"algorithm.{key}", value, f"{need}: {_gib(needs[most])} for {value:,} {what}",
+            f"algorithm.{key}", value, f"{need}: {_gib(needs[main])} for {value:,} {unit}",
             f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or a machine "
             "with more.",
         )  # fmt: skip
         return
     # What grows with num_env must fit into what the rest leaves.
-    fixed = needs["network"] + needs["replay"] + (needs["minibatch"] if replays else 0)
-    fits = max(0, limit - fixed) * num_env // (total - fixed)
+    fixed_bytes = needs["network"] + needs["replay"] + (needs["minibatch"] if replays else 0)
+    fits = max(0, limit - fixed_bytes) * num_env // (total - fixed_bytes)
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
     if sizes.agents > 1:
         steps = f" x {sizes.agents} agents{steps}"
-    if most == "minibatch" and config.mode == "serving":
-        how, other = " in the network", "smaller layers"
-    elif most == "trees":
-        how, other = " and the trees of their searches", "fewer algorithm.simulations"
+    if main == "minibatch" and config.mode == "serving":
+        factors, alternative = " in the network", "smaller layers"
+    elif main == "trees":
+        factors, alternative = " and the trees of their searches", "fewer algorithm.simulations"
         if config.mode == "serving":
-            other = "fewer algorithm.play_simulations"
-    elif most == "minibatch":
+            alternative = "fewer algorithm.play_simulations"
+    elif main == "minibatch":
         samples = num_env * algorithm.horizon
         parts = samples // max(1, algorithm.minibatch_size(samples))
-        how = f"{steps} / minibatches={parts} in the network"
-        other = "more algorithm.minibatches"
+        factors = f"{steps} / minibatches={parts} in the network"
+        alternative = "more algorithm.minibatches"
     else:
-        how = f"{steps} with observations of {sizes.observation} and actions of {sizes.action}"
-        other = "a shorter algorithm.horizon"
+        factors = f"{steps} with observations of {sizes.observation} and actions of {sizes.action}"
+        alternative = "a shorter algorithm.horizon"
     yield Fault(
-        "env.num_env", num_env, f"{need}: {_gib(needs[most])} for num_env={num_env}{how}",
-        f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or {other}.",
+        "env.num_env", num_env, f"{need}: {_gib(needs[main])} for num_env={num_env}{factors}",
+        f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or {alternative}.",
     )  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def _entries_of_callbacks(value: Any) -> Any:
             [entry] if isinstance(entry, str) else list(entry) if isinstance(entry, dict) else []
         )
         options = entry.values() if isinstance(entry, dict) else ()
-        known = len(names) == 1 and isinstance(names[0], str) and re.match(CLASS_PATTERN, names[0])
-        if not known or not all(isinstance(its, dict | None) for its in options):
+        named = len(names) == 1 and isinstance(names[0], str) and re.match(CLASS_PATTERN, names[0])
+        if not named or not all(isinstance(values, dict | None) for values in options):
             raise broken(
                 f"has {entry!r}, which is no callback",
                 "Write module:Class, or one with its options: {module:Class: {every: 10}}.",
@@ -159,9 +159,9 @@ class RunConfig(Section):
 def _entries(value: Any) -> Any:
     """Returns a list of wrappers as the tuple that is kept, if each is a name or has one."""
     for entry in value if isinstance(value, list | tuple) else ():
-        whole = isinstance(entry, dict) and len(entry) == 1
+        is_named = isinstance(entry, dict) and len(entry) == 1
         if not isinstance(entry, str) and not (
-            whole and all(isinstance(its, dict | None) for its in entry.values())
+            is_named and all(isinstance(values, dict | None) for values in entry.values())
         ):
             raise broken(
                 f"has {entry!r}, which is no wrapper",
@@ -288,8 +288,8 @@ class LayoutConfig(Section):
 
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        whole: dict[str, Any] = handler(self)
-        return {key: value for key, value in whole.items() if (key == "file") == bool(self.file)}
+        keys: dict[str, Any] = handler(self)
+        return {key: value for key, value in keys.items() if (key == "file") == bool(self.file)}
 
 
 class CommConfig(Section):
@@ -470,10 +470,10 @@ def _template(name: str, mode: str, algorithm: AlgorithmConfig, env: EnvConfig) 
     """Returns the template of this name; `auto` is what the optimizer needs, or the mode's own."""
     if name != "auto":
         return TEMPLATES[name]
-    own = templates_of(mode)[0]
+    default = templates_of(mode)[0]
     if mode != "sync" or env.adapter == "pettingzoo":
-        return own
-    return TEMPLATES[TEMPLATE_OF_OPTIMIZER.get(algorithm.resolved_optimizer, own.name)]
+        return default
+    return TEMPLATES[TEMPLATE_OF_OPTIMIZER.get(algorithm.resolved_optimizer, default.name)]
 
 
 class Config(Section):
@@ -541,12 +541,12 @@ class Config(Section):
                 "together",
                 "Give env.num_env, or a template in place of layout.file.",
             )
-        given = value.file is not None or "gmi_per_gpu" in value.model_fields_set
-        if given or not {"mode", "algorithm", "env"} <= set(info.data):
+        is_given = value.file is not None or "gmi_per_gpu" in value.model_fields_set
+        if is_given or not {"mode", "algorithm", "env"} <= set(info.data):
             return value
         names = (info.data[key] for key in ("mode", "algorithm", "env"))
-        fewest = _template(value.template, *names).least_gmis
-        return value.model_copy(update={"gmi_per_gpu": fewest}) if fewest > 1 else value
+        least_gmis = _template(value.template, *names).least_gmis
+        return value.model_copy(update={"gmi_per_gpu": least_gmis}) if least_gmis > 1 else value
 
     @field_validator("tune")
     @classmethod

@@ -52,10 +52,10 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
         config = Config.model_validate(data)
     except ValidationError as error:
         schema = ConfigSchema(algorithm=section_class(with_algorithm(data).get("algorithm")))
-        broken = explain(error, lines, overridden, schema)
+        invalid = explain(error, lines, overridden, schema)
         if set(data) == {"version"}:
-            broken = [fault for fault in broken if fault.where.endswith("version")] or broken
-        raise ConfigError([*faults, *broken], name, _partial(data, error)) from None
+            invalid = [fault for fault in invalid if fault.where.endswith("version")] or invalid
+        raise ConfigError([*faults, *invalid], name, _partial(data, error)) from None
     if faults:
         raise ConfigError(faults, name, config)
     return config
@@ -114,8 +114,8 @@ def _read(path: Path) -> str:
         remedy = f"Did you mean {folder / near}?" if near else "Give the path of a YAML file."
         fault = Fault(str(path), ABSENT, "no such file", remedy)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        fault = Fault(str(path), ABSENT, f"cannot be read ({why})", "Give a readable YAML file.")
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        fault = Fault(str(path), ABSENT, f"cannot be read ({reason})", "Give a readable YAML file.")
     raise ConfigError([fault], str(path))
 
 
@@ -123,19 +123,19 @@ def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault],
     """Puts overrides into the data; returns the faults of those it cannot, and the keys set."""
     faults, overridden = [], set()
     for text in overrides:
-        dotted, equals, written = text.partition("=")
-        keys = tuple(key.strip() for key in dotted.split("."))
-        where = f"--set {dotted}"
-        if not equals or not all(keys):
+        key, separator, value_text = text.partition("=")
+        keys = tuple(part.strip() for part in key.split("."))
+        option = f"--set {key}"
+        if not separator or not all(keys):
             rule = "must be section.key=value"
             faults.append(Fault(f"--set {text}", ABSENT, rule, "For example env.num_env=128."))
             continue
         try:
-            value = read_value(written)
+            value = read_value(value_text)
         except yaml.YAMLError:
-            faults.append(Fault(where, written, "not a YAML value", "Put it in quotes."))
+            faults.append(Fault(option, value_text, "not a YAML value", "Put it in quotes."))
             continue
-        if (fault := _put(data, keys, value, where)) is not None:
+        if (fault := _put(data, keys, value, option)) is not None:
             faults.append(fault)
         else:
             overridden.add(keys)
@@ -145,15 +145,15 @@ def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault],
 def _put(data: dict[str, Any], keys: Keys, value: Any, where: str) -> Fault | None:
     section = data
     for depth, key in enumerate(keys[:-1]):
-        inner = section.get(key)
-        if inner is None:
-            inner = section[key] = {}
-        elif keys[0] == "roles" and depth == 1 and isinstance(inner, str):
-            inner = section[key] = {"class": inner}
-        if not isinstance(inner, dict):
-            whole = ".".join(keys[: depth + 1])
-            rule = f"{whole} is {inner!r}, which has no keys"
-            return Fault(where, value, rule, f"Set {whole} itself.")
-        section = inner
+        child = section.get(key)
+        if child is None:
+            child = section[key] = {}
+        elif keys[0] == "roles" and depth == 1 and isinstance(child, str):
+            child = section[key] = {"class": child}
+        if not isinstance(child, dict):
+            parent = ".".join(keys[: depth + 1])
+            rule = f"{parent} is {child!r}, which has no keys"
+            return Fault(where, value, rule, f"Set {parent} itself.")
+        section = child
     section[keys[-1]] = value
     return None

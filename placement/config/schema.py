@@ -175,24 +175,24 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, 
         return _unknown_key(keys, schema)
     if kind == "missing":
         section = schema.section_at(keys)
-        inner = (
+        required = (
             ", ".join(k for k, f in keys_of(section).items() if f.is_required()) if section else ""
         )
-        with_keys = f", a section with {inner}" if inner else ""
-        return "missing", f"Add it{with_keys}: {_described(field)}"
+        keys_text = f", a section with {required}" if required else ""
+        return "missing", f"Add it{keys_text}: {_described(field)}"
     if kind == "literal_error":
-        known, value = choices(field.annotation if field else None), str(detail["input"])
+        names, value = choices(field.annotation if field else None), str(detail["input"])
         if keys == _NAME:
-            known = list(ALGORITHMS)
+            names = list(ALGORITHMS)
             if value.lower() in LACKING:
-                has = (f"mode {m} has {listed(algorithms_of(m))}" for m in ("sync", "async"))
-                rule = f"gmi-drl does not have this algorithm: {', '.join(has)}"
-                if here := CALLED_HERE.get(value.lower()):
-                    return "gmi-drl does not have this algorithm by that name", f"Use {here}."
+                modes = (f"mode {m} has {listed(algorithms_of(m))}" for m in ("sync", "async"))
+                rule = f"gmi-drl does not have this algorithm: {', '.join(modes)}"
+                if alias := CALLED_HERE.get(value.lower()):
+                    return "gmi-drl does not have this algorithm by that name", f"Use {alias}."
                 return rule, "Use one of these, or algorithm.class for one of yours."
-        near = closest(value, known)
-        rule = f"must be {'one of ' if known[1:] else ''}{', '.join(known)}"
-        return rule, f"Did you mean {near}?" if near else _correct(field)
+        suggestion = closest(value, names)
+        rule = f"must be {'one of ' if names[1:] else ''}{', '.join(names)}"
+        return rule, f"Did you mean {suggestion}?" if suggestion else _correct(field)
     if kind == "string_pattern_mismatch":
         return "not of the right form", _described(field)
     if kind == "model_type" and (section := schema.section_at(keys)) is not None:
@@ -213,23 +213,23 @@ _ELSEWHERE: Final = {
 
 def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
     section, last = schema.section_at(keys[:-1]), keys[-1]
-    known = list(keys_of(section)) if section is not None else []
+    names = list(keys_of(section)) if section is not None else []
     if keys[:-1] == ("algorithm",):
         users = [name for name, settings in ALGORITHMS.items() if last in settings.model_fields]
         if users:
             rule = f"is a setting of {listed(users)}, and the algorithm is {_algorithm(section)}"
             return rule, f"Leave it out, or use {listed(users, 'or')}."
-    where = ".".join(keys[:-1])
-    known_keys = f"{where or 'the top level'} has {', '.join(known)}"
-    close = _ELSEWHERE.get(last)
-    if close not in known:
-        close = closest(last, known)
-    near = [".".join((*keys[:-1], close))] if close else []
+    parent = ".".join(keys[:-1])
+    keys_text = f"{parent or 'the top level'} has {', '.join(names)}"
+    similar = _ELSEWHERE.get(last)
+    if similar not in names:
+        similar = closest(last, names)
+    similar_keys = [".".join((*keys[:-1], similar))] if similar else []
     sections = ((name, schema.section_at((name,))) for name in schema.root.model_fields)
-    elsewhere = [f"{name}.{last}" for name, other in sections if other and last in keys_of(other)]
-    if suggested := elsewhere + near:
-        return "unknown key", f"Did you mean {suggested[0]}? {known_keys}."
-    return f"unknown key; {known_keys}", "Remove it."
+    others = [f"{name}.{last}" for name, part in sections if part and last in keys_of(part)]
+    if suggested := others + similar_keys:
+        return "unknown key", f"Did you mean {suggested[0]}? {keys_text}."
+    return f"unknown key; {keys_text}", "Remove it."
 
 
 def _algorithm(section: SectionType | None) -> str:
@@ -244,9 +244,9 @@ def _fixed(field: FieldInfo | None) -> str | None:
     if get_origin(field.annotation) is Literal:
         values = get_args(field.annotation)
         return write_yaml(list(values)).strip()[1:-1] if len(values) == 1 else None
-    least = [one.ge for one in field.metadata if hasattr(one, "ge")]
-    most = [one.le for one in field.metadata if hasattr(one, "le")]
-    return f"{min(most):g}" if least and most and max(least) == min(most) else None
+    minima = [bound.ge for bound in field.metadata if hasattr(bound, "ge")]
+    maxima = [bound.le for bound in field.metadata if hasattr(bound, "le")]
+    return f"{min(maxima):g}" if minima and maxima and max(minima) == min(maxima) else None
 
 
 def _described(field: FieldInfo | None) -> str:

@@ -22,10 +22,10 @@ SearchAlgorithm = Literal["hyperband", "pbt"]
 
 def _as_choices(value: Any) -> Any:
     """Returns the values as a record has them, in which a tuple is a list."""
-    its = as_tuple(value)
-    if not isinstance(its, tuple):
-        return its
-    return tuple(list(one) if isinstance(one, tuple) else one for one in its)
+    values = as_tuple(value)
+    if not isinstance(values, tuple):
+        return values
+    return tuple(list(value_) if isinstance(value_, tuple) else value_ for value_ in values)
 
 
 WholeBounds = Annotated[tuple[Int, Int], BeforeValidator(pair)]
@@ -72,7 +72,7 @@ class RangeConfig(Section):
     def _check_choice(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
         if value is not None and len(value) < 2:
             raise broken("must have two values or more", "For one, set the key itself.")
-        if value is not None and any(one in value[:i] for i, one in enumerate(value)):
+        if value is not None and any(choice in value[:i] for i, choice in enumerate(value)):
             raise broken("names a value twice", "Name each value once.")
         return value
 
@@ -88,8 +88,8 @@ class RangeConfig(Section):
 
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        whole: dict[str, Any] = handler(self)
-        return {key: value for key, value in whole.items() if value is not None}
+        keys: dict[str, Any] = handler(self)
+        return {key: value for key, value in keys.items() if value is not None}
 
 
 class SearchConfig(Section):
@@ -155,17 +155,17 @@ class SearchConfig(Section):
 
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        whole: dict[str, Any] = handler(self)
-        return {k: v for k, v in whole.items() if USED_BY.get(k, self.algorithm) == self.algorithm}
+        keys: dict[str, Any] = handler(self)
+        return {k: v for k, v in keys.items() if USED_BY.get(k, self.algorithm) == self.algorithm}
 
 
 def _flattened(prefix: str, value: dict[Any, Any]) -> list[tuple[Any, Any]]:
     """Returns sections within `ranges` as dotted keys, as overrides have them."""
     flat: list[tuple[Any, Any]] = []
-    for key, inner in value.items():
-        whole = f"{prefix}{key}" if isinstance(key, str) else key
-        if isinstance(inner, dict) and inner and not set(inner) & set(_KINDS):
-            flat += _flattened(f"{whole}.", inner)
+    for key, child in value.items():
+        name = f"{prefix}{key}" if isinstance(key, str) else key
+        if isinstance(child, dict) and child and not set(child) & set(_KINDS):
+            flat += _flattened(f"{name}.", child)
         else:
-            flat.append((whole, inner))
+            flat.append((name, child))
     return flat

@@ -64,10 +64,10 @@ def as_tuple(value: Any) -> Any:
 
 def pair(value: Any) -> Any:
     """Returns a list of two as the tuple that is kept."""
-    both = as_tuple(value)
-    if not isinstance(both, tuple) or len(both) != 2:
+    bounds = as_tuple(value)
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
         raise broken("must be two numbers", "Write [lowest, highest].")
-    return both
+    return bounds
 
 
 def broken(rule: str, remedy: str) -> PydanticCustomError:
@@ -103,8 +103,8 @@ def seconds_of(text: str) -> float:
     """Returns the seconds in "5m", "90s", "1h30m" or "300"; ValueError for what is no time."""
     compact = "".join(text.lower().split())
     parts = _PART.findall(compact)
-    known = all(unit in _UNITS for _, unit in parts)
-    if not parts or not known or "".join(map("".join, parts)) != compact:
+    has_units = all(unit in _UNITS for _, unit in parts)
+    if not parts or not has_units or "".join(map("".join, parts)) != compact:
         raise ValueError(f"{text!r} is no time")
     return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 

@@ -119,28 +119,28 @@ def _walk(
     been.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
-            inner = (*path, str(number))
-            lines.setdefault(inner, value.start_mark.line + 1)
-            _walk(value, inner, lines, faults, been)
+            child_path = (*path, str(number))
+            lines.setdefault(child_path, value.start_mark.line + 1)
+            _walk(value, child_path, lines, faults, been)
     if not isinstance(node, yaml.MappingNode):
         return
-    seen: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
             continue
         name, line = str(key.value), key.start_mark.line + 1
-        inner = (*path, name)
-        if name in seen:
-            rule = f"given twice, first in line {seen[name]}"
-            faults.append(Fault(".".join(inner), ABSENT, rule, "Keep one of them.", line))
-        seen.setdefault(name, line)
-        lines.setdefault(inner, line)
-        _walk(value, inner, lines, faults, been)
+        child_path = (*path, name)
+        if name in first_lines:
+            rule = f"given twice, first in line {first_lines[name]}"
+            faults.append(Fault(".".join(child_path), ABSENT, rule, "Keep one of them.", line))
+        first_lines.setdefault(name, line)
+        lines.setdefault(child_path, line)
+        _walk(value, child_path, lines, faults, been)
 
 
 def _syntax_fault(error: yaml.YAMLError, source: str) -> Fault:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark, remedy = error.problem_mark, "Look at this line and the one above."
-        where, rule = f"{source}, column {mark.column + 1}", error.problem or "cannot be read"
-        return Fault(where, ABSENT, f"not YAML: {rule}", remedy, mark.line + 1)
+        position, rule = f"{source}, column {mark.column + 1}", error.problem or "cannot be read"
+        return Fault(position, ABSENT, f"not YAML: {rule}", remedy, mark.line + 1)
     return Fault(source, ABSENT, f"not YAML: {str(error).splitlines()[0]}", "Correct it.")

@@ -23,15 +23,15 @@ def rollout_workers_of(layout: Layout) -> dict[int, list[int]]:
     devices without one go to the trainers that have fewest, wherever they stand in the layout.
     """
     trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
-    near = {
-        gmi.gmi_id: [t for t in trainers if layout.gmi(t).gpu_id == gmi.gpu_id]
+    trainers_near = {
+        gmi.gmi_id: [trainer for trainer in trainers if layout.gmi(trainer).gpu_id == gmi.gpu_id]
         for gmi in layout.gmis
         if gmi.gmi_id not in trainers
     }
     workers: dict[int, list[int]] = {trainer: [] for trainer in trainers}
-    for agent in sorted(near, key=lambda agent: not near[agent]):
-        fewest = min(near[agent] or trainers, key=lambda trainer: len(workers[trainer]))
-        workers[fewest].append(agent)
+    for agent in sorted(trainers_near, key=lambda agent: not trainers_near[agent]):
+        trainer_ = min(trainers_near[agent] or trainers, key=lambda trainer: len(workers[trainer]))
+        workers[trainer_].append(agent)
     return {trainer: sorted(agents) for trainer, agents in workers.items()}
 
 
@@ -60,7 +60,7 @@ def _tdg_ex_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
         yield missing
         return
     workers = rollout_workers_of(layout)
-    first, most = next((trainer, len(agents)) for trainer, agents in workers.items())
+    first, count = next((trainer, len(agents)) for trainer, agents in workers.items())
     for trainer, agents in workers.items():
         gmi = layout.gmi(trainer)
         if not agents:
@@ -69,10 +69,10 @@ def _tdg_ex_peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
                 f"{device_name(layout.topology.devices[gmi.gpu_id])} is left to collect for it",
                 "Add one with simulator, agent there, or use template tcg_ex.",
             )  # fmt: skip
-        elif len(agents) != most:
+        elif len(agents) != count:
             yield spec_fault(
                 gmi, "roles", ["trainer"],
-                f"{len(agents)} GMIs collect for it and {most} for GMI {first}, and gradients "
+                f"{len(agents)} GMIs collect for it and {count} for GMI {first}, and gradients "
                 "are averaged as if all were of as many samples",
                 "Give every trainer as many.",
             )  # fmt: skip

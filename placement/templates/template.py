@@ -106,12 +106,12 @@ class Template:
 
     def missing_roles(self, layout: Layout) -> Iterator[Fault]:
         """Yields a fault if no GMI of the layout holds an agent, and if none holds a trainer."""
-        first = layout.gmis[0]
+        gmi = layout.gmis[0]
         for role in ("agent", "trainer"):
             if not layout.holding(role):
                 kind = next(kind for kind in self.gmis if role in kind)
                 yield spec_fault(
-                    first, "roles", list(first.roles),
+                    gmi, "roles", list(gmi.roles),
                     f"it has no peer: no GMI of the layout holds a {role}",
                     f"Add one with {', '.join(kind)}.",
                 )  # fmt: skip

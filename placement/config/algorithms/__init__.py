@@ -100,19 +100,19 @@ def mode_faults(settings: AlgorithmConfig, mode: str) -> Iterator[Fault]:
     optimizer = settings.resolved_optimizer
     if mode == "serving" or not optimizer:
         return  # it trains nothing; the class is not loaded
-    home = MODE_OF_OPTIMIZER[optimizer]
-    rule = f"in mode {home}, and the mode is {mode}"
-    fitting = settings.optimizers_in(mode)
-    if fitting and settings.optimizer == "auto":
+    optimizer_mode = MODE_OF_OPTIMIZER[optimizer]
+    rule = f"in mode {optimizer_mode}, and the mode is {mode}"
+    optimizers = settings.optimizers_in(mode)
+    if optimizers and settings.optimizer == "auto":
         return
-    if home != mode and not fitting and settings.name in ALGORITHMS:
+    if optimizer_mode != mode and not optimizers and settings.name in ALGORITHMS:
         yield Fault(
             "algorithm.name", settings.name, f"it trains {rule}",
-            f"Set mode: {home}, or use {listed(algorithms_of(mode), 'or')}.",
+            f"Set mode: {optimizer_mode}, or use {listed(algorithms_of(mode), 'or')}.",
         )  # fmt: skip
-    elif home != mode:
-        other = f"Use {listed(fitting, 'or')}, or set" if fitting else "Set"
+    elif optimizer_mode != mode:
+        remedy = f"Use {listed(optimizers, 'or')}, or set" if optimizers else "Set"
         yield Fault(
             "algorithm.optimizer", settings.optimizer, f"{optimizer} runs {rule}",
-            f"{other} mode: {home}.",
+            f"{remedy} mode: {optimizer_mode}.",
         )  # fmt: skip

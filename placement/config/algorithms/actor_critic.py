@@ -69,8 +69,8 @@ class ActorCriticConfig(AlgorithmConfig):
         return f", {self.minibatches} minibatches, {self.epochs} epochs"
 
     def update_text(self, samples: int, where: str) -> str:
-        each = f"{self.minibatch_size(samples):,} samples in each {where}"
-        return f"{self.minibatches} of {each}, {counted(self.epochs, 'epoch')}"
+        size = f"{self.minibatch_size(samples):,} samples in each {where}"
+        return f"{self.minibatches} of {size}, {counted(self.epochs, 'epoch')}"
 
     def own_faults(self) -> Iterator[Fault]:
         """Yields a fault if the policy remembers, and has nothing to learn that from."""
@@ -90,15 +90,15 @@ class ActorCriticConfig(AlgorithmConfig):
         `what` they are, the `product` they come from, and the key in it that may be changed.
         """
         if rows % self.minibatches:
-            small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
-            divisors = [*small, *(rows // n for n in reversed(small))]
+            small_divisors = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+            divisors = [*small_divisors, *(rows // n for n in reversed(small_divisors))]
             below = max(n for n in divisors if n <= self.minibatches)
             above = next((n for n in divisors if n > self.minibatches), None)
-            near = str(below) if above is None else f"{below} or {above}"
+            suggestion = str(below) if above is None else f"{below} or {above}"
             yield Fault(
                 "algorithm.minibatches", self.minibatches,
                 f"must divide the {rows} {what} ({product})",
-                f"Use {near}, or change num_env or {factor}.",
+                f"Use {suggestion}, or change num_env or {factor}.",
             )  # fmt: skip
 
 
@@ -119,11 +119,11 @@ class RowsConfig(ActorCriticConfig):
     def why_not(cls, optimizer: str) -> tuple[str, str]:
         """Says why what trains on fresh experience cannot do otherwise, or with other gradients."""
         if optimizer == "async_samples":
-            old = "what agents send meanwhile is of an older policy, which it does not correct for"
-            return old, "algorithm.name: appo or impala, which do"
+            why = "what agents send meanwhile is of an older policy, which it does not correct for"
+            return why, "algorithm.name: appo or impala, which do"
         if optimizer in ("async_gradients", "parameter_server"):
-            one = "agents send one gradient for each batch, and it takes several steps"
-            return one, "algorithm.name: a3c or pg"
+            why = "agents send one gradient for each batch, and it takes several steps"
+            return why, "algorithm.name: a3c or pg"
         return "", ""
 
     @property
@@ -133,7 +133,7 @@ class RowsConfig(ActorCriticConfig):
     def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
         """Yields a fault unless the samples of an update divide by the minibatches."""
         yield from super().faults(config, agents, trainers)
-        num_env, each = config.env.num_env, max(1, agents // trainers) if trainers else 1
+        num_env, count = config.env.num_env, max(1, agents // trainers) if trainers else 1
         if self.drop_slowest and self.sends_gradients:
             yield Fault(
                 "algorithm.drop_slowest", self.drop_slowest,
@@ -141,27 +141,27 @@ class RowsConfig(ActorCriticConfig):
                 "Leave it out.",
             )  # fmt: skip
         elif self.drop_slowest:
-            has_agents = each > 1 or config.template.name == "tdg_ex"
-            whole, what = (each, "agents of a trainer") if has_agents else (trainers, "GMIs")
-            if self.drop_slowest >= whole:
+            has_agents = count > 1 or config.template.name == "tdg_ex"
+            total, noun = (count, "agents of a trainer") if has_agents else (trainers, "GMIs")
+            if self.drop_slowest >= total:
                 yield Fault(
                     "algorithm.drop_slowest", self.drop_slowest,
-                    f"must be less than the {what}: {whole} in this layout",
+                    f"must be less than the {noun}: {total} in this layout",
                     "Lower it, or use more GMIs.",
                 )  # fmt: skip
                 return
             if has_agents:
-                each -= self.drop_slowest
+                count -= self.drop_slowest
         if self.recurrent is not None:
-            product = f"num_env={num_env}" + (f" x {each} agents" if each > 1 else "")
-            what = "environments of an update of one GMI, whose steps stay together"
-            yield from self.minibatch_faults(num_env * each, what, product, "recurrent")
+            product = f"num_env={num_env}" + (f" x {count} agents" if count > 1 else "")
+            noun = "environments of an update of one GMI, whose steps stay together"
+            yield from self.minibatch_faults(num_env * count, noun, product, "recurrent")
             return
         product = f"num_env={num_env} x horizon={self.horizon}"
-        if each > 1:
-            product += f" x {each} agents"
+        if count > 1:
+            product += f" x {count} agents"
         yield from self.minibatch_faults(
-            num_env * self.horizon * each, "samples of an update of one GMI", product, "horizon"
+            num_env * self.horizon * count, "samples of an update of one GMI", product, "horizon"
         )
 
 

@@ -137,11 +137,11 @@ class AlphaZeroConfig(AlgorithmConfig):
                 f"must be divided by {counted(trainers, 'GMI')}, each of which has a share",
                 f"Use {-(-self.batch_size // trainers) * trainers}.",
             )  # fmt: skip
-        most, num_env = -(-self.games // trainers), config.env.num_env
-        if num_env > most:
+        games_per_gmi, num_env = -(-self.games // trainers), config.env.num_env
+        if num_env > games_per_gmi:
             yield Fault(
                 "env.num_env", num_env,
                 f"games={self.games} gives each of {counted(trainers, 'GMI')} "
-                f"{counted(most, 'game')} to play",
-                f"Use {most} or fewer, or raise games to {num_env * trainers}.",
+                f"{counted(games_per_gmi, 'game')} to play",
+                f"Use {games_per_gmi} or fewer, or raise games to {num_env * trainers}.",
             )  # fmt: skip

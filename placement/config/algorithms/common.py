@@ -193,11 +193,11 @@ class AlgorithmConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _expand_optimizer(cls, value: Any) -> Any:
-        its = value.get("optimizer") if isinstance(value, dict) else None
-        if not isinstance(its, dict) or not {"name"} <= set(its) <= {"name", "drop_slowest"}:
+        entry = value.get("optimizer") if isinstance(value, dict) else None
+        if not isinstance(entry, dict) or not {"name"} <= set(entry) <= {"name", "drop_slowest"}:
             return value
-        dropped = {key: its[key] for key in its if key != "name"}
-        return {**dropped, **value, "optimizer": its["name"]}
+        other_keys = {key: entry[key] for key in entry if key != "name"}
+        return {**other_keys, **value, "optimizer": entry["name"]}
 
     @field_validator("optimizer", mode="before")
     @classmethod
@@ -208,10 +208,10 @@ class AlgorithmConfig(Section):
                 "Write optimizer: local, or optimizer: {name: local, drop_slowest: 1}.",
             )
         if value not in ("auto", *cls.optimizers):
-            names, (why, otherwise) = listed(cls.optimizers, "or"), cls.why_not(value)
+            names, (reason, alternative) = listed(cls.optimizers, "or"), cls.why_not(value)
             raise broken(
-                f"the algorithm runs under {names}{why and ': '}{why}",
-                f"Use {cls.optimizers[0]}, or auto{otherwise and ', or '}{otherwise}.",
+                f"the algorithm runs under {names}{reason and ': '}{reason}",
+                f"Use {cls.optimizers[0]}, or auto{alternative and ', or '}{alternative}.",
             )
         return value
 

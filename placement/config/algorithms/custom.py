@@ -59,9 +59,9 @@ class CustomAlgorithmConfig(AlgorithmConfig):
     @model_serializer(mode="wrap")
     def _serialize(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes what was given alone: the defaults are those of the class."""
-        written = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "class_"}
+        given = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "class_"}
         keys: dict[str, Any] = handler(self)
-        return {"class": self.class_, **{key: keys[key] for key in keys if key in written}}
+        return {"class": self.class_, **{key: keys[key] for key in keys if key in given}}
 
 
 def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConfig:
@@ -74,13 +74,13 @@ def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConf
     if fault := _optimizers_fault(settings, section.class_):
         raise ConfigError([fault])
     keys = {key: value for key, value in section.model_dump().items() if key != "class"}
-    named = {
+    attributes = {
         "__annotations__": {"implementation": ClassVar[str], "name": str},  # no Literal["ppo"]
         "implementation": section.class_,
         "name": algorithm.__name__,
     }
-    bound: type[AlgorithmConfig] = type(settings.__name__, (settings,), named)
-    return validated(bound, keys)
+    named_class: type[AlgorithmConfig] = type(settings.__name__, (settings,), attributes)
+    return validated(named_class, keys)
 
 
 def validated(settings: type[AlgorithmConfig], keys: Mapping[str, Any]) -> AlgorithmConfig:
@@ -97,14 +97,14 @@ def validated(settings: type[AlgorithmConfig], keys: Mapping[str, Any]) -> Algor
 
 def _optimizers_fault(settings: type[AlgorithmConfig], reference: str) -> Fault | None:
     """Tells what is wrong with the optimizers that an algorithm says it can run under."""
-    given: Any = settings.optimizers
-    several = isinstance(given, tuple) and given
-    wrong = [one for one in given if one not in MODE_OF_OPTIMIZER] if several else [given]
-    if not wrong:
+    names: Any = settings.optimizers
+    is_tuple = isinstance(names, tuple) and names
+    unknown = [name for name in names if name not in MODE_OF_OPTIMIZER] if is_tuple else [names]
+    if not unknown:
         return None
-    near = closest(str(wrong[0]), MODE_OF_OPTIMIZER)
+    near = closest(str(unknown[0]), MODE_OF_OPTIMIZER)
     return Fault(
         "algorithm.class", reference,
-        f"its Settings.optimizers={given!r}; must be a tuple of {', '.join(MODE_OF_OPTIMIZER)}",
-        f"Did you mean {near if several else (near,)}?" if near else "Name one or more of them.",
+        f"its Settings.optimizers={names!r}; must be a tuple of {', '.join(MODE_OF_OPTIMIZER)}",
+        f"Did you mean {near if is_tuple else (near,)}?" if near else "Name one or more of them.",
     )  # fmt: skip

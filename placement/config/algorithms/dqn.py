@@ -68,8 +68,8 @@ class DQNConfig(ReplayConfig):
     ) -> tuple[float, float] | None:
         remedy = "Give the least and the largest discounted sum of scaled rewards"
         if value is None and info.data.get("distributional") == "c51":
-            other = "or use distributional: qr, which needs none"
-            raise broken("distributional: c51 needs it", f"{remedy}, such as [-10, 10], {other}.")
+            hint = "or use distributional: qr, which needs none"
+            raise broken("distributional: c51 needs it", f"{remedy}, such as [-10, 10], {hint}.")
         if value is not None and value[0] >= value[1]:
             raise broken("must be two numbers, the smaller one first", f"{remedy}.")
         return value

@@ -86,14 +86,14 @@ class EvolutionConfig(AlgorithmConfig):
                 "Raise it, or use fewer GMIs.",
             )  # fmt: skip
             return
-        most, num_env = -(-self.directions // trainers), config.env.num_env
-        if num_env > most:
+        per_gmi, num_env = -(-self.directions // trainers), config.env.num_env
+        if num_env > per_gmi:
             yield Fault(
                 "env.num_env", num_env,
                 f"population={self.population} gives each of {counted(trainers, 'GMI')} "
-                f"{counted(most, 'direction')} to try, each in an environment, one way and then "
+                f"{counted(per_gmi, 'direction')} to try, each in an environment, one way and then "
                 "the other",
-                f"Use {most} or fewer, or a population of {2 * num_env * trainers}.",
+                f"Use {per_gmi} or fewer, or a population of {2 * num_env * trainers}.",
             )  # fmt: skip
 
 

@@ -74,9 +74,9 @@ class MBPOConfig(SACConfig):
             "n_step": (self.n_step, 1), "sampler": (self.sampler, "uniform"),
             "hindsight": (self.hindsight, 0.0),
         }  # fmt: skip
-        for name, (value, needed) in settings.items():
-            if value != needed:
-                yield Fault(f"algorithm.{name}", value, rule, f"Use {needed}, or name: sac.")
+        for name, (value, required) in settings.items():
+            if value != required:
+                yield Fault(f"algorithm.{name}", value, rule, f"Use {required}, or name: sac.")
         if self.replay_start < 2:
             yield Fault(
                 "algorithm.replay_start", self.replay_start,
@@ -167,6 +167,6 @@ class CEMConfig(ReplayConfig):
             "layer_norm": (self.layer_norm, False), "precision": (self.precision, "fp32"),
             "sampler": (self.sampler, "uniform"),
         }  # fmt: skip
-        for name, (value, needed) in settings.items():
-            if value != needed:
-                yield Fault(f"algorithm.{name}", value, rule, f"Use {str(needed).lower()}.")
+        for name, (value, required) in settings.items():
+            if value != required:
+                yield Fault(f"algorithm.{name}", value, rule, f"Use {str(required).lower()}.")

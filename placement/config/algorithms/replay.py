@@ -104,21 +104,21 @@ class ReplayConfig(AlgorithmConfig):
                 "Lower it, or raise replay_capacity.",
             )  # fmt: skip
             return
-        steps, of = max((self.n_step, "n_step"), (self.drawn_steps, "horizon"))
+        steps, setting = max((self.n_step, "n_step"), (self.drawn_steps, "horizon"))
         if self.replay_capacity < num_env * steps:
             yield Fault(
                 "algorithm.replay_capacity", self.replay_capacity,
-                f"must hold {of}={steps} steps of {num_env} environments",
-                f"Raise it, or lower env.num_env or {of}.",
+                f"must hold {setting}={steps} steps of {num_env} environments",
+                f"Raise it, or lower env.num_env or {setting}.",
             )  # fmt: skip
             return
         round_rows = num_env * self.horizon
-        first = (self.replay_start // round_rows + 1) * round_rows
-        stored = min(first, self.replay_capacity // num_env * num_env) // self.drawn_steps
+        first_update = (self.replay_start // round_rows + 1) * round_rows
+        stored = min(first_update, self.replay_capacity // num_env * num_env) // self.drawn_steps
         if self.batch_size > stored:
-            what = "rows" if self.drawn_steps == 1 else "sequences"
+            noun = "rows" if self.drawn_steps == 1 else "sequences"
             yield Fault(
                 "algorithm.batch_size", self.batch_size,
-                f"must be at most {stored}, the {what} that are there at the first update",
+                f"must be at most {stored}, the {noun} that are there at the first update",
                 "Lower it, or raise replay_start.",
             )  # fmt: skip
