@@ -103,15 +103,15 @@ def overlaps(topology: Topology) -> list[str]:
     Nobody is told of a GPU that the run has a share of: others have the rest.
     """
     shared: dict[str, list[int]] = {}
-    own = [device for device in topology.devices if device.kind == "cpu" or device.share == 1]
-    for byte in _bytes_of(replace(topology, devices=tuple(own))):
-        if who := _other_holder(byte, 1):
-            shared.setdefault(who, []).append(byte)
+    exclusive = [device for device in topology.devices if device.kind == "cpu" or device.share == 1]
+    for byte in _bytes_of(replace(topology, devices=tuple(exclusive))):
+        if holder := _other_holder(byte, 1):
+            shared.setdefault(holder, []).append(byte)
     return [
-        f"another run of yours ({who}{_run_of(who)}) is at work on "
+        f"another run of yours ({holder}{_run_of(holder)}) is at work on "
         f"{_devices_text(topology, locked)} too, and each slows the other down. Give each its "
         "own: hardware.cores, or CUDA_VISIBLE_DEVICES."
-        for who, locked in shared.items()
+        for holder, locked in shared.items()
     ]
 
 
@@ -128,21 +128,21 @@ def _devices_text(topology: Topology, locked: Collection[int]) -> str:
     """cores 0-3 and GPU 1."""
     names = _bytes_of(topology)
     cores = [byte - _CORES for byte in locked if not names[byte]]
-    parts = [f"core{'s' if len(cores) > 1 else ''} {format_cores(cores)}"] if cores else []
-    return " and ".join([*parts, *(names[byte] for byte in locked if names[byte])])
+    texts = [f"core{'s' if len(cores) > 1 else ''} {format_cores(cores)}"] if cores else []
+    return " and ".join([*texts, *(names[byte] for byte in locked if names[byte])])
 
 
 def _other_holder(start: int, length: int) -> str:
     """Names another process with a lock on these bytes (length 0: on any from there)."""
     if _Presence.file is None:
         return ""
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
     try:
-        answer = fcntl.fcntl(_Presence.file, fcntl.F_GETLK, asked)
+        answer = fcntl.fcntl(_Presence.file, fcntl.F_GETLK, request)
     except OSError:  # a file system without locks
         return ""
-    kind, _, _, _, pid = struct.unpack(_FLOCK, answer)
-    if kind == fcntl.F_UNLCK:
+    lock_type, _, _, _, pid = struct.unpack(_FLOCK, answer)
+    if lock_type == fcntl.F_UNLCK:
         return ""
     return f"process {pid}" if pid > 0 else "a process of another container"
 
@@ -167,11 +167,11 @@ def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
 
     Blocks for `seconds`.
     """
-    mine_s, all_s = processes.cpu_s(processes.with_children([os.getpid()])), _busy_s(cores)
+    own_s, all_s = processes.cpu_s(processes.with_children([os.getpid()])), _busy_s(cores)
     time.sleep(seconds)
     all_s = _busy_s(cores) - all_s
-    mine_s = processes.cpu_s(processes.with_children([os.getpid()])) - mine_s
-    return max(0.0, all_s - mine_s) / seconds
+    own_s = processes.cpu_s(processes.with_children([os.getpid()])) - own_s
+    return max(0.0, all_s - own_s) / seconds
 
 
 def _busy_s(cores: Collection[int]) -> float:

@@ -51,15 +51,15 @@ def terminate_as_interrupt() -> Iterator[None]:
     if _installed is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    old_handlers = {number: signal.getsignal(number) for number in _NUMBERS}
     _installed = _Interrupts()
     try:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(number, _installed)
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             # None: it was not set by Python, which cannot put it back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         _installed = None

@@ -29,7 +29,7 @@ _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _GRACE_S: Final = 20.0  # for the launcher to end by itself
 _TAIL: Final = 4096  # bytes of its log that are told
 # What Ray sets in a process of its own. The devices that it names are those of this launch.
-_OF_RAY: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "CUDA_VISIBLE_DEVICES")
+_RAY_KEYS: Final = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "CUDA_VISIBLE_DEVICES")
 
 
 class NodeAgent:
@@ -40,7 +40,7 @@ class NodeAgent:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("RAY_") and name not in (_OF_RAY[:2] if devices else _OF_RAY)
+            if not name.startswith("RAY_") and name not in (_RAY_KEYS[:2] if devices else _RAY_KEYS)
         }
         orders, self._orders = _pipe()
         self._reports, reports = _pipe()
@@ -53,8 +53,8 @@ class NodeAgent:
         orders.close()
         reports.close()
         self._lock, self._report = threading.Lock(), Report()
-        self._tells = threading.Lock()  # one at a time: of two that are long, pieces would mix
-        self._told_s = time.monotonic()
+        self._send_lock = threading.Lock()  # one at a time: of two that are long, pieces would mix
+        self._last_order_s = time.monotonic()
         self._is_over = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -77,9 +77,9 @@ class NodeAgent:
     def tell(self, message: Any) -> None:
         """Hands a message to the launcher: bytes of a pickle, as it may hold the user's classes."""
         with self._lock:
-            self._told_s = time.monotonic()
+            self._last_order_s = time.monotonic()
         try:
-            with self._tells:
+            with self._send_lock:
                 self._orders.send_bytes(message)
         except OSError:  # it has ended, which the next report says
             return
@@ -110,13 +110,13 @@ class NodeAgent:
             with self._lock:
                 self._report.add(report)
         status = self._process.wait()
-        how = exit_text(status, None) if status >= 0 else exit_text(None, -status)
+        end = exit_text(status, None) if status >= 0 else exit_text(None, -status)
         size = os.lseek(self._log, 0, os.SEEK_END)
         tail = os.pread(self._log, _TAIL, max(0, size - _TAIL)).decode(errors="replace").strip()
         with self._lock:
-            self._report.add(Report(ended=f"its launcher {how}" + (f":\n{tail}" if tail else "")))
+            self._report.add(Report(ended=f"its launcher {end}" + (f":\n{tail}" if tail else "")))
         while not self._is_over.wait(1.0):
-            if time.monotonic() - self._told_s > SILENCE_S:
+            if time.monotonic() - self._last_order_s > SILENCE_S:
                 self.leave()
 
     def leave(self) -> None:

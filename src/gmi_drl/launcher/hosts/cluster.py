@@ -65,11 +65,11 @@ class Cluster:
         assert config.cluster is not None
         self._config, self._cluster, self.head = config, config.cluster, head
         self._drains = drains
-        self._told: set[str] = set()  # nodes that are drained, as `newly_drained` has said
+        self._drained: set[str] = set()  # nodes that are drained, as `newly_drained` has said
         self._group, self._bundle = group, bundle
         self._agents: dict[int, Any] = {}  # by the place of their bundle
         self.hosts: list[Host] = []
-        self._asked: dict[int, Any] = {}  # places of lost hosts, and who is asked there
+        self._asked: dict[int, Any] = {}  # probes that wait for an answer, by place of a lost host
         self._ask_s = 0.0  # when they are asked next
         self._times_back = [0] * self._cluster.hosts  # by place
         self._untried: Collection[int] = ()  # places of hosts that are back and have not trained
@@ -89,9 +89,9 @@ class Cluster:
         )
         self._presence = Presence(self._agents.values())  # one may be there long before another
         try:
-            self.hosts = _described(self._agents, self._config, self.head, self._drains, within_s)
+            self.hosts = _describe(self._agents, self._config, self.head, self._drains, within_s)
         except _HostUnfit:
-            _check_here(self.head)
+            _check_own_node(self.head)
             raise
 
     def hand_over(self) -> list[Host]:
@@ -116,31 +116,31 @@ class Cluster:
         self.end()
         if self._cluster.on_loss == "shrink":
             left = [place for rank, place in enumerate(places) if rank not in lost]
-            if not left:  # as when this program was held up: some may be there
+            if not left:  # as when this program was suspended: some hosts may still run
                 back = [place for place in places if self._times_back[place] < _MOST_BACK]
             for place in back:
                 self._times_back[place] += 1
-            self._start_those_there([*left, *back])
+            self._start_reachable([*left, *back])
         else:
             self._start_all(places)
 
-    def _start_those_there(self, places: Sequence[int]) -> None:
+    def _start_reachable(self, places: Sequence[int]) -> None:
         """Starts agents at these places, but for hosts that turn out to be lost as well."""
-        why = ""
+        reason = ""
         while len(places) >= self._cluster.hosts_min:
             try:
                 self.start(places)
             except _HostUnfit as error:
                 self.end(_SETTLE_S)
                 places = [place for place in places if place not in error.places]
-                why = f" ({error})"
+                reason = f" ({error})"
                 continue
             self._ask_s = time.monotonic() + SILENCE_S  # by then what a lost one ran has ended
             return
-        _check_here(self.head)
+        _check_own_node(self.head)
         raise HostLost(
             value=f"cluster.hosts_min={self._cluster.hosts_min}",
-            rule=f"{counted(len(places), 'host')} would be left{why}",
+            rule=f"{counted(len(places), 'host')} would be left{reason}",
             remedy="Go on from the last checkpoint when there are more.",
         )
 
@@ -173,12 +173,12 @@ class Cluster:
     def places_back(self) -> list[int]:
         """Returns the places of lost hosts that answer again; asks them, and waits for none.
 
-        What is asked of a place has an answer when Ray has put a host there.
+        A probe of a place is answered when Ray has put a host there.
         """
         import ray
 
-        there = {host.place for host in self.hosts}
-        lost = {p for p, times in enumerate(self._times_back) if times < _MOST_BACK} - there
+        used = {host.place for host in self.hosts}
+        lost = {place for place, times in enumerate(self._times_back) if times < _MOST_BACK} - used
         if self._cluster.on_loss != "shrink" or not lost or time.monotonic() < self._ask_s:
             return []
         for place in lost - self._asked.keys():
@@ -203,9 +203,9 @@ class Cluster:
             for rank, host in enumerate(self.hosts)
             if host.facts.node_id in self._drains.nodes
         }
-        if self._told.issuperset(drained):
+        if self._drained.issuperset(drained):
             return []
-        self._told |= drained.keys()
+        self._drained |= drained.keys()
         return [*drained.values()]
 
     def can_do_without(self, ranks: Collection[int]) -> bool:
@@ -288,14 +288,14 @@ def joined(config: Config) -> Iterator[Cluster]:
     try:
         head = RayHead(cluster.address)
         bundle = _bundle(config, head.ask(nodes.hosts))
-        group, drains = _placed(cluster, head, bundle), Drains(cluster.address)
-        ours = Cluster(config, head, drains, group, bundle)
+        group, drains = _placement_group(cluster, head, bundle), Drains(cluster.address)
+        hosts = Cluster(config, head, drains, group, bundle)
         try:
-            ours.start(range(cluster.hosts))
-            yield ours
+            hosts.start(range(cluster.hosts))
+            yield hosts
         finally:
             drains.close()
-            ours.end()
+            hosts.end()
             if head.answers():  # else it waits, too
                 with suppress(Exception):
                     remove_placement_group(group)
@@ -303,14 +303,14 @@ def joined(config: Config) -> Iterator[Cluster]:
         nodes.leave()
 
 
-def _check_here(head: RayHead) -> None:
+def _check_own_node(head: RayHead) -> None:
     """HostLost if the raylet that this program is joined to is gone: it would start nothing."""
     import ray
 
     from gmi_drl.runtime.engines.ray import nodes
 
-    here = ray.get_runtime_context().get_node_id()
-    if here not in [node["NodeID"] for node in head.ask(nodes.hosts)]:
+    node_id = ray.get_runtime_context().get_node_id()
+    if node_id not in [node["NodeID"] for node in head.ask(nodes.hosts)]:
         raise HostLost(
             value="the host of this program",
             rule="the cluster has lost it, and starts nothing for it any more",
@@ -318,18 +318,18 @@ def _check_here(head: RayHead) -> None:
         )
 
 
-def _bundle(config: Config, known: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _bundle(config: Config, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns what is set aside on each host: a core for the agent, and the GPUs that are used."""
     assert config.cluster is not None
-    gpus = sorted((node["Resources"].get("GPU", 0.0) for node in known), reverse=True)
-    fewest = gpus[: config.cluster.hosts][-1] if gpus else 0.0
+    gpus = sorted((node["Resources"].get("GPU", 0.0) for node in nodes), reverse=True)
+    least_gpus = gpus[: config.cluster.hosts][-1] if gpus else 0.0
     hardware = config.hardware
-    if hardware.backend in CORE_BACKENDS or (hardware.backend == "auto" and not fewest):
+    if hardware.backend in CORE_BACKENDS or (hardware.backend == "auto" and not least_gpus):
         return {"CPU": 1}
-    return {"CPU": 1, "GPU": float(hardware.num_gpus or fewest or 1)}  # which may come yet
+    return {"CPU": 1, "GPU": float(hardware.num_gpus or least_gpus or 1)}  # which may come yet
 
 
-def _placed(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str, float]) -> Any:
+def _placement_group(cluster: ClusterConfig, head: RayHead, bundle: Mapping[str, float]) -> Any:
     """Sets so much aside on as many hosts as are wanted; waits for them."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -355,63 +355,63 @@ def _missing(cluster: ClusterConfig, bundle: Mapping[str, float]) -> HostsError:
 
     from gmi_drl.runtime.engines.ray import nodes
 
-    free = state.available_resources_per_node()
-    said = []
+    by_node = state.available_resources_per_node()
+    texts = []
     for node in nodes.hosts():
-        there, left = node["Resources"], free.get(node["NodeID"], {})
-        has = ", ".join(
-            f"{left.get(what, 0.0):g} of {there.get(what, 0.0):g} {what}" for what in bundle
+        total, free = node["Resources"], by_node.get(node["NodeID"], {})
+        amounts = ", ".join(
+            f"{free.get(key, 0.0):g} of {total.get(key, 0.0):g} {key}" for key in bundle
         )
-        said.append(f"{node['NodeManagerAddress']} has {has} free")
-    wants = " and ".join(f"{much:g} {what}" for what, much in bundle.items())
+        texts.append(f"{node['NodeManagerAddress']} has {amounts} free")
+    needs = " and ".join(f"{amount:g} {key}" for key, amount in bundle.items())
     return HostsError(
         value=f"cluster.hosts={cluster.hosts}",
-        rule=f"each wants {wants}, and after {cluster.wait_s:g} s the cluster at {cluster.address} "
-        f"has {counted(len(said), 'host')}: {'; '.join(said)}",
+        rule=f"each wants {needs}, and after {cluster.wait_s:g} s the cluster at {cluster.address} "
+        f"has {counted(len(texts), 'host')}: {'; '.join(texts)}",
         remedy="Add hosts, end what holds them, or lower cluster.hosts.",
     )
 
 
-def _described(
+def _describe(
     by_place: Mapping[int, Any], config: Config, head: RayHead, drains: Drains, within_s: float
 ) -> list[Host]:
     """Asks all agents for their hosts; returns these by address, as their rank goes by it."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    asked = {place: agent.facts.remote() for place, agent in by_place.items()}
-    facts: dict[int, HostFacts] = _answers(asked, head, "start", within_s)
+    requests = {place: agent.facts.remote() for place, agent in by_place.items()}
+    facts: dict[int, HostFacts] = _answers(requests, head, "start", within_s)
     ranked = sorted(facts, key=lambda place: _address(facts[place]))
-    ours = own_versions()
+    local_versions = own_versions()
     for place in ranked:
-        fact = facts[place]
-        if fact.node_id in drains.nodes:
+        host = facts[place]
+        if host.node_id in drains.nodes:
             raise _HostUnfit.at(
                 [place],
-                value=f"host {fact.address} ({fact.name})",
+                value=f"host {host.address} ({host.name})",
                 rule="Ray drains it: it is taken away soon",
                 remedy="Wait until another one is in its place.",
             )
-        for name, version in ours.items():
-            if fact.versions[name] != version:
+        for name, version in local_versions.items():
+            if host.versions[name] != version:
                 raise _HostUnfit.at(
                     [place],
-                    value=f"host {fact.address} ({fact.name})",
-                    rule=f"it has {name} {fact.versions[name]}, and this program {version}",
+                    value=f"host {host.address} ({host.name})",
+                    rule=f"it has {name} {host.versions[name]}, and this program {version}",
                     remedy="Install the same on all hosts.",
                 )
-        _check_clock(fact, place, by_place[place], head)
-    told = cloudpickle.dumps(config)
-    asked = {place: agent.tell.remote(told) for place, agent in by_place.items()}
-    _answers(asked, head, "be told the config")
-    looks = _looks(by_place, facts, head)
-    return [Host(by_place[place], facts[place], *looks[place], place) for place in ranked]
+        _check_clock(host, place, by_place[place], head)
+    config_bytes = cloudpickle.dumps(config)
+    requests = {place: agent.tell.remote(config_bytes) for place, agent in by_place.items()}
+    _answers(requests, head, "be told the config")
+    surveys = _surveys(by_place, facts, head)
+    return [Host(by_place[place], facts[place], *surveys[place], place) for place in ranked]
 
 
 def _check_clock(facts: HostFacts, place: int, agent: Any, head: RayHead) -> None:
     """HostsError if a host's clock and that of this program are too far apart."""
     asked_s = time.time()
-    there_s = _answers({place: agent.clock.remote()}, head, "tell the time")[place]
-    ahead_s, behind_s = there_s - time.time(), asked_s - there_s  # at least, as answers take time
+    host_s = _answers({place: agent.clock.remote()}, head, "tell the time")[place]
+    ahead_s, behind_s = host_s - time.time(), asked_s - host_s  # at least, as answers take time
     if max(ahead_s, behind_s) > SILENCE_S:
         raise _HostUnfit.at(
             [place],
@@ -431,33 +431,33 @@ def _address(facts: HostFacts) -> tuple[Any, ...]:
     return address.version, int(address), facts.node_id
 
 
-def _looks(
+def _surveys(
     agents: Mapping[int, Any], facts: Mapping[int, HostFacts], head: RayHead
 ) -> dict[int, tuple[Topology, HostMemory]]:
     """Waits for the launchers of all hosts to have looked at what is there; returns that."""
-    found: dict[int, tuple[Topology, HostMemory]] = {}
+    surveys: dict[int, tuple[Topology, HostMemory]] = {}
     deadline_s = time.monotonic() + _ANSWER_S
-    while len(found) < len(agents):
-        asked = {place: agent.talk.remote(Orders()) for place, agent in agents.items()}
-        reports: dict[int, Report] = _answers(asked, head, "talk")
+    while len(surveys) < len(agents):
+        requests = {place: agent.talk.remote(Orders()) for place, agent in agents.items()}
+        reports: dict[int, Report] = _answers(requests, head, "talk")
         for place, report in reports.items():
-            who = f"host {facts[place].address} ({facts[place].name})"
+            host = f"host {facts[place].address} ({facts[place].name})"
             if (error := report.opened().error) is not None:
-                raise _HostUnfit.at([place], f"{who}: {error}") from error
+                raise _HostUnfit.at([place], f"{host}: {error}") from error
             if report.ended:
-                raise _HostUnfit.at([place], f"{who}: {report.ended}")
+                raise _HostUnfit.at([place], f"{host}: {report.ended}")
             if report.topology is not None and report.memory is not None:
-                found[place] = report.topology, report.memory
+                surveys[place] = report.topology, report.memory
         if time.monotonic() > deadline_s:
-            late = next(place for place in agents if place not in found)
+            slow = next(place for place in agents if place not in surveys)
             raise _HostUnfit.at(
-                [late],
-                value=f"host {facts[late].address} ({facts[late].name})",
+                [slow],
+                value=f"host {facts[slow].address} ({facts[slow].name})",
                 rule=f"it has not looked at its devices within {_ANSWER_S:g} s",
                 remedy="See whether it is overloaded, or its GPU driver hangs (nvidia-smi there).",
             )
         time.sleep(BEAT_S)
-    return found
+    return surveys
 
 
 def _answers(
@@ -472,21 +472,21 @@ def _answers(
         if not late or time.monotonic() > deadline_s:
             break
         head.check()
-    answers, why = {}, ""
+    answers, reason = {}, ""
     for place, reference in asked.items():
         if reference in ready:
             try:
                 answers[place] = ray.get(reference)
             except ray.exceptions.RayError as error:
-                why = str(error).strip().splitlines()[-1]
+                reason = str(error).strip().splitlines()[-1]
     silent = frozenset(asked) - frozenset(answers)
     if not silent:
         return answers
-    if why:
+    if reason:
         raise _HostUnfit.at(
             silent,
             value="cluster",
-            rule=f"an agent could not {what} ({why})",
+            rule=f"an agent could not {what} ({reason})",
             remedy="Install gmi-drl on each host, in the same version.",
         )
     raise _HostUnfit.at(

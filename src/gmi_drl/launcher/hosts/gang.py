@@ -72,15 +72,15 @@ class HostsGang:
 
         config = parts[0].config
         assert config.cluster is not None
-        self._is_to_go_on = config.cluster.on_loss != "fail"
+        self._goes_on = config.cluster.on_loss != "fail"
         self._leave_s, self._hang_s = config.comm.timeout_s, config.run.hang_timeout_s
         self._lost: dict[int, str] = {}  # hosts, and how each was lost
         self._lost_s = 0.0  # when the first one was
         self._heir: int | None = None
         self._hosts, self._tally = list(hosts), tally
-        each = [part.layout.on_host(part.host) for part in parts]
-        self._own = [{gmi.gmi_id for gmi in gmis} for gmis in each]
-        self._trainers = [[g.gmi_id for g in gmis if "trainer" in g.roles] for gmis in each]
+        by_host = [part.layout.on_host(part.host) for part in parts]
+        self._own_gmis = [{gmi.gmi_id for gmi in gmis} for gmis in by_host]
+        self._trainers = [[g.gmi_id for g in gmis if "trainer" in g.roles] for gmis in by_host]
         self._lock = threading.Lock()
         self._records: list[tuple[int, Any]] = []
         self._restarts: list[tuple[int, Any]] = []
@@ -89,7 +89,7 @@ class HostsGang:
         self._methods: list[str] = []
         self._endpoints: list[Endpoint | None] = [None] * len(hosts)
         self._roster: Roster | None = None
-        self._told: list[Roster | None] = [None] * len(hosts)
+        self._sent_rosters: list[Roster | None] = [None] * len(hosts)
         self._outcome: GroupOutcome | None = None  # of the GMIs' work, once one has finished
         self._rows: dict[int, tuple[int, ...]] = {}
         self._failure: BaseException | None = None
@@ -202,49 +202,49 @@ class HostsGang:
         import ray
 
         hosts = range(len(self._hosts))
-        asked: dict[Any, int] = {}
-        asked_s, answered_s = [0.0] * len(hosts), [time.monotonic()] * len(hosts)
-        told_s = answered_s[:]  # of their launchers, by which their agents do not go
-        end_s: float | None = None
+        pending: dict[Any, int] = {}
+        sent_s, answered_s = [0.0] * len(hosts), [time.monotonic()] * len(hosts)
+        heard_s = answered_s[:]  # of their launchers, by which their agents do not go
+        deadline_s: float | None = None
         while not all(self._ended):
             now_s = time.monotonic()
             if self._end:
-                end_s = end_s or now_s + _END_S
-                if now_s > end_s:
+                deadline_s = deadline_s or now_s + _END_S
+                if now_s > deadline_s:
                     return
             self._settle(now_s)
             for host in hosts:
-                waits = host in asked.values()
-                if not waits and not self._ended[host] and now_s - asked_s[host] >= BEAT_S:
-                    asked_s[host] = now_s
-                    asked[self._hosts[host].agent.talk.remote(self._orders(host))] = host
-                elif waits and now_s - answered_s[host] > SILENCE_S:
+                is_waiting = host in pending.values()
+                if not is_waiting and not self._ended[host] and now_s - sent_s[host] >= BEAT_S:
+                    sent_s[host] = now_s
+                    pending[self._hosts[host].agent.talk.remote(self._orders(host))] = host
+                elif is_waiting and now_s - answered_s[host] > SILENCE_S:
                     self._lose(host, f"it has not answered for {SILENCE_S:g} s")
-                elif self._hang_s is not None and now_s - told_s[host] > self._hang_s:
+                elif self._hang_s is not None and now_s - heard_s[host] > self._hang_s:
                     self._lose(host, f"its launcher has told nothing for {self._hang_s:g} s")
-            asked = {ref: host for ref, host in asked.items() if not self._ended[host]}
-            if not asked:
+            pending = {ref: host for ref, host in pending.items() if not self._ended[host]}
+            if not pending:
                 time.sleep(_LOOK_S)
                 continue
-            ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S)
+            ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_LOOK_S)
             for ref in ready:
-                host = asked.pop(ref)
+                host = pending.pop(ref)
                 answered_s[host] = time.monotonic()
                 try:
                     report = ray.get(ref)
-                    told_s[host] = answered_s[host] if report.rows else told_s[host]
+                    heard_s[host] = answered_s[host] if report.rows else heard_s[host]
                     self._take(host, report)
                 except ray.exceptions.RayError as error:
-                    first = str(error).strip().splitlines()[0]
-                    self._lose(host, f"its agent is gone ({first})")
+                    first_line = str(error).strip().splitlines()[0]
+                    self._lose(host, f"its agent is gone ({first_line})")
 
     def _orders(self, host: int) -> Orders:
         """Returns what a host has to be told now."""
         calls = tuple(self._methods[self._calls[host] :])
         self._calls[host] += len(calls)
-        roster = self._roster if self._roster is not self._told[host] else None
-        self._told[host] = self._roster
-        own = self._own[host]
+        roster = self._roster if self._roster is not self._sent_rosters[host] else None
+        self._sent_rosters[host] = self._roster
+        own_gmis = self._own_gmis[host]
         return Orders(
             calls=calls,
             stop=self.asked_to_stop or self._room,
@@ -252,7 +252,7 @@ class HostsGang:
             heir=self._heir,
             roster=roster,
             outcome=self._outcome,
-            rows={gmi_id: row for gmi_id, row in self._rows.items() if gmi_id not in own},
+            rows={gmi_id: row for gmi_id, row in self._rows.items() if gmi_id not in own_gmis},
         )
 
     def _take(self, host: int, report: Report) -> None:
@@ -273,33 +273,33 @@ class HostsGang:
                 self._roster = next_roster(self._roster, self._endpoints) or self._roster
         self._outcome = self._outcome or report.outcome
         if report.error is not None:
-            self._fail(self._told_of(host, report.error))
+            self._fail(self._named_error(host, report.error))
         if report.ended:
             self._lose(host, report.ended)
 
-    def _told_of(self, host: int, error: BaseException) -> BaseException:
+    def _named_error(self, host: int, error: BaseException) -> BaseException:
         """Returns what ended a host's part, with its name."""
         if isinstance(error, GmiDied):
             error.add_note(f"on {self._name(host)}")
             return error
-        told = HostsError(f"{self._name(host)}: {error}")
-        told.__cause__ = error
-        return told
+        hosts_error = HostsError(f"{self._name(host)}: {error}")
+        hosts_error.__cause__ = error
+        return hosts_error
 
     def _lose(self, host: int, why: str) -> None:
         """Notes that a host is lost; where the run goes on, GMIs of the others save it and end."""
-        already, self._ended[host] = self._ended[host], True
-        if self._end or already:
+        was_ended, self._ended[host] = self._ended[host], True
+        if self._end or was_ended:
             return
         self._lost[host] = why
         self._lost_s = self._lost_s or time.monotonic()
         left = [gmis for rank, gmis in enumerate(self._trainers) if not self._ended[rank]]
-        if not self._is_to_go_on or self._roster is None or self.asked_to_stop or not left:
+        if not self._goes_on or self._roster is None or self.asked_to_stop or not left:
             self._fail(self._loss())
             return
         self._heir = min(min(gmis) for gmis in left)
-        ends = [None if h in self._lost else end for h, end in enumerate(self._endpoints)]
-        self._roster = next_roster(self._roster, ends) or self._roster
+        endpoints = [None if h in self._lost else end for h, end in enumerate(self._endpoints)]
+        self._roster = next_roster(self._roster, endpoints) or self._roster
 
     def _settle(self, now_s: float) -> None:
         """Fails for a host that is lost, when the others are done or late."""
@@ -314,8 +314,8 @@ class HostsGang:
 
     def _loss(self) -> HostLost:
         """Returns the error that tells of all hosts that are lost."""
-        each = "; ".join(f"{self._name(host)}: {why}" for host, why in self._lost.items())
-        error = HostLost(f"{each}. What it ran ends within {SILENCE_S:g} s.")
+        losses = "; ".join(f"{self._name(host)}: {why}" for host, why in self._lost.items())
+        error = HostLost(f"{losses}. What it ran ends within {SILENCE_S:g} s.")
         error.ranks = () if self.asked_to_stop else tuple(sorted(self._lost))
         return error
 

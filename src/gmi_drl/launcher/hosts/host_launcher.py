@@ -102,8 +102,8 @@ class _Driver:
         try:
             data = pickle.dumps(report.sealed())
         except Exception as error:  # a result, or an exception, of the user's
-            told = HostsError(f"a host's report: {error}")
-            data = pickle.dumps(Report(error=told).sealed())
+            hosts_error = HostsError(f"a host's report: {error}")
+            data = pickle.dumps(Report(error=hosts_error).sealed())
         self._out.send_bytes(data)
 
     def over(self) -> None:
@@ -147,29 +147,29 @@ def _run(part: HostPart, driver: _Driver) -> None:
             "written there",
             remedy="Put it on a file system that all hosts share, at the same path.",
         )
-    if others := other_files(part.digests, part.role_folder):
+    if differing := other_files(part.digests, part.role_folder):
         raise HostsError(
-            value=f"{part.role_folder}/{others[0]}",
+            value=f"{part.role_folder}/{differing[0]}",
             rule=f"host {part.host} ({part.addresses[part.host]}) has none, or another one than "
             "the launching program",
             remedy="Copy it to all hosts, or launch from a folder that they share.",
         )
     assert part.config.cluster is not None
-    there = [name for _, name in socket.if_nameindex()]
-    if (interface := part.config.cluster.interface) and interface not in there:
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if (interface := part.config.cluster.interface) and interface not in interfaces:
         raise HostsError(
             value=f"cluster.interface={interface}",
-            rule=f"host {part.host} ({part.addresses[part.host]}) has {', '.join(there)}",
+            rule=f"host {part.host} ({part.addresses[part.host]}) has {', '.join(interfaces)}",
             remedy="Name one that all hosts have, or none.",
         )
     if not runtime.is_initialized():
         runtime.init(preload_of(part.config))
     if part.keeps_gcs:
         keep_gcs_in(store_of_host(part.folder, part.epoch, part.host))
-    mine = part.layout.of_host(part.host)
+    layout = part.layout.of_host(part.host)
     with ExitStack() as stack:
         stack.enter_context(importable(part.role_folder))
-        stack.enter_context(at_work(mine.topology))
+        stack.enter_context(at_work(layout.topology))
         job = _job(part)
         gang = stack.enter_context(
             Gang(
@@ -181,7 +181,7 @@ def _run(part: HostPart, driver: _Driver) -> None:
                 host=part.host,
             )
         )
-        notes = [(0, {"kind": "warning", "message": line}) for line in overlaps(mine.topology)]
+        notes = [(0, {"kind": "warning", "message": line}) for line in overlaps(layout.topology)]
         driver.report(Report(records=notes))
         try:
             _serve(part, job, gang, driver)
@@ -194,15 +194,15 @@ def _job(part: HostPart) -> Job:
     """Makes what GMIs of this host share."""
     layout, config, sockets = part.layout, part.config, runtime.run_directory()
     names, trainers = names_of(layout), layout.holding("trainer")
-    of_host = [
+    by_host = [
         [gmi for gmi in trainers if layout.host_of(gmi.gmi_id) == host]
         for host in range(layout.hosts)
     ]
-    own, cluster = of_host[part.host], config.cluster
+    own, cluster = by_host[part.host], config.cluster
     assert cluster is not None
     plan = reduction_of(config, layout.of_host(part.host), trainer=part.classes[own[0].roles[-1]])
-    meeting = sockets / "hosts"
-    meeting.mkdir(mode=0o700)
+    folder = sockets / "hosts"
+    folder.mkdir(mode=0o700)
     group = create_group(
         [names[gmi.gmi_id] for gmi in own],
         [gmi.gpu_id for gmi in own],
@@ -211,9 +211,9 @@ def _job(part: HostPart) -> Job:
         directory=sockets,
         hosts=HostSpec(
             rank=part.host,
-            members=tuple(tuple(names[gmi.gmi_id] for gmi in gmis) for gmis in of_host),
+            members=tuple(tuple(names[gmi.gmi_id] for gmi in gmis) for gmis in by_host),
             address=part.addresses[part.host],
-            folder=meeting,
+            folder=folder,
             trusted=cluster.network == "trusted",
             interface=cluster.interface,
         ),
@@ -237,11 +237,11 @@ def _job(part: HostPart) -> Job:
 
 def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
     """Calls methods of the GMIs as ordered, and reports, until it is ordered to end."""
-    tally, meeting = job.tally.open(), job.sockets / "hosts"
+    tally, folder = job.tally.open(), job.sockets / "hosts"
     watchdog = Watchdog(gang, tally, part.config.run.hang_timeout_s)
-    own = [gmi.gmi_id for gmi in part.layout.on_host(part.host)]
+    own_gmis = [gmi.gmi_id for gmi in part.layout.on_host(part.host)]
     calls: list[str] = []
-    is_busy, told_s = False, float("-inf")
+    is_busy, reported_s = False, float("-inf")
     while True:
         report = Report()
         for orders in driver.orders():
@@ -251,15 +251,15 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
             if orders.stop and not gang.asked_to_stop:
                 gang.request_stop()
             if orders.heir is not None:  # before the roster by which they find out
-                for gmi_id in own:
+                for gmi_id in own_gmis:
                     tally[gmi_id, "bereft"] = HEIR if gmi_id == orders.heir else 1
             for gmi_id, row in orders.rows.items():  # by which they know whom to wait for
                 for name, value in zip(COUNTERS, row, strict=True):
                     tally[gmi_id, name] = value
             if orders.roster is not None:
-                write_roster(meeting, orders.roster)
+                write_roster(folder, orders.roster)
             if orders.outcome is not None:
-                write_outcome(meeting, orders.outcome)
+                write_outcome(folder, orders.outcome)
         if calls and not is_busy:
             gang.start(calls.pop(0))
             is_busy = True
@@ -270,14 +270,14 @@ def _serve(part: HostPart, job: Job, gang: Gang, driver: _Driver) -> None:
             time.sleep(_POLL.total_seconds())
         watchdog.look()
         report.records, report.restarts = gang.records(), gang.restarts()
-        news = report.records or report.restarts or report.results
-        if news or time.monotonic() - told_s > _REPORT_S:
-            told_s = time.monotonic()
-            report.endpoint = read_endpoint(meeting)  # before the rows that say who brought it
+        has_news = report.records or report.restarts or report.results
+        if has_news or time.monotonic() - reported_s > _REPORT_S:
+            reported_s = time.monotonic()
+            report.endpoint = read_endpoint(folder)  # before the rows that say who brought it
             report.rows = {
-                gmi_id: tuple(tally[gmi_id, name] for name in COUNTERS) for gmi_id in own
+                gmi_id: tuple(tally[gmi_id, name] for name in COUNTERS) for gmi_id in own_gmis
             }
-            report.outcome = read_outcome(meeting)
+            report.outcome = read_outcome(folder)
             driver.report(report)
 
 

@@ -98,10 +98,10 @@ class Report:
         """Returns it with what may be of the user's classes as bytes, which `opened` reads."""
         import cloudpickle  # type: ignore[import-untyped]
 
-        theirs = self.records, self.restarts, self.results, self.error
-        if theirs == ([], [], [], None):
+        values = self.records, self.restarts, self.results, self.error
+        if values == ([], [], [], None):
             return self
-        seal = cloudpickle.dumps(theirs)  # those of a program by value: nobody can import them
+        seal = cloudpickle.dumps(values)  # classes of __main__ by value: nobody can import them
         return replace(self, records=[], restarts=[], results=[], error=None, seals=[seal])
 
     def opened(self) -> Report:

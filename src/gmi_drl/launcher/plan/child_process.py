@@ -115,8 +115,8 @@ def _main(answer: str, deadline_s: str, module: str, function: str, *words: str)
     status = _LATE
     try:
         while time.monotonic() < end_s and os.getppid() == caller:
-            ended, code = os.waitpid(worker, os.WNOHANG)
-            if ended:
+            exited_pid, code = os.waitpid(worker, os.WNOHANG)
+            if exited_pid:
                 code = os.waitstatus_to_exitcode(code)
                 status = _KILLED - code if code < 0 else code
                 break

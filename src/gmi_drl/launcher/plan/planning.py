@@ -69,7 +69,7 @@ def find_devices(config: Config, without: Collection[str] = ()) -> Topology:
         hardware.num_gpus, hardware.backend, hardware.cores,
         allow_create=hardware.allow_create, without=without,
     )  # fmt: skip
-    devices = [dataclasses.replace(d, share=hardware.gpu_share) for d in topology.devices]
+    devices = [dataclasses.replace(device, share=hardware.gpu_share) for device in topology.devices]
     return dataclasses.replace(topology, devices=tuple(devices))
 
 
@@ -137,19 +137,19 @@ def _plan(
         others = [*tried.faults, *policy_faults(config), *logger_faults(config)]
         sizes = tried.sizes
     try:
-        found = topologies or [find_devices(config)]
-        if fault := _unlike_fault(config, found):
+        host_topologies = topologies or [find_devices(config)]
+        if fault := _unlike_fault(config, host_topologies):
             return [fault, *others], None
-        each: Sequence[HostMemory | None] = memories or [None] * len(found)
-        planned_each = [
+        host_memories: Sequence[HostMemory | None] = memories or [None] * len(host_topologies)
+        plans = [
             _plan_host(config, topology, memory, sizes, check_config)
-            for topology, memory in zip(found, each, strict=True)
+            for topology, memory in zip(host_topologies, host_memories, strict=True)
         ]
     except DiscoveryError as error:
         faults = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *faults, *others], None
-    merged = _merged([faults for faults, _ in planned_each])
-    layouts = [layout for _, layout in planned_each if layout is not None]
+    merged = _merged([faults for faults, _ in plans])
+    layouts = [layout for _, layout in plans if layout is not None]
     if merged or others or not config.is_resolved or not layouts:
         return [*merged, *others], None
     if config.cluster is None:
@@ -166,10 +166,10 @@ def _unlike_fault(config: Config, hosts: Sequence[Topology]) -> Fault | None:
     ]
     if len(lacking) in (0, len(hosts)):
         return None
-    who = f"host {lacking[0]} has" if len(lacking) == 1 else f"hosts {listed(lacking)} have"
+    subject = f"host {lacking[0]} has" if len(lacking) == 1 else f"hosts {listed(lacking)} have"
     return Fault(
         "hardware.backend", config.hardware.backend,
-        f"{who} no GPU that can be used, and the others have",
+        f"{subject} no GPU that can be used, and the others have",
         "Use cpu, by which all train on their cores, or hosts that are alike.",
     )  # fmt: skip
 
@@ -194,8 +194,8 @@ def _plan_host(
     if fault:
         faults = [fault]
     elif sizes is not None:
-        has = memory or host_memory()
-        faults = [*memory_faults(simplest(config), layout, sizes, has.of_bytes, has.whose)]
+        host = memory or host_memory()
+        faults = [*memory_faults(simplest(config), layout, sizes, host.of_bytes, host.whose)]
     return faults, layout
 
 
@@ -226,10 +226,10 @@ def backend_reason(config: Config, layout: Layout) -> str | None:
     topology = layout.topology
     if config.hardware.backend != "auto" or all(d.kind == "cpu" for d in topology.devices):
         return None
-    chosen, why = choose_backend(config.mode, topology, max(map(len, layout.mpl)))
-    if any(gmi.backend != chosen for gmi in layout.gmis):
+    backend, reason = choose_backend(config.mode, topology, max(map(len, layout.mpl)))
+    if any(gmi.backend != backend for gmi in layout.gmis):
         return None  # a layout file says so
-    return f"backend {chosen}: {why}"
+    return f"backend {backend}: {reason}"
 
 
 def reduction_of(
@@ -249,27 +249,27 @@ def reduction_of(
     facts = facts_of(layout)
     if refusal := reduction_fault(config, layout, facts):
         raise ConfigError([refusal])
-    wanted, repeatable = config.comm.reduction, config.run.deterministic
+    strategy, deterministic = config.comm.reduction, config.run.deterministic
     several = sum(map(len, reducing(layout))) > 1
-    open_choice = is_open(wanted, layout, facts, repeatable)
+    open_choice = is_open(strategy, layout, facts, deterministic)
     measures = several and (measure in ("missing", "anew") or (measure == "needed" and open_choice))
     asks = several and (ask_size or open_choice)
-    numel, guess = assumed(config), ""
+    numel, assumption_reason = assumed(config), ""
     with ExitStack() as stack:  # what is asked of other processes takes a runtime
         if (measures or asks) and not runtime.is_initialized():
             runtime.init(PRELOAD)
             stack.callback(runtime.shutdown)
         if asks:
-            numel, guess = asked(config, layout, trainer)
+            numel, assumption_reason = asked(config, layout, trainer)
         plan = plan_reduction(
-            wanted, layout, numel, wire=config.comm.wire, measure=measure,
-            repeatable=repeatable, facts=facts,
+            strategy, layout, numel, wire=config.comm.wire, measure=measure,
+            repeatable=deterministic, facts=facts,
         )  # fmt: skip
-    if not guess:
+    if not assumption_reason:
         return plan
     note = (
         f"the gradient's size is assumed ({numel:,} numbers, for the observations of the paper's "
-        f"Ant): {guess}"
+        f"Ant): {assumption_reason}"
     )
     return dataclasses.replace(plan, notes=(*plan.notes, note))
 
@@ -296,11 +296,11 @@ def ask_actor(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = None) -> Fault | None:
     """Tells why the hardware cannot run the `comm.reduction` that is asked for, if it cannot."""
-    wanted, mpl = config.comm.reduction, reducing(layout)
-    if wanted == "auto" or sum(map(len, mpl)) < 2:
+    strategy, mpl = config.comm.reduction, reducing(layout)
+    if strategy == "auto" or sum(map(len, mpl)) < 2:
         return None
-    reasons = fault(wanted, mpl, facts or facts_of(layout))
-    return None if reasons is None else Fault("comm.reduction", wanted, *reasons)
+    reasons = fault(strategy, mpl, facts or facts_of(layout))
+    return None if reasons is None else Fault("comm.reduction", strategy, *reasons)
 
 
 def numel_of(
@@ -323,18 +323,18 @@ def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> tupl
 
     Needs a running runtime; starts one process.
     """
-    numel, why = None, f"role {trainer} says nothing of it"
+    numel, reason = None, f"role {trainer} says nothing of it"
     try:
         numel = ask_actor("gradient size", numel_of, config, layout, trainer, list(sys.path))
     except runtime.ActorRuntimeError as error:
-        why = str(error).strip().splitlines()[-1]
-    return (assumed(config), why) if numel is None else (numel, "")
+        reason = str(error).strip().splitlines()[-1]
+    return (assumed(config), reason) if numel is None else (numel, "")
 
 
 def assumed(config: Config) -> int:
     """Returns the size with the observations and actions of the paper's Ant."""
     sizes = [_OBS_DIM, *hidden_sizes(config.algorithm.network), _ACT_DIM + 1]
     parameters = [_ACT_DIM]  # deviations, then weights and biases of each layer
-    for a, b in itertools.pairwise(sizes):
-        parameters += [a * b, b]
+    for inputs, outputs in itertools.pairwise(sizes):
+        parameters += [inputs * outputs, outputs]
     return sum(round_up(count, PARAMETER_MULTIPLE) for count in parameters) + _TAIL

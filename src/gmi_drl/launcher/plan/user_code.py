@@ -62,7 +62,7 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
     try:
         answer = ask(__name__, "try_here", [text, str(folder)], deadline)
     except ChildFailed as failed:
-        if faults := class_faults(config, folder, deadline):  # it is one of these
+        if faults := class_faults(config, folder, deadline):  # a class is at fault
             return UserCodeReport(faults)
         what = f"env.id={config.env.id!r}: to import, make, reset and step it:"
         remedy = "See what it waits for." if failed.late else "Try it in Python."
@@ -111,21 +111,21 @@ def try_here(
     for reference, options in named_callbacks(config):
         faults += callback_problems(reference, options, folder)
     custom = isinstance(config.algorithm, CustomAlgorithmConfig)
-    config, wrong = _with_settings(config, folder, layout or _layout_here(config))
-    faults += wrong
+    config, settings_faults = _with_settings(config, folder, layout or _local_layout(config))
+    faults += settings_faults
     if faults:
         return {"faults": faults}
     named = [role.class_ for role in config.roles.values()]
     classes = [*roles, *(load_role(role, Path(folder)) for role in named)]
-    if makers := [role.__name__ for role in classes if not _keeps(role, "make_env")]:
-        return {"notes": [f"environments are made by {makers[0]}, and were not looked at"]}
-    own_network = not all(_keeps(role, "make_policy") for role in classes)
+    if env_makers := [role.__name__ for role in classes if not _inherits(role, "make_env")]:
+        return {"notes": [f"environments are made by {env_makers[0]}, and were not looked at"]}
+    own_network = not all(_inherits(role, "make_policy") for role in classes)
     compiles = ADAPTERS[adapter].compiles != ""  # which takes a GPU, and minutes
     if adapter == "isaacgym" or (compiles and choose_adapter(env.id) == "gymnasium"):
         return {"notes": [f"adapter {adapter}: the environment was not made"]}
-    closing = Closing()  # one that raises or hangs is no fault: it does not fail a run
+    closing = Closing()  # close() that raises or hangs is no fault: it does not fail a run
     try:
-        if compiles:  # one that is not, of the same spaces
+        if compiles:  # the Gymnasium environment of that id has the same spaces
             envs = make_env(env.id, 1, wrappers=env.wrappers)
         else:
             envs = make_env(
@@ -134,27 +134,27 @@ def try_here(
                 multi_agent=config.multi_agent, of_team=config.algorithm.of_team,
             )  # fmt: skip
         closing.later(envs.close)
-        faults = [] if compiles else [*_league_told(config, envs), *_faults(env.id, envs)]
+        faults = [] if compiles else [*_league_faults(config, envs), *_env_faults(env.id, envs)]
         if not (faults or own_network or custom):
             settings = config.algorithm
-            least = settings  # with a small network, if it needs no image: the same spaces
+            smallest = settings  # with a small network, if it needs no image: the same spaces
             if settings.network not in CONVOLUTIONAL and not is_own_network(settings.network):
-                least = settings.model_copy(update={"network": (1,)})
-            for its in _with_spaces(envs):
-                algorithm_class(settings).make_network(least, its, None)
+                smallest = settings.model_copy(update={"network": (1,)})
+            for group in _space_groups(envs):
+                algorithm_class(settings).make_network(smallest, group, None)
         if faults:
             return {"faults": faults}
-        faults, notes = _policy_told(config, envs, own_network)
+        faults, notes = _policy_faults(config, envs, own_network)
         if compiles:
             notes.insert(0, f"adapter {adapter}: the environment was not made on a GPU")
-        distributions = [distribution_for(its.action_space) for its in _with_spaces(envs)]
+        distributions = [distribution_for(group.action_space) for group in _space_groups(envs)]
         stacking = getattr(envs, "stacking", None)
         sizes = {
             "observation": observation_width(envs.observation_space),
             "observation_bytes": 1 if envs.observation_space.dtype == "uint8" else 4,
             "frames": 1 if stacking is None else stacking.count,
-            "action": max(its.action_columns for its in distributions),
-            "parameters": max(its.parameters for its in distributions),
+            "action": max(distribution.action_columns for distribution in distributions),
+            "parameters": max(distribution.parameters for distribution in distributions),
             "agents": max(envs.num_env // _NUM_ENV, 1),  # a team is one row
             "has_own_network": own_network,
         }
@@ -165,7 +165,7 @@ def try_here(
         closing.all_briefly()
 
 
-def _layout_here(config: Config) -> Layout | None:
+def _local_layout(config: Config) -> Layout | None:
     """Returns the layout on this machine, by which an algorithm of the user's is checked."""
     with suppress(DiscoveryError, ConfigError, LayoutError):  # each a fault that planning tells
         if config.is_resolved and isinstance(config.algorithm, CustomAlgorithmConfig):
@@ -179,30 +179,30 @@ def class_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) 
     Those of roles and callbacks, whose modules may lie in `folder`, and of the algorithm, with its
     settings.
     """
-    asked: list[tuple[str, str, list[str]]] = [
+    checks: list[tuple[str, str, list[str]]] = [
         (f"roles.{name}={role.class_!r}", "role_problems", [name, role.class_])
         for name, role in config.roles.items()
     ]
     if isinstance(config.algorithm, CustomAlgorithmConfig):
         text = json.dumps(config.model_dump(mode="json"))
         what = f"algorithm.class={config.algorithm.class_!r}"
-        asked.append((what, "algorithm_problems", [text]))
-    asked += [
+        checks.append((what, "algorithm_problems", [text]))
+    checks += [
         (f"run.callbacks={reference!r}", "callback_problems_of", [reference, json.dumps(options)])
         for reference, options in named_callbacks(config)
     ]
     faults: list[str] = []
-    for what, function, words in asked:
+    for what, function, arguments in checks:
         try:
-            faults += ask(__name__, function, [*words, str(folder)], deadline)
+            faults += ask(__name__, function, [*arguments, str(folder)], deadline)
         except ChildFailed as failed:
-            how = f"importing it ended the process ({failed}). Try to import it in Python."
+            problem = f"importing it ended the process ({failed}). Try to import it in Python."
             if failed.late:
-                how = (
+                problem = (
                     f"importing it has not ended after {deadline.total_seconds():g} s. "
                     'Put what it runs under `if __name__ == "__main__":`.'
                 )
-            faults.append(f"{what}; {how}")
+            faults.append(f"{what}; {problem}")
     return faults
 
 
@@ -242,10 +242,10 @@ def _with_settings(
         return config, [str(fault) for fault in error.faults]
 
 
-def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:
+def _policy_faults(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:
     """Says why the policy of `run.policy` cannot be served in `env`, or else what to note of it.
 
-    One that is not there is told without an environment.
+    A policy whose folder does not exist is a fault of `planning.policy_faults`.
     """
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.errors import CheckpointError
@@ -253,8 +253,8 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     from gmi_drl.roles.policies.description import described, load_policy
     from gmi_drl.roles.policies.normalize import Normalizers
 
-    path = config.run.policy
-    if config.mode != "serving" or path is None or not Path(path).exists():
+    policy_path = config.run.policy
+    if config.mode != "serving" or policy_path is None or not Path(policy_path).exists():
         return [], []
     if own_network:
         return [], ["a role makes the policy: it was not compared with that of run.policy"]
@@ -262,13 +262,13 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     normalizers = Normalizers.of(config.algorithm, observation_width(env.observation_space))
     description = described(network, env, normalizers)
     try:
-        load_policy(Path(path), network, normalizers, description)
+        load_policy(Path(policy_path), network, normalizers, description)
     except CheckpointError as error:
         return [str(error)], []
     return [], []
 
 
-def _league_told(config: Config, env: VecEnv) -> list[str]:
+def _league_faults(config: Config, env: VecEnv) -> list[str]:
     """Says why a policy that is trained against itself would not play against all snapshots."""
     from gmi_drl.roles.algorithms.self_play import league_faults
 
@@ -279,55 +279,55 @@ def _league_told(config: Config, env: VecEnv) -> list[str]:
     return league_faults(league, len(getattr(env, "agents", ())), num_env)
 
 
-def _keeps(role: type[DRL_role], method: str) -> bool:
+def _inherits(role: type[DRL_role], method: str) -> bool:
     """Tells whether a role makes its environments, or its policy, as ours do."""
     from gmi_drl.roles.role.acting import ActingRole
 
-    ours = getattr(ActingRole, method)
-    return issubclass(role, ActingRole) and getattr(role, method) is ours
+    default = getattr(ActingRole, method)
+    return issubclass(role, ActingRole) and getattr(role, method) is default
 
 
-def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
+def _env_faults(env_id: str, env: VecEnv) -> Iterator[str]:
     """Says what keeps a policy from being trained on it; EnvError where its code raises."""
     import torch
 
     from gmi_drl.roles.envs.spaces import space_faults
     from gmi_drl.roles.samples.batch import env_action
 
-    for its in _with_spaces(env):
-        if faults := space_faults(env_id, its.observation_space, its.action_space):
+    for group in _space_groups(env):
+        if faults := space_faults(env_id, group.observation_space, group.action_space):
             yield from faults
             return
     to_env = env_action(env.action_space, env.device)
     generator = torch.Generator().manual_seed(0)
-    with _raised_is_told(env_id, "reset"):
+    with _raising_env_error(env_id, "reset"):
         first = env.reset(seed=0)
     shape = (env.num_env, *(env.observation_space.shape or ()))
-    if len(_with_spaces(env)) == 1 and tuple(first.shape) != shape:
+    if len(_space_groups(env)) == 1 and tuple(first.shape) != shape:
         yield (
             f"env {env_id}: reset gave observations of shape {list(first.shape)}; must be of shape "
             f"{list(shape)}, by num_env and observation_space. A wrapper that changes the shape "
             "sets observation_space too."
         )
         return
-    if bad := list(_not_finite(env_id, "reset gave an observation", first)):
-        yield from bad
+    if problems := list(_finite_faults(env_id, "reset gave an observation", first)):
+        yield from problems
         return
     for _ in range(_STEPS):
         action = to_env(_random_actions(env, generator))
-        with _raised_is_told(env_id, "step"):
+        with _raising_env_error(env_id, "step"):
             step = env.step(action)
-        bad = [
-            *_not_finite(env_id, "step gave an observation", step.final_observation),
-            *_not_finite(env_id, "step gave a reward", step.reward),
+        problems = [
+            *_finite_faults(env_id, "step gave an observation", step.final_observation),
+            *_finite_faults(env_id, "step gave a reward", step.reward),
         ]
-        if bad:
-            yield from bad
+        if problems:
+            yield from problems
             return
-    yield from _not_finite(env_id, "its second reset gave an observation", env.reset())
+    yield from _finite_faults(env_id, "its second reset gave an observation", env.reset())
 
 
-def _with_spaces(env: VecEnv) -> Sequence[Any]:
+def _space_groups(env: VecEnv) -> Sequence[Any]:
     """Returns what has the spaces of policies: the groups of agents, or the environment."""
     groups: Sequence[Any] = getattr(env, "groups", ())
     return groups if len(groups) > 1 else [env]
@@ -340,23 +340,23 @@ def _random_actions(env: VecEnv, generator: torch.Generator) -> torch.Tensor:
     from gmi_drl.roles.envs.agents import rows_of
     from gmi_drl.roles.policies import distribution_for
 
-    parts = _with_spaces(env)
-    distributions = [distribution_for(its.action_space) for its in parts]
-    columns = max(its.action_columns for its in distributions)
-    out = torch.zeros(env.num_env, columns)
-    several = len(parts) > 1
-    places = rows_of(parts, env.num_env) if several else [slice(0, env.num_env)]
-    for rows, distribution in zip(places, distributions, strict=True):
+    groups = _space_groups(env)
+    distributions = [distribution_for(group.action_space) for group in groups]
+    columns = max(distribution.action_columns for distribution in distributions)
+    actions = torch.zeros(env.num_env, columns)
+    several = len(groups) > 1
+    row_slices = rows_of(groups, env.num_env) if several else [slice(0, env.num_env)]
+    for rows, distribution in zip(row_slices, distributions, strict=True):
         count = rows.stop - rows.start
         params = torch.zeros(count, distribution.parameters)
         noise = torch.zeros(count, distribution.noise_columns)
         distribution.noise((count,), torch.zeros(distribution.parameters), generator, noise)
-        distribution.sample(params, noise, out[rows, : distribution.action_columns])
-    return out
+        distribution.sample(params, noise, actions[rows, : distribution.action_columns])
+    return actions
 
 
 @contextmanager
-def _raised_is_told(env_id: str, what: str) -> Iterator[None]:
+def _raising_env_error(env_id: str, what: str) -> Iterator[None]:
     """Raises an EnvError that names the line, also where a wrapper of the batch raised."""
     from gmi_drl.roles.envs import EnvError
     from gmi_drl.roles.envs.errors import EnvRaised
@@ -369,7 +369,7 @@ def _raised_is_told(env_id: str, what: str) -> Iterator[None]:
         raise EnvRaised.of(env_id, what, error) from error
 
 
-def _not_finite(env_id: str, what: str, given: torch.Tensor) -> Iterator[str]:
+def _finite_faults(env_id: str, what: str, given: torch.Tensor) -> Iterator[str]:
     if not bool(given.isfinite().all()):
         yield (
             f"env {env_id}: {what} that is not finite; a policy cannot learn from it. Clip it, or "

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from gmi_drl.placement import Config
 
-_OF_WHAT_RUNS: Final = ("env", "multi_agent", "algorithm", "roles", "search")  # sections
+_RUN_SECTIONS: Final = ("env", "multi_agent", "algorithm", "roles", "search")  # sections
 
 
 def modules_beside(
-    config: Config, folder: Path, sections: Collection[str] = ("run", *_OF_WHAT_RUNS)
+    config: Config, folder: Path, sections: Collection[str] = ("run", *_RUN_SECTIONS)
 ) -> list[Path]:
     """Returns the modules that these sections name and that lie in a folder: files, or packages."""
     texts = _texts(config.model_dump(mode="json", include=set(sections)))
     names = [config.env.id, *(text for text in texts if ":" in text)]
     modules = dict.fromkeys(name.partition(":")[0] for name in names)
-    found = (_file_of(name.split("."), folder) for name in modules)
-    return list(dict.fromkeys(path for path in found if path is not None))
+    paths = (_file_of(name.split("."), folder) for name in modules)
+    return list(dict.fromkeys(path for path in paths if path is not None))
 
 
 def digests_beside(config: Config, folder: Path) -> dict[str, str]:
@@ -30,7 +30,7 @@ def digests_beside(config: Config, folder: Path) -> dict[str, str]:
     By their names relative to it. Callbacks run in the launching program alone, and are no part.
     """
     digests: dict[str, str] = {}
-    for path in modules_beside(config, folder, _OF_WHAT_RUNS):
+    for path in modules_beside(config, folder, _RUN_SECTIONS):
         files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
         digests |= {file.relative_to(folder).as_posix(): digest_of_file(file) for file in files}
     return digests
@@ -57,8 +57,8 @@ def _file_of(parts: list[str], folder: Path) -> Path | None:
     """Returns where a module or its package lies; None: elsewhere, or it is no module's name."""
     if not all(part.isidentifier() for part in parts):
         return None
-    places = (f"{parts[0]}.py", f"{parts[0]}/__init__.py", "/".join(parts) + ".py")
-    return next((folder / place for place in places if (folder / place).is_file()), None)
+    names = (f"{parts[0]}.py", f"{parts[0]}/__init__.py", "/".join(parts) + ".py")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _texts(value: Any) -> Iterator[str]:

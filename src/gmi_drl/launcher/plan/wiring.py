@@ -31,9 +31,9 @@ def wires_of(layout: Layout, directory: Path, host: int = 0) -> Wires:
     `directory` is the run's private folder there. An agent and a trainer that may share the memory
     of a GPU are joined by it if the template lets them, all others by that of the host.
     """
-    template, names, own = TEMPLATES[layout.template], names_of(layout), layout.on_host(host)
+    template, names, host_gmis = TEMPLATES[layout.template], names_of(layout), layout.on_host(host)
     channels = template.channels(layout.of_host(host))
-    pairs = [(own[source.gmi_id], own[target.gmi_id]) for source, target in channels]
+    pairs = [(host_gmis[source.gmi_id], host_gmis[target.gmi_id]) for source, target in channels]
     if not pairs:
         return Wires()
     doorbells = {target.gmi_id: create_doorbell() for _, target in pairs}
@@ -53,7 +53,7 @@ def wires_of(layout: Layout, directory: Path, host: int = 0) -> Wires:
     )
     if not template.publishes_policy:
         return Wires(links)
-    publisher = next(gmi for gmi in own if "trainer" in gmi.roles)
+    publisher = next(gmi for gmi in host_gmis if "trainer" in gmi.roles)
     return Wires(links, create_board(names[publisher.gmi_id]))
 
 
@@ -78,25 +78,25 @@ def wires_fault(layout: Layout, *, of_several_hosts: bool = False) -> Fault | No
             doorbells[first_id].add(target.gmi_id)
     trainers = len(layout.holding("trainer"))
     has_group = trainers > 1 or (of_several_hosts and trainers > 0)
-    common = 1 + has_group + template.publishes_policy
-    for first_id, number in links.items():
-        wanted = number + len(doorbells[first_id]) + common
-        if wanted > MAX_FDS:
+    shared_descriptors = 1 + has_group + template.publishes_policy
+    for first_id, link_count in links.items():
+        descriptors = link_count + len(doorbells[first_id]) + shared_descriptors
+        if descriptors > MAX_FDS:
             return spec_fault(
-                layout.gmi(first_id), "links", number,
-                f"with their doorbells these are {wanted} descriptors, and a process is "
+                layout.gmi(first_id), "links", link_count,
+                f"with their doorbells these are {descriptors} descriptors, and a process is "
                 f"given at most {MAX_FDS}",
                 template.fewer_links,
             )  # fmt: skip
     return None
 
 
-def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:
+def _share_memory(layout: Layout, source: GmiSpec, target: GmiSpec) -> bool:
     """Tells whether two GMIs can map each other's memory of a GPU by CUDA IPC.
 
     Not from one MIG instance to another, and not inside one process, where a backend runs GMIs as
     threads.
     """
-    device = layout.topology.devices[one.gpu_id]
-    together = one.gpu_id == other.gpu_id and one.mig == other.mig
-    return together and device.kind == "gpu" and not backend_of(one.backend).gmis_are_threads
+    device = layout.topology.devices[source.gpu_id]
+    same_slice = source.gpu_id == target.gpu_id and source.mig == target.mig
+    return same_slice and device.kind == "gpu" and not backend_of(source.backend).gmis_are_threads

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from gmi_drl.launcher.hosts.cluster import Cluster, Host
     from gmi_drl.roles import DRL_role
 
-# Keys of `algorithm` that say nothing of what is learned, but which steps are kept, and drawn.
-_OF_REPLAYS: Final = (
+# Keys of `algorithm` that say which steps a replay keeps and draws, and not what is learned.
+_REPLAY_KEYS: Final = (
     "replay_capacity", "replay_save", "replay_device", "sampler", "priority_alpha",
     "priority_beta", "priority_eps", "priority_weights",
 )  # fmt: skip
@@ -64,7 +64,7 @@ RESIZABLE: Final = (
 # Returns what of `algorithm` follows a change, as overrides that keep the samples of an update.
 Follow: TypeAlias = Callable[[Config, Topology, Config, Topology], list[str]]
 
-_IN_PIECES: Final = ("parameter_server",)
+_SHARDED_OPTIMIZERS: Final = ("parameter_server",)
 
 # A config without `auto`, and lines that say where it came from. The folder is that of modules.
 Resolve: TypeAlias = Callable[[Config, Path], tuple[Config, list[str]]]
@@ -100,14 +100,14 @@ def new_job(
     cluster = _cluster_of(resolved, locks)
     hosts = [] if cluster is None else cluster.hosts
     with importable(import_path):  # the environment's module may be there
-        layout = planned(resolved, source, **_of_hosts(hosts))
+        layout = planned(resolved, source, **_host_resources(hosts))
     if faults := _user_code_faults(resolved, layout, import_path, roles):
         raise ConfigError(with_places(faults, source, overrides), source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
     locks.enter_context(folder.held())
-    job, told = job_of(layout, resolved, folder, classes, import_path, notes=notes)
-    return job, told, cluster
+    job, job_notes = job_of(layout, resolved, folder, classes, import_path, notes=notes)
+    return job, job_notes, cluster
 
 
 def _cluster_of(config: Config, locks: ExitStack) -> Cluster | None:
@@ -119,7 +119,7 @@ def _cluster_of(config: Config, locks: ExitStack) -> Cluster | None:
     return locks.enter_context(joined(config))
 
 
-def _of_hosts(hosts: Sequence[Host]) -> dict[str, Any]:
+def _host_resources(hosts: Sequence[Host]) -> dict[str, Any]:
     """Returns what `planned` has to know of hosts."""
     return {
         "topologies": [host.topology for host in hosts],
@@ -132,21 +132,21 @@ def _user_code_faults(
 ) -> list[str]:
     """Lists what is wrong with the user's code that the config names, which is tried in a process.
 
-    One that the code ends or holds up tells nothing: a GMI does as well, and shows its log.
+    Where the code ends or blocks that process nothing is listed: a GMI fails alike, with its log.
     """
     if not names_user_code(config):
         return []
-    text, given = json.dumps(config.model_dump(mode="json")), list((roles or {}).values())
-    tried: dict[str, list[str]] = {}
+    text, role_classes = json.dumps(config.model_dump(mode="json")), list((roles or {}).values())
+    report: dict[str, list[str]] = {}
     with suppress(runtime.ActorRuntimeError):
-        tried = ask_actor("user code", try_here, text, str(folder), layout, given)
-    return tried.get("faults", [])
+        report = ask_actor("user code", try_here, text, str(folder), layout, role_classes)
+    return report.get("faults", [])
 
 
 def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
     """Returns the config that serves the policy of a run, or of one of its checkpoints.
 
-    With the run's environment, algorithm and devices; and the folder where its modules lie.
+    It has the run's environment, algorithm and devices. Also returns the folder of its modules.
     """
     folder = RunFolder.existing(run)
     trained = load_config(folder.path / "config.yaml").model_dump(mode="json")
@@ -177,13 +177,13 @@ def resumed_job(
     before, resolved = load_config(path), load_config(path, overrides)
     rule = (
         "cannot change in a run that is resumed; only run.* and comm.* can, and how a replay is "
-        f"kept and drawn from ({', '.join(_OF_REPLAYS)})"
+        f"kept and drawn from ({', '.join(_REPLAY_KEYS)})"
     )
     faults = [
         Fault(key, value, rule, "Begin a new run for other settings, or gmi-drl resize it.")
         for key, value in changes(before, resolved)
         if not key.startswith(("run.", "comm.", "cluster."))
-        and key.removeprefix("algorithm.") not in _OF_REPLAYS
+        and key.removeprefix("algorithm.") not in _REPLAY_KEYS
     ]
     faults += logger_faults(resolved)
     if resolved.mode == "serving":
@@ -193,28 +193,28 @@ def resumed_job(
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
     layout = folder.layout()
-    if damage := layout_faults_of(resolved, layout):
-        raise ConfigError(damage, f"{folder.path / 'layout.json'}")
+    if layout_faults := layout_faults_of(resolved, layout):
+        raise ConfigError(layout_faults, f"{folder.path / 'layout.json'}")
     import_path = folder.import_path()
-    if broken := _user_code_faults(resolved, layout, import_path, roles):
-        raise ConfigError(broken, f"--resume {checkpoint}")
-    many = 1 if resolved.cluster is None else resolved.cluster.hosts
-    if many != layout.hosts:
+    if code_faults := _user_code_faults(resolved, layout, import_path, roles):
+        raise ConfigError(code_faults, f"--resume {checkpoint}")
+    host_count = 1 if resolved.cluster is None else resolved.cluster.hosts
+    if host_count != layout.hosts:
         rule = f"the run has begun on {counted(layout.hosts, 'host')}"
-        fault = Fault("cluster.hosts", many, rule, "Give as many, or begin a new run.")
+        fault = Fault("cluster.hosts", host_count, rule, "Give as many, or begin a new run.")
         raise ConfigError([fault], f"--resume {checkpoint}")
     cluster = _cluster_of(resolved, locks)
     hosts = [] if cluster is None else cluster.hosts
-    moved = _on_hosts(layout, resolved, hosts, import_path, f"--resume {checkpoint}")
-    if moved != layout and resolved.layout.file is None:
-        folder.become(resolved, moved)
+    new_layout = _on_hosts(layout, resolved, hosts, import_path, f"--resume {checkpoint}")
+    if new_layout != layout and resolved.layout.file is None:
+        folder.become(resolved, new_layout)
     else:
         folder.write_config(resolved)
-    layout = moved
+    layout = new_layout
     classes = classes_of(resolved, layout, roles)
     resume = checkpoint.resolve()
-    job, told = job_of(layout, resolved, folder, classes, import_path, resume=resume)
-    return job, told, cluster
+    job, job_notes = job_of(layout, resolved, folder, classes, import_path, resume=resume)
+    return job, job_notes, cluster
 
 
 def _on_hosts(
@@ -224,19 +224,19 @@ def _on_hosts(
 
     They may be others, as those of another cluster are. ConfigError where the GMIs would be, too.
     """
-    were = [layout.of_host(rank).topology.devices for rank in range(len(hosts))]
-    are = [host.topology.devices for host in hosts]
+    before = [layout.of_host(rank).topology.devices for rank in range(len(hosts))]
+    after = [host.topology.devices for host in hosts]
     if all(
-        [(one.uuid, one.cores) for one in was] == [(one.uuid, one.cores) for one in now]
-        for was, now in zip(were, are, strict=True)
+        [(d.uuid, d.cores) for d in old] == [(d.uuid, d.cores) for d in new]
+        for old, new in zip(before, after, strict=True)
     ):
         return layout
     with importable(import_path):
-        moved = planned(config, source, **_of_hosts(hosts))
-    if _gmis_of(moved) == _gmis_of(layout):
-        return moved
-    began, have = (" and ".join(str(len(each)) for each in sides) for sides in (were, are))
-    rule = f"they have {have} devices, for other GMIs than those of the {began} it has begun on"
+        new_layout = planned(config, source, **_host_resources(hosts))
+    if _gmis_of(new_layout) == _gmis_of(layout):
+        return new_layout
+    old, new = (" and ".join(str(len(host)) for host in devices) for devices in (before, after))
+    rule = f"they have {new} devices, for other GMIs than those of the {old} it has begun on"
     remedy = "Give it hosts with as many devices each, or begin a new run."
     raise ConfigError([Fault("cluster.hosts", len(hosts), rule, remedy)], source)
 
@@ -264,9 +264,9 @@ def resized_job(
         raise ConfigError(faults, "resize")
     with importable(job.role_folder):
         layout = planned(resolved, "resize", topologies=[find_devices(resolved, lost)])
-    same = {"hardware": job.config.hardware}  # other words for devices may mean those there are
+    same = {"hardware": job.config.hardware}  # other settings may name the same devices
     if layout == job.layout and resolved.model_copy(update=same) == job.config:
-        raise ConfigError([_same(resolved)], "resize")
+        raise ConfigError([_no_change_fault(resolved)], "resize")
     return _next_job(job, layout, resolved, classes_of(resolved, layout, roles))
 
 
@@ -301,7 +301,7 @@ def rehosted_job(
     """
     resolved = load_config(job.config.model_dump(mode="json"), [f"cluster.hosts={len(hosts)}"])
     with importable(job.role_folder):
-        layout = planned(resolved, "hosts", **_of_hosts(hosts))
+        layout = planned(resolved, "hosts", **_host_resources(hosts))
     return _next_job(job, layout, resolved, classes_of(resolved, layout, roles))
 
 
@@ -318,8 +318,8 @@ def _next_job(job: Job, layout: Layout, config: Config, classes: Classes) -> tup
 
 def resize_faults(before: Config, wanted: Config) -> list[Fault]:
     """Lists what of a change cannot be done while a run trains."""
-    if fixed := fixed_fault(before):
-        return [fixed]
+    if fault := fixed_fault(before):
+        return [fault]
     changed = list(changes(before, wanted))
     rule = f"cannot change while a run trains; {', '.join(RESIZABLE)} can"
     faults = [
@@ -327,7 +327,7 @@ def resize_faults(before: Config, wanted: Config) -> list[Fault]:
         for key, value in changed
         if key not in RESIZABLE
     ]
-    return faults if changed else [_same(wanted)]
+    return faults if changed else [_no_change_fault(wanted)]
 
 
 def fixed_fault(config: Config) -> Fault | None:
@@ -342,29 +342,29 @@ def fixed_fault(config: Config) -> Fault | None:
         remedy = "Go on with it, or begin a run from a template."
         return Fault("layout.file", config.layout.file, "says what GMIs there are", remedy)
     name = config.algorithm.resolved_optimizer
-    if name in _IN_PIECES:
+    if name in _SHARDED_OPTIMIZERS:
         rule = "cuts parameters and moments into as many pieces as there are GMIs that hold them"
         return Fault("algorithm.optimizer", name, rule, "Begin a new run for another layout.")
     return None
 
 
-def _same(config: Config) -> Fault:
+def _no_change_fault(config: Config) -> Fault:
     rule, remedy = "is what the run has", "Give other numbers, or leave it be."
     return Fault("layout.gmi_per_gpu", config.layout.gmi_per_gpu, rule, remedy)
 
 
 def changes(before: Config, wanted: Config) -> Iterator[tuple[str, Any]]:
     """Yields the dotted keys in which two configs differ, with the value that is wanted."""
-    settings, others = before.model_dump(mode="json"), wanted.model_dump(mode="json")
+    settings, wanted_settings = before.model_dump(mode="json"), wanted.model_dump(mode="json")
     for section in Config.model_fields:
-        yield from _changed(section, settings[section], others[section])
+        yield from _changes(section, settings[section], wanted_settings[section])
 
 
-def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
+def _changes(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
     """Yields the dotted keys below `key` that differ, with the value that is wanted."""
     if isinstance(before, dict) and isinstance(wanted, dict):
         for name in {**before, **wanted}:
-            yield from _changed(f"{key}.{name}", before.get(name, ABSENT), wanted.get(name, ABSENT))
+            yield from _changes(f"{key}.{name}", before.get(name, ABSENT), wanted.get(name, ABSENT))
     elif before != wanted:
         yield key, wanted
 

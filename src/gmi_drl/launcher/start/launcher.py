@@ -108,14 +108,14 @@ def launch(
                     config, overrides, roles, import_path, locks, resolve=resolve
                 )
             keep = not started if keep_gcs is None else keep_gcs
-            # A run that is gone on with may have begun on another machine.
+            # A resumed run may have begun on another machine, whose speed says nothing of this one.
             if job.resume is not None or cluster or not is_comparable(job.config):
                 promise_of = None
-            # What could not be undone has been warned of.
-            kinds = (one.lease.kind for one in swept if one.undone)
+            # `sweep` has warned of leases that it could not undo.
+            kinds = (result.lease.kind for result in swept if result.undone)
             left = [f"undone: what a killed launcher had left of backend {k}" for k in kinds]
             assert job.folder is not None
-            with _kept(job.folder, keep, cluster) as store:
+            with _control_store(job.folder, keep, cluster) as store:
                 return _run(
                     job, view, store, notes=left + notes, objects=objects, watch=watch,
                     promise_of=promise_of, roles=roles, cluster=cluster, follow=follow,
@@ -150,8 +150,8 @@ def _run(
     run = _Run(folder, view, store, callbacks, resizer, watch, promise_of, cluster, started)
     try:
         with importable(job.role_folder):
-            made = [*made_callbacks(job.config, job.role_folder), *objects]
-            run.callbacks = callbacks = Callbacks(made, folder.path, job.config)
+            all_callbacks = [*made_callbacks(job.config, job.role_folder), *objects]
+            run.callbacks = callbacks = Callbacks(all_callbacks, folder.path, job.config)
             callbacks.start(
                 StartedRun(
                     folder=folder.path,
@@ -161,29 +161,29 @@ def _run(
                     request_stop=callbacks.request_stop,
                 )
             )
-        while (ended := run.train(notes)) is None:
+        while (end := run.train(notes)) is None:
             notes = run.notes
     except BaseException as error:
-        state, why = "failed", truncate(str(error))
+        state, reason = "failed", truncate(str(error))
         if isinstance(error, KeyboardInterrupt):
-            state, why = "stopped", "ended before it could finish"
+            state, reason = "stopped", "ended before it could finish"
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
-            failed = {"state": state, "finished": time.time(), "error": why}
-            folder.update(**failed, **summary_of(run.last), **memory_held(run.job))
+            outcome = {"state": state, "finished": time.time(), "error": reason}
+            folder.update(**outcome, **summary_of(run.last), **memory_held(run.job))
         with suppress(CallbackError):
-            callbacks.end(EndedRun(state, why))
+            callbacks.end(EndedRun(state, reason))
         # The same resume again would be refused again.
         refused = job.resume is not None and not run.last and state == "failed"
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    result = result_of(run.job, folder, ended, run.last, run.restarts)
-    callbacks.end(EndedRun(ended.state, result=result))
+    result = result_of(run.job, folder, end, run.last, run.restarts)
+    callbacks.end(EndedRun(end.state, result=result))
     return result
 
 
 @contextmanager
-def _kept(folder: Path, keep_gcs: bool, cluster: Cluster | None) -> Iterator[Path | None]:
+def _control_store(folder: Path, keep_gcs: bool, cluster: Cluster | None) -> Iterator[Path | None]:
     """Yields the control store where it is the run's own; at the end its file has all of the run.
 
     Stores of hosts are merged into it.
@@ -234,7 +234,7 @@ class _Run:
                 replace(job, epoch=epoch), self.cluster.hosts, max_restarts=budget, traced=traced,
                 started=self.started, keeps_gcs=self.store is not None,
             )  # fmt: skip
-            # What is used of one here.
+            # HostsGang has the methods of Gang that a launch calls.
             return cast("Gang", HostsGang(self.cluster.hand_over(), parts, job.tally.open()))
         return Gang(
             job.layout,
@@ -259,7 +259,7 @@ class _Run:
                 at_work(None if self.cluster else job.layout.topology),
                 importable(job.role_folder),  # a role may return a class of its own
                 new_traces(job.config, folder.path) as traces,
-                _recorded(self._gang(job, traced, budget), policies) as gang,
+                _keeping_lineage(self._gang(job, traced, budget), policies) as gang,
             ):
                 restarts = Restarts(gang, folder, budget, policies)
                 serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
@@ -270,19 +270,19 @@ class _Run:
                         screen.show({"kind": "warning", "message": line})
                     warn = partial(_warn, screen)
                     self.callbacks.show_on(warn)
-                    # The first one takes out of a record what is its own.
+                    # PolicyLog comes first: it takes the lineage out of each record.
                     watches: list[Watch] = [policies, resizer]
                     propose = resizer.propose if job.config.run.resize == "auto" else None
                     watches.append(NoiseWatch(screen, folder, job.config, job.layout, propose))
-                    watches += [self.callbacks, *self._own_watch(screen, propose)]
-                    hosts = (
+                    watches += [self.callbacks, *self._speed_watch(screen, propose)]
+                    watch = (
                         None if self.cluster is None else ClusterWatch(self.cluster, folder.path)
                     )
-                    watches += [] if hosts is None else [hosts]
+                    watches += [] if watch is None else [watch]
                     records = _Records(gang, screen, serving, watches, self.last)
                     try:
                         stopped = _watch(job, records, restarts, resizer)
-                    except GmiDied:  # it may be that it could not do without a lost device
+                    except GmiDied:  # perhaps because a device is lost
                         if warning := resizer.lose(gang):
                             warn(warning)
                         raise
@@ -290,20 +290,20 @@ class _Run:
                     gmis = list(gang.results().values())
                     close_all(gang, screen)
                     records.show()
-                    if hosts is not None and hosts.wants_room:
+                    if watch is not None and watch.wants_room:
                         stopped = stopped or self.callbacks.asks_to_stop
-                        if not stopped and _is_to_go_on(gmis, is_shrinking=False):
-                            hosts.check_head()
+                        if not stopped and _stopped_early(gmis, is_shrinking=False):
+                            watch.check_head()
                             gang.kill()  # agents end their launchers before others are started
                             self.notes = (
-                                hosts.why,
-                                *self._rehosted(lost=hosts.leaving, back=hosts.places),
+                                watch.why,
+                                *self._rehost(lost=watch.leaving, back=watch.places),
                             )
                             return None
                     if resizer.is_wanted and self.callbacks.asks_to_stop:
                         resizer.give_up("a callback asked for the run's end")
                         stopped = True
-                    if resizer.is_wanted and _is_to_go_on(gmis, resizer.is_shrinking):
+                    if resizer.is_wanted and _stopped_early(gmis, resizer.is_shrinking):
                         self.notes = (resizer.change(), *resizer.notes)
                         return None
                     resizer.give_up("the run came to its end first")
@@ -312,47 +312,47 @@ class _Run:
                     if resumed and (message := nothing_left(job, folder)):
                         screen.show({"kind": "note", "message": message})
         except HostLost as error:
-            self.notes = self._without(error)
+            self.notes = self._drop_hosts(error)
             return None
         except GmiDrlError as error:
             if isinstance(error, GmiDied):
-                how = exit_text(error.exit_code, error.signal)
-                number = len(error.deaths)
-                policies.died(error.gmi_id, number, "raised" if error.error else how)
+                ending = exit_text(error.exit_code, error.signal)
+                death_count = len(error.deaths)
+                policies.died(error.gmi_id, death_count, "raised" if error.error else ending)
                 policies.flush()
             if isinstance(error, CallbackError):  # says nothing of the layout
                 raise
             if self.cluster is not None and (ranks := self.cluster.untried):
-                lost = HostLost(f"a host that was taken in again does not train: {error}")
-                lost.ranks = ranks
-                self.notes = self._without(lost)
+                host_lost = HostLost(f"a host that was taken in again does not train: {error}")
+                host_lost.ranks = ranks
+                self.notes = self._drop_hosts(host_lost)
                 return None
-            if resizer.job is not job:  # the GMIs made room; what they had was not given back
+            if resizer.job is not job:  # the GMIs had made room; only their clean-up failed
                 self.notes = (*self.notes, str(error))
                 return None
             self.notes = (resizer.undo(error), *resizer.notes)
             return None
         return RunEnd("stopped" if stopped else "finished", gmis, traces())
 
-    def _without(self, error: HostLost) -> Sequence[str]:
-        """Has the run go on as `cluster.on_loss` says; returns what to say. Or raises `error`."""
+    def _drop_hosts(self, error: HostLost) -> Sequence[str]:
+        """Goes on without lost hosts, as `cluster.on_loss` says, or raises; returns notes."""
         assert self.cluster is not None
         config = self.job.config.cluster
         assert config is not None
         if config.on_loss == "fail" or not error.ranks:
             raise error
-        return (f"a host is lost: {error}", *self._rehosted(error.ranks))
+        return (f"a host is lost: {error}", *self._rehost(error.ranks))
 
-    def _rehosted(self, lost: Collection[int] = (), back: Collection[int] = ()) -> Sequence[str]:
-        """Has the run go on without the `lost` hosts, by rank, and with those that are back."""
+    def _rehost(self, lost: Collection[int] = (), back: Collection[int] = ()) -> Sequence[str]:
+        """Goes on without the `lost` hosts, by rank, and with those back; returns notes."""
         assert self.cluster is not None
-        before = counted(len(self.cluster.hosts), "host")
+        hosts_before = counted(len(self.cluster.hosts), "host")
         self.cluster.renew(lost, back)
         change = self.resizer.rehost(self.cluster.hosts)
-        now = f"{before} before, {counted(len(self.cluster.hosts), 'host')} now"
-        return (f"{now}; {change}", *self.resizer.notes)
+        hosts_change = f"{hosts_before} before, {counted(len(self.cluster.hosts), 'host')} now"
+        return (f"{hosts_change}; {change}", *self.resizer.notes)
 
-    def _own_watch(self, screen: RunView, propose: Propose | None) -> list[Watch]:
+    def _speed_watch(self, screen: RunView, propose: Propose | None) -> list[Watch]:
         """Returns the watch that `launch` was given, or the one that holds a promise."""
         if self.watch is not None:
             return [self.watch]
@@ -368,13 +368,13 @@ def _warn(screen: RunView, text: str) -> None:
     screen.show({"kind": "warning", "message": text})
 
 
-def _is_to_go_on(gmis: Sequence[Any], is_shrinking: bool) -> bool:
+def _stopped_early(gmis: Sequence[Any], is_shrinking: bool) -> bool:
     """Tells whether GMIs have stopped as they were asked to, and not at the end of the run.
 
-    Of those that have lost others none may have come to answer.
+    GMIs that have lost peers may end without an answer; while the run shrinks, none need answer.
     """
-    told = [one["stopped"] for one in gmis if isinstance(one, dict) and "stopped" in one]
-    return any(told) or (is_shrinking and not told)
+    flags = [gmi["stopped"] for gmi in gmis if isinstance(gmi, dict) and "stopped" in gmi]
+    return any(flags) or (is_shrinking and not flags)
 
 
 def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) -> bool:
@@ -425,7 +425,7 @@ def _watch(job: Job, records: _Records, restarts: Restarts, resizer: Resizer) ->
                 screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
 
 
-def _reported(gang: Gang) -> list[tuple[int, Any]]:
+def _take_records(gang: Gang) -> list[tuple[int, Any]]:
     """Returns what GMIs have reported since the last call."""
     try:
         return gang.records()
@@ -434,13 +434,13 @@ def _reported(gang: Gang) -> list[tuple[int, Any]]:
 
 
 @contextmanager
-def _recorded(gang: Gang, policies: PolicyLog) -> Iterator[Gang]:
-    """Yields the gang; once it has ended, however it did, all lineage that it told is recorded."""
+def _keeping_lineage(gang: Gang, policies: PolicyLog) -> Iterator[Gang]:
+    """Yields the gang; records all lineage that it has reported once it has ended."""
     try:
         with gang:
             yield gang
     finally:
-        for _, record in _reported(gang):
+        for _, record in _take_records(gang):
             if isinstance(record, dict):
                 policies.show(record)
         policies.flush()
@@ -467,7 +467,7 @@ class _Records:
         """Shows what has come since the last call; `done`: nothing more comes of serving."""
         records = [
             record
-            for _, report in _reported(self.gang)
+            for _, report in _take_records(self.gang)
             for record in (report, self.serving.take(report))
             if record is not None
         ]

@@ -50,7 +50,7 @@ class DeviceLostError(GmiDrlError, RuntimeError):
 
 
 class Resizer:
-    """Looks for a request, and follows the change; a `Watch` of the GMIs of either layout."""
+    """Looks for resize requests and changes layouts; a `Watch` of the GMIs of either layout."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Resizer:
         self._lost: set[str] = set()  # UUIDs of all GPUs that the run has lost
         self._shrinks = False  # until the layout without them has trained
         self._proposed = ""  # until it has trained: why the run resizes itself, and settings
-        self._is_told, self._may_propose = False, True  # one that came to nothing was enough
+        self._is_told, self._may_propose = False, True  # never again after one that was undone
         self._give_up_s = 0.0  # when survivors that have not answered are given up
         self._looked_s = self._looked_at_cores_s = 0.0
         self._last_s = time.monotonic()  # of the last iteration, or of the run's start
@@ -111,7 +111,7 @@ class Resizer:
         except (GmiDrlError, ValueError) as error:
             self._answer("refused", str(error))
             return False
-        self._answer("changing", f"ending an iteration to become {_told(self._new)}")
+        self._answer("changing", f"ending an iteration to become {_describe(self._new)}")
         self._mark(1)
         return True
 
@@ -130,22 +130,22 @@ class Resizer:
         """
         if self.is_wanted or self._before is not None:
             return "The run does not resize itself: another resize is under way."
-        entries = [str(one["proposed"]) for one in self._resizes() if one.get("proposed")]
-        earlier = [entry.split()[0] for entry in entries]
-        if not self._may_propose or len(earlier) >= _MOST_BY_ITSELF:
+        proposals = [str(entry["proposed"]) for entry in self._resizes() if entry.get("proposed")]
+        causes = [proposal.split()[0] for proposal in proposals]
+        if not self._may_propose or len(causes) >= _MOST_BY_ITSELF:
             return "The run does not resize itself again."
-        if _OPPOSITES.get(cause) in earlier:
+        if _OPPOSITES.get(cause) in causes:
             return "The run does not resize itself: that would undo what it did before."
-        why = ""
+        reason = ""
         for way in ways:
             try:
                 self._new, self.notes = resized_job(self.job, way.split(), self._roles, self._lost)
             except (GmiDrlError, ValueError) as error:
-                why = why or str(error)
+                reason = reason or str(error)
                 continue
             self._proposed, self._is_told = f"{cause} {way}", False
             return f"The run resizes itself by {way}."
-        return f"The run cannot resize itself so: {why}"
+        return f"The run cannot resize itself so: {reason}"
 
     def _resizes(self) -> list[dict[str, Any]]:
         """Returns what run.json says of resizes of this run."""
@@ -166,10 +166,10 @@ class Resizer:
             gang.give_up(gang.at_work(), "it has not answered since a device was lost")
         if not self.may_shrink:
             return ""
-        died = gang.lost_devices()
+        dead = gang.lost_devices()
         new = {
             index: why
-            for index, why in {**self._offline(), **died}.items()
+            for index, why in {**self._offline_devices(), **dead}.items()
             if index not in self._gone
         }
         if not new:
@@ -178,23 +178,23 @@ class Resizer:
         self.give_up("a device was lost meanwhile: ask again when the run goes on")
         self.settle()  # the layout that was to come is the one that has lost it
         devices = self.job.layout.topology.devices
-        self._lost |= {uuid for index in died if (uuid := devices[index].uuid) is not None}
-        what = "; ".join(f"{devices[index].name} is lost: {why}" for index, why in new.items())
+        self._lost |= {uuid for index in dead if (uuid := devices[index].uuid) is not None}
+        text = "; ".join(f"{devices[index].name} is lost: {why}" for index, why in new.items())
         try:
             assert self._follow is not None
             self._new, self.notes = shrunk_job(
                 self.job, self._gone, self._roles, self._follow, self._lost
             )
         except (GmiDrlError, ValueError) as error:
-            if died:
-                raise DeviceLostError(f"{what}. There is no layout without it: {error}") from error
-            return f"{what}. The run goes on as it is: there is no layout without it: {error}"
+            if dead:
+                raise DeviceLostError(f"{text}. There is no layout without it: {error}") from error
+            return f"{text}. The run goes on as it is: there is no layout without it: {error}"
         self._shrinks = True
         self._give_up_s = time.monotonic() + self.job.config.comm.timeout_s
         if not gang.is_stopped:
-            self._bereave(gang, [gmi.gmi_id for gmi in self.job.layout.gmis if gmi.gpu_id in died])
+            self._bereave(gang, [gmi.gmi_id for gmi in self.job.layout.gmis if gmi.gpu_id in dead])
             gang.request_stop()
-        return what
+        return text
 
     def rehost(self, hosts: Sequence[Host]) -> str:
         """Has the run go on with these hosts, as others are lost; returns what to say of that."""
@@ -204,7 +204,7 @@ class Resizer:
         self._shrinks = True
         return self.change()
 
-    def _offline(self) -> dict[int, str]:
+    def _offline_devices(self) -> dict[int, str]:
         """Returns the groups of cores of which this process may use none any more, once a second.
 
         Their GMIs live on: the kernel lets them run on other cores.
@@ -244,14 +244,14 @@ class Resizer:
     def change(self) -> str:
         """Turns to the new layout, whose GMIs are started next; returns what to say of it."""
         self._before, self.job, self._gone = self.job, self._new, {}
-        self.job = self._going_on_from(self._before, self.job)
+        self.job = self._with_resume(self._before, self.job)
         by = f", {self._proposed}" if self._proposed else ""
-        return f"resizing: {_told(self._before)} become {_told(self.job)}{by}"
+        return f"resizing: {_describe(self._before)} become {_describe(self.job)}{by}"
 
-    def _going_on_from(self, before: Job, job: Job) -> Job:
+    def _with_resume(self, before: Job, job: Job) -> Job:
         """Returns the next job, which begins where the one before did if that has saved nothing.
 
-        Checkpoints of the folder that it has not written may be of what a resume went back behind.
+        A checkpoint of another session may be newer than the one this run was resumed from.
         """
         for path in (self._folder.path / "checkpoints").glob("iteration_*/manifest.json"):
             with suppress(OSError, ValueError):
@@ -273,7 +273,7 @@ class Resizer:
         if self._proposed:
             self._proposed, self._may_propose = "", False
         job, self.notes = renewed_job(before)
-        self.job = self._going_on_from(before, job)
+        self.job = self._with_resume(before, job)
         first, *_ = str(error).splitlines()
         self._answer("undone", f"the new layout did not come up, and the old one goes on: {error}")
         return f"resizing failed, the old layout goes on: {first}"
@@ -290,7 +290,7 @@ class Resizer:
         """Makes the new layout the run's own."""
         if self._before is None:
             return
-        self._before, self._shrinks, job, text = None, False, self.job, _told(self.job)
+        self._before, self._shrinks, job, text = None, False, self.job, _describe(self.job)
         try:
             if job.config.layout.file is None:  # else they are as they were
                 self._folder.become(job.config, job.layout, job.plan)
@@ -319,7 +319,7 @@ class Resizer:
             self._request = None
 
 
-def _told(job: Job) -> str:
+def _describe(job: Job) -> str:
     sizes = sorted({gmi.num_env for gmi in job.layout.gmis if gmi.num_env})
-    each = " or ".join(map(str, sizes)) or "0"
-    return f"{counted(len(job.layout.gmis), 'GMI')} with {each} environments"
+    num_env = " or ".join(map(str, sizes)) or "0"
+    return f"{counted(len(job.layout.gmis), 'GMI')} with {num_env} environments"

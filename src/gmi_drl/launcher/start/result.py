@@ -79,22 +79,22 @@ def result_of(
         if answers and answers[0].get(key) is not None
     }
     memory = memory_held(job)
-    # A run that had nothing left to do has its figures from before.
-    known = folder.state() | summary_of(last)
-    seconds, steps = number_in(known, "time_s"), int(number_in(known, "steps"))
+    # A resumed run that had nothing left to do keeps the figures that run.json has.
+    state = folder.state() | summary_of(last)
+    seconds, steps = number_in(state, "time_s"), int(number_in(state, "steps"))
     speed = steps / seconds if seconds else 0.0  # of the whole run, not of its last iteration
-    told = {**summary_of(last), **memory, **evaluation, "steps_per_s": speed}
+    fields = {**summary_of(last), **memory, **evaluation, "steps_per_s": speed}
     if segments is not None:
-        told["experience"] = segments.as_json()
-    note_end(folder, state=end.state, finished=time.time(), **told)
+        fields["experience"] = segments.as_json()
+    note_end(folder, state=end.state, finished=time.time(), **fields)
     return RunResult(
         folder=folder.path,
         state=end.state,
-        iteration=int(number_in(known, "iteration")),
+        iteration=int(number_in(state, "iteration")),
         steps=steps,
         seconds=seconds,
         steps_per_s=speed,
-        return_mean=None if known.get("return_mean") is None else number_in(known, "return_mean"),
+        return_mean=None if state.get("return_mean") is None else number_in(state, "return_mean"),
         eval_return=evaluation.get("eval_return"),
         eval_std=evaluation.get("eval_std"),
         eval_episodes=evaluation.get("eval_episodes"),
@@ -131,14 +131,14 @@ def nothing_left(job: Job, folder: RunFolder) -> str:
     """
     before, run = folder.state(), job.config.run
     if number_in(before, "steps") >= run.total_steps:
-        reached, more = f"run.total_steps={run.total_steps}", [f"total_steps={2 * run.total_steps}"]
+        reached, keys = f"run.total_steps={run.total_steps}", [f"total_steps={2 * run.total_steps}"]
         if run.target_return is not None:
-            more.append("target_return=null")
+            keys.append("target_return=null")
         purpose = "For as much again"
     elif run.target_return is not None and before.get("iteration") is not None:
-        reached, more = f"run.target_return={run.target_return:g}", ["target_return=null"]
+        reached, keys = f"run.target_return={run.target_return:g}", ["target_return=null"]
         purpose = f"To train to run.total_steps={run.total_steps}"
     else:
         return ""
-    command = " --set run.".join([resume_command(folder.path), *more])
+    command = " --set run.".join([resume_command(folder.path), *keys])
     return f"nothing was left to do: this run has reached {reached}. {purpose}: {command}"
