@@ -35,10 +35,9 @@ def by_policy(groups: Sequence[AgentGroup], algorithms: Mapping[str, Algorithm])
             "rows, as PPO's does; or give all agents one policy."
         )
     policy = PolicyMap(groups, {name: algorithm.policy for name, algorithm in algorithms.items()})
-    observations = {
-        n: s for n, algorithm in algorithms.items() if (s := algorithm.normalizers.observations)
-    }
-    values = {n: s for n, algorithm in algorithms.items() if (s := algorithm.normalizers.values)}
+    by_name = {name: algorithm.normalizers for name, algorithm in algorithms.items()}
+    observations = {name: part.observations for name, part in by_name.items() if part.observations}
+    values = {name: part.values for name, part in by_name.items() if part.values}
     normalizers = Normalizers(
         NormalizerMap(groups, observations) if observations else None,
         NormalizerMap(groups, values) if values else None,
