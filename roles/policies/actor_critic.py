@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def distribution_for(space: spaces.Space[Any]) -> Distribution:
-    """The action distribution of a Gymnasium space; EnvSpecError for what no policy here can do."""
+    """Returns the action distribution of a space; EnvSpecError for one that no policy supports."""
     if fault := action_fault(space):
         raise EnvSpecError([fault])
     parts: list[Normal | Categorical | Bernoulli] = []
@@ -43,7 +43,7 @@ def distribution_for(space: spaces.Space[Any]) -> Distribution:
 
 
 def observation_width(space: spaces.Space[Any]) -> int:
-    """Length of the vector that an observation is; EnvSpecError for what becomes none."""
+    """Returns the width of an observation as a vector; EnvSpecError if it cannot be one."""
     if fault := observation_fault(space):
         raise EnvSpecError([fault])
     return flat_space(space).shape[0]
@@ -55,7 +55,7 @@ class ActorCritic(nn.Module):
     `forward` takes normalised observations [B, obs_dim] and returns the head's raw output
     [B, P + 1]: P distribution parameters (means, or logits), then the normalised value. One
     head for both costs one matrix product instead of two. With precision bf16 the head stays in
-    float32: what it gives is compared with what it gave before. tf32 is fp32 here; see `Trunk`.
+    float32, as its outputs are compared with earlier ones. tf32 is fp32 here; see `HiddenLayers`.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class ActorCritic(nn.Module):
         trunk: HiddenLayers | None = None,
         features: int | None = None,
     ) -> None:
-        """`trunk`: instead of hidden layers of the sizes `hidden`; two of them: see SplitHead.
+        """`trunk` replaces hidden layers of the sizes `hidden`; for two trunks see SplitHead.
 
-        `features`: that the head takes, where a subclass puts something between trunk and head.
+        `features`: the head's inputs, where a subclass puts something between trunk and head.
         """
         super().__init__()
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation
         self.trunk = trunk or Trunk(obs_dim, hidden, activation, precision)
-        numbers = distribution.parameters
+        parameters = distribution.parameters
         self.head: Head | SplitHead
         if isinstance(self.trunk, SeparateTrunks):
-            self.head = SplitHead(self.trunk, numbers)
+            self.head = SplitHead(self.trunk, parameters)
         else:
-            self.head = Head(features or self.trunk.features, numbers + 1)
+            self.head = Head(features or self.trunk.features, parameters + 1)
         self.log_std = nn.Parameter(torch.full((distribution.deviations,), init_log_std))
         self.trunk.initialise(generator)
         self.head.initialise(generator)
@@ -105,7 +105,7 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def map_value(self, scale: Tensor, shift: Tensor) -> None:
-        """Make the value that comes out `scale` * value + `shift`, in every state."""
+        """Changes the head so that each value becomes `scale` * value + `shift`."""
         weight, bias = self.head.of_value()
         weight.mul_(scale)
         bias.mul_(scale).add_(shift)
@@ -118,7 +118,7 @@ GAIN_OF_ACTIONS: Final = 0.01
 
 
 class Head(nn.Linear):
-    """The last layer of both: rows of the distribution's parameters, then that of the value."""
+    """The last layer: rows for the distribution's parameters, then one for the value."""
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator | None) -> None:
@@ -133,13 +133,13 @@ class Head(nn.Linear):
 
 
 class SplitHead(nn.Module):
-    """A last layer for each of two trunks, whose features come side by side; it puts out the same.
+    """A last layer for each of two trunks, whose features come side by side; outputs as `Head`.
 
     The value's loss does not reach the policy's trunk, nor the policy's that of the value.
     """
 
     def __init__(self, trunks: SeparateTrunks, numbers: int) -> None:
-        """`numbers`: of the distribution's parameters."""
+        """`numbers`: how many parameters the distribution has."""
         super().__init__()
         self._widths = [trunks.policy.features, trunks.value.features]
         self.policy, self.value = (
@@ -154,8 +154,8 @@ class SplitHead(nn.Module):
             layer.bias.zero_()
 
     def forward(self, features: Tensor) -> Tensor:
-        of_policy, of_value = torch.split(features, self._widths, -1)
-        return torch.cat([self.policy(of_policy), self.value(of_value)], -1)
+        policy_features, value_features = torch.split(features, self._widths, -1)
+        return torch.cat([self.policy(policy_features), self.value(value_features)], -1)
 
     def of_value(self) -> tuple[Tensor, Tensor]:
         """Returns the value's weights [F] and bias [1], as views."""
@@ -163,7 +163,7 @@ class SplitHead(nn.Module):
 
 
 def named(distribution: Distribution) -> str:
-    """Names a distribution; one of several parts by these."""
+    """Returns the name of a distribution, or the names of its parts."""
     if not isinstance(distribution, Joint):
         return type(distribution).__name__
     return ", ".join(f"{type(part).__name__} {part.parameters}" for part in distribution.parts)
@@ -172,7 +172,7 @@ def named(distribution: Distribution) -> str:
 class ActorCriticPolicy:
     """Acts by an actor-critic network: an `ActorCritic`, or one that a role's `make_policy` made.
 
-    It alone knows that what the network puts out is P distribution parameters, then the value.
+    It alone knows that the network's outputs are P distribution parameters, then the value.
     """
 
     state_columns = 0
@@ -182,7 +182,7 @@ class ActorCriticPolicy:
         self.distribution: Distribution = network.distribution
         self.action_columns = self.distribution.action_columns
         self.noise_columns = self.distribution.noise_columns
-        # What acting writes down for each step: numbers a row, 0 for a single one.
+        # The columns that acting writes in each step: their widths, 0 for a single number.
         self.columns = {"parameters": self.distribution.parameters, "value": 0, "log_prob": 0}
         self.column_groups = {"head": ("parameters", "value")}  # columns that are written at once
 

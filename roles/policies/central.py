@@ -1,4 +1,4 @@
-"""Values what agents do by all that they see together, and acts by what each sees alone (MAPPO).
+"""Values actions by the observations of all agents, and acts by each agent's own (MAPPO).
 
 N = A E rows, of A agents in E environments, those of an agent side by side (`envs.agents`); D =
 numbers that one agent sees; P = parameters of the distribution.
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class CentralActorCritic(nn.Module):
-    """The network of agents who share a policy, and of a value of what all of them see.
+    """The network of agents that share a policy, with a value of the observations of all.
 
     `forward` takes normalised observations [N, D] of all agents and returns [N, P + 1], as an
-    `ActorCritic` does. The value of an agent is of its own observation and then those of the
+    `ActorCritic` does. An agent's value is computed from its own observation and then those of the
     others, in their order.
     """
 
@@ -57,13 +57,13 @@ class CentralActorCritic(nn.Module):
         return {"agents": self.agents, "distribution": named(self.distribution)}
 
     def joint(self, observation: Tensor) -> Tensor:
-        """Returns what all agents see, for each of them [N, A D]: its own first."""
-        each = observation.view(self.agents, -1, observation.shape[-1])
-        turned = [each.roll(-number, 0) for number in range(self.agents)]
-        return torch.cat(turned, -1).view(len(observation), -1)
+        """Returns the observations of all agents for each of them [N, A D], its own first."""
+        by_agent = observation.view(self.agents, -1, observation.shape[-1])
+        rotated = [by_agent.roll(-number, 0) for number in range(self.agents)]
+        return torch.cat(rotated, -1).view(len(observation), -1)
 
     def heads(self, observation: Tensor, joint: Tensor) -> Tensor:
-        """Returns [B, P + 1] for rows, of which `joint` [B, A D] are what all agents see."""
+        """Returns [B, P + 1] for rows and the observations `joint` [B, A D] of all agents."""
         return torch.cat([self.parameters_of(observation), self.value_head(self.critic(joint))], -1)
 
     def parameters_of(self, observation: Tensor) -> Tensor:
@@ -76,13 +76,13 @@ class CentralActorCritic(nn.Module):
 
     @torch.no_grad()
     def map_value(self, scale: Tensor, shift: Tensor) -> None:
-        """Make the value that comes out `scale` * value + `shift`, in every state."""
+        """Changes the head so that each value becomes `scale` * value + `shift`."""
         self.value_head.weight.mul_(scale)
         self.value_head.bias.mul_(scale).add_(shift)
 
 
 class CentralPolicy(ActorCriticPolicy):
-    """Acts by a `CentralActorCritic`; what all agents saw is a column, for the value's loss."""
+    """Acts by a `CentralActorCritic`; the joint observation is a column, for the value's loss."""
 
     values_all_rows = True
 
@@ -104,7 +104,7 @@ class CentralPolicy(ActorCriticPolicy):
 
 
 class _OfRows:
-    """The network for the rows of a minibatch, of which is known what all agents saw."""
+    """The network for the rows of a minibatch, together with their joint observations."""
 
     def __init__(self, network: CentralActorCritic, joint: Tensor) -> None:
         self._network, self._joint = network, joint

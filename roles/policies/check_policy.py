@@ -16,7 +16,7 @@ from .distributions import Distribution
 
 _METHODS: Final = ("noise", "sample", "mode", "log_prob", "entropy", "kl")
 _COUNTS: Final = ("parameters", "action_columns", "noise_columns")
-_ROWS: Final = 2  # of the observations that it is tried with
+_ROWS: Final = 2  # observations that it is tried with
 
 
 def check_policy(
@@ -35,19 +35,19 @@ def _faults(policy: Any, width: int, action: spaces.Space[Any]) -> Iterator[str]
     if not isinstance(policy, nn.Module):
         yield "it is no torch.nn.Module"
         return
-    if others := {str(p.dtype) for p in policy.parameters() if p.dtype != torch.float32}:
-        yield f"its parameters are {', '.join(sorted(others))}; must be torch.float32"
+    if dtypes := {str(p.dtype) for p in policy.parameters() if p.dtype != torch.float32}:
+        yield f"its parameters are {', '.join(sorted(dtypes))}; must be torch.float32"
     if not callable(getattr(policy, "map_value", None)):
         yield "it has no map_value(scale, shift), which makes its value scale * value + shift"
     log_std = getattr(policy, "log_std", None)
     if not isinstance(log_std, torch.Tensor):
         yield "it has no log_std, a parameter of a number for each action (none for Discrete)"
     distribution = getattr(policy, "distribution", None)
-    lacking = [name for name in _METHODS if not callable(getattr(distribution, name, None))]
-    lacking += [name for name in _COUNTS if not isinstance(getattr(distribution, name, None), int)]
-    if distribution is None or lacking:
-        what = "it has no distribution" if distribution is None else "its distribution has no "
-        yield f"{what}{', '.join(lacking) if distribution is not None else ''} (give it what " \
+    missing = [name for name in _METHODS if not callable(getattr(distribution, name, None))]
+    missing += [name for name in _COUNTS if not isinstance(getattr(distribution, name, None), int)]
+    if distribution is None or missing:
+        fault = "it has no distribution" if distribution is None else "its distribution has no "
+        yield f"{fault}{', '.join(missing) if distribution is not None else ''} (give it what " \
             "gmi_drl.roles.policies.distribution_for(env.action_space) makes)"  # fmt: skip
         return
     columns = action_columns(action)
@@ -67,16 +67,16 @@ def _faults(policy: Any, width: int, action: spaces.Space[Any]) -> Iterator[str]
 def forward_faults(policy: nn.Module, width: int, columns: int, means: str) -> Iterator[str]:
     """Gives what is wrong with a network's `forward`, whose `columns` columns are `means`."""
     device = next((p.device for p in policy.parameters()), torch.device("cpu"))
-    called = f"forward of observations [{_ROWS}, {width}]"
-    wanted = f"must give float32 [{_ROWS}, {columns}], {means}"
+    call = f"forward of observations [{_ROWS}, {width}]"
+    rule = f"must give float32 [{_ROWS}, {columns}], {means}"
     try:
         with torch.no_grad():
-            out = policy(torch.zeros(_ROWS, width, device=device))
+            output = policy(torch.zeros(_ROWS, width, device=device))
     except Exception as error:  # whatever someone's network raises
-        yield f"{called} raised {type(error).__name__}: {error}; it {wanted}"
+        yield f"{call} raised {type(error).__name__}: {error}; it {rule}"
         return
-    if not isinstance(out, torch.Tensor):
-        yield f"{called} gives a {type(out).__name__}; it {wanted}"
-    elif out.shape != (_ROWS, columns) or out.dtype != torch.float32:
-        kind = str(out.dtype).removeprefix("torch.")
-        yield f"{called} gives {kind} {list(out.shape)}; it {wanted}"
+    if not isinstance(output, torch.Tensor):
+        yield f"{call} gives a {type(output).__name__}; it {rule}"
+    elif output.shape != (_ROWS, columns) or output.dtype != torch.float32:
+        dtype = str(output.dtype).removeprefix("torch.")
+        yield f"{call} gives {dtype} {list(output.shape)}; it {rule}"

@@ -1,6 +1,6 @@
 """Trunks for images: `nature` (Mnih et al., 2015) and `impala` (Espeholt et al., 2018).
 
-They take observations as the vectors that they are everywhere, and see the image in each.
+They take observations as vectors, as all networks do, and restore the image in each.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ConvolutionalTrunk(HiddenLayers):
             image = observation.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
         else:
             image = observation.reshape(-1, channels, height, width)
-        seen = self.convolutions(image * self._scale).flatten(1)
-        features: Tensor = torch.relu(self.norm(self.dense(seen)))
+        flat = self.convolutions(image * self._scale).flatten(1)
+        features: Tensor = torch.relu(self.norm(self.dense(flat)))
         return features.reshape(*leading, self.features)
 
 
@@ -87,7 +87,7 @@ def image_of(space: spaces.Space[Any], name: str) -> tuple[tuple[int, int, int],
             ]
         )
     first, middle, last = shape
-    # What is square beside another number tells which is the channels; else they are the fewer.
+    # Two equal sizes are height and width; else the channels are the fewest.
     is_last = first == middle or (middle != last and last <= min(first, middle, _MOST_CHANNELS))
     if is_last:
         return (last, first, middle), True
@@ -114,16 +114,16 @@ class _Residual(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, image: Tensor) -> Tensor:
-        more: Tensor = self.second(torch.relu(self.first(torch.relu(image))))
-        return image + more
+        residual: Tensor = self.second(torch.relu(self.first(torch.relu(image))))
+        return image + residual
 
 
 def _impala(channels: int) -> nn.Module:
     layers: list[nn.Module] = []
-    for wide in (16, 32, 32):
+    for width in (16, 32, 32):
         layers += [
-            nn.Conv2d(channels, wide, 3, padding=1), nn.MaxPool2d(3, 2, 1),
-            _Residual(wide), _Residual(wide),
+            nn.Conv2d(channels, width, 3, padding=1), nn.MaxPool2d(3, 2, 1),
+            _Residual(width), _Residual(width),
         ]  # fmt: skip
-        channels = wide
+        channels = width
     return nn.Sequential(*layers, nn.ReLU())

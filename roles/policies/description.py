@@ -1,4 +1,4 @@
-"""Describes a policy as a checkpoint does, compares it with a config's, and reads it to act."""
+"""Describes a policy as a checkpoint does, compares it with a config's, and loads it to act."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .normalize import Normalizers
 
 _MOST_NUMBERS: Final = 32  # of bounds that are written out
 _MOST_NAMED: Final = 12  # differences that an error names
-_LEARNERS: Final = {"normalize_value"}  # of a description: nobody who acts asks for a value
+_LEARNERS: Final = {"normalize_value"}  # entries that do not matter to acting
 
 
 def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, Any]:
     """Returns spaces, normalisers, parameters' shapes, and what `policy.describe()` gives."""
     settings = policy.describe() if hasattr(policy, "describe") else {}
     try:
-        plain = dict(json.loads(json.dumps(settings)))
+        description = dict(json.loads(json.dumps(settings)))
     except (TypeError, ValueError) as error:
         raise RoleError(
             f"{type(policy).__name__}.describe() gave {settings!r}; must be a dict that JSON can "
@@ -40,26 +40,26 @@ def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, A
         "action space": _text(env.action_space),
         "normalize_observation": normalizers.observations is not None,
         "normalize_value": normalizers.values is not None,
-        **plain,
+        **description,
         **{f"parameter {name}": list(p.shape) for name, p in sorted(policy.named_parameters())},
     }
 
 
 def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> None:
     """Raises CheckpointError, with all differences, unless `found` has the policy of `mine`."""
-    its = found.manifest.get("policy", {})
+    saved = found.manifest.get("policy", {})
     differences = [
-        f"{key}: checkpoint {_shown(its, key)}; config {_shown(mine, key)}"
-        for key in {**its, **mine}
-        if key not in its or key not in mine or its[key] != mine[key]
+        f"{key}: checkpoint {_shown(saved, key)}; config {_shown(mine, key)}"
+        for key in {**saved, **mine}
+        if key not in saved or key not in mine or saved[key] != mine[key]
     ]
     if not differences:
         return
-    more = len(differences) - _MOST_NAMED
-    lines = [*differences[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
-    wrote = " ".join(str(found.manifest.get(key, "?")) for key in ("algorithm", "environment"))
+    num_more = len(differences) - _MOST_NAMED
+    lines = [*differences[:_MOST_NAMED], *([f"and {num_more} more"] if num_more > 0 else [])]
+    run = " ".join(str(found.manifest.get(key, "?")) for key in ("algorithm", "environment"))
     raise CheckpointError(
-        f"{found.folder} (of {wrote}) holds another policy than this config makes:\n  "
+        f"{found.folder} (of {run}) holds another policy than this config makes:\n  "
         + "\n  ".join(lines)
         + f"\n{remedy}"
     )
@@ -68,28 +68,28 @@ def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> None:
 def load_policy(
     path: Path, network: nn.Module, normalizers: Normalizers, description: dict[str, Any]
 ) -> None:
-    """Make `network`, whose policy `description` is of, that of a checkpoint or a run's newest.
+    """Loads a checkpoint, or the newest of a run, into `network`, which `description` describes.
 
     CheckpointError unless it is whole, and of a policy like this one.
     """
-    found = find(path)
-    recorded = found.manifest.get("policy", {})
-    needless = {key: recorded[key] for key in _LEARNERS & recorded.keys()}
+    checkpoint = find(path)
+    recorded = checkpoint.manifest.get("policy", {})
+    unused = {key: recorded[key] for key in _LEARNERS & recorded.keys()}
     remedy = (
         f"Serve it with the env and algorithm sections of its run: gmi-drl launch {path} --set "
         "mode=serving takes them."
     )
-    compare(found, {**description, **needless}, remedy)
-    shared, flat = found.load("shared"), FlatParameters(network)
+    compare(checkpoint, {**description, **unused}, remedy)
+    shared, flat = checkpoint.load("shared"), FlatParameters(network)
     try:
         with torch.no_grad():
             flat.unpack(shared["parameters"], flat.data)
     except CheckpointError as error:
-        raise CheckpointError(f"run.policy: {found.folder} holds {error}") from None
+        raise CheckpointError(f"run.policy: {checkpoint.folder} holds {error}") from None
     statistics, observations = shared.get("observation_normalizer"), normalizers.observations
     if (observations is None) != (statistics is None):
         raise CheckpointError(
-            f"run.policy: {found.folder} was trained with normalize_observation "
+            f"run.policy: {checkpoint.folder} was trained with normalize_observation "
             f"{str(statistics is not None).lower()}. Set algorithm.normalize_observation so."
         )
     if observations is not None:
@@ -104,7 +104,7 @@ def _shown(description: dict[str, Any], key: str) -> str:
 
 
 def _text(space: spaces.Space[Any]) -> str:
-    """A space as text that is the same whichever adapter makes the environment."""
+    """Returns a space as text, the same whichever adapter makes the environment."""
     if isinstance(space, spaces.Box):
         kind = "numbers" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
         return f"Box{list(space.shape)} of {kind}, {_bounds(space.low)} to {_bounds(space.high)}"
@@ -114,7 +114,7 @@ def _text(space: spaces.Space[Any]) -> str:
 
 
 def _bounds(values: NDArray[Any]) -> str:
-    """One number where all are the same; float32 and float64 are told alike."""
+    """Returns bounds as text: one number if all are equal, and float64 as float32."""
     flat = np.ravel(values)
     if flat.size and (flat == flat[0]).all():
         return f"{flat[0]:.6g}"

@@ -26,7 +26,7 @@ class Normal:
     """Diagonal Gaussian with a log-std that does not depend on the state."""
 
     def __init__(self, action_dim: int, *, bounded: bool = True) -> None:
-        """`bounded`: whether actions are in [-1, 1], beyond which the environment clamps them."""
+        """`bounded`: whether the environment clamps actions to [-1, 1]."""
         self.bounded = bounded
         self.parameters = self.deviations = action_dim  # head outputs per row
         self.action_columns = action_dim  # columns an action takes in the rollout buffer
@@ -35,7 +35,7 @@ class Normal:
     def noise(
         self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
     ) -> Tensor:
-        """Fill `out` [*shape, noise_columns] with what `sample` consumes: a rollout's at once."""
+        """Fills `out` [*shape, noise_columns] with the noise of `sample`, for a whole rollout."""
         torch.randn((*shape, self.noise_columns), generator=generator, out=out)
         return out.mul_(log_std.exp())
 
@@ -149,45 +149,45 @@ class Joint:
     def noise(
         self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
     ) -> Tensor:
-        for part, place, mine in zip(self.parts, self._noise, self._deviations, strict=True):
-            part.noise(shape, log_std[mine], generator, out[..., place])
+        for part, columns, dims in zip(self.parts, self._noise, self._deviations, strict=True):
+            part.noise(shape, log_std[dims], generator, out[..., columns])
         return out
 
     def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
         places = zip(self.parts, self._parameters, self._noise, self._actions, strict=True)
-        for part, its, drawn, columns in places:
-            part.sample(params[..., its], noise[..., drawn], out[..., columns])
+        for part, head, draws, columns in places:
+            part.sample(params[..., head], noise[..., draws], out[..., columns])
         return out
 
     def mode(self, params: Tensor) -> Tensor:
-        its = zip(self.parts, self._parameters, strict=True)
-        return torch.cat([part.mode(params[..., mine]) for part, mine in its], -1)
+        parts = zip(self.parts, self._parameters, strict=True)
+        return torch.cat([part.mode(params[..., columns]) for part, columns in parts], -1)
 
     def log_prob(self, params: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
         places = zip(self.parts, self._parameters, self._deviations, self._actions, strict=True)
-        each = [
-            part.log_prob(params[..., its], log_std[mine], action[..., columns])
-            for part, its, mine, columns in places
+        terms = [
+            part.log_prob(params[..., head], log_std[dims], action[..., columns])
+            for part, head, dims, columns in places
         ]
-        return torch.stack(each).sum(0)
+        return torch.stack(terms).sum(0)
 
     def entropy(self, params: Tensor, log_std: Tensor) -> Tensor:
         places = zip(self.parts, self._parameters, self._deviations, strict=True)
-        each = [part.entropy(params[..., its], log_std[mine]) for part, its, mine in places]
-        return torch.stack(each).sum()
+        terms = [part.entropy(params[..., head], log_std[dims]) for part, head, dims in places]
+        return torch.stack(terms).sum()
 
     def kl(self, old: Tensor, old_log_std: Tensor, new: Tensor, new_log_std: Tensor) -> Tensor:
         places = zip(self.parts, self._parameters, self._deviations, strict=True)
-        each = [
-            part.kl(old[..., its], old_log_std[mine], new[..., its], new_log_std[mine])
-            for part, its, mine in places
+        terms = [
+            part.kl(old[..., head], old_log_std[dims], new[..., head], new_log_std[dims])
+            for part, head, dims in places
         ]
-        return torch.stack(each).sum()
+        return torch.stack(terms).sum()
 
     def means(self, params: Tensor) -> Tensor:
         """Returns the means of the Normal parts that are `bounded`."""
-        its = zip(self.parts, self._parameters, strict=True)
-        return torch.cat([params[..., mine] for part, mine in its if part.bounded], -1)
+        parts = zip(self.parts, self._parameters, strict=True)
+        return torch.cat([params[..., columns] for part, columns in parts if part.bounded], -1)
 
 
 def _slices(widths: Sequence[int]) -> list[slice]:
@@ -200,7 +200,7 @@ Distribution = Normal | Categorical | Bernoulli | Joint
 
 
 def beyond_bounds(means: Tensor) -> Tensor:
-    """Mean square of what action means [..., A] are beyond 1.1 times the bounds, a scalar.
+    """Returns the mean square of how far action means [..., A] are beyond 1.1 times the bounds.
 
     The environment clamps there: without a push back, means wander off.
     """

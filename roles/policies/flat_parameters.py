@@ -26,7 +26,7 @@ class _SideBySide:
         self.parameters, self.offsets = list(parameters), list(offsets)
 
     def packed(self, vector: Tensor) -> Tensor:
-        """A copy of `vector` [n] without padding, parameter after parameter: what files keep."""
+        """Returns a copy of `vector` [n] without padding, as files keep it."""
         return torch.cat([view.reshape(-1) for view in self._views(vector)])
 
     def unpack(self, packed: Tensor, out: Tensor) -> None:
@@ -66,7 +66,7 @@ class FlatParameters(_SideBySide):
         self.names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
         *offsets, total = accumulate(
-            (round_up(one.numel(), PARAMETER_MULTIPLE) for one in parameters), initial=0
+            (round_up(parameter.numel(), PARAMETER_MULTIPLE) for parameter in parameters), initial=0
         )
         super().__init__(parameters, offsets)
         first = parameters[0]
@@ -88,33 +88,33 @@ class FlatParameters(_SideBySide):
             parameter.grad = view
 
     def differentiate(self, total: Tensor) -> None:
-        """Writes the gradient of `total` where it was bound: 0 for what `total` does not depend on.
+        """Writes the gradient of `total` where it was bound; 0 for what does not affect `total`.
 
-        On a GPU that is one copy. To accumulate is an operation for each parameter, and one before.
+        On a GPU that is one copy. Accumulating takes an operation for each parameter, and clearing.
         """
-        those = [
+        trained = [
             (parameter, place)
             for parameter, place in zip(self.parameters, self._gradients, strict=True)
             if parameter.requires_grad
         ]
-        parameters, places = zip(*those, strict=True)
-        found = torch.autograd.grad(total, parameters, allow_unused=True)
-        both = list(zip(places, found, strict=True))
-        given = [(place, gradient) for place, gradient in both if gradient is not None]
-        if rest := [place for place, gradient in both if gradient is None]:
-            torch._foreach_zero_(rest)
-        torch._foreach_copy_([place for place, _ in given], [gradient for _, gradient in given])
+        parameters, places = zip(*trained, strict=True)
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        pairs = list(zip(places, gradients, strict=True))
+        reached = [(place, gradient) for place, gradient in pairs if gradient is not None]
+        if unreached := [place for place, gradient in pairs if gradient is None]:
+            torch._foreach_zero_(unreached)
+        torch._foreach_copy_([place for place, _ in reached], [gradient for _, gradient in reached])
 
     def of_group(self, name: str) -> slice:
-        """Returns the parameters of the part `name` of the module, which lie side by side."""
-        at = [i for i, its in enumerate(self.names) if _is_within(its, name)]
-        if not at or at != list(range(at[0], at[-1] + 1)):
+        """Returns the indices of the parameters of part `name` of the module, side by side."""
+        indices = [i for i, parameter in enumerate(self.names) if _is_within(parameter, name)]
+        if not indices or indices != list(range(indices[0], indices[-1] + 1)):
             raise ValueError(f"no parameters of {name!r}, or others between them")
-        return slice(at[0], at[-1] + 1)
+        return slice(indices[0], indices[-1] + 1)
 
     def outside(self, names: Iterable[str]) -> list[str]:
-        """Returns the names of parameters that are within none of these parts."""
-        return [its for its in self.names if not any(_is_within(its, name) for name in names)]
+        """Returns the names of parameters that are in none of these parts."""
+        return [name for name in self.names if not any(_is_within(name, part) for part in names)]
 
 
 def _is_within(parameter: str, part: str) -> bool:
@@ -142,7 +142,7 @@ class Piece:
         return self.data.numel()
 
     def packed(self, vector: Tensor) -> Tensor:
-        """A copy of `vector` [m], with its padding: only the whole is kept in files."""
+        """Returns a copy of `vector` [m] with padding, as files keep whole vectors alone."""
         return vector.clone()
 
     def unpack(self, packed: Tensor, out: Tensor) -> None:
@@ -155,10 +155,10 @@ class ParameterGroup(_SideBySide):
 
     def __init__(self, parameters: FlatParameters, name: str) -> None:
         """`name`: of a submodule, or of a parameter."""
-        which = parameters.of_group(name)
-        begin, *_ = offsets = parameters.offsets[which]
-        end = [*parameters.offsets, parameters.numel][which.stop]
-        super().__init__(parameters.parameters[which], [offset - begin for offset in offsets])
+        indices = parameters.of_group(name)
+        begin, *_ = offsets = parameters.offsets[indices]
+        end = [*parameters.offsets, parameters.numel][indices.stop]
+        super().__init__(parameters.parameters[indices], [offset - begin for offset in offsets])
         self.place = slice(begin, end)
         self.data = nn.Parameter(parameters.data.detach()[self.place])
 
@@ -174,29 +174,29 @@ class PublishedPolicy:
     def __init__(self, parameters: FlatParameters | Piece, normalizers: Normalizers) -> None:
         self._parameters = parameters
         both = (normalizers.observations, normalizers.values)
-        self._normalizers = [one for one in both if one is not None]
-        self.numel = parameters.numel + sum(2 * one.width for one in self._normalizers)
+        self._normalizers = [norm for norm in both if norm is not None]
+        self.numel = parameters.numel + sum(2 * norm.width for norm in self._normalizers)
 
     @torch.no_grad()
     def write(self, out: Tensor) -> None:
         """Write the policy as it is now into `out` [numel]."""
-        for mine, part in self._parts(out):
-            part.copy_(mine)
+        for tensor, part in self._parts(out):
+            part.copy_(tensor)
 
     @torch.no_grad()
     def load(self, vector: Tensor) -> None:
-        """Make the policy what another one wrote: `vector` [numel] is copied."""
+        """Copies the policy that another one wrote from `vector` [numel]."""
         if vector.shape != (self.numel,):
             raise ValueError(
                 f"a policy vector of shape {tuple(vector.shape)}: this policy has {self.numel} "
                 "numbers. Build both ends from the same environment and algorithm section."
             )
-        for mine, part in self._parts(vector):
-            mine.copy_(part)
+        for tensor, part in self._parts(vector):
+            tensor.copy_(part)
 
     def _parts(self, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         start = 0
-        statistics = [part for one in self._normalizers for part in (one.mean, one.inv_std)]
-        for mine in (self._parameters.data, *statistics):
-            yield mine, vector[start : start + mine.numel()]
-            start += mine.numel()
+        statistics = [part for norm in self._normalizers for part in (norm.mean, norm.inv_std)]
+        for tensor in (self._parameters.data, *statistics):
+            yield tensor, vector[start : start + tensor.numel()]
+            start += tensor.numel()

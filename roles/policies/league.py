@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Snapshot:
-    """A policy as it was: a network, and what its observations are normalised by."""
+    """A policy as it was: a network, and the normaliser of its observations."""
 
     def __init__(self, network: nn.Module, normalizer: RunningNormalizer | None) -> None:
         self._network = copy.deepcopy(network).requires_grad_(False)
@@ -28,29 +28,29 @@ class Snapshot:
 
     @property
     def log_std(self) -> Tensor:
-        """Returns the logarithms of the deviations that it acts with, if it does with any."""
-        its: Any = self._network
-        log_std: Tensor = its.log_std
+        """Returns the logarithms of the deviations that it acts with."""
+        network: Any = self._network
+        log_std: Tensor = network.log_std
         return log_std
 
     @torch.no_grad()
     def take(self, network: nn.Module, normalizer: RunningNormalizer | None) -> None:
-        """Becomes what a policy is now, in the same tensors."""
+        """Copies a policy as it is now into its own tensors."""
         torch._foreach_copy_(list(self._network.parameters()), list(network.parameters()))
         if self._normalizer is not None and normalizer is not None:
             self._normalizer.load_state_dict(normalizer.state_dict())
 
     def head(self, observation: Tensor) -> Tensor:
         """Returns what the network gives for raw observations [B, D]."""
-        seen = torch.empty_like(observation, dtype=torch.float32)
-        head: Tensor = self._network(normalized(self._normalizer, observation, seen))
+        inputs = torch.empty_like(observation, dtype=torch.float32)
+        head: Tensor = self._network(normalized(self._normalizer, observation, inputs))
         return head
 
     def state_dict(self) -> dict[str, Any]:
-        its = self._normalizer
+        normalizer = self._normalizer
         return {
             "network": dict(self._network.state_dict()),
-            "normalizer": None if its is None else its.state_dict(),
+            "normalizer": None if normalizer is None else normalizer.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -62,8 +62,8 @@ class Snapshot:
 class LeaguePolicy(ActorCriticPolicy):
     """Acts for one agent of each environment, and by its snapshots for the others.
 
-    Which agent that is, and which snapshot plays, goes round with the environment's number. What it
-    does greedily, and what states are worth, is its own.
+    Which agent that is, and which snapshot plays, goes round with the environment's number. Greedy
+    actions and values are those of the policy itself.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class LeaguePolicy(ActorCriticPolicy):
         super().noise(generator, batch)
         if not self.distribution.deviations:
             return
-        whole = batch["noise"]
-        for snapshot, rows in zip(self.snapshots, self._rows_of(whole[0]), strict=True):
-            out = whole[:, rows]  # a copy
-            self.distribution.noise(out.shape[:2], snapshot.log_std, generator, out)
-            whole.index_copy_(1, rows, out)
+        noise = batch["noise"]
+        for snapshot, rows in zip(self.snapshots, self._rows_of(noise[0]), strict=True):
+            drawn = noise[:, rows]  # a copy
+            self.distribution.noise(drawn.shape[:2], snapshot.log_std, generator, drawn)
+            noise.index_copy_(1, rows, drawn)
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         head = step["head"]
@@ -117,9 +117,9 @@ class LeaguePolicy(ActorCriticPolicy):
         count = len(head)
         if count not in self._rows:
             others = ~self.learns(count, head.device)
-            plays = self.opponent(count, head.device).repeat(self.agents)
+            opponents = self.opponent(count, head.device).repeat(self.agents)
             self._rows[count] = [
-                (others & (plays == number)).nonzero()[:, 0]
-                for number in range(len(self.snapshots))
+                (others & (opponents == index)).nonzero()[:, 0]
+                for index in range(len(self.snapshots))
             ]
         return self._rows[count]

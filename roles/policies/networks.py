@@ -44,17 +44,17 @@ def trunk_of(
 ) -> HiddenLayers:
     """The hidden layers of a config's network, for the observations of `env`."""
     name, precision = settings.network, settings.precision
-    seen = flat_space(structured_space(env))
+    space = flat_space(structured_space(env))
     if is_own_network(name):
         return OwnTrunk(str(name), structured_space(env), generator, precision)
     if is_convolutional(name):
-        in_bytes = seen.dtype == np.uint8 and seen.high.max() > 1  # and not true and false
+        in_bytes = space.dtype == np.uint8 and space.high.max() > 1  # and not true and false
         return ConvolutionalTrunk(
             str(name), structured_space(env), precision=precision, layer_norm=settings.layer_norm,
             in_bytes=in_bytes and not settings.normalize_observation,
         )  # fmt: skip
     return Trunk(
-        observation_width(seen), hidden_sizes(name), settings.activation, precision,
+        observation_width(space), hidden_sizes(name), settings.activation, precision,
         layer_norm=settings.layer_norm,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ SCALAR_MOMENTS: Final = 3  # of single numbers: count, mean, sum of squared devi
 
 
 def batch_moments(batch: Tensor, out: Tensor, present: Tensor | None = None) -> Tensor:
-    """Count, means and sums of squared deviations of `batch` [B, D], into `out` [1 + 2 D] float64.
+    """Writes count, means and squared deviations of `batch` [B, D] into `out` [1 + 2 D] float64.
 
     Two passes, in the batch's own precision, shifted by the mean: no cancellation. Bytes are made
     float32. `present` [B] bool: the rows that count; None: all.
@@ -43,7 +43,7 @@ def batch_moments(batch: Tensor, out: Tensor, present: Tensor | None = None) -> 
 
 
 def merge_moments(moments: Tensor) -> Tensor:
-    """The moments of the union of k batches, [1 + 2 D], from those of each, [k, 1 + 2 D].
+    """Returns the moments [1 + 2 D] of the union of k batches, from those of each [k, 1 + 2 D].
 
     Chan, Golub and LeVeque (1979): pairwise update of mean and sum of squares, in rank order.
     Does not wait for a device.
@@ -52,10 +52,10 @@ def merge_moments(moments: Tensor) -> Tensor:
     merged = moments[0].clone()
     for row in moments[1:]:
         count = merged[0] + row[0]
-        over = count.clamp(min=1.0)  # two empty batches are an empty one
+        divisor = count.clamp(min=1.0)  # two empty batches are an empty one
         delta = row[1 : 1 + width] - merged[1 : 1 + width]
-        merged[1 + width :] += row[1 + width :] + delta.square() * (merged[0] * row[0] / over)
-        merged[1 : 1 + width] += delta * (row[0] / over)
+        merged[1 + width :] += row[1 + width :] + delta.square() * (merged[0] * row[0] / divisor)
+        merged[1 : 1 + width] += delta * (row[0] / divisor)
         merged[0] = count
     return merged
 
@@ -79,8 +79,8 @@ class RunningNormalizer:
 
         Does not wait for a device if they are on that of the statistics.
         """
-        mine = self._moments
-        mine.copy_(merge_moments(torch.stack([mine, moments.to(mine.device, torch.float64)])))
+        merged = self._moments
+        merged.copy_(merge_moments(torch.stack([merged, moments.to(merged.device, torch.float64)])))
         self._refresh()
 
     def _refresh(self) -> None:
@@ -99,7 +99,7 @@ class RunningNormalizer:
         batch_moments(batch.flatten(0, 1), out, None if present is None else present.flatten())
 
     def merged(self, everyone: Tensor) -> Tensor:
-        """Returns the moments of the union of the batches whose moments [k, n] these are."""
+        """Returns the moments of the union of batches whose moments are `everyone` [k, n]."""
         return merge_moments(everyone)
 
     @property

@@ -34,7 +34,7 @@ _HALF_LOG_2PI: Final = 0.5 * math.log(2.0 * math.pi)
 
 
 class ActorNetwork(nn.Module):
-    """Puts out `numbers` [B, numbers] for normalised observations [B, D]."""
+    """Gives outputs [B, numbers] for normalised observations [B, D]."""
 
     def __init__(
         self, trunk: HiddenLayers, numbers: int, generator: torch.Generator | None
@@ -48,7 +48,7 @@ class ActorNetwork(nn.Module):
 
 
 class Critic(nn.Module):
-    """Values an action, [B, 1]; or where no action is given all of a Discrete space, [B, n]."""
+    """Values an action, [B, 1], or without one all actions of a Discrete space, [B, n]."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class Critic(nn.Module):
             return self.head(self.trunk(observation))  # type: ignore[no-any-return]
         if self.joined is None:
             return self.head(self.trunk(torch.cat([observation, action], -1)))  # type: ignore[no-any-return]
-        seen = torch.cat([self.trunk(observation), action], -1)
-        return self.head(self.joined(seen))  # type: ignore[no-any-return]
+        joined = torch.cat([self.trunk(observation), action], -1)
+        return self.head(self.joined(joined))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -111,7 +111,7 @@ class ActorWithCritics(nn.Module):
         settings: OffPolicyConfig,
         learns: bool = False,
     ) -> None:
-        """`learns`: the temperature, from 1 on."""
+        """`learns`: whether the temperature is learned, from 1 on."""
         super().__init__()
         self.actor, self.critics = actor, nn.ModuleList(critics)
         self.log_temperature = nn.Parameter(torch.zeros(1)) if learns else None
@@ -120,7 +120,7 @@ class ActorWithCritics(nn.Module):
         self._activation = settings.activation
 
     def describe(self) -> dict[str, Any]:
-        """Say what its parameters do not: see ActorCritic.describe."""
+        """Returns what its parameters do not say: see ActorCritic.describe."""
         return {"network": self._named, "activation": self._activation}
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -143,40 +143,40 @@ class ActorWithCritics(nn.Module):
         return _dense_critics(self.critics[:1])
 
     def acts(self, observation: Tensor, trained: int | None = None) -> Tensor:
-        """Returns what the actor puts out for rows, differentiated by the first `trained` alone."""
+        """Returns the actor's outputs for rows, of which the first `trained` have a gradient."""
         trained = len(observation) if trained is None else trained
         if self._dense_actor is not None:
             return self._dense_actor(observation, trained).squeeze(0)
         with torch.no_grad():
-            others = self.actor(observation[trained:])
-        out: Tensor = self.actor(observation[:trained])
-        return torch.cat([out, others]) if len(others) else out
+            untrained = self.actor(observation[trained:])
+        trained_outputs: Tensor = self.actor(observation[:trained])
+        return torch.cat([trained_outputs, untrained]) if len(untrained) else trained_outputs
 
     def values(self, observation: Tensor, action: Tensor | None = None) -> Tensor:
-        """Returns what each critic values an action, [critics, B]; or all of them, [.., B, n]."""
+        """Returns each critic's value of an action, [critics, B], or of all, [critics, B, n]."""
         by_action = action is not None and action.requires_grad
         if self._dense_critics is None or by_action:
-            given = torch.stack([critic(observation, action) for critic in self.critics])
+            values = torch.stack([critic(observation, action) for critic in self.critics])
         else:
             rows = observation if action is None else torch.cat([observation, action], -1)
-            given = self._dense_critics(rows, len(rows))
-        return given if action is None else given.squeeze(-1)
+            values = self._dense_critics(rows, len(rows))
+        return values if action is None else values.squeeze(-1)
 
     def values_of_both(
         self, observation: Tensor, taken: Tensor, chosen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns `values` of two actions; the critics are fixed for those of `chosen`.
+        """Returns the `values` of two actions, both [critics, B].
 
-        These are differentiated by the action alone, those of `taken` by the critics alone.
+        Those of `taken` are differentiated by the critics alone, those of `chosen` by the action.
         """
         if self._dense_critics is None:
             values = self.values(observation, taken)
             with self.critics_fixed():
                 return values, self.values(observation, chosen)
-        rows = torch.cat([torch.cat([observation, its], -1) for its in (taken, chosen)])
-        given = self._dense_critics(rows, len(observation)).squeeze(-1)
-        values, worth = given.chunk(2, 1)
-        return values, worth
+        rows = torch.cat([torch.cat([observation, action], -1) for action in (taken, chosen)])
+        both = self._dense_critics(rows, len(observation)).squeeze(-1)
+        values, chosen_values = both.chunk(2, 1)
+        return values, chosen_values
 
     def first_value(self, observation: Tensor, action: Tensor) -> Tensor:
         """Returns values [B] of the first critic, differentiated by the action alone."""
@@ -189,9 +189,9 @@ class ActorWithCritics(nn.Module):
 
     @contextmanager
     def critics_fixed(self) -> Iterator[None]:
-        """Lets nothing within the block differentiate by the critics' parameters.
+        """Fixes the critics' parameters within the block.
 
-        What is valued there is differentiated by the action.
+        Values that are computed there are differentiated by the action alone.
         """
         parameters = list(self.critics.parameters())
         for parameter in parameters:
@@ -204,13 +204,13 @@ class ActorWithCritics(nn.Module):
 
 
 def _dense_critics(critics: Iterable[nn.Module]) -> DenseNetworks | None:
-    """Returns critics side by side; None where they are no dense networks alone."""
-    found = []
-    for one in critics:
-        if type(one) is not Critic or one.joined is not None:
+    """Returns critics side by side; None unless all are dense networks."""
+    networks = []
+    for critic in critics:
+        if type(critic) is not Critic or critic.joined is not None:
             return None
-        found.append((one.trunk, one.head))
-    return dense_networks(found)
+        networks.append((critic.trunk, critic.head))
+    return dense_networks(networks)
 
 
 class ExploringPolicy(PlainPolicy, ABC):
@@ -235,14 +235,14 @@ class ExploringPolicy(PlainPolicy, ABC):
 
     @abstractmethod
     def explore(self, out: Tensor, noise: Tensor) -> Tensor:
-        """Returns actions [N, A] by what the actor puts `out`, and noise."""
+        """Returns actions [N, A] by the actor's outputs `out`, and noise."""
 
     @abstractmethod
     def random(self, noise: Tensor) -> Tensor:
-        """Returns actions [N, A] that are all as likely, by noise alone."""
+        """Returns uniform actions [N, A] by noise alone."""
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        """Not asked for: algorithms that are told where each step led to value that themselves."""
+        """Is not called: these algorithms record next observations, and value them themselves."""
         raise AssertionError("values are the critics', and of actions")
 
     @abstractmethod
@@ -251,7 +251,7 @@ class ExploringPolicy(PlainPolicy, ABC):
 
 
 class DeterministicPolicy(ExploringPolicy):
-    """Acts by tanh of what the actor puts out, and noise of deviation `deviation` on it."""
+    """Acts by tanh of the actor's outputs, and noise of deviation `deviation` on it."""
 
     def __init__(self, network: Any, action_columns: int, deviation: float) -> None:
         super().__init__(network, action_columns, action_columns)
@@ -269,7 +269,7 @@ class DeterministicPolicy(ExploringPolicy):
 
 
 class SquashedNormalPolicy(ExploringPolicy):
-    """Acts by tanh of a normal distribution, whose means and log deviations the actor puts out."""
+    """Acts by tanh of a normal distribution, whose means and log deviations the actor gives."""
 
     def __init__(self, network: Any, action_columns: int) -> None:
         super().__init__(network, action_columns, action_columns)
@@ -288,7 +288,7 @@ class SquashedNormalPolicy(ExploringPolicy):
     def sample(out: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns actions [B, A], differentiable by `out` [B, 2 A], and their log-probability [B].
 
-        That of tanh is corrected for exactly: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)).
+        The correction for tanh is exact: log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)).
         """
         action, log_prob, *_ = SquashedNormalPolicy.samples(out, noise, len(out))
         return action, log_prob
@@ -306,7 +306,7 @@ class SquashedNormalPolicy(ExploringPolicy):
 
 
 class _Squashed(torch.autograd.Function):
-    """Samples of a squashed normal distribution: with torch's operations it is twice as many."""
+    """Samples of a squashed normal distribution, in half as many operations as by autograd."""
 
     @staticmethod
     def forward(
@@ -315,15 +315,15 @@ class _Squashed(torch.autograd.Function):
         mean, raw = out.chunk(2, -1)
         log_std = raw.clamp(*_LOG_STD)
         scaled = log_std.exp().mul_(noise)
-        before = mean + scaled
-        action = before.tanh()
-        # Half of it: of the normal distribution, and of the correction for tanh.
-        half = softplus(before.mul(-2.0)).add_(before)
+        unsquashed = mean + scaled
+        action = unsquashed.tanh()
+        # Half of the log-probability: of the normal distribution, and of the correction for tanh.
+        half = softplus(unsquashed.mul(-2.0)).add_(unsquashed)
         half = half.sub_(log_std, alpha=0.5).addcmul_(noise, noise, value=-0.25)
         constant = -noise.shape[-1] * (_HALF_LOG_2PI + 2.0 * math.log(2.0))
         log_prob = half.sum(-1).mul_(2.0).add_(constant)
-        is_within = log_std[:trained] == raw[:trained]
-        ctx.save_for_backward(action[:trained], scaled[:trained], is_within)
+        is_inside = log_std[:trained] == raw[:trained]
+        ctx.save_for_backward(action[:trained], scaled[:trained], is_inside)
         ctx.set_materialize_grads(False)
         ctx.shape = out.shape
         others = action[trained:], log_prob[trained:]
@@ -334,31 +334,31 @@ class _Squashed(torch.autograd.Function):
     def backward(
         ctx: Any, of_action: Tensor | None, of_log_prob: Tensor | None, *_: None
     ) -> tuple[Tensor, None, None]:
-        action, scaled, is_within = ctx.saved_tensors
+        action, scaled, is_inside = ctx.saved_tensors
         gradient = action.new_zeros(ctx.shape)
-        of_mean, of_log_std = gradient[: len(action)].chunk(2, -1)
+        mean_gradient, log_std_gradient = gradient[: len(action)].chunk(2, -1)
         if of_action is not None:
-            torch.ops.aten.tanh_backward.grad_input(of_action, action, grad_input=of_mean)
+            torch.ops.aten.tanh_backward.grad_input(of_action, action, grad_input=mean_gradient)
         if of_log_prob is not None:
-            # Of the logarithm by the number before tanh: twice what tanh makes of it.
-            of_mean.addcmul_(of_log_prob[:, None], action, value=2.0)
-        torch.mul(of_mean, scaled, out=of_log_std)
+            # The log-probability's derivative by the number before tanh is twice its tanh.
+            mean_gradient.addcmul_(of_log_prob[:, None], action, value=2.0)
+        torch.mul(mean_gradient, scaled, out=log_std_gradient)
         if of_log_prob is not None:
-            of_log_std.sub_(of_log_prob[:, None])
-        of_log_std.mul_(is_within)
+            log_std_gradient.sub_(of_log_prob[:, None])
+        log_std_gradient.mul_(is_inside)
         return gradient, None, None
 
 
 class SampledChoicePolicy(ExploringPolicy):
-    """Draws one of n choices, whose logits [B, n] the actor puts out."""
+    """Draws one of n choices, whose logits [B, n] the actor gives."""
 
     def __init__(self, network: Any, choices: int) -> None:
         super().__init__(network, 1, choices)
 
     def explore(self, out: Tensor, noise: Tensor) -> Tensor:
         # Gumbel's trick: the largest of logits with this noise is a draw by their softmax.
-        share = ((uniform(noise) + 1.0) / 2.0).clamp_(1e-6, 1.0 - 1e-6)
-        return (out - (-share.log()).log()).argmax(-1, keepdim=True).float()
+        quantile = ((uniform(noise) + 1.0) / 2.0).clamp_(1e-6, 1.0 - 1e-6)
+        return (out - (-quantile.log()).log()).argmax(-1, keepdim=True).float()
 
     def random(self, noise: Tensor) -> Tensor:
         return noise.argmax(-1, keepdim=True).float()

@@ -1,4 +1,4 @@
-"""Policies without noise on their actions, and many of one network at once, each perturbed."""
+"""Policies without noise on their actions, and many perturbed policies of one network at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Layer = tuple[str, Callable[[Tensor], Tensor] | None]  # a Linear's name, what f
 
 
 class GreedyNetwork(nn.Module):
-    """Puts out the parameters [B, P] of a distribution, of which the mode is acted by.
+    """Gives the parameters [B, P] of a distribution, whose mode is the action.
 
-    It begins at 0, whatever it sees: where all actions are as good, none is preferred.
+    Outputs begin at 0 for all observations, so that no action is preferred.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GreedyNetwork(nn.Module):
         self._activation = settings.activation
 
     def describe(self) -> dict[str, Any]:
-        """Say what its parameters do not: see ActorCritic.describe."""
+        """Returns what its parameters do not say: see ActorCritic.describe."""
         return {"network": self._named, "activation": self._activation}
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class GreedyNetwork(nn.Module):
 
 
 class GreedyPolicy(NoiselessPolicy):
-    """Acts by the mode of what a `GreedyNetwork` puts out, in training as well."""
+    """Acts by the mode of a `GreedyNetwork`'s distribution, in training as well."""
 
     def __init__(self, network: Any) -> None:
         self.network = network
@@ -63,8 +63,8 @@ class GreedyPolicy(NoiselessPolicy):
 class PerturbedPolicies:
     """N policies of one network with parameters of their own; each sees one observation.
 
-    Dense layers give the same bits whatever N is, wherever a policy lies among them. Of one alone
-    torch makes another kind of product, so that it is computed twice.
+    Dense layers give the same bits for any N and any place among the policies. For one policy alone
+    torch takes another kind of product, so that it is computed twice.
     """
 
     def __init__(self, network: GreedyNetwork) -> None:
@@ -77,7 +77,7 @@ class PerturbedPolicies:
         self._alone = False
 
     def load(self, parameters: Tensor) -> None:
-        """Acts by `parameters` [N, n], end to end in the order of their names, from now on."""
+        """Takes the policies' `parameters` [N, n], end to end in the order of their names."""
         self._alone = len(parameters) == 1
         if self._alone:
             parameters = parameters.expand(2, -1)
@@ -112,7 +112,7 @@ class PerturbedPolicies:
 
 
 def _dense_layers(network: GreedyNetwork) -> list[Layer] | None:
-    """Returns the layers of a network that is dense; None where it has others."""
+    """Returns the layers of a dense network; None where it has other layers."""
     layers: list[Layer] = []
     if type(network.trunk) is not Trunk:
         return None

@@ -16,7 +16,7 @@ from gmi_drl.placement import CEMConfig
 
 from .off_policy import ExploringPolicy, uniform
 
-_SEED: Final = 0  # of the numbers that candidates are drawn by, the same for every plan
+_SEED: Final = 0  # of the candidates' noise, the same for every plan
 _LEAST_STD: Final = 0.02
 
 
@@ -57,12 +57,12 @@ class PlanningPolicy(ExploringPolicy):
             plans = (mean + std * noise).clamp(-1.0, 1.0)  # [N, K, H, A]
             returns = self.returns(observation, plans)
             if settings.planner == "mppi":
-                # Differences, which stay numbers where all plans are the worst there is.
-                less = returns - returns.amax(1, keepdim=True)
-                weight = (less / settings.plan_temperature).softmax(1)
+                # Differences, which stay finite where all returns are the least float.
+                relative = returns - returns.amax(1, keepdim=True)
+                weight = (relative / settings.plan_temperature).softmax(1)
             else:
-                best = returns.topk(settings.plan_elites, 1).indices
-                weight = torch.zeros_like(returns).scatter_(1, best, 1.0 / settings.plan_elites)
+                elites = returns.topk(settings.plan_elites, 1).indices
+                weight = torch.zeros_like(returns).scatter_(1, elites, 1.0 / settings.plan_elites)
             weight = weight[:, :, None, None]
             mean = (weight * plans).sum(1, keepdim=True)
             if settings.planner == "cem":
@@ -73,13 +73,13 @@ class PlanningPolicy(ExploringPolicy):
     def returns(self, observation: Tensor, plans: Tensor) -> Tensor:
         """Returns the discounted return [N, K] of each plan [N, K, H, A], by the model's mean.
 
-        One that the model has no number for is the worst there is.
+        A return that is not finite becomes the least float.
         """
         model, (rows, candidates) = self.network, plans.shape[:2]
-        seen = observation.repeat_interleave(candidates, 0).expand(model.members, -1, -1)
+        states = observation.repeat_interleave(candidates, 0).expand(model.members, -1, -1)
         total, discount = observation.new_zeros(rows * candidates), 1.0
         for actions in plans.flatten(0, 1).unbind(1):
-            seen, reward = model.predict(seen, actions)
+            states, reward = model.predict(states, actions)
             total = total + discount * reward.mean(0)
             discount *= self._settings.gamma
         worst = torch.finfo(total.dtype).min

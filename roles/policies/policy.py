@@ -1,4 +1,4 @@
-"""Defines a policy, as those who sample with it see it; and acting greedily with one."""
+"""Defines a policy as samplers see it, and actors that act with a fixed policy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Policy(Protocol):
     """A network that acts; it knows no loss and no process.
 
-    T = steps, N = environments, D = width of an observation, A = numbers of an action row. One that
-    remembers has a state [N, S] of each environment, zero where an episode begins; others are given
-    none.
+    T = steps, N = environments, D = width of an observation, A = numbers of an action row. A policy
+    that remembers has a state [N, S] of its environments, zero where an episode begins; others are
+    given None.
     """
 
     network: nn.Module  # its parameters are what is trained, saved and published
@@ -39,22 +39,22 @@ class Policy(Protocol):
 
     @property
     def row_constants(self) -> Mapping[str, Tensor]:
-        """The tensors that acting depends on, alike in all rows; copied before each horizon."""
+        """The tensors that acting depends on, the same for all rows; copied before each horizon."""
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
         """Draw what a horizon's actions consume into `batch["noise"]` [T, N, noise_columns]."""
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
-        """Write `step["action"]` [N, A] and what else is to be recorded; return the actions.
+        """Writes `step["action"]` [N, A] and the other recorded columns, and returns the actions.
 
         `step` has the parts of a batch at one time: the normalised `observation` [N, D], `noise`,
-        and this policy's columns and groups; where it remembers also `state` [N, S], the same
-        tensor at all times, which becomes what it is after this step. The same work on the same
-        memory each time.
+        and this policy's columns and groups. Where it remembers there is also `state` [N, S], the
+        same tensor at all times, which becomes the state after this step. It does the same work on
+        the same memory each time.
         """
 
     def finish(self, batch: Batch) -> None:
-        """Fill in the columns that are made for all steps of a horizon at once."""
+        """Fills the columns that are computed for all steps of a horizon at once."""
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """The value [N] of normalised observations, where the algorithm bootstraps by it."""
@@ -62,12 +62,12 @@ class Policy(Protocol):
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         """The most likely, or greedy, action rows [N, A] for normalised observations [N, D].
 
-        `state` [N, S] becomes what it is after this step.
+        `state` [N, S] becomes the state after this step.
         """
 
 
 class PlainPolicy:
-    """Records nothing but its actions, and makes nothing for all steps of a horizon at once."""
+    """Records nothing but its actions, and has no columns to fill after a horizon."""
 
     state_columns = 0
     columns: Mapping[str, int] = {}
@@ -79,7 +79,7 @@ class PlainPolicy:
 
 
 class GreedyActor:
-    """Acts in its most likely way with a policy that does not change, in the same environments."""
+    """Takes the most likely actions of a policy that does not change, in the same environments."""
 
     def __init__(self, policy: Policy, normalizer: RunningNormalizer | None) -> None:
         self._policy, self._normalizer = policy, normalizer
@@ -93,23 +93,23 @@ class GreedyActor:
 
     @torch.no_grad()
     def act(self, observation: Tensor, began: Tensor) -> Tensor:
-        """The policy's action rows [N, A] for raw observations [N, D].
+        """Returns the policy's action rows [N, A] for raw observations [N, D].
 
         `began` [N] bool: where they are the first of an episode.
         """
-        seen = observation.to(torch.float32)  # images are bytes
+        rows = observation.to(torch.float32)  # images are bytes
         if self._normalizer is not None:
-            seen = self._normalizer.normalize(seen)
+            rows = self._normalizer.normalize(rows)
         if not self.remembers:
-            return self._policy.mode(seen)
+            return self._policy.mode(rows)
         if self._state is None:
-            self._state = seen.new_zeros(len(seen), self._policy.state_columns)
+            self._state = rows.new_zeros(len(rows), self._policy.state_columns)
         self._state.masked_fill_(began[:, None], 0.0)
-        return self._policy.mode(seen, self._state)
+        return self._policy.mode(rows, self._state)
 
 
 class SamplingActor:
-    """Draws its actions as in training, in the same environments all the time."""
+    """Draws actions as in training, always in the same environments."""
 
     def __init__(
         self,
@@ -129,10 +129,10 @@ class SamplingActor:
 
     @torch.no_grad()
     def act(self, observation: Tensor, began: Tensor) -> Tensor:
-        """Returns action rows [N, A], as `GreedyActor.act`; they are its own until the next."""
+        """Returns action rows [N, A] as `GreedyActor.act` does, valid until the next call."""
         step = self._step
-        seen = observation.to(torch.float32)
-        step["observation"] = seen if self._normalizer is None else self._normalizer.normalize(seen)
+        rows = observation.to(torch.float32)
+        step["observation"] = rows if self._normalizer is None else self._normalizer.normalize(rows)
         if self._state is not None:
             self._state.masked_fill_(began[:, None], 0.0)
         self._policy.noise(self._generator, self._batch)
@@ -142,7 +142,7 @@ class SamplingActor:
 class CapturedActor(GreedyActor):
     """Acts as a `GreedyActor` does, by a CUDA graph that is captured at the first call.
 
-    Actions are this object's own, until the next ones.
+    Actions are valid until the next call.
     """
 
     def __init__(self, policy: Policy, normalizer: RunningNormalizer | None, pool: Pool) -> None:
@@ -154,20 +154,20 @@ class CapturedActor(GreedyActor):
     def act(self, observation: Tensor, began: Tensor) -> Tensor:
         if self._held is None:
             self._held = self._capture(observation, began)
-        seen, first, action, graph = self._held
-        seen.copy_(observation)
-        first.copy_(began)
+        observed, starts, action, graph = self._held
+        observed.copy_(observation)
+        starts.copy_(began)
         graph()
         return action
 
     def _capture(self, observation: Tensor, began: Tensor) -> tuple[Tensor, Tensor, Tensor, Graph]:
-        act, seen, first = super().act, observation.clone(), torch.ones_like(began)
-        action = act(seen, first).clone()
+        act, observed, starts = super().act, observation.clone(), torch.ones_like(began)
+        action = act(observed, starts).clone()
 
         def work() -> None:
-            action.copy_(act(seen, first))
+            action.copy_(act(observed, starts))
 
-        graph = Graph(work, seen.device, keep=self.changed, pool=self._pool, name="acting")
+        graph = Graph(work, observed.device, keep=self.changed, pool=self._pool, name="acting")
         for state in self.changed:
             state.zero_()
-        return seen, first, action, graph
+        return observed, starts, action, graph

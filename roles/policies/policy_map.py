@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PolicyMap:
-    """Is a policy that has one for each group of agents, of the same columns."""
+    """A policy made of one policy for each group of agents, which have the same columns."""
 
     state_columns = 0
     values_all_rows = True
@@ -31,14 +31,14 @@ class PolicyMap:
     def __init__(self, groups: Sequence[AgentGroup], policies: Mapping[str, Policy]) -> None:
         """`policies`: by name, in the order of the groups; none of them remembers."""
         self.groups, self.policies = tuple(groups), dict(policies)
-        self.network = _Networks({name: its.network for name, its in policies.items()})
-        each = list(self.policies.values())
-        self.action_columns = max(policy.action_columns for policy in each)
-        self.noise_columns = max(policy.noise_columns for policy in each)
+        self.network = _Networks({name: policy.network for name, policy in policies.items()})
+        members = list(self.policies.values())
+        self.action_columns = max(policy.action_columns for policy in members)
+        self.noise_columns = max(policy.noise_columns for policy in members)
         self.columns = {
-            name: max(policy.columns[name] for policy in each) for name in each[0].columns
+            name: max(policy.columns[name] for policy in members) for name in members[0].columns
         }
-        self.column_groups = each[0].column_groups
+        self.column_groups = members[0].column_groups
         self._observed = [group.observation_space.shape[0] for group in groups]
 
     @property
@@ -62,22 +62,24 @@ class PolicyMap:
         }
 
     def layouts(self, whole: RowLayout) -> list[RowLayout]:
-        """Returns the layout of each group's packed rows, where those of all are `whole`."""
+        """Returns the layout of each group's packed rows, from the layout `whole` of all rows."""
         return [
-            whole.narrowed({"observation": width, "action": its.action_columns, **its.columns})
-            for width, its in zip(self._observed, self.policies.values(), strict=True)
+            whole.narrowed(
+                {"observation": width, "action": policy.action_columns, **policy.columns}
+            )
+            for width, policy in zip(self._observed, self.policies.values(), strict=True)
         ]
 
     def parts(self, batch: Batch) -> list[Batch]:
-        """Returns the part of a batch [T, N] that is each group's, as views."""
+        """Returns each group's part of a batch [T, N], as views."""
         assert batch.row_layout is not None
-        places = zip(
+        groups = zip(
             self.policies.items(), self.rows(batch["reward"].shape[1]),
             self.layouts(batch.row_layout), strict=True,
         )  # fmt: skip
         return [
-            batch.of_group(rows, layout, its.noise_columns, self.constants_of(name, batch))
-            for (name, its), rows, layout in places
+            batch.of_group(rows, layout, policy.noise_columns, self.constants_of(name, batch))
+            for (name, policy), rows, layout in groups
         ]
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
@@ -120,7 +122,7 @@ class _Networks(nn.ModuleDict):
 
 
 class _OfGroup(Mapping[str, Tensor]):
-    """Is one step as a group's policy is given it: its rows, and of these its own columns."""
+    """One step as a group's policy sees it: its rows, in the width of its own columns."""
 
     def __init__(
         self, step: Mapping[str, Tensor], rows: slice, observed: int, policy: Policy
@@ -134,7 +136,7 @@ class _OfGroup(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         column = self._step[name][self._rows]
-        if name in self._groups:  # it ends where that of the widest does
+        if name in self._groups:  # aligned to the end of the widest policy's columns
             width = sum(self._widths[part] or 1 for part in self._groups[name])
             return column[:, column.shape[1] - width :]
         width = self._widths.get(name, 0)
@@ -157,42 +159,43 @@ class NormalizerMap(RunningNormalizer):
         self, groups: Sequence[AgentGroup], normalizers: Mapping[str, RunningNormalizer]
     ) -> None:
         self.groups, self.normalizers = tuple(groups), dict(normalizers)
-        self.width = max(its.width for its in normalizers.values())
+        self.width = max(norm.width for norm in normalizers.values())
 
     @property
     def num_moments(self) -> int:
-        return sum(its.num_moments for its in self.normalizers.values())
+        return sum(norm.num_moments for norm in self.normalizers.values())
 
     def measure(self, batch: Tensor, out: Tensor, present: Tensor | None = None) -> None:
-        for rows, place, its in self._each(batch.shape[1]):
-            there = None if present is None else present[:, rows]
-            its.measure(batch[:, rows, : its.width], out[place], there)
+        for rows, place, norm in self._each(batch.shape[1]):
+            group_present = None if present is None else present[:, rows]
+            norm.measure(batch[:, rows, : norm.width], out[place], group_present)
 
     def merged(self, everyone: Tensor) -> Tensor:
-        return torch.cat([its.merged(everyone[:, place]) for _, place, its in self._each(0)])
+        return torch.cat([norm.merged(everyone[:, place]) for _, place, norm in self._each(0)])
 
     def update(self, moments: Tensor) -> None:
-        for _, place, its in self._each(0):
-            its.update(moments[place])
+        for _, place, norm in self._each(0):
+            norm.update(moments[place])
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [one for its in self.normalizers.values() for one in its.tensors]
+        return [tensor for norm in self.normalizers.values() for tensor in norm.tensors]
 
     def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         out = torch.zeros_like(rows) if out is None else out
-        for place, _, its in self._each(rows.shape[-2]):
-            its.normalize(rows[..., place, : its.width], out=out[..., place, : its.width])
+        for columns, _, norm in self._each(rows.shape[-2]):
+            norm.normalize(rows[..., columns, : norm.width], out=out[..., columns, : norm.width])
         return out
 
     def denormalize(self, rows: Tensor) -> Tensor:
         """Returns values [..., N] in their own units."""
         return torch.cat(
-            [its.denormalize(rows[..., place]) for place, _, its in self._each(rows.shape[-1])], -1
+            [norm.denormalize(rows[..., place]) for place, _, norm in self._each(rows.shape[-1])],
+            -1,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: its.state_dict() for name, its in self.normalizers.items()}
+        return {name: norm.state_dict() for name, norm in self.normalizers.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.keys() != self.normalizers.keys():
@@ -200,14 +203,14 @@ class NormalizerMap(RunningNormalizer):
                 f"the checkpoint has policies {', '.join(state)}; the config has "
                 f"{', '.join(self.normalizers)}. Use the multi_agent section of its run."
             )
-        for name, its in self.normalizers.items():
-            its.load_state_dict(state[name])
+        for name, norm in self.normalizers.items():
+            norm.load_state_dict(state[name])
 
     def _each(self, num_rows: int) -> Iterator[tuple[slice, slice, RunningNormalizer]]:
         """Yields the rows of each group, its place among moments, and its normaliser."""
         begin = 0
-        for rows, its in zip(
+        for rows, norm in zip(
             rows_of(self.groups, num_rows), self.normalizers.values(), strict=True
         ):
-            yield rows, slice(begin, begin + its.num_moments), its
-            begin += its.num_moments
+            yield rows, slice(begin, begin + norm.num_moments), norm
+            begin += norm.num_moments

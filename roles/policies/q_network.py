@@ -1,4 +1,4 @@
-"""Networks that value every action, with dueling streams or noisy layers; acting by them."""
+"""Networks that value every action, with dueling streams or noisy layers, and their policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
 
 
-_SIGMA_0: Final = 0.5  # of factorised noise, by the root of a layer's inputs: section 3.2 there
+_SIGMA_0: Final = 0.5  # of factorised noise, over the root of a layer's inputs: section 3.2
 
 
 class NoisyLinear(nn.Module):
@@ -37,20 +37,20 @@ class NoisyLinear(nn.Module):
         super().__init__()
         self._inputs, self.noise_columns = inputs, inputs + outputs
         bound = 1.0 / math.sqrt(inputs)
-        drawn = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator)
-        self.weight = nn.Parameter(drawn)
+        weight = torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator)
+        self.weight = nn.Parameter(weight)
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound, generator=generator))
         self.sigma_weight = nn.Parameter(torch.full((outputs, inputs), _SIGMA_0 * bound))
         self.sigma_bias = nn.Parameter(torch.full((outputs,), _SIGMA_0 * bound))
 
     def forward(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Without noise: what it gives in the mean."""
+        """Returns the outputs with noise, or without it their mean."""
         mean = linear(features, self.weight, self.bias)
         if noise is None:
             return mean
-        of_inputs, of_outputs = noise[..., : self._inputs], noise[..., self._inputs :]
-        varied = linear(features * of_inputs, self.sigma_weight, self.sigma_bias)
-        return torch.addcmul(mean, of_outputs, varied)
+        input_noise, output_noise = noise[..., : self._inputs], noise[..., self._inputs :]
+        deviation = linear(features * input_noise, self.sigma_weight, self.sigma_bias)
+        return torch.addcmul(mean, output_noise, deviation)
 
 
 def factorised_(noise: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ def factorised_(noise: Tensor) -> Tensor:
 class DuelingHead(nn.Module):
     """A stream for the value of the state, one for the advantages (Wang et al., 2016, eq. 9).
 
-    Each has a hidden layer as wide as the features. What comes out is V + A - mean A for each
-    action, and each of its outputs: [B, actions * outputs].
+    Each has a hidden layer as wide as the features. The outputs are V + A - mean A, for each of the
+    `outputs` of each action: [B, actions * outputs].
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class DuelingHead(nn.Module):
         activation: str,
         layer: Callable[[int, int, float], nn.Module],
     ) -> None:
-        """`layer` makes one of (inputs, outputs), to be initialised with a gain."""
+        """`layer` makes a layer by (inputs, outputs, gain of the initialisation)."""
         super().__init__()
         self._shape, self._activation = (actions, outputs), ACTIVATIONS[activation]()
-        wide = math.sqrt(2.0)
-        self.value_hidden = layer(features, features, wide)
+        gain = math.sqrt(2.0)
+        self.value_hidden = layer(features, features, gain)
         self.value = layer(features, outputs, 1.0)
-        self.advantage_hidden = layer(features, features, wide)
+        self.advantage_hidden = layer(features, features, gain)
         self.advantage = layer(features, actions * outputs, 1.0)
         layers = (self.value_hidden, self.value, self.advantage_hidden, self.advantage)
         self._noise_columns = [getattr(layer, "noise_columns", 0) for layer in layers]
@@ -92,21 +92,21 @@ class DuelingHead(nn.Module):
             value = self.value(activate(self.value_hidden(features)))
             advantage = self.advantage(activate(self.advantage_hidden(features)))
         else:
-            of_hidden, of_value, of_other, of_advantage = torch.split(
+            hidden_noise, value_noise, other_noise, advantage_noise = torch.split(
                 noise, self._noise_columns, -1
             )
-            value = self.value(activate(self.value_hidden(features, of_hidden)), of_value)
-            hidden = activate(self.advantage_hidden(features, of_other))
-            advantage = self.advantage(hidden, of_advantage)
-        each = advantage.view(*features.shape[:-1], *self._shape)
-        both: Tensor = each + (value - each.mean(-2)).unsqueeze(-2)
-        return both.flatten(-2)
+            value = self.value(activate(self.value_hidden(features, hidden_noise)), value_noise)
+            hidden = activate(self.advantage_hidden(features, other_noise))
+            advantage = self.advantage(hidden, advantage_noise)
+        advantages = advantage.view(*features.shape[:-1], *self._shape)
+        outputs: Tensor = advantages + (value - advantages.mean(-2)).unsqueeze(-2)
+        return outputs.flatten(-2)
 
 
 class QNetwork(nn.Module):
     """The values [B, actions] of all actions for normalised observations [B, D].
 
-    Of a distribution of values the numbers [B, actions * outputs], action by action.
+    With distributions of values these are outputs [B, actions * outputs], action by action.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class QNetwork(nn.Module):
         generator: torch.Generator | None = None,
         trunk: HiddenLayers | None = None,
     ) -> None:
-        """`trunk`: instead of hidden layers of the settings' sizes."""
+        """`trunk` replaces hidden layers of the settings' sizes."""
         super().__init__()
         self._settings = settings
         hidden, outputs = hidden_sizes(settings.network), settings.outputs_per_action
@@ -150,22 +150,22 @@ class QNetwork(nn.Module):
 
     @cached_property
     def dense(self) -> DenseNetworks | None:
-        """The layers, where there are dense ones alone."""
+        """The network evaluated by `DenseNetworks`; None unless all layers are dense."""
         return dense_networks([(self.trunk, self.head)]) if self.cell is None else None
 
     def describe(self) -> dict[str, Any]:
-        """Say what its parameters do not: see ActorCritic.describe."""
+        """Returns what its parameters do not say: see ActorCritic.describe."""
         settings = self._settings
-        said: dict[str, Any] = {
+        description: dict[str, Any] = {
             "network": list(hidden_sizes(settings.network)), "activation": settings.activation
         }  # fmt: skip
         if settings.distributional != "none":
-            said["distributional"] = settings.distributional
+            description["distributional"] = settings.distributional
         if settings.distributional == "c51":
-            said["value_range"] = settings.value_range
+            description["value_range"] = settings.value_range
         if settings.recurrent is not None:
-            said["recurrent"] = f"{settings.recurrent.cell} {settings.recurrent.size}"
-        return said
+            description["recurrent"] = f"{settings.recurrent.cell} {settings.recurrent.size}"
+        return description
 
     def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
         if self.cell is not None:  # for the first observations of episodes
@@ -174,7 +174,7 @@ class QNetwork(nn.Module):
         return self.outputs(self.trunk(observation), noise)
 
     def outputs(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Returns what the head makes of features [B, F], of the cell where there is one."""
+        """Returns the head's outputs for features [B, F], of the cell where there is one."""
         outputs: Tensor = self.head(features) if noise is None else self.head(features, noise)
         return outputs
 
@@ -183,14 +183,14 @@ class QNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns what `forward` does for states [B, S], and the states after."""
         assert self.cell is not None
-        features, after = advance(self.cell, self.trunk(observation), state)
-        return self.outputs(features, noise), after
+        features, next_state = advance(self.cell, self.trunk(observation), state)
+        return self.outputs(features, noise), next_state
 
     def unroll(self, observations: Tensor, state: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the cell's features [T, B, F] for sequences [T, B, D], and states [T, B, S].
 
-        `state` [B, S] is before the first step; it is dropped where `done` [T, B] is 1. States are
-        those after each step, through which nothing is differentiated.
+        `state` [B, S] is before the first step; it is dropped after steps where `done` [T, B] is 1.
+        States are those after each step, without a gradient.
         """
         assert self.cell is not None
         features = self.trunk(observations.flatten(0, 1))
@@ -202,7 +202,7 @@ class QPolicy(PlainPolicy):
     """Acts greedily by a Q network, or, in a share `epsilon` of all steps, at random.
 
     With `noise_columns` it explores by the network's noise instead, drawn anew in each step of each
-    environment. The greedy `mode` is without any.
+    environment. The greedy `mode` takes no noise.
     """
 
     action_columns = 1
@@ -213,12 +213,11 @@ class QPolicy(PlainPolicy):
         values: Callable[[Tensor], Tensor] | None = None,
         noise_columns: int = 0,
     ) -> None:
-        """`values` makes the value of each action of what the network gives, which is that itself
-        by default."""
+        """`values` computes action values from the network's outputs; None: they are the values."""
         self.network, self._values = network, values or _as_they_are
         self.state_columns = getattr(network, "state_columns", 0)
         self._noisy = noise_columns > 0
-        # Or else: whether to explore, and which action to take then.
+        # Else the two numbers say whether to explore, and which action to take then.
         self.noise_columns = noise_columns or 2
         # A tensor, as acting may be captured.
         self.epsilon = torch.ones((), device=next(network.parameters()).device)
@@ -238,22 +237,22 @@ class QPolicy(PlainPolicy):
             return action.copy_(values.argmax(-1, keepdim=True))
         values = self._act_values(observation, state)
         greedy = values.argmax(-1).float()
-        other = (noise[:, 1] * values.shape[-1]).floor()
-        action[:, 0] = torch.where(noise[:, 0] < self.epsilon, other, greedy)
+        random_action = (noise[:, 1] * values.shape[-1]).floor()
+        action[:, 0] = torch.where(noise[:, 0] < self.epsilon, random_action, greedy)
         return action
 
     def _act_values(self, observation: Tensor, state: Tensor | None, *noise: Tensor) -> Tensor:
-        """Returns the values of all actions; `state` [N, S] becomes what follows."""
+        """Returns the values of all actions; `state` [N, S] becomes the next state."""
         if not self.state_columns:
             return self._values(self.network(observation, *noise))
         assert state is not None
-        outputs, after = self.network.step(observation, state, *noise)
-        state.copy_(after)
+        outputs, next_state = self.network.step(observation, state, *noise)
+        state.copy_(next_state)
         return self._values(outputs)
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
-        kept = None if state is None else state.clone()
-        return self._act_values(observation, kept).amax(-1)
+        copied_state = None if state is None else state.clone()
+        return self._act_values(observation, copied_state).amax(-1)
 
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         return self._act_values(observation, state).argmax(-1, keepdim=True).float()

@@ -3,9 +3,10 @@
 T = steps, N = environments, D = width of an observation, F = features of the hidden layers,
 H = size of the cell, S = numbers of a state, P = distribution parameters.
 
-What a policy remembers of an environment is a row [S], zero where an episode begins. Whole segments
-are put through the cell step by step, and the state is dropped inside of them where an episode
-ended: nothing is padded. The product of the features with the cell's weights is one for all steps.
+The state of an environment is a row [S], zero where an episode begins. Whole segments go through
+the cell step by step, and the state is dropped inside of them where an episode ended: nothing is
+padded. One product of the features with the cell's weights serves all steps. Gates have the letters
+of torch.nn.LSTM and torch.nn.GRU.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ class LSTM(nn.LSTMCell):
         """Returns the state after a step, from the features' part of the gates [N, 4 H]."""
         output, memory = state
         gates = torch.addmm(inputs, output, self.weight_hh.t())
-        let_in, keep, new, show = gates.chunk(4, -1)
-        memory = torch.addcmul(keep.sigmoid() * memory, let_in.sigmoid(), new.tanh())
-        return show.sigmoid() * memory.tanh(), memory
+        i, f, g, o = gates.chunk(4, -1)
+        memory = torch.addcmul(f.sigmoid() * memory, i.sigmoid(), g.tanh())
+        return o.sigmoid() * memory.tanh(), memory
 
     def all_steps(
         self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor
     ) -> tuple[Tensor, ...]:
-        """Returns the state after each step, of which its output [T, N, H] can be differentiated.
+        """Returns outputs and memories [T, N, H] of all steps; outputs can be differentiated.
 
-        `kept` [T, N, 1] is of the state before each.
+        `kept` [T, N, 1] is 0 where the state before a step is dropped.
         """
-        both: tuple[Tensor, Tensor] = LSTMSteps.apply(  # type: ignore[no-untyped-call]
+        outputs: tuple[Tensor, Tensor] = LSTMSteps.apply(  # type: ignore[no-untyped-call]
             inputs, self.weight_hh, *state, kept
         )
-        return both
+        return outputs
 
     def inputs(self, features: Tensor) -> Tensor:
-        """Returns what the features add to the gates: [..., 4 H]."""
+        """Returns the features' part of the gates: [..., 4 H]."""
         return linear(features, self.weight_ih, self.bias_ih + self.bias_hh)
 
 
@@ -65,23 +66,23 @@ class GRU(nn.GRUCell):
         """Returns the state after a step, from the features' part of the gates [N, 3 H]."""
         (output,) = state
         size = self.hidden_size
-        remembered = linear(output, self.weight_hh, self.bias_hh)
-        gates = (inputs[:, : 2 * size] + remembered[:, : 2 * size]).sigmoid()
-        reset, keep = gates.chunk(2, -1)
-        new = torch.addcmul(inputs[:, 2 * size :], reset, remembered[:, 2 * size :]).tanh()
-        return (torch.lerp(new, output, keep),)
+        recurrent = linear(output, self.weight_hh, self.bias_hh)
+        gates = (inputs[:, : 2 * size] + recurrent[:, : 2 * size]).sigmoid()
+        r, z = gates.chunk(2, -1)
+        n = torch.addcmul(inputs[:, 2 * size :], r, recurrent[:, 2 * size :]).tanh()
+        return (torch.lerp(n, output, z),)
 
     def all_steps(
         self, inputs: Tensor, state: tuple[Tensor, ...], kept: Tensor
     ) -> tuple[Tensor, ...]:
-        """Returns the outputs [T, N, H] of all steps; `kept` [T, N, 1] of the state before each."""
+        """Returns the outputs [T, N, H] of all steps; `kept` as for the LSTM."""
         outputs: Tensor = GRUSteps.apply(  # type: ignore[no-untyped-call]
             inputs, self.weight_hh, self.bias_hh, *state, kept
         )
         return (outputs,)
 
     def inputs(self, features: Tensor) -> Tensor:
-        """Returns what the features add to the gates: [..., 3 H]."""
+        """Returns the features' part of the gates: [..., 3 H]."""
         return linear(features, self.weight_ih, self.bias_ih)
 
 
@@ -142,9 +143,9 @@ class RecurrentActorCritic(ActorCritic):
 
     def step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the head's output [N, P + 1] for observations [N, D], and the states after."""
-        output, after = advance(self.cell, self.trunk(observation), state)
+        output, next_state = advance(self.cell, self.trunk(observation), state)
         head: Tensor = self.head(output)
-        return head, after
+        return head, next_state
 
     def unroll(self, observations: Tensor, state: Tensor, done: Tensor) -> Tensor:
         """Returns the head's output [T, N, P + 1] for segments [T, N, D].
@@ -199,6 +200,6 @@ class RecurrentPolicy(ActorCriticPolicy):
 
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         assert state is not None
-        head, after = self.network.step(observation, state)
-        state.copy_(after)
+        head, next_state = self.network.step(observation, state)
+        state.copy_(next_state)
         return self.distribution.mode(head[:, :-1])

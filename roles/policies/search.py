@@ -1,4 +1,4 @@
-"""A network that sees games, and the policy that acts by a search with it."""
+"""A network for games, and the policy that acts by a search with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .trunk import ACTIVATIONS, HiddenLayers, Precision, Trunk
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions whose sum is added to what they are given (He et al., 2016)."""
+    """Two convolutions whose output is added to their input (He et al., 2016)."""
 
     def __init__(self, channels: int, activation: str) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, seen: Tensor) -> Tensor:
         act = self._activation
-        out: Tensor = act(seen + self.second(act(self.first(seen))))
-        return out
+        output: Tensor = act(seen + self.second(act(self.first(seen))))
+        return output
 
 
 class ResidualTower(HiddenLayers):
@@ -65,14 +65,14 @@ class ResidualTower(HiddenLayers):
         act, board = self._activation, torch.unflatten(observation, 1, self._shape)
         board = board.contiguous(memory_format=torch.channels_last)
         board = act(self.leave(self.blocks(act(self.enter(board)))))
-        out: Tensor = self.dense(board.flatten(1))
-        return out
+        features: Tensor = self.dense(board.flatten(1))
+        return features
 
 
 class GameNetwork(nn.Module):
-    """Puts out preferences [B, A] for moves, and behind them the value of what it sees [B, D].
+    """Gives preferences [B, A] for moves and behind them the value of positions [B, D].
 
-    It begins at 0, whatever it sees.
+    Outputs begin at 0 for all positions.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class GameNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def describe(self) -> dict[str, Any]:
-        """Say what its parameters do not: see ActorCritic.describe."""
+        """Returns what its parameters do not say: see ActorCritic.describe."""
         settings = self._settings
         return {"game": self.game.name, "activation": settings.activation}
 
     def forward(self, observation: Tensor) -> Tensor:
-        out = self.head(self.trunk(observation))
-        return torch.cat([out[:, :-1], out[:, -1:].tanh()], 1)
+        output = self.head(self.trunk(observation))
+        return torch.cat([output[:, :-1], output[:, -1:].tanh()], 1)
 
     @property
     def evaluate(self) -> Evaluate:
-        """Returns what a search values leaves by."""
+        """Returns the function that a search evaluates leaves by."""
         device = self.head.weight.device
 
         def evaluate(
@@ -113,22 +113,22 @@ class GameNetwork(nn.Module):
         ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
             beat("rollout")
             with torch.inference_mode():
-                seen = torch.from_numpy(observations).flatten(1)
-                out = self(seen.to(device)).cpu().numpy()
-            return out[:, :-1], out[:, -1]
+                inputs = torch.from_numpy(observations).flatten(1)
+                outputs = self(inputs.to(device)).cpu().numpy()
+            return outputs[:, :-1], outputs[:, -1]
 
         return evaluate
 
 
 class SearchPolicy(NoiselessPolicy):
-    """Acts by the move that a search with a network tries most; without one, by the network."""
+    """Acts by the move that a search visits most, or without a search by the network."""
 
     action_columns = 1
 
     def __init__(
         self, network: Any, simulations: int, exploration: Exploration | None = None
     ) -> None:
-        """`simulations`: leaves that each move looks at; 0: it does not search."""
+        """`simulations`: leaves that a search for a move evaluates; 0: it does not search."""
         self.network, self._simulations = network, simulations
         self.plays_by: GameNetwork = network  # `network` is the one that is trained
         self._exploration = exploration or Exploration()
@@ -141,13 +141,13 @@ class SearchPolicy(NoiselessPolicy):
         return torch.from_numpy(moves).unsqueeze(-1).to(observation.device)
 
     def moves(self, states: NDArray[np.int16]) -> NDArray[np.int64]:
-        """Returns the move [N] for each state [N, S]; GameError for one of a game that is over."""
+        """Returns the move [N] for each state [N, S]; GameError if the game of one is over."""
         network = self.plays_by
         game = network.game
-        over, _ = game.terminal(states)
-        if over.any():
+        is_over, _ = game.terminal(states)
+        if is_over.any():
             raise GameError(
-                game.name, states[int(over.argmax())].tolist(),
+                game.name, states[int(is_over.argmax())].tolist(),
                 "the game is over, and nobody moves. Ask for moves of games that go on.",
             )  # fmt: skip
         if not self._simulations:

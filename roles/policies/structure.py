@@ -23,8 +23,8 @@ def structured_space(env: VecEnv) -> Space[Any]:
 def unflatten(observation: Tensor, space: Space[Any]) -> Any:
     """Returns observations [B, D] in the structure of `space`: dicts and tuples of views.
 
-    A Box and a MultiBinary have their shape behind B; a Discrete and a MultiDiscrete are the ones
-    and zeros that they became, [B, width].
+    A Box and a MultiBinary have their shape behind B; a Discrete and a MultiDiscrete stay one-hot,
+    [B, width].
     """
     widths = [width_of(leaf) for _, leaf in leaves(space)]
     return _structured(space, iter(torch.split(observation, widths, -1)))
@@ -35,7 +35,7 @@ def _structured(space: Space[Any], parts: Iterator[Tensor]) -> Any:
         return {key: _structured(part, parts) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):
         return tuple(_structured(part, parts) for part in space.spaces)
-    mine = next(parts)
+    columns = next(parts)
     if isinstance(space, Box | MultiBinary):
-        return mine.reshape(len(mine), *space.shape)
-    return mine
+        return columns.reshape(len(columns), *space.shape)
+    return columns

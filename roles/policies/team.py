@@ -1,7 +1,7 @@
-"""Values what a team of agents does by values of what each of them does; acting by these.
+"""Values the actions of a team by the values of each agent's action, and acts by these.
 
-B = rows, A = agents, D = numbers that one agent sees, n = actions of each. The team sees what its
-agents see side by side, [B, A D], which is the state that values are mixed by.
+B = rows, A = agents, D = numbers that one agent sees, n = actions of each. The observations of all
+agents side by side, [B, A D], are the state that values are mixed by.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Mixer(nn.Module):
 
 
 class TeamValues(nn.Module):
-    """The values [B, A, n] of all actions of each agent, who share one network.
+    """The values [B, A, n] of all actions of each agent, by one network for all.
 
-    It is told whose value is asked for, so that agents who see the same may do different things.
+    An input says which agent it is, so that agents that see the same may act differently.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class TeamValues(nn.Module):
         return {"agents": self.agents, "mixed": self.mixer is not None}
 
     def forward(self, observation: Tensor) -> Tensor:
-        each = observation.view(-1, self.agents, self._width)
-        whose = torch.eye(self.agents, device=each.device, dtype=each.dtype)
+        rows = observation.view(-1, self.agents, self._width)
+        ids = torch.eye(self.agents, device=rows.device, dtype=rows.dtype)
         values: Tensor = self.head(
-            self.trunk(torch.cat([each, whose.expand(each.shape[0], -1, -1)], -1))
+            self.trunk(torch.cat([rows, ids.expand(rows.shape[0], -1, -1)], -1))
         )
         return values
 
     def total(self, values: Tensor, observation: Tensor) -> Tensor:
-        """Returns the team's value [B] of actions that are worth `values` [B, A] to each agent."""
+        """Returns the team's value [B] by the `values` [B, A] of its agents' actions."""
         if self.mixer is None:
             return values.sum(-1)
         total: Tensor = self.mixer(values, observation)
@@ -106,10 +106,10 @@ class TeamPolicy(PlainPolicy):
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         """Writes and returns the actions [N, A] for `step["observation"]` [N, A D]."""
         values = self.network(step["observation"])
-        whether, which = step["noise"].chunk(2, -1)
-        other = (which * values.shape[-1]).floor()
-        greedy = values.argmax(-1).to(other.dtype)
-        return step["action"].copy_(torch.where(whether < self.epsilon, other, greedy))
+        exploration, choice = step["noise"].chunk(2, -1)
+        random_actions = (choice * values.shape[-1]).floor()
+        greedy = values.argmax(-1).to(random_actions.dtype)
+        return step["action"].copy_(torch.where(exploration < self.epsilon, random_actions, greedy))
 
     def value(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         total: Tensor = self.network.total(self.network(observation).amax(-1), observation)

@@ -22,9 +22,9 @@ ACTIVATIONS: Final = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class HiddenLayers(nn.Module, ABC):
-    """Makes float32 features [B, `features`] of observations [B, D]; a head is put on them.
+    """Computes float32 features [B, `features`] of observations [B, D], for a head.
 
-    With precision bf16 it runs in bfloat16; tf32 is fp32 here, and is `set_matmul_precision`'s.
+    With precision bf16 it runs in bfloat16. tf32 is as fp32 here: `set_matmul_precision` sets it.
     """
 
     features: int
@@ -93,30 +93,30 @@ class OwnTrunk(HiddenLayers):
         generator: torch.Generator | None,
         precision: Precision = "fp32",
     ) -> None:
-        """RoleLoadError where `reference`, module:Class, is no such class; RoleError what is."""
+        """RoleLoadError where `reference`, module:Class, is no class; RoleError for a wrong one."""
         super().__init__()
-        kind, where = load_class(reference, kind="algorithm.network"), "algorithm.network"
-        check_class(kind, reference, where, nn.Module, "torch.nn.Module")
+        cls, key = load_class(reference, kind="algorithm.network"), "algorithm.network"
+        check_class(cls, reference, key, nn.Module, "torch.nn.Module")
         with torch.random.fork_rng(devices=[]):
             if generator is not None:
                 torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
             try:
-                self.module = kind(space)
+                self.module = cls(space)
             except Exception as error:
                 raise RoleError(
-                    f"{where}={reference!r}: {kind.__name__}(space) raised {type(error).__name__}: "
+                    f"{key}={reference!r}: {cls.__name__}(space) raised {type(error).__name__}: "
                     f"{error}. It is called with the observation space, {space}."
                 ) from error
         features = getattr(self.module, "features", None)
         if not isinstance(features, int) or features < 1:
             raise RoleError(
-                f"{where}={reference!r}: {kind.__name__}.features is {features!r}; must be the "
+                f"{key}={reference!r}: {cls.__name__}.features is {features!r}; must be the "
                 "width of what its forward gives, a whole number. Set it in the constructor."
             )
-        kept = self.module.state_dict().keys() - dict(self.module.named_parameters()).keys()
-        if kept:
+        buffers = self.module.state_dict().keys() - dict(self.module.named_parameters()).keys()
+        if buffers:
             raise RoleError(
-                f"{where}={reference!r}: {kind.__name__} keeps {', '.join(sorted(kept))}, and only "
+                f"{key}={reference!r}: {cls.__name__} keeps {', '.join(sorted(buffers))}, and only "
                 "parameters are trained, shared and saved. Use LayerNorm for BatchNorm, and "
                 "register_buffer(..., persistent=False) for what never changes."
             )
@@ -132,18 +132,18 @@ class OwnTrunk(HiddenLayers):
 
     def _try(self, width: int) -> None:
         """Raises RoleError unless rows become features."""
-        was, self.bf16 = self.bf16, False
+        bf16, self.bf16 = self.bf16, False
         try:
             with torch.no_grad():
-                given = self(torch.zeros(2, width))
+                output = self(torch.zeros(2, width))
         except Exception as error:
             raise RoleError(
                 f"algorithm.network={self.name!r}: forward raised {type(error).__name__} for "
                 f"observations [2, {width}]: {error}. Take vectors; see unflatten for their parts."
             ) from error
         finally:
-            self.bf16 = was
-        shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+            self.bf16 = bf16
+        shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if shape != [2, self.features]:
             raise RoleError(
                 f"algorithm.network={self.name!r}: forward gave {shape} for observations "
@@ -170,12 +170,12 @@ class SeparateTrunks(HiddenLayers):
 def set_matmul_precision(precision: Precision, device: torch.device) -> None:
     """Let float32 matrix products of this process round to TF32 if `precision` is tf32; else not.
 
-    Said either way, so that it is the config that decides, and no environment variable
-    (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE) or library. NVIDIA_TF32_OVERRIDE=0 alone is beyond us: it
-    keeps NVIDIA's libraries from TF32. CPU cores compute in float32.
+    It is set either way, so that the config decides, and no environment variable
+    (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE) or library. Only NVIDIA_TF32_OVERRIDE=0 is stronger: it keeps
+    NVIDIA's libraries from TF32. CPU cores compute in float32.
     """
-    high = precision == "tf32" and device.type == "cuda"
+    uses_tf32 = precision == "tf32" and device.type == "cuda"
     # This call keeps torch's older and newer switches for it in step; torch refuses to multiply
     # when they differ. torch 2.9 warns that the call will be deprecated; later ones take that back.
     warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
-    torch.set_float32_matmul_precision("high" if high else "highest")
+    torch.set_float32_matmul_precision("high" if uses_tf32 else "highest")
