@@ -1,4 +1,4 @@
-"""Computes what steps were worth: GAE (Schulman et al., 2016), V-trace (Espeholt et al., 2018).
+"""Computes advantages and targets: GAE (Schulman et al., 2016), V-trace (Espeholt et al., 2018).
 
 T = steps of a segment, N = B = environments. Everything is computed for all environments at once,
 in one pass backwards over T.
@@ -23,8 +23,8 @@ def gae(
 
     reward, value: [T, N]; done: [T, N] float, 1 where the episode ended with that step
     (terminated or truncated); last_value: [N], the value of the observation after step T - 1.
-    A truncated step's reward must already hold gamma * V(final observation): the episode was
-    cut, not finished, and its future is worth that much (Pardo et al., 2018).
+    A truncated step's reward must already hold gamma * V(final observation), the value of the
+    future of an episode that was cut and is not over (Pardo et al., 2018).
 
         delta_t = r_t + gamma (1 - done_t) V_{t+1} - V_t
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
@@ -51,22 +51,22 @@ def gae_of_turns(
 ) -> Tensor:
     """Computes `gae` of agents that act only in the steps where they are `present` [T, N] bool.
 
-    Time is counted in their own steps: what is paid to them between two of these, and the end of an
-    episode there, belongs to the first of the two. Advantages of other steps are 0.
+    Time is counted in their own steps: rewards between two of these, and the end of an episode
+    there, belong to the first of the two. Advantages of other steps are 0.
     """
-    following, ahead = last_value, torch.zeros_like(last_value)
+    next_value, ahead = last_value, torch.zeros_like(last_value)
     paid, ended = torch.zeros_like(ahead), torch.zeros_like(ahead)  # after the step, until the next
     for t in range(len(reward) - 1, -1, -1):
-        now = done[t]
-        paid = reward[t] + paid * (1.0 - now)  # what follows an end is another episode's
-        ended = torch.maximum(ended, now)
+        done_t = done[t]
+        paid = reward[t] + paid * (1.0 - done_t)  # later rewards are another episode's
+        ended = torch.maximum(ended, done_t)
         alive = gamma * (1.0 - ended)
-        advantage = paid + alive * (following + lam * ahead) - value[t]
-        there = present[t]
-        out[t] = torch.where(there, advantage, 0.0)
-        following = torch.where(there, value[t], following)
-        ahead = torch.where(there, advantage, ahead)
-        paid, ended = paid.masked_fill(there, 0.0), ended.masked_fill(there, 0.0)
+        advantage = paid + alive * (next_value + lam * ahead) - value[t]
+        acts = present[t]
+        out[t] = torch.where(acts, advantage, 0.0)
+        next_value = torch.where(acts, value[t], next_value)
+        ahead = torch.where(acts, advantage, ahead)
+        paid, ended = paid.masked_fill(acts, 0.0), ended.masked_fill(acts, 0.0)
     return out
 
 
@@ -83,8 +83,8 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """V-trace: value targets and advantages [T, B] of policy pi from experience of policy mu.
 
-    The policy gradient is weighted by the advantages; they have the truncated importance weights in
-    them already. No gradient flows through either.
+    The policy gradient is weighted by the advantages, which contain the truncated importance
+    weights. No gradient flows through either.
 
     log_rhos: [T, B], log pi(a | x) - log mu(a | x); discounts: [T, B], gamma, or 0 where the
     episode ended with that step; values: [T, B], V of pi; bootstrap_value: [B], V of the
@@ -104,10 +104,10 @@ def vtrace(
     ratios = log_rhos.exp()
     rhos = ratios.clamp(max=rho_clip)
     traces = ratios.clamp_(max=c_clip).mul_(lam).mul_(discounts)
-    following = torch.cat([values[1:], bootstrap_value[None]])
-    excess = torch.addcmul(rewards, discounts, following).sub_(values).mul_(rhos)  # delta
+    next_values = torch.cat([values[1:], bootstrap_value[None]])
+    excess = torch.addcmul(rewards, discounts, next_values).sub_(values).mul_(rhos)  # delta
     for t in range(excess.shape[0] - 2, -1, -1):
         excess[t].addcmul_(traces[t], excess[t + 1])  # v_t - V_t
-    following[:-1].add_(excess[1:], alpha=lam)
-    advantages = torch.addcmul(rewards, discounts, following).sub_(values).mul_(rhos)
+    next_values[:-1].add_(excess[1:], alpha=lam)
+    advantages = torch.addcmul(rewards, discounts, next_values).sub_(values).mul_(rhos)
     return excess.add_(values), advantages

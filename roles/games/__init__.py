@@ -42,7 +42,7 @@ GAMES: Final[dict[str, Callable[[], Game]]] = {
 def make_game(env_id: str) -> Game:
     """Returns the game of an id: one of `GAMES`, OpenSpiel/name, or module:Class of yours.
 
-    What yours returns is checked each time.
+    What the functions of yours return is checked at each call.
     """
     if env_id in GAMES:
         return GAMES[env_id]()

@@ -17,8 +17,8 @@ from .game import Array, Game, States, Symmetry, moves_of, step_legal
 
 _FUNCTIONS: Final = ("initial", "legal", "step", "terminal", "observe")
 _NUMBERS: Final = ("actions", "state_size", "longest")
-_TRIED: Final = 4  # games that are played at random before a game is taken
-# By the first letter of a type as NumPy has it: any type of the kind is converted to the first.
+_TRIED: Final = 4  # games that are played at random before a game is accepted
+# By NumPy's letter for a kind of types: the type that all of that kind are converted to.
 _KINDS: Final[dict[str, Any]] = {"b": np.bool_, "i": np.int16, "f": np.float32}
 _REMEDIES: Final = {
     "b": "compare, or use astype(bool)",
@@ -28,14 +28,14 @@ _REMEDIES: Final = {
 
 
 class CheckedGame:
-    """A user's game, whose answers have the shapes, types and values that they must have.
+    """A user's game, whose results are checked for their shapes, types and values.
 
-    It is given copies, to which it may write, and what it returns is copied: it may be read-only,
+    It is given copies, to which it may write, and what it returns is copied: that may be read-only,
     or the same array each time.
     """
 
     def __init__(self, game: Any, reference: str) -> None:
-        """`reference` is what the config calls it. GameFault where an attribute is wrong."""
+        """`reference` is its name in the config. GameFault where an attribute is wrong."""
         self._game = game
         self.name = str(getattr(game, "name", reference))
         if missing := [name for name in _FUNCTIONS if not callable(getattr(game, name, None))]:
@@ -53,85 +53,85 @@ class CheckedGame:
         return self._states("initial", self._call("initial", count), count)
 
     def legal(self, states: States) -> NDArray[np.bool_]:
-        wanted = (len(states), self.actions)
-        return self._array("legal", self._call("legal", states), "b", wanted, "actions")
+        shape = (len(states), self.actions)
+        return self._array("legal", self._call("legal", states), "b", shape, "actions")
 
     def step(self, states: States, moves: NDArray[np.int64]) -> States:
-        # What it raises is told by `stepped`, with the move.
-        after = self._game.step(states.copy(), moves.copy())
-        return self._states("step", after, len(states))
+        # `stepped` reports what this raises, together with the move.
+        next_states = self._game.step(states.copy(), moves.copy())
+        return self._states("step", next_states, len(states))
 
     def terminal(self, states: States) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        told, wanted = self._call("terminal", states), (len(states),)
-        if not isinstance(told, tuple) or len(told) != 2:
+        pair, shape = self._call("terminal", states), (len(states),)
+        if not isinstance(pair, tuple) or len(pair) != 2:
             rule = (
-                f"its terminal returned {_shown(told)}; must be two arrays [{len(states)}]: which "
+                f"its terminal returned {_shown(pair)}; must be two arrays [{len(states)}]: which "
                 "games are over, and what those are worth. Return both."
             )
             raise GameFault(self.name, rule)
-        over = self._array("terminal", told[0], "b", wanted, "", "the first of two")
-        worth = self._array("terminal", told[1], "f", wanted, "", "the second of two")
-        worth = np.where(over, worth, np.float32(0))
-        if (wrong := ~(np.abs(worth) <= 1)).any():  # of NaN, too
-            at = int(wrong.argmax())
+        is_over = self._array("terminal", pair[0], "b", shape, "", "the first of two")
+        values = self._array("terminal", pair[1], "f", shape, "", "the second of two")
+        values = np.where(is_over, values, np.float32(0))
+        if (wrong := ~(np.abs(values) <= 1)).any():  # of NaN, too
+            index = int(wrong.argmax())
             rule = (
-                f"its terminal says that it is worth {worth[at]:g}; must be -1 to 1. Divide by "
+                f"its terminal says that it is worth {values[index]:g}; must be -1 to 1. Divide by "
                 "the most that can be won."
             )
-            raise GameError(self.name, states[at].tolist(), rule)
-        return over, worth
+            raise GameError(self.name, states[index].tolist(), rule)
+        return is_over, values
 
     def observe(self, states: States) -> NDArray[np.float32]:
-        wanted = (len(states), *self.shape)
-        seen = self._array("observe", self._call("observe", states), "f", wanted, "shape")
-        if not (finite := np.isfinite(seen).reshape(len(states), -1).all(1)).all():
+        shape = (len(states), *self.shape)
+        observations = self._array("observe", self._call("observe", states), "f", shape, "shape")
+        if not (finite := np.isfinite(observations).reshape(len(states), -1).all(1)).all():
             rule = "its observe returned NaN or infinity. Look there."
             raise GameError(self.name, states[int(finite.argmin())].tolist(), rule)
-        return seen
+        return observations
 
     def _call(self, name: str, argument: Any) -> Any:
         try:
-            its = argument.copy() if isinstance(argument, np.ndarray) else argument
-            return getattr(self._game, name)(its)
+            copied = argument.copy() if isinstance(argument, np.ndarray) else argument
+            return getattr(self._game, name)(copied)
         except GameError:
             raise
         except Exception as error:  # whatever someone's game raises
             *_, last = traceback.extract_tb(error.__traceback__)
-            said = f"{type(error).__name__}: {error}".strip(": ")
-            rule = f"its {name} raised {said} ({last.filename}, line {last.lineno}). Look there."
+            text = f"{type(error).__name__}: {error}".strip(": ")
+            rule = f"its {name} raised {text} ({last.filename}, line {last.lineno}). Look there."
             raise GameFault(self.name, rule) from error
 
-    def _states(self, name: str, told: Any, count: int) -> States:
-        return self._array(name, told, "i", (count, self.state_size), "state_size")
+    def _states(self, name: str, data: Any, count: int) -> States:
+        return self._array(name, data, "i", (count, self.state_size), "state_size")
 
     def _array(
-        self, name: str, told: Any, kind: str, wanted: tuple[int, ...], by: str, which: str = ""
+        self, name: str, data: Any, kind: str, shape: tuple[int, ...], by: str, which: str = ""
     ) -> Array:
-        """Returns what function `name` told, copied, as an array [wanted]; else a GameFault.
+        """Returns the result `data` of function `name`, copied; GameFault unless it is as it must.
 
-        `by` is the attribute that says how wide it is; `which` of several arrays it is.
+        `by` is the attribute that says how wide it is; `which` names one of several arrays.
         """
         dtype = _KINDS[kind]
-        needed = f"{np.dtype(dtype)} {list(wanted)}"
-        what = f"its {name} returned {_shown(told)}{which and f' as {which}'}"
-        if not isinstance(told, np.ndarray):
-            raise GameFault(self.name, f"{what}; must be a NumPy array, {needed}. Return one.")
-        if told.shape != wanted:
+        expected = f"{np.dtype(dtype)} {list(shape)}"
+        text = f"its {name} returned {_shown(data)}{which and f' as {which}'}"
+        if not isinstance(data, np.ndarray):
+            raise GameFault(self.name, f"{text}; must be a NumPy array, {expected}. Return one.")
+        if data.shape != shape:
             correct = f", or correct its {by}, {getattr(self, by)}" if by else ""
-            rule = f"{what}; must be {needed}, a row for each game. Reshape it{correct}."
+            rule = f"{text}; must be {expected}, a row for each game. Reshape it{correct}."
             raise GameFault(self.name, rule)
-        if told.dtype.kind != kind and (kind, told.dtype.kind) != ("i", "u"):  # unsigned ones fit
-            rule = f"{what}; must be {needed}. In {name}, {_REMEDIES[kind]}."
+        if data.dtype.kind != kind and (kind, data.dtype.kind) != ("i", "u"):  # unsigned ones fit
+            rule = f"{text}; must be {expected}. In {name}, {_REMEDIES[kind]}."
             raise GameFault(self.name, rule)
-        if kind == "i" and told.size:
+        if kind == "i" and data.size:
             bounds = np.iinfo(np.int16)
-            if told.min() < bounds.min or told.max() > bounds.max:
+            if data.min() < bounds.min or data.max() > bounds.max:
                 rule = (
-                    f"{what}, of numbers from {told.min()} to {told.max()}; those of a state are "
+                    f"{text}, of numbers from {data.min()} to {data.max()}; those of a state are "
                     f"{bounds.min} to {bounds.max}. Make two of one."
                 )
                 raise GameFault(self.name, rule)
-        return told.astype(dtype)
+        return data.astype(dtype)
 
     def _shape(self) -> tuple[int, ...]:
         shape = getattr(self._game, "shape", None)
@@ -148,16 +148,16 @@ class CheckedGame:
         return tuple(int(size) for size in shape)
 
     def _symmetries(self) -> list[Symmetry]:
-        given, width = getattr(self._game, "symmetries", None), int(np.prod(self.shape))
-        if not isinstance(given, Sequence):
-            rule = f"its symmetries are {_shown(given)}; must be a list. Set it, [] for none."
+        symmetries, width = getattr(self._game, "symmetries", None), int(np.prod(self.shape))
+        if not isinstance(symmetries, Sequence):
+            rule = f"its symmetries are {_shown(symmetries)}; must be a list. Set it, [] for none."
             raise GameFault(self.name, rule)
         return [
             Symmetry(
-                self._order(number, one, 0, "of an observation", width),
-                self._order(number, one, 1, "of a move", self.actions),
+                self._order(number, symmetry, 0, "of an observation", width),
+                self._order(number, symmetry, 1, "of a move", self.actions),
             )
-            for number, one in enumerate(given)
+            for number, symmetry in enumerate(symmetries)
         ]
 
     def _order(self, number: int, symmetry: Any, at: int, of: str, size: int) -> NDArray[np.int64]:
@@ -181,8 +181,8 @@ def try_game(game: Game) -> None:
     rng, states = np.random.default_rng(0), game.initial(_TRIED)
     for _ in range(game.longest):
         game.observe(states)
-        drawn = np.where(moves_of(game, states), rng.random((len(states), game.actions)), -1.0)
-        states = step_legal(game, states, drawn.argmax(1))
+        scores = np.where(moves_of(game, states), rng.random((len(states), game.actions)), -1.0)
+        states = step_legal(game, states, scores.argmax(1))
         states = states[~game.terminal(states)[0]]
         if not len(states):
             return
@@ -193,10 +193,10 @@ def try_game(game: Game) -> None:
     raise GameError(game.name, states[0].tolist(), rule)
 
 
-def _shown(told: Any) -> str:
-    """Says what a function returned, in a few words."""
-    if isinstance(told, np.ndarray):
-        return f"{told.dtype} {list(told.shape)}"
-    if isinstance(told, (tuple, list)):
-        return f"a {type(told).__name__} of {len(told)}"
-    return "None" if told is None else f"a {type(told).__name__}"
+def _shown(value: Any) -> str:
+    """Describes what a function returned, in a few words."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,6 +1,6 @@
 """Defines the errors of games.
 
-GameError       a game did what none may
+GameError       a game broke a rule that holds for all games
 +-- IllegalMove a move that the rules do not allow in that state
 GameFault       a function or an attribute of a user's game is not what it must be
 NetworkNotFinite a network gave NaN or infinity for a state
@@ -14,7 +14,7 @@ from gmi_drl.roles.errors import RoleError
 
 
 class GameError(RoleError):
-    """Tells that a game broke the rule of all games; names the game and its state."""
+    """Tells that a game broke a rule that holds for all games; names the game and its state."""
 
     def __init__(self, game: str, state: Sequence[int], rule: str) -> None:
         super().__init__(game, list(state), rule)
@@ -25,7 +25,7 @@ class GameError(RoleError):
 
 
 class IllegalMove(GameError):
-    """Tells of a move that cannot be made; names the game, the state and the move."""
+    """Tells that a move cannot be made; names the game, the state and the move."""
 
     def __init__(self, game: str, state: Sequence[int], move: int, said: str = "") -> None:
         super().__init__(game, state, said)
@@ -33,9 +33,9 @@ class IllegalMove(GameError):
         self.move, self.said = move, said
 
     def __str__(self) -> str:
-        why = f"step raised {self.said}, and legal allows it" if self.said else "it is illegal"
+        reason = f"step raised {self.said}, and legal allows it" if self.said else "it is illegal"
         return (
-            f"game {self.game}, state {self.state}, move {self.move}: {why}. Make a move that "
+            f"game {self.game}, state {self.state}, move {self.move}: {reason}. Make a move that "
             "`legal` allows there, and have `legal` allow what `step` takes."
         )
 

@@ -1,7 +1,7 @@
 """Defines a game of two players who move in turn, where one wins what the other loses.
 
-N = games, which are stepped at once; S = numbers of a state, A = moves. A state tells all that
-there is to know, as the player sees it who moves next.
+N = games, which are stepped at once; S = numbers of a state, A = moves. A state is complete, and is
+as the player sees it who moves next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 
 class Symmetry(NamedTuple):
-    """A change of the board that changes nothing of the game."""
+    """A change of the board under which the game stays the same."""
 
     observation: NDArray[np.int64]  # [D]: which number of a flat observation comes to each place
     moves: NDArray[np.int64]  # [A]: which move is each of the changed board's
@@ -36,10 +36,10 @@ class Game(Protocol):
 
     @property
     def symmetries(self) -> Sequence[Symmetry]:
-        """Returns the changes that change nothing of the game, without that which does nothing."""
+        """Returns the symmetries of the game, without the identity."""
 
     def initial(self, count: int) -> States:
-        """Returns the states [count, S] that games begin in."""
+        """Returns the initial states [count, S] of games."""
 
     def legal(self, states: States) -> NDArray[np.bool_]:
         """Tells which moves [N, A] are allowed; at least one, where the game is not over."""
@@ -48,9 +48,9 @@ class Game(Protocol):
         """Returns new states [N, S], as the other player sees them, after legal `moves` [N]."""
 
     def terminal(self, states: States) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        """Tells which games are over [N], and what those are worth [N], -1 to 1.
+        """Tells which games are over [N], and their values [N], -1 to 1.
 
-        Worth to the player who would move next: -1 where the last move has won.
+        A value is that to the player who would move next: -1 where the last move has won.
         """
 
     def observe(self, states: States) -> NDArray[np.float32]:
@@ -64,11 +64,11 @@ def are_legal(game: Game, states: States, moves: NDArray[np.int64]) -> NDArray[n
 
 
 def step_legal(game: Game, states: States, moves: NDArray[np.int64]) -> States:
-    """Returns `game.step(states, moves)`; IllegalMove names the first move that is none."""
+    """Returns `game.step(states, moves)`; IllegalMove names the first illegal move."""
     allowed = are_legal(game, states, moves)
     if not allowed.all():
-        at = int(allowed.argmin())
-        raise IllegalMove(game.name, states[at].tolist(), int(moves[at]))
+        index = int(allowed.argmin())
+        raise IllegalMove(game.name, states[index].tolist(), int(moves[index]))
     return stepped(game, states, moves)
 
 
@@ -79,12 +79,12 @@ def stepped(game: Game, states: States, moves: NDArray[np.int64]) -> States:
     except (GameError, GameFault):
         raise
     except Exception as error:  # whatever someone's game raises
-        for state, move in zip(states, moves, strict=True):  # which of them it was
+        for state, move in zip(states, moves, strict=True):  # finds the move that raises
             try:
                 game.step(state[None], move[None])
-            except Exception as its:
-                said = f"{type(its).__name__}: {its}"
-                raise IllegalMove(game.name, state.tolist(), int(move), said) from its
+            except Exception as cause:
+                text = f"{type(cause).__name__}: {cause}"
+                raise IllegalMove(game.name, state.tolist(), int(move), text) from cause
         raise IllegalMove(game.name, states[0].tolist(), int(moves[0]), repr(error)) from error
 
 
@@ -93,9 +93,9 @@ def moves_of(game: Game, states: States) -> NDArray[np.bool_]:
     legal = game.legal(states)
     stuck = ~legal.any(1)
     if stuck.any():
-        at = int(stuck.argmax())
+        index = int(stuck.argmax())
         raise GameError(
-            game.name, states[at].tolist(),
+            game.name, states[index].tolist(),
             "no move is legal, and it is not over. Have `terminal` end it, or `legal` allow one.",
         )  # fmt: skip
     return legal

@@ -11,10 +11,9 @@ from .game import States, Symmetry
 
 
 class InARow:
-    """A board of which each player fills places; states are 1 own, -1 the other's, 0 empty.
+    """A board whose places players fill in turn; in states 1 is own, -1 the other's, 0 empty.
 
-    Row 0 is the lowest. With `falls` a move is a column, and its stone comes to lie on those that
-    are there.
+    Row 0 is the lowest. With `falls` a move is a column, and its stone falls on those below.
     """
 
     def __init__(self, name: str, rows: int, columns: int, length: int, *, falls: bool) -> None:
@@ -38,13 +37,13 @@ class InARow:
         return empty
 
     def step(self, states: States, moves: NDArray[np.int64]) -> States:
-        after, games = -states, np.arange(len(states))
-        place = moves
+        next_states, games = -states, np.arange(len(states))
+        places = moves
         if self._falls:
             column = states.reshape(-1, self.rows, self.columns)[games, :, moves]
-            place = moves + self.columns * (column != 0).sum(1)
-        after[games, place] = -1
-        return after
+            places = moves + self.columns * (column != 0).sum(1)
+        next_states[games, places] = -1
+        return next_states
 
     def terminal(self, states: States) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         lost = ((states < 0).astype(np.float32) @ self._lines).max(1) == self._length

@@ -1,4 +1,4 @@
-"""Makes a game of OpenSpiel's one of ours: two players in turn, no chance, nothing hidden."""
+"""Adapts games of OpenSpiel: two players in turn, no chance, nothing hidden."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .errors import GameError
 from .game import States, Symmetry
 
-_KEPT: Final = 100_000  # states of OpenSpiel's that are kept, to be gone on from
+_KEPT: Final = 100_000  # states of OpenSpiel's that are kept, to go on from
 
 
 class OpenSpielGame:
@@ -32,7 +32,7 @@ class OpenSpielGame:
         self.name, self._game = f"OpenSpiel/{name}", game
         self.actions: int = game.num_distinct_actions()
         self.state_size = self.longest = int(game.max_game_length())
-        self.shape = tuple(int(n) for n in game.observation_tensor_shape())
+        self.shape = tuple(int(size) for size in game.observation_tensor_shape())
         self._states: OrderedDict[bytes, Any] = OrderedDict()
 
     def initial(self, count: int) -> States:
@@ -45,31 +45,31 @@ class OpenSpielGame:
         return allowed
 
     def step(self, states: States, moves: NDArray[np.int64]) -> States:
-        after = states.copy()
-        made = (states != 0).sum(1)
-        after[np.arange(len(states)), made] = moves + 1
-        for state, move, new in zip(states, moves.tolist(), after, strict=True):
-            if new.tobytes() not in self._states:
+        next_states = states.copy()
+        num_moves = (states != 0).sum(1)
+        next_states[np.arange(len(states)), num_moves] = moves + 1
+        for state, move, row in zip(states, moves.tolist(), next_states, strict=True):
+            if row.tobytes() not in self._states:
                 child = self.state(state).child(move)
-                self._keep(new, child)
-        return after
+                self._keep(row, child)
+        return next_states
 
     def terminal(self, states: States) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        over, worth = np.zeros(len(states), np.bool_), np.zeros(len(states), np.float32)
+        is_over, values = np.zeros(len(states), np.bool_), np.zeros(len(states), np.float32)
         scale = float(self._game.max_utility())
-        for at, row in enumerate(states):
+        for index, row in enumerate(states):
             state = self.state(row)
             if state.is_terminal():
                 player = int((row != 0).sum()) % 2  # who would move next
-                over[at], worth[at] = True, state.returns()[player] / scale
-        return over, worth
+                is_over[index], values[index] = True, state.returns()[player] / scale
+        return is_over, values
 
     def observe(self, states: States) -> NDArray[np.float32]:
-        seen = np.empty((len(states), *self.shape), np.float32)
-        for out, row in zip(seen, states, strict=True):
+        observations = np.empty((len(states), *self.shape), np.float32)
+        for target, row in zip(observations, states, strict=True):
             state = self.state(row)
-            out[...] = np.reshape(state.observation_tensor(state.current_player()), self.shape)
-        return seen
+            target[...] = np.reshape(state.observation_tensor(state.current_player()), self.shape)
+        return observations
 
     def state(self, row: NDArray[np.int16]) -> Any:
         """Returns OpenSpiel's state after the moves of `row` [S]; read it alone."""
@@ -95,20 +95,20 @@ class OpenSpielGame:
 
 
 def _faults(game: Any, pyspiel: Any) -> list[str]:
-    """Says what makes a game of OpenSpiel's none of ours."""
-    kind, types = game.get_type(), pyspiel.GameType
+    """Returns why a game of OpenSpiel's cannot be adapted."""
+    game_type, types = game.get_type(), pyspiel.GameType
     faults = []
     if game.num_players() != 2:
         faults.append(f"it has {game.num_players()} players, and must have 2")
-    for what, must in (
-        (kind.dynamics, types.Dynamics.SEQUENTIAL),
-        (kind.chance_mode, types.ChanceMode.DETERMINISTIC),
-        (kind.information, types.Information.PERFECT_INFORMATION),
-        (kind.utility, types.Utility.ZERO_SUM),
+    for actual, required in (
+        (game_type.dynamics, types.Dynamics.SEQUENTIAL),
+        (game_type.chance_mode, types.ChanceMode.DETERMINISTIC),
+        (game_type.information, types.Information.PERFECT_INFORMATION),
+        (game_type.utility, types.Utility.ZERO_SUM),
     ):
-        if what != must:
-            faults.append(f"it is {what.name.lower()}, and must be {must.name.lower()}")
-    if not kind.provides_observation_tensor:
+        if actual != required:
+            faults.append(f"it is {actual.name.lower()}, and must be {required.name.lower()}")
+    if not game_type.provides_observation_tensor:
         faults.append("it has no observation tensor")
     if not faults and game.num_distinct_actions() >= 2**15:
         faults.append(f"it has {game.num_distinct_actions():,} moves, and must have below 32,767")

@@ -1,1 +1,1 @@
-"""Models of environments: those that are learned, and those that are known."""
+"""Models of environments, learned or known."""

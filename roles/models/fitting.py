@@ -1,4 +1,4 @@
-"""Trains an ensemble on kept steps, until steps that are held out are predicted no better."""
+"""Trains an ensemble on kept steps, until the error on held out steps falls no more."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ _BETTER: Final = 0.01  # the least share of its error that a network must lose t
 
 
 class ModelFit:
-    """The model of one GMI: an ensemble, its optimizer, and the networks that are best."""
+    """The model of one GMI: an ensemble, its optimizer, and its best networks."""
 
     def __init__(
         self, model: EnsembleModel, settings: MBPOConfig, generator: torch.Generator
     ) -> None:
-        """`generator` draws what is held out and in which order the rest is trained on."""
+        """`generator` draws the rows that are held out, and the order of the others."""
         self.model, self._settings, self._generator = model, settings, generator
-        # And not optimizers.descent: that goes by a policy's settings, without weight decay.
+        # Not optimizers.descent, which follows a policy's settings and has no weight decay.
         self._optimizer = torch.optim.Adam(model.parameters())
         self._follow_settings()
         self.elites = torch.arange(settings.elites, device=generator.device)
         self.error: float | None = None  # of the elites on held out steps; None: it is not trained
 
     def fit(self, inputs: Tensor, targets: Tensor) -> None:
-        """Trains on rows [B, O + A] and [B, K], B >= 2, and keeps each network as it was best."""
+        """Trains on rows [B, O + A] and [B, K], B >= 2; keeps the best state of each network."""
         model, settings, generator = self.model, self._settings, self._generator
         model.scale_by(inputs, targets)
         order = torch.randperm(len(inputs), generator=generator, device=generator.device)
-        held_count = min(max(int(settings.holdout * len(inputs)), 1), len(inputs) - 1)
-        held, kept = order[:held_count], order[held_count:]
-        tried = inputs[held], targets[held]
-        best = model.errors(*tried)
+        num_held = min(max(int(settings.holdout * len(inputs)), 1), len(inputs) - 1)
+        held_out, training = order[:num_held], order[num_held:]
+        test_rows = inputs[held_out], targets[held_out]
+        best = model.errors(*test_rows)
         per_network = [*model.weights, *model.biases]
         saved = [parameter.detach().clone() for parameter in per_network]
         waited = 0
         for _ in range(settings.model_epochs):
             beat("update")
-            self._pass_over(inputs, targets, kept)
-            errors = model.errors(*tried)
+            self._pass_over(inputs, targets, training)
+            errors = model.errors(*test_rows)
             better = errors < (1.0 - _BETTER) * best
             best = torch.where(better, errors, best)
-            for mine, parameter in zip(saved, per_network, strict=True):
-                mine[better] = parameter.detach()[better]
+            for best_parameter, parameter in zip(saved, per_network, strict=True):
+                best_parameter[better] = parameter.detach()[better]
             waited = 0 if bool(better.any()) else waited + 1
             if waited >= settings.model_patience:
                 break
         with torch.no_grad():
-            for mine, parameter in zip(saved, per_network, strict=True):
-                parameter.copy_(mine)
+            for best_parameter, parameter in zip(saved, per_network, strict=True):
+                parameter.copy_(best_parameter)
         self.elites = best.argsort()[: settings.elites]
         self.error = float(best[self.elites].mean())
 
@@ -70,7 +70,7 @@ class ModelFit:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what goes on in a checkpoint, partly the tensors themselves."""
-        scales = {name: its for name, its in self.model.named_buffers()}
+        scales = {name: buffer for name, buffer in self.model.named_buffers()}
         return {
             "network": dict(self.model.state_dict()), "scales": scales, "elites": self.elites,
             "optimizer": self._optimizer.state_dict(), "error": self.error,
@@ -79,15 +79,15 @@ class ModelFit:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on as the one that gave it."""
         self.model.load_state_dict(state["network"])
-        for name, its in self.model.named_buffers():
-            its.copy_(state["scales"][name])
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(state["scales"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._follow_settings()
         self.elites = state["elites"].to(self._generator.device)
         self.error = state["error"]
 
     def _follow_settings(self) -> None:
-        """Has the optimizer go by this run's settings, and not by those of a checkpoint."""
+        """Sets the optimizer to this run's settings, whatever those of a checkpoint were."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.model_learning_rate
             group["weight_decay"] = self._settings.model_weight_decay

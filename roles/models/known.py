@@ -1,4 +1,4 @@
-"""Has models of environments whose equations are known, to plan by, and loads such functions.
+"""Has models of environments with known equations, for planning, and loads such functions.
 
 B = rows, O = numbers of an observation, A = of an action.
 """
@@ -18,18 +18,18 @@ from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.errors import RoleError, RoleLoadError
 from gmi_drl.roles.loading import load_class
 
-# Given observations [B, O] and the environment's actions [B, A]: what follows [B, O], rewards [B].
+# Of observations [B, O] and the environment's actions [B, A]: next observations and rewards [B].
 Equations: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def pendulum(observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """Gymnasium's Pendulum-v1: cos and sin of the angle, which is 0 upright, and its velocity."""
-    gravity, time_s, most_torque, most_speed = 10.0, 0.05, 2.0, 8.0
+    gravity, time_s, max_torque, max_speed = 10.0, 0.05, 2.0, 8.0
     angle = torch.atan2(observation[:, 1], observation[:, 0])
-    speed, torque = observation[:, 2], action[:, 0].clamp(-most_torque, most_torque)
+    speed, torque = observation[:, 2], action[:, 0].clamp(-max_torque, max_torque)
     cost = angle.square() + 0.1 * speed.square() + 0.001 * torque.square()
     speed = speed + (1.5 * gravity * angle.sin() + 3.0 * torque) * time_s
-    speed = speed.clamp(-most_speed, most_speed)
+    speed = speed.clamp(-max_speed, max_speed)
     angle = angle + speed * time_s
     return torch.stack([angle.cos(), angle.sin(), speed], 1), -cost
 
@@ -45,41 +45,41 @@ class KnownModel(nn.Module):
     high: Tensor
 
     def __init__(self, name: str, env: VecEnv) -> None:
-        """RoleLoadError where there are no such equations, RoleError where they are another's."""
+        """RoleLoadError for unknown equations, RoleError for those of another environment."""
         super().__init__()
         self._name, self._equations = name, equations_of(name)
         space = env.action_space
         assert isinstance(space, spaces.Box)
         for bound in ("low", "high"):
-            its = torch.as_tensor(getattr(space, bound), dtype=torch.float32).flatten()
-            self.register_buffer(bound, its, persistent=False)
+            limit = torch.as_tensor(getattr(space, bound), dtype=torch.float32).flatten()
+            self.register_buffer(bound, limit, persistent=False)
         width, action = env.observation_space.shape or (), torch.zeros(2, len(self.low))
         try:
-            following, reward = self.predict(torch.zeros(1, 2, *width), action)
-            found = [list(following.shape[1:]), list(reward.shape[1:])]
+            next_observation, reward = self.predict(torch.zeros(1, 2, *width), action)
+            shapes = [list(next_observation.shape[1:]), list(reward.shape[1:])]
         except Exception as error:
             raise RoleError(
                 f"algorithm.model={name!r} raised {type(error).__name__} for observations "
                 f"{[2, *width]} and actions {list(action.shape)}: {error}. Give the equations of "
                 "this environment, or model: learned."
             ) from error
-        if found != [[2, *width], [2]]:
+        if shapes != [[2, *width], [2]]:
             raise EnvSpecError(
                 [
-                    f"algorithm.model={name!r} gave shapes {found} for observations {[2, *width]}; "
-                    f"must give what follows {[2, *width]} and rewards [2]. Give the equations of "
-                    "this environment, or model: learned."
+                    f"algorithm.model={name!r} gave shapes {shapes} for observations "
+                    f"{[2, *width]}; must give what follows {[2, *width]} and rewards [2]. Give "
+                    "the equations of this environment, or model: learned."
                 ]
             )
 
     def predict(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what follows [1, B, O], and rewards [1, B], of rows [1, B, O] and [B, A]."""
+        """Returns next observations [1, B, O] and rewards [1, B] of rows [1, B, O] and [B, A]."""
         scaled = self.low + (action + 1.0) * 0.5 * (self.high - self.low)
-        following, reward = self._equations(observation[0], scaled)
-        return following.unsqueeze(0), reward.unsqueeze(0)
+        next_observation, reward = self._equations(observation[0], scaled)
+        return next_observation.unsqueeze(0), reward.unsqueeze(0)
 
     def describe(self) -> dict[str, str]:
-        """Say what its parameters do not: see ActorCritic.describe."""
+        """Returns what its parameters do not say: see ActorCritic.describe."""
         return {"model": self._name}
 
 
@@ -94,5 +94,5 @@ def equations_of(name: str) -> Equations:
             f"module:function.{f' Did you mean {near}?' if near else ''} Write a function of "
             "(observation, action) that gives (next_observation, reward)."
         )
-    found: Equations = load_class(name, kind="algorithm.model")
-    return found
+    equations: Equations = load_class(name, kind="algorithm.model")
+    return equations

@@ -1,4 +1,4 @@
-"""Says when episodes are over, of environments whose rules are known, and loads such functions."""
+"""Says when episodes are over in environments with known rules, and loads such functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gmi_drl.placement.faults import closest
 from gmi_drl.roles.errors import RoleError, RoleLoadError
 from gmi_drl.roles.loading import load_class
 
-# Given what was seen [B, O], the action rows [B, A] and what followed [B, O]: bool [B].
+# Of observations [B, O], action rows [B, A] and next observations [B, O]: bool [B].
 Termination: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -24,8 +24,8 @@ def never(observation: Tensor, action: Tensor, following: Tensor) -> Tensor:
 def hopper(observation: Tensor, action: Tensor, following: Tensor) -> Tensor:
     """Hopper: over when it has fallen (Gymnasium's `is_healthy`)."""
     height, angle = following[:, 0], following[:, 1]
-    sane = (following[:, 1:].abs() < 100.0).all(1) & following.isfinite().all(1)
-    return ~((height > 0.7) & (angle.abs() < 0.2) & sane)
+    is_sane = (following[:, 1:].abs() < 100.0).all(1) & following.isfinite().all(1)
+    return ~((height > 0.7) & (angle.abs() < 0.2) & is_sane)
 
 
 def walker2d(observation: Tensor, action: Tensor, following: Tensor) -> Tensor:
@@ -55,35 +55,35 @@ def termination_of(name: str) -> Termination:
             f"module:function.{f' Did you mean {near}?' if near else ''} Write a function of "
             "(observation, action, next_observation) that gives a bool tensor [B]."
         )
-    found: Termination = load_class(name, kind="algorithm.termination")
-    return found
+    termination: Termination = load_class(name, kind="algorithm.termination")
+    return termination
 
 
 def check_termination(name: str, width: int, columns: int) -> None:
-    """Raises unless the function of this name tells of observations [B, `width`] which are over.
+    """Raises unless the function of this name returns a bool for observations [B, `width`].
 
-    RoleLoadError where there is none, RoleError where it is another environment's, or gives what
-    it should not. `columns`: of an action.
+    RoleLoadError where there is none, RoleError where it raises, or returns anything else.
+    `columns`: the numbers of an action.
     """
-    rule, seen = termination_of(name), torch.zeros(2, width)
+    rule, observation = termination_of(name), torch.zeros(2, width)
     action = torch.zeros(2, columns)
-    given = f"for observations {list(seen.shape)} and actions {list(action.shape)}"
+    given = f"for observations {list(observation.shape)} and actions {list(action.shape)}"
     remedy = (
         "Give the rule of this environment, as a function of (observation, action, "
         "next_observation) that gives a bool tensor [B]."
     )
     try:
-        over = rule(seen, action, seen)
+        is_over = rule(observation, action, observation)
     except Exception as error:  # whatever someone's function raises
         raise RoleError(
             f"algorithm.termination={name!r} raised {type(error).__name__} {given}: {error}. "
             f"{remedy}"
         ) from error
-    if not isinstance(over, Tensor) or over.dtype != torch.bool or over.shape != (2,):
+    if not isinstance(is_over, Tensor) or is_over.dtype != torch.bool or is_over.shape != (2,):
         shown = (
-            f"{str(over.dtype).removeprefix('torch.')} {list(over.shape)}"
-            if isinstance(over, Tensor)
-            else f"a {type(over).__name__}"
+            f"{str(is_over.dtype).removeprefix('torch.')} {list(is_over.shape)}"
+            if isinstance(is_over, Tensor)
+            else f"a {type(is_over).__name__}"
         )
         raise RoleError(
             f"algorithm.termination={name!r} gave {shown} {given}; must be bool [2]. {remedy}"

@@ -27,46 +27,46 @@ from .frames import Frames, Observed
 
 
 class RowLayout:
-    """Where the parts of a packed row are: an index for a single number, else a slice."""
+    """The places of a packed row's parts: an index for a single number, else a slice."""
 
     def __init__(self, widths: Mapping[str, int], groups: Mapping[str, tuple[str, str]]) -> None:
         self.indices: dict[str, slice | int] = {}
         self._widths, self._groups = dict(widths), dict(groups)
-        begins, at = {}, 0
+        begins, offset = {}, 0
         for name, width in widths.items():
-            self.indices[name] = slice(at, at + width) if width else at
-            begins[name], at = at, at + (width or 1)
+            self.indices[name] = slice(offset, offset + width) if width else offset
+            begins[name], offset = offset, offset + (width or 1)
         for name, (first, last) in groups.items():
             self.indices[name] = slice(begins[first], begins[last] + (widths[last] or 1))
-        self.numbers, self.width = at, round_up(at, ROW_MULTIPLE)
+        self.numbers, self.width = offset, round_up(offset, ROW_MULTIPLE)
 
     def behind(self, name: str, width: int) -> RowLayout:
-        """Returns the layout of rows that have `name` [width], and then what these have."""
+        """Returns the layout of rows that begin with `name` [width], followed by these parts."""
         return RowLayout({name: width, **self._widths}, self._groups)
 
     def narrowed(self, widths: Mapping[str, int]) -> RowLayout:
-        """Returns the layout of rows whose parts are narrower, and padded to the widths of these.
+        """Returns the layout of rows whose parts have smaller `widths`, in the places of these.
 
-        They begin where those begin; one that is written with what is behind it ends there.
+        A part begins where this one does, but the first part of a group ends where this one does.
         """
         layout = RowLayout(self._widths, self._groups)
         firsts = {first: name for name, (first, _) in self._groups.items()}
         for name, width in widths.items():
-            whole = self.indices[name]
-            if isinstance(whole, int):
+            index = self.indices[name]
+            if isinstance(index, int):
                 continue
             if name in firsts:
-                begin = whole.stop - width
+                begin = index.stop - width
                 group = self.indices[firsts[name]]
                 assert isinstance(group, slice)
                 layout.indices[firsts[name]] = slice(begin, group.stop)
             else:
-                begin = whole.start
+                begin = index.start
             layout.indices[name] = slice(begin, begin + width)
         return layout
 
     def __getattr__(self, name: str) -> slice | int:
-        indices = self.__dict__.get("indices", {})  # none yet in a copy that is being made
+        indices = self.__dict__.get("indices", {})  # none in a copy that is not finished
         if name not in indices:
             raise AttributeError(f"rows have no {name!r}; they have {', '.join(indices)}")
         index: slice | int = indices[name]
@@ -100,8 +100,8 @@ class Batch:
     - where bytes are not normalised they are in `frames` alone, and rows have no `observation`: a
       minibatch of rows or of segments makes its own. `raw_observation` is the newest frame [T, N,
       F] of each
-    - where rows are agents that come and go: `present` [T, N] bool, who acted; of others nothing
-      is learned
+    - where rows are agents that come and go: `present` [T, N] bool, who acted; nothing is learned
+      from the other rows
     - where the algorithm asks for them: `next_observation` [T, N, D] raw, the final observation
       where an episode ended, `terminated` [T, N] bool, and `paid` [T, N], the reward as the
       environment pays it
@@ -131,8 +131,8 @@ class Batch:
     ) -> Batch:
         """Returns the buffers of a horizon; `filled`, `recorded`, `bootstrap`: see Algorithm.
 
-        `observed`: how observations are kept; a number is a width, of floats. `come_and_go`: rows
-        are agents, which are not always there.
+        `observed`: how observations are kept; a number is the width of float observations.
+        `come_and_go`: rows are agents, which are not always present.
         """
         if isinstance(observed, int):
             observed = Observed(observed)
@@ -143,10 +143,10 @@ class Batch:
         row_layout = RowLayout(widths, policy.column_groups)
         shape = (steps, num_env)
         rows = torch.zeros(*shape, row_layout.width, device=device)
-        before = 0 if stacking is None else stacking.count - 1
-        kept = torch.zeros(before + steps, num_env, observed.frame, dtype=dtype, device=device)
+        num_older = 0 if stacking is None else stacking.count - 1
+        frames = torch.zeros(num_older + steps, num_env, observed.frame, dtype=dtype, device=device)
         columns = row_layout.views(rows) | {
-            "raw_observation": kept[before:],
+            "raw_observation": frames[num_older:],
             "reward": torch.zeros(shape, device=device),
             "ended": torch.zeros(shape, dtype=torch.bool, device=device),
             "done": torch.zeros(shape, device=device),
@@ -160,7 +160,7 @@ class Batch:
             columns["paid"] = torch.zeros(shape, device=device)
         if "terminated" in recorded:
             columns["terminated"] = torch.zeros(shape, dtype=torch.bool, device=device)
-        after = {
+        bootstraps = {
             "value": torch.zeros(num_env, device=device),
             "observation": torch.zeros(num_env, width, dtype=dtype, device=device),
         }
@@ -170,12 +170,12 @@ class Batch:
             sequences = Sequences(state, columns["done"])
         return cls(
             columns,
-            {name: after[name] for name in bootstrap},
+            {name: bootstraps[name] for name in bootstrap},
             {name: constant.clone() for name, constant in policy.row_constants.items()},
             rows,
             row_layout,
             sequences,
-            None if stacking is None else Frames(kept, columns["done"], stacking),
+            None if stacking is None else Frames(frames, columns["done"], stacking),
         )
 
     def __getitem__(self, name: str) -> Tensor:
@@ -186,8 +186,8 @@ class Batch:
 
     def _lacks(self, name: str) -> str:
         rows = self.rows is not None and self.rows.ndim == 2
-        of_segments = ("observations", "reward", "done") if rows else ()
-        remedy, near = "", closest(name, (*self.columns, *of_segments))
+        segment_columns = ("observations", "reward", "done") if rows else ()
+        remedy, near = "", closest(name, (*self.columns, *segment_columns))
         if near in self.columns:
             remedy = f" Did you mean {near}?"
         elif near:
@@ -202,31 +202,31 @@ class Batch:
     def minibatch(
         self, rows: Tensor, sequences: Sequences | None = None, layout: RowLayout | None = None
     ) -> Batch:
-        """Returns `rows` [B, W], packed as `layout` or as these are, as a minibatch; views."""
+        """Returns `rows` [B, W], packed as `layout` or as this batch's, as a minibatch; views."""
         layout = layout or self.row_layout
         assert layout is not None
         return Batch(layout.views(rows), {}, self.row_constants, rows, layout, sequences)
 
     def steps(self) -> list[dict[str, Tensor]]:
-        """Returns all columns at each step; made once: a view costs as much as its copy."""
+        """Returns views of all columns at each step, to be made once: a view costs like a copy."""
         return [
             {name: column[t] for name, column in self.columns.items()}
             for t in range(len(self["reward"]))
         ]
 
     def segments(self, normalizer: RunningNormalizer | None, fields: Iterable[str]) -> Batch:
-        """Returns whole segments made ready for a loss.
+        """Returns whole segments for a loss.
 
-        `observations` [T + 1, N, D] are normalised, the last ones in row T, copied; `fields`
-        [T, N, ...] are views. Those of `frames` are made later: see `with_observations`.
+        `observations` [T + 1, N, D] are normalised copies, the last ones in row T; `fields`
+        [T, N, ...] are views. Observations of `frames` are made by `with_observations`.
         """
         if self.frames is not None:
             columns = {name: self[name] for name in fields}
             return Batch(columns, self.bootstrap, sequences=self.sequences, frames=self.frames)
         raw, last = self["raw_observation"], self.bootstrap["observation"]
         observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
-        for seen, out in ((raw, observations[:-1]), (last, observations[-1])):
-            normalized(normalizer, seen, out)
+        for observation, out in ((raw, observations[:-1]), (last, observations[-1])):
+            normalized(normalizer, observation, out)
         columns = {"observations": observations, **{name: self[name] for name in fields}}
         return Batch(columns, sequences=self.sequences)
 
@@ -242,8 +242,7 @@ class Batch:
         return Batch({"observations": observations, **self.columns}, sequences=self.sequences)
 
     def transitions(self, normalizer: RunningNormalizer | None) -> Batch:
-        """Rows [B] made ready for a loss: `observation`, and `next_observation` where it is, are
-        normalised by what is known by now; the rest as it is."""
+        """Returns rows [B] for a loss, with observations normalised by the present statistics."""
         columns = dict(self.columns)
         columns["observation"] = columns.pop("raw_observation")
         if normalizer is not None:
@@ -255,13 +254,13 @@ class Batch:
     def of_group(
         self, rows: slice, layout: RowLayout, noise: int, constants: Mapping[str, Tensor]
     ) -> Batch:
-        """Returns the part of `rows` [n] of the N, whose columns are narrower: views.
+        """Returns the part of the environments or agents `rows` [n], as views.
 
-        `layout` is that of their packed rows, `noise` their random numbers, and `constants` those
-        of the policy that acts for them.
+        `layout` is that of their packed rows, `noise` the width of their random numbers, and
+        `constants` are those of the policy that acts for them.
         """
         assert self.rows is not None
-        packed = self.rows[:, rows]
+        packed_rows = self.rows[:, rows]
         columns = {
             name: column[:, rows]
             for name, column in self.columns.items()
@@ -269,29 +268,30 @@ class Batch:
         }
         columns["noise"] = columns["noise"][..., :noise]
         bootstrap = {name: last[rows] for name, last in self.bootstrap.items()}
-        return Batch(columns | layout.views(packed), bootstrap, dict(constants), packed, layout)
+        return Batch(
+            columns | layout.views(packed_rows), bootstrap, dict(constants), packed_rows, layout
+        )
 
     def environments(self, picked: Tensor) -> Batch:
-        """The part of some environments (indices [n]) with all their steps, copied."""
-        columns = {name: c.index_select(1, picked) for name, c in self.columns.items()}
-        its = self.sequences
-        if its is not None:
-            state, done = its.state.index_select(0, picked), its.done.index_select(1, picked)
-            its = Sequences(state, done)
+        """Returns all steps of some environments (indices [n]), copied."""
+        columns = {name: column.index_select(1, picked) for name, column in self.columns.items()}
+        sequences = self.sequences
+        if sequences is not None:
+            state = sequences.state.index_select(0, picked)
+            sequences = Sequences(state, sequences.done.index_select(1, picked))
         if self.frames is None:
-            return Batch(columns, sequences=its)
+            return Batch(columns, sequences=sequences)
         bootstrap = {name: last.index_select(0, picked) for name, last in self.bootstrap.items()}
         frames = self.frames.environments(picked)
-        return Batch(columns, bootstrap, sequences=its, frames=frames)
+        return Batch(columns, bootstrap, sequences=sequences, frames=frames)
 
 
 def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the function that turns a policy's action rows [N, A] into what `step` takes.
+    """Returns the function that turns a policy's action rows [N, A] into what `step` takes.
 
-    A policy acts in [-1, 1]: where a Box is bounded it is reached by clamping and scaling, one with
-    infinite bounds gets the action as it is, clamped to those that are finite. Choices and bits
-    stay the numbers they are, and adapters add the space's start; a Discrete alone gets an int64
-    vector [N].
+    A policy acts in [-1, 1]. Actions are clamped and scaled to a bounded Box; for one with infinite
+    bounds they are clamped to the finite ones alone. Choices and bits stay as they are, and
+    adapters add the space's start; a Discrete alone gets an int64 vector [N].
     """
     if isinstance(space, GroupedActions):
         return _to_groups(space, device)
@@ -309,10 +309,10 @@ def env_action(space: spaces.Space[Any], device: torch.device) -> Callable[[Tens
         return lambda action: action
 
     def by_parts(action: Tensor) -> Tensor:
-        out = action.clone()
-        for place, to_box in boxes:
-            out[:, place] = to_box(action[:, place])
-        return out
+        result = action.clone()
+        for columns, to_box in boxes:
+            result[:, columns] = to_box(action[:, columns])
+        return result
 
     return by_parts
 
@@ -322,12 +322,12 @@ def _to_groups(space: GroupedActions, device: torch.device) -> Callable[[Tensor]
     widths = [action_columns(group.action_space) for group in space.groups]
 
     def by_groups(action: Tensor) -> Tensor:
-        out = action.clone()
-        places = rows_of(space.groups, len(action))
-        for rows, width, to_env in zip(places, widths, functions, strict=True):
-            mine = out[rows, :width]
-            mine.copy_(to_env(action[rows, :width]).view_as(mine))
-        return out
+        result = action.clone()
+        group_rows = rows_of(space.groups, len(action))
+        for rows, width, to_env in zip(group_rows, widths, functions, strict=True):
+            target = result[rows, :width]
+            target.copy_(to_env(action[rows, :width]).view_as(target))
+        return result
 
     return by_groups
 

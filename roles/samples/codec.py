@@ -1,9 +1,9 @@
 """Turns batches into the bytes of packets, and back; says which columns travel.
 
 Observations travel raw, as the batch keeps them: as bytes where the environment has bytes, and
-stacks of frames as frames. What a receiver can make
-itself does not travel: T N (D + A + P + 4) + N numbers for PPO (GMI-DRL's table 4 counts
-m (S + A + W); values, log-probabilities and distribution parameters come on top).
+stacks of frames as frames. What a receiver can compute does not travel: T N (D + A + P + 4) + N
+numbers for PPO (GMI-DRL's table 4 counts m (S + A + W); values, log-probabilities and distribution
+parameters come on top).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .frames import Frames
 
 _TYPES: Final = {n: getattr(torch, n) for n in ("float64", "float32", "uint8", "bool")}
 
-# Of segments that agents send all the time (see gmi_drl.comm.experience): the channels of what was
-# seen last, of what the policy remembered first, and of what a segment says of its making, float64:
-# episodes that ended, the sums of their returns and lengths, and the seconds spent simulating,
-# inferring and sending the segment before.
+# Channels of segments that agents send all the time (see gmi_drl.comm.experience): the last
+# observation, the policy's first state, and statistics in float64: the episodes that ended, the
+# sums of their returns and lengths, and the seconds of simulating, inferring and sending the
+# segment before.
 END_FIELD: Final = "last_observation"
 STATE_FIELD: Final = "first_state"  # where the policy remembers
 FRAMES_FIELD: Final = "older_frames"  # where observations are stacks that are kept as frames
@@ -42,14 +42,14 @@ SEGMENT_STATS: Final = (
 
 
 class BatchCodec:
-    """A batch as the bytes of one packet, both ways, with `stats` numbers beside it.
+    """Packs a batch of `num_env` environments into one packet, with `stats` numbers, and back.
 
-    Both ends make it from a batch of their own (which may hold other environments, as `num_env`
-    says); `schema` tells whether they made the same.
+    Both ends make it from a batch of their own, which may have another number of environments;
+    `schema` is the same if their codecs fit.
     """
 
     def __init__(self, batch: Batch, num_env: int, sent: Sequence[str], stats: int) -> None:
-        # The widest numbers come first, so that all of them lie where they may.
+        # The widest numbers come first, so that all are aligned.
         self._fields: dict[str, tuple[str, tuple[int, ...]]] = {"stats": ("float64", (stats,))}
         self._columns, self._bootstrap = list(sent), list(batch.bootstrap)
         for name in self._columns:
@@ -77,7 +77,7 @@ class BatchCodec:
     def pack(self, memory: Tensor, batch: Batch, stats: Sequence[float]) -> None:
         """Copy a batch into the first `nbytes` of `memory`, uint8 on any device.
 
-        Into memory that is pinned the copies are under way when it returns: see Sender.pin.
+        Copies into pinned memory may not have ended when it returns: see Sender.pin.
         """
         parts, pinned = self._parts(memory), is_pinned(memory)
         parts["stats"].copy_(torch.tensor(stats, dtype=torch.float64))
@@ -91,20 +91,20 @@ class BatchCodec:
             parts["older frames"].copy_(batch.frames.older, non_blocking=pinned)
 
     def unpack(self, memory: Tensor, batch: Batch, first: int) -> list[float]:
-        """Copy what `pack` wrote into the environments from `first` on; returns its stats.
+        """Copies what `pack` wrote into the environments from `first` on, and returns its stats.
 
-        From memory that is pinned the copies are under way when it returns: see Receiver.pin.
+        Copies from pinned memory may not have ended when it returns: see Receiver.pin.
         """
         parts, pinned = self._parts(memory), is_pinned(memory)
-        mine = slice(first, first + self.num_env)
+        environments = slice(first, first + self.num_env)
         for name in self._columns:
-            batch[name][:, mine].copy_(parts[name], non_blocking=pinned)
+            batch[name][:, environments].copy_(parts[name], non_blocking=pinned)
         for name in self._bootstrap:
-            batch.bootstrap[name][mine].copy_(parts[f"last {name}"], non_blocking=pinned)
+            batch.bootstrap[name][environments].copy_(parts[f"last {name}"], non_blocking=pinned)
         if batch.sequences is not None:
-            batch.sequences.state[mine].copy_(parts["first state"], non_blocking=pinned)
+            batch.sequences.state[environments].copy_(parts["first state"], non_blocking=pinned)
         if batch.frames is not None:
-            batch.frames.older[:, mine].copy_(parts["older frames"], non_blocking=pinned)
+            batch.frames.older[:, environments].copy_(parts["older frames"], non_blocking=pinned)
         stats: list[float] = parts["stats"].tolist()
         return stats
 
@@ -116,7 +116,7 @@ class BatchCodec:
 
 
 def sent_columns(policy: Policy, recorded: Sequence[str]) -> list[str]:
-    """The columns of a batch that travel whole, where the receiver completes it."""
+    """Returns the columns of a batch that travel, where the receiver completes it."""
     return ["action", *policy.columns, "reward", "done", "raw_observation", *recorded]
 
 
@@ -141,15 +141,15 @@ def received(
             older = per_segment[FRAMES_FIELD].transpose(0, 1).flatten(1, 2)
             kept = torch.cat([older, raw])
         frames = Frames(kept, done, stacking)
-    its: Sequences | None = None
+    sequences: Sequences | None = None
     if STATE_FIELD in per_segment:
-        its = Sequences(per_segment[STATE_FIELD].flatten(0, 1), columns["done"])
+        sequences = Sequences(per_segment[STATE_FIELD].flatten(0, 1), columns["done"])
     last = {"observation": per_segment[END_FIELD].flatten(0, 1)}
-    return Batch(batch, last, sequences=its, frames=frames)
+    return Batch(batch, last, sequences=sequences, frames=frames)
 
 
 def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None) -> None:
-    """Fill in what did not travel: `policy` and `normalizer` are those that it was made with."""
+    """Fills what did not travel, by the `policy` and `normalizer` that the batch was made with."""
     for name, constant in policy.row_constants.items():
         batch.row_constants[name].copy_(constant)
     if batch.frames is None:

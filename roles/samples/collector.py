@@ -1,8 +1,8 @@
 """Simulator and agent of a GMI in one loop: a horizon of steps, straight into a batch's columns.
 
-On the CPU, episodes that ended are looked for in every step, and only they cost something. On a GPU
-every step launches the same work on all environments, with masks, and nothing waits for the device
-until `read`. With a pool, what lies between two steps of the environments is one CUDA graph.
+On the CPU every step looks for episodes that ended, and only they cost something. On a GPU every
+step launches the same work on all environments, with masks, and nothing waits for the device until
+`read`. With a pool, the work between two steps of the environments is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .episodes import EpisodeStats, Seen
 class Collector:
     """Steps the environments with the policy for one horizon at a time.
 
-    `static`: the way of a GPU, wherever the environments are (None: on all devices but the CPU).
-    `pool`: where that way's work is captured, from the second horizon on; None: nowhere. Policy and
-    normalisers keep their tensors from then on, and what they hold may change.
+    `static`: work as on a GPU, on any device (None: on all devices but the CPU). `pool`: where that
+    work is captured, from the second horizon on; None: it is not captured. Policy and normalisers
+    must keep their tensors from then on, whose contents may change.
     """
 
     def __init__(
@@ -54,30 +54,30 @@ class Collector:
         self._generator = generator
         self._static = static_on(env.device, static)
         groups: Sequence[AgentGroup] = getattr(env, "groups", ())
-        places = rows_of(groups, env.num_env) if len(groups) > 1 else []
-        # Whether what a row is worth is asked of all rows alone, of several agents.
+        group_rows = rows_of(groups, env.num_env) if len(groups) > 1 else []
+        # Whether the policy of several agents values all rows at once alone.
         self._values_all = getattr(policy, "values_all_rows", False)
-        self.episodes = EpisodeStats(env.num_env, env.device, places)
-        self.of_groups: list[Seen] = []  # the episodes that the last `read` told, of each policy
-        self.observation = env.reset().clone()  # [N, D], what is acted on next
+        self.episodes = EpisodeStats(env.num_env, env.device, group_rows)
+        self.of_groups: list[Seen] = []  # the episodes of the last `read`, of each policy
+        self.observation = env.reset().clone()  # [N, D], the next to act on
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
-        if batch.frames is not None:  # then floats are made for acting, and not kept
+        if batch.frames is not None:  # float observations are for acting, and are not kept
             floats = torch.zeros(self.observation.shape, device=env.device)
             for step in self._steps:
                 step["observation"] = floats
-        # What the policy remembers of each environment, in the same tensor at all times.
+        # The policy's state of each environment, in the same tensor at all times.
         self._state: Tensor | None = None
         if batch.sequences is not None:
             self._state = torch.zeros_like(batch.sequences.state)
             for step in self._steps:
                 step["state"] = self._state
-        # Rows that are agents: who of them acts next, in the same tensor at all times.
+        # Where rows are agents: which of them act next, in the same tensor at all times.
         self._present: Tensor | None = getattr(env, "present", None)
         self._records = "next_observation" in batch.columns
         self._records_paid = "paid" in batch.columns
         self._reads_final = settings.bootstrap_time_limit
-        # An algorithm that is told where each step led to values that itself.
+        # An algorithm that records next observations values these itself.
         self._bootstrap = self._reads_final and not self._records
         self._converted = [batch["value"]] if "value" in policy.columns else []
         if self._present is not None:
@@ -97,13 +97,13 @@ class Collector:
     def collect(self, iteration: int, is_late: Callable[[], bool] = lambda: False) -> int:
         """Fill the rollout. On a GPU this returns when the work is queued, at the latest.
 
-        NotFiniteError if the environments gave what cannot be learned from; on a GPU `read` does.
-        On the CPU it ends before a step when `is_late`, and the next one goes on from there; what
-        the batch holds is of no use then. Returns how many steps were taken.
+        NotFiniteError if the environments gave NaN or infinity; on a GPU `read` raises it. On the
+        CPU it ends before a step when `is_late`, and the next one goes on from there; the batch is
+        of no use then. Returns how many steps were taken.
         """
         batch, policy = self.batch, self._policy
         self._iteration = iteration
-        # Nobody has read what a horizon before gave that was given up.
+        # A horizon before that was given up has not been read.
         self._clock.clear()
         self.episodes.forget()
         self._clock.begin("infer")
@@ -132,7 +132,7 @@ class Collector:
         if self._static and bool(self._bad):
             raise self._not_finite()
         self.of_groups = self.episodes.of_groups
-        # Who was late from the start on has taken no step.
+        # There are no seconds of the simulator if no step was taken in time.
         return (seconds.get("simulate", 0.0), seconds["infer"]), self.episodes.take()
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on as the one that gave it; False if its adapter could not save its environments.
+        """Loads `state`; returns False if its adapter could not save the environments.
 
         Then new episodes begin.
         """
@@ -169,7 +169,7 @@ class Collector:
     # Both ways -----------------------------------------------------------------------------
 
     def _act(self, step: Mapping[str, Tensor], observation: Tensor) -> Tensor:
-        """The environments' actions for what they show."""
+        """Records an observation and returns the environments' actions."""
         if self._present is not None:
             step["present"].copy_(self._present)
         if self.batch.frames is None:
@@ -180,15 +180,15 @@ class Collector:
         return self._to_env(self._policy.act(step))
 
     def _value(self, observation: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The value of what some environments show next, of those `rows` alone if given."""
+        """Returns the values of next observations, which are those of `rows` if given."""
         floats = torch.empty_like(observation, dtype=torch.float32)  # images are bytes
-        seen, state = normalized(self._normalizer, observation, floats), self._state
+        inputs, state = normalized(self._normalizer, observation, floats), self._state
         if state is not None and rows is not None:
             state = state[rows]
-        return self._denormalized(self._policy.value(seen, state))
+        return self._denormalized(self._policy.value(inputs, state))
 
     def _forget(self, done: Tensor) -> None:
-        """Drops what the policy remembers of episodes that have ended; their value comes first."""
+        """Clears the policy's state where episodes have ended, after their value was computed."""
         if self._state is not None:
             self._state.masked_fill_(done[:, None], 0.0)
 
@@ -197,10 +197,10 @@ class Collector:
         return value if normalizer is None else normalizer.denormalize(value)
 
     def _complete(self) -> None:
-        """Makes the columns that are made for all steps at once."""
+        """Fills the columns that are computed for all steps at once."""
         batch = self.batch
         batch["done"].copy_(batch["ended"])
-        left_out = None if self._present is None else _leave_open_turns(batch, self._present)
+        open_turns = None if self._present is None else _leave_open_turns(batch, self._present)
         self._policy.finish(batch)
         if "value" in self._policy.columns:
             value = batch["value"]
@@ -208,57 +208,57 @@ class Collector:
         if "value" in batch.bootstrap:
             last = batch.bootstrap["value"]
             last.copy_(self._value(self.observation))
-            if left_out is not None:  # what follows the turn before such a one is that one
-                follows = batch["value"].masked_fill(~left_out, 0.0).sum(0)
-                last.copy_(torch.where(left_out.any(0), follows, last))
+            if open_turns is not None:  # an open turn is what follows the agent's turn before
+                open_values = batch["value"].masked_fill(~open_turns, 0.0).sum(0)
+                last.copy_(torch.where(open_turns.any(0), open_values, last))
         if "observation" in batch.bootstrap:
             batch.bootstrap["observation"].copy_(self.observation)
 
     def _sum_of_all(self) -> Tensor:
-        """Finite if all is that was shown and paid, but for overflow."""
+        """Returns a sum that is finite if all observations and rewards are, but for overflow."""
         raw, reward = self.batch["raw_observation"], self.batch["reward"]
         if not raw.is_floating_point():
             return reward.sum()
         return raw.sum() + self.observation.sum() + reward.sum()
 
-    def _record_next(self, at: Mapping[str, Tensor], step: Step) -> None:
-        """Records where a step led to: the final observation where an episode ended."""
-        ended = at["ended"][:, None]
-        at["next_observation"].copy_(torch.where(ended, step.final_observation, step.observation))
-        at["terminated"].copy_(step.terminated)
+    def _record_next(self, row: Mapping[str, Tensor], step: Step) -> None:
+        """Records next observations: the final observation where an episode ended."""
+        ended = row["ended"][:, None]
+        row["next_observation"].copy_(torch.where(ended, step.final_observation, step.observation))
+        row["terminated"].copy_(step.terminated)
 
     # On the CPU ----------------------------------------------------------------------------
 
     def _collect_on_host(self, is_late: Callable[[], bool]) -> int:
         clock, simulating = self._clock, phase("simulate")
         taken = 0
-        for t, at in enumerate(self._steps):
+        for t, row in enumerate(self._steps):
             if is_late():
                 break
             beat("rollout")
-            action = self._act(at, self.observation)
+            action = self._act(row, self.observation)
             clock.begin("simulate")
             with simulating:
                 step = self._env.step(action)
             clock.begin("infer")
-            at["reward"].copy_(step.reward)
+            row["reward"].copy_(step.reward)
             if self._records_paid:
-                at["paid"].copy_(step.reward)
-            done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
+                row["paid"].copy_(step.reward)
+            done = torch.logical_or(step.terminated, step.truncated, out=row["ended"])
             self.observation = step.observation
-            there = at["present"] if self._present is not None else None
-            if self.episodes.add(step.reward, done, there) and self._reads_final:
+            present = row["present"] if self._present is not None else None
+            if self.episodes.add(step.reward, done, present) and self._reads_final:
                 cut = step.truncated & ~step.terminated
                 self._read_final(t, cut, step.final_observation)
             if self._records:
-                self._record_next(at, step)
+                self._record_next(row, step)
             self._forget(done)
             taken += 1
         self.observation = self.observation.clone()  # the env's buffer is its own
         if not bool(torch.isfinite(self._sum_of_all())):
             raise self._not_finite()
         if taken < len(self._steps):
-            if self._records_paid:  # games go on, and what is behind is of the horizon before
+            if self._records_paid:  # games go on, and later rows are of the horizon before
                 for name in ("paid", "ended", "present"):
                     self.batch[name][taken:].zero_()
                 self.batch["done"].copy_(self.batch["ended"])
@@ -275,30 +275,29 @@ class Collector:
         return taken
 
     def _read_final(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
-        """Check the observations that episodes were cut at, and bootstrap from them if asked to."""
+        """Checks the observations that episodes were cut at, and bootstraps from them if set."""
         rows = cut.nonzero().squeeze(-1)
         if rows.numel():
             final = final_observation[rows]
-            bad = (~torch.isfinite(final).all(-1)).nonzero()
-            if len(bad):
-                where = int(rows[bad[0]])
-                raise self._told("final observation", where, t)
+            bad_rows = (~torch.isfinite(final).all(-1)).nonzero()
+            if len(bad_rows):
+                env_index = int(rows[bad_rows[0]])
+                raise self._told("final observation", env_index, t)
             if self._bootstrap:
-                # A time limit is not the end of the world: the cut episode is credited with the
-                # value of the state it was cut in. The reward is scaled at the end, so undo that
-                # here.
-                worth = (
+                # A time limit does not end an episode: it is credited with the value of the state
+                # that it was cut in. Rewards are scaled at the end, so this undoes the scale.
+                value = (
                     self._value(final_observation)[rows]
                     if self._values_all
                     else self._value(final, rows)
                 )
-                self.batch["reward"][t, rows] += worth * (self._gamma / self._reward_scale)
+                self.batch["reward"][t, rows] += value * (self._gamma / self._reward_scale)
 
     # On a GPU: launches only, the same ones in every iteration ---------------------------------
 
     def _collect_masked(self) -> None:
         clock, simulating, steady = self._clock, phase("simulate"), self._steady
-        # The first horizon finds out where the steps stay.
+        # The first horizon finds out whether steps stay in the same tensors.
         capture = self._pool is not None and steady.moves > 0
         if capture and steady.moves != self._captured_at:
             self.close()
@@ -319,7 +318,7 @@ class Collector:
     def _graph(self, i: int) -> Graph:
         if i not in self._graphs:
             assert self._pool is not None
-            # A trial run counts episodes, and its last one converts values that were converted.
+            # Trial runs count episodes, and convert values again that were converted.
             keep = [*self.episodes.tensors, *self._converted] if i else []
             keep += [] if self._state is None else [self._state]
             work, name = partial(self._between, i), f"the work before step {i}"
@@ -328,12 +327,12 @@ class Collector:
         return self._graphs[i]
 
     def _between(self, i: int) -> None:
-        """Does the work between two steps of the environments: before the i-th, or at the end."""
+        """Does the work before the i-th step of the environments, or after the last."""
         if i:
             self._record(i - 1, self._steady.step)
         if i < len(self._steps):
-            seen = self._steady.step.observation if i else self.observation
-            self._action.copy_(self._act(self._steps[i], seen))
+            observation = self._steady.step.observation if i else self.observation
+            self._action.copy_(self._act(self._steps[i], observation))
             return
         self.observation.copy_(self._steady.step.observation)
         finite = torch.isfinite(self._sum_of_all())
@@ -341,70 +340,70 @@ class Collector:
         self._complete()
 
     def _record(self, t: int, step: Step) -> None:
-        at, bad = self._steps[t], self._bad_final[t]
-        at["reward"].copy_(step.reward)
+        row, is_bad = self._steps[t], self._bad_final[t]
+        row["reward"].copy_(step.reward)
         if self._records_paid:
-            at["paid"].copy_(step.reward)
-        done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
-        self.episodes.add_masked(step.reward, done, at.get("present"))
+            row["paid"].copy_(step.reward)
+        done = torch.logical_or(step.terminated, step.truncated, out=row["ended"])
+        self.episodes.add_masked(step.reward, done, row.get("present"))
         if self._records:
-            self._record_next(at, step)
+            self._record_next(row, step)
         if self._reads_final:
             cut = step.truncated & ~step.terminated
-            torch.logical_and(cut, ~torch.isfinite(step.final_observation).all(-1), out=bad)
+            torch.logical_and(cut, ~torch.isfinite(step.final_observation).all(-1), out=is_bad)
         if self._bootstrap:
-            future = self._value(step.final_observation) * (self._gamma / self._reward_scale)
-            at["reward"].add_(future.masked_fill_(~cut, 0.0))
+            final_value = self._value(step.final_observation) * (self._gamma / self._reward_scale)
+            row["reward"].add_(final_value.masked_fill_(~cut, 0.0))
         self._forget(done)
         if self._reward_scale != 1.0:
-            at["reward"].mul_(self._reward_scale)
+            row["reward"].mul_(self._reward_scale)
 
     def _not_finite(self) -> NotFiniteError:
-        """Names the first bad entry; waits for the device."""
+        """Returns the error that names the first bad entry; waits for the device."""
         if len(final := self._bad_final.nonzero()):
             step, env_index = final[0].tolist()
             return self._told("final observation", env_index, step)
         bad_reward = ~torch.isfinite(self.batch["reward"])
         bad, raw = bad_reward, self.batch["raw_observation"]
         if raw.is_floating_point():
-            shown = torch.cat([raw[1:], self.observation[None]])
-            bad = bad_reward | ~torch.isfinite(shown).all(-1)
-        where = bad.nonzero()
-        if not len(where):  # shown by the first reset, or finite and too large for float32
-            what = "the first observation, or the sum of all,"
-            return self._told(what, 0, 0)
-        step, env_index = where[0].tolist()
-        what = "reward" if bad_reward[step, env_index] else "observation"
-        return self._told(what, env_index, step)
+            observations = torch.cat([raw[1:], self.observation[None]])
+            bad = bad_reward | ~torch.isfinite(observations).all(-1)
+        entries = bad.nonzero()
+        if not len(entries):  # in the first observation, or a sum too large for float32
+            field = "the first observation, or the sum of all,"
+            return self._told(field, 0, 0)
+        step, env_index = entries[0].tolist()
+        field = "reward" if bad_reward[step, env_index] else "observation"
+        return self._told(field, env_index, step)
 
     def _told(self, what: str, env_index: int, step: int) -> NotFiniteError:
         env_id = getattr(self._env, "env_id", "of the role")
-        if (named := getattr(self._env, "row_name", None)) is not None:  # rows are agents
-            what = f"{what} of {named(env_index)},"
-        first = getattr(self._env, "seed", None)  # as make_env has it
-        seed = first + env_index if isinstance(first, int) else None
+        if (row_name := getattr(self._env, "row_name", None)) is not None:  # rows are agents
+            what = f"{what} of {row_name(env_index)},"
+        first_seed = getattr(self._env, "seed", None)  # as make_env has it
+        seed = first_seed + env_index if isinstance(first_seed, int) else None
         return NotFiniteError(env_id, what, env_index, seed, step, self._iteration)
 
 
 def _leave_open_turns(batch: Batch, present: Tensor) -> Tensor:
-    """Takes the last turns out of a batch whose outcome is not known yet; returns them [T, N].
+    """Takes turns out of a batch whose outcome is not known yet, and returns them [T, N].
 
-    They are those of agents who do not act next, by `present` [N], in episodes that go on: there
-    is nothing to value what follows by.
+    They are the last turns of agents that do not act next, by `present` [N], in episodes that go
+    on: there is no observation yet to value what follows by.
     """
-    there = batch["present"]
-    later = there.flip(0).cumsum(0).flip(0) > there.long()  # a turn of the same agent
+    acted = batch["present"]
+    later = acted.flip(0).cumsum(0).flip(0) > acted.long()  # a turn of the same agent
     ends = batch["ended"].flip(0).cumsum(0).flip(0) > 0
-    left_out = there & ~(later | ends | present)
-    there.logical_and_(~left_out)
-    return left_out
+    open_turns = acted & ~(later | ends | present)
+    acted.logical_and_(~open_turns)
+    return open_turns
 
 
 class Steady:
-    """Keeps the last `Step` where captured work can read it: in the same tensors, once two came.
+    """Keeps the last `Step` where captured work can read it: in the same tensors from the second.
 
-    An environment that gives the same Step object every time writes into the same tensors, and is
-    read in place. What others give is copied, on their device.
+    An environment that gives the same Step object every time writes into the same tensors, which
+    are read in place. The steps of others are copied, on their device.
     """
 
     def __init__(self) -> None:
@@ -419,7 +418,7 @@ class Steady:
         return self._step
 
     def take(self, step: Step) -> None:
-        """Takes in the step that an environment has made."""
+        """Takes in a step of the environments."""
         self.taken += 1
         if step is self._step:
             return
@@ -429,5 +428,5 @@ class Steady:
         if not self._copied:
             self._step = Step(*(torch.empty_like(part) for part in step))
             self._copied, self.moves = True, self.moves + 1
-        for mine, given in zip(self._step, step, strict=True):
-            mine.copy_(given)
+        for target, source in zip(self._step, step, strict=True):
+            target.copy_(source)

@@ -23,14 +23,14 @@ class Seen(NamedTuple):
     def by(cls, agents: Mapping[int, Sequence[float]]) -> Seen:
         """Sums the (count, return_sum, length_sum) of all agents, by gmi_id.
 
-        Summed in the order of the ids: the same to the last bit whoever came first.
+        They are summed in the order of the ids: the bits are the same in whatever order they came.
         """
         rows = [agents[gmi_id] for gmi_id in sorted(agents)]
         return cls(*(sum(column) for column in zip(*rows, strict=True)))
 
     def plus(self, other: Seen) -> Seen:
-        """Returns the sum of both."""
-        return Seen(*(one + more for one, more in zip(self, other, strict=True)))
+        """Returns the sums over both."""
+        return Seen(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class RecentEpisodes:
@@ -40,7 +40,7 @@ class RecentEpisodes:
         self._seen: deque[Seen] = deque()
 
     def add(self, seen: Seen) -> None:
-        """Adds those of an iteration."""
+        """Adds the episodes of an iteration."""
         if seen.episodes:
             self._seen.append(seen)
         while sum(seen.episodes for seen in list(self._seen)[1:]) >= _WINDOW:
@@ -69,8 +69,8 @@ class EpisodeStats:
     def __init__(
         self, num_env: int, device: torch.device | str = "cpu", groups: Sequence[slice] = ()
     ) -> None:
-        """`groups`: of rows that are summed up by themselves as well."""
-        self._open = torch.zeros(3, num_env, device=device)  # 1, return and length until now
+        """`groups`: rows that are also summed up by themselves."""
+        self._open = torch.zeros(3, num_env, device=device)  # 1, return and length so far
         self._open[0] = 1.0
         self._return, self._length = self._open[1], self._open[2]
         self._counted = [0.0, 0.0, 0.0]  # what ended: episodes, their returns and lengths
@@ -79,9 +79,9 @@ class EpisodeStats:
         self._of_groups = torch.zeros(len(groups), 3, dtype=torch.float64, device=device)
 
     def add(self, reward: Tensor, done: Tensor, present: Tensor | None = None) -> bool:
-        """Count one step, [N] each; True if an episode ended with it. For tensors on the CPU.
+        """Counts one step, [N] each; True if an episode ended with it. For tensors on the CPU.
 
-        `present` bool: who acted in it, where rows are agents that come and go.
+        `present` bool: which agents acted, where rows are agents that come and go.
         """
         self._return += reward
         self._length += 1 if present is None else present
@@ -118,17 +118,17 @@ class EpisodeStats:
 
     @property
     def of_groups(self) -> list[Seen]:
-        """Returns what `take` will, of each group. Waits for the device if there are any."""
+        """Returns what `take` does, for each group. Waits for the device if there are groups."""
         return [Seen(*row) for row in self._of_groups.tolist()]
 
     def take(self) -> Seen:
-        """The episodes that ended since the last call. Waits for the device."""
-        seen = Seen(*self._counted).plus(Seen(*self._sums.tolist()))
+        """Returns the episodes that ended since the last call. Waits for the device."""
+        episodes = Seen(*self._counted).plus(Seen(*self._sums.tolist()))
         self.forget()
-        return seen
+        return episodes
 
     def forget(self) -> None:
-        """Count from zero on; episodes that are open stay so. Does not wait."""
+        """Counts anew from zero; episodes that are open go on. Does not wait."""
         self._counted = [0.0, 0.0, 0.0]
         self._sums.zero_()
         self._of_groups.zero_()

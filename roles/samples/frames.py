@@ -1,4 +1,4 @@
-"""Observations of bytes as a batch keeps them: once, and what stacks of frames share once as well.
+"""Observations of bytes as a batch keeps them: each frame once, also if stacks share it.
 
 T = steps, N = environments, D = width of an observation, k = frames of a stack, F = D / k bytes of
 a frame, B = rows of a minibatch. Observations that are no stacks are stacks of one frame.
@@ -29,13 +29,13 @@ class Observed:
 
     @classmethod
     def of(cls, env: Any, width: int, algorithm: Algorithm) -> Observed:
-        """Says how they are kept for an algorithm; `env`: what has the spaces of environments."""
+        """Returns how they are kept for an algorithm; `env` has the environments' spaces."""
         if env.observation_space.dtype != np.uint8:
             return cls(width)
         if algorithm.normalizers.observations is not None:
             return cls(width, of_bytes=True)
         stacking: Stacking | None = getattr(env, "stacking", None)
-        # Who keeps transitions, each with what came next, wants whole stacks.
+        # Transitions, each with its next observation, are kept as whole stacks.
         transitions = algorithm.settings.kept_steps or "next_observation" in algorithm.recorded
         knows_ends = not algorithm.whole_segments or "done" in algorithm.segment_fields
         if stacking is None or transitions or not knows_ends:
@@ -54,10 +54,10 @@ class Observed:
 
 
 class Frames:
-    """The frames that T steps of N environments were shown: T + k - 1 of each.
+    """The frames of the observations of T steps of N environments: T + k - 1 of each.
 
-    `kept` [T + k - 1, N, F] uint8 begins with those that the first stack has besides its newest.
-    `done` [T, N] is 1 where an episode ended with the step; the next step is shown a new one's.
+    `kept` [T + k - 1, N, F] uint8 begins with the older frames of the first stack. `done` [T, N] is
+    1 where an episode ended with the step; the next observation is of a new one.
     """
 
     def __init__(self, kept: Tensor, done: Tensor, stacking: Stacking) -> None:
@@ -66,7 +66,7 @@ class Frames:
 
     @property
     def older(self) -> Tensor:
-        """Returns the frames [k - 1, N, F] of before the first step; a view."""
+        """Returns the older frames [k - 1, N, F] of the first step; a view."""
         return self.kept[: self.stacking.count - 1]
 
     @property
@@ -75,10 +75,10 @@ class Frames:
         return self.kept[self.stacking.count - 1 :]
 
     def begin(self, observation: Tensor) -> None:
-        """Keeps what the first observations [N, D] have of before."""
+        """Keeps the older frames of the first observations [N, D]."""
         frames = self.stacking.frames(observation)  # [N, places, k, channels]
-        for age, place in enumerate(self.older):
-            self._at(place).copy_(frames[:, :, age])
+        for age, frame in enumerate(self.older):
+            self._at(frame).copy_(frames[:, :, age])
 
     def record(self, place: Tensor, observation: Tensor) -> None:
         """Keeps the newest frame of observations [N, D] in `place` [N, F], a part of `newest`."""
@@ -90,11 +90,11 @@ class Frames:
         count, channels = self.stacking.count, self.stacking.channels
         index = self._index().flatten(0, 1)[picked] * num_env + (picked % num_env)[:, None]
         frames = self.kept.flatten(0, 1).index_select(0, index.flatten())  # [B k, F]
-        each = frames.view(len(picked), count, -1, channels).transpose(1, 2)
-        self.stacking.frames(out).copy_(each)
+        stacks = frames.view(len(picked), count, -1, channels).transpose(1, 2)
+        self.stacking.frames(out).copy_(stacks)
 
     def environments(self, picked: Tensor) -> Frames:
-        """Returns those of some environments [n]; copied."""
+        """Returns the frames of some environments [n], copied."""
         kept, done = (part.index_select(1, picked) for part in (self.kept, self.done))
         return Frames(kept, done, self.stacking)
 
@@ -110,9 +110,9 @@ class Frames:
         """Returns the index in `kept` of each frame of each stack: [T, N, k]."""
         count, device = self.stacking.count, self.done.device
         steps = torch.arange(len(self.done), device=device)[:, None]
-        # Where the episode of a step has begun: before the first step, if it is not known.
-        begun = torch.zeros(self.done.shape, dtype=torch.int64, device=device)
-        begun[1:] = torch.where(self.done[:-1] > 0, steps[1:] + count - 1, 0)
-        first = begun.cummax(0).values
+        # The step that an episode began with: 0 for one that began before the first step.
+        begins = torch.zeros(self.done.shape, dtype=torch.int64, device=device)
+        begins[1:] = torch.where(self.done[:-1] > 0, steps[1:] + count - 1, 0)
+        first = begins.cummax(0).values
         ages = torch.arange(count, device=device)
         return torch.maximum(steps[..., None] + ages, first[..., None])

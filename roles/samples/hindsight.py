@@ -1,4 +1,4 @@
-"""Hindsight experience replay: steps are learned from as if a goal reached later had been theirs.
+"""Hindsight experience replay: steps are given goals that were achieved later in their episode.
 
 Andrychowicz et al., 2017, with the strategy `future`. Environments are goal environments: their
 observations are a Dict of `observation`, `achieved_goal` and `desired_goal`, and they have
@@ -28,12 +28,12 @@ _GOALS: Final = ("achieved_goal", "desired_goal")
 
 
 class Hindsight:
-    """Gives a share of a batch's steps another goal, and the reward that it would have brought."""
+    """Gives a share of a batch's steps another goal, and the reward for that."""
 
     def __init__(
         self, env: VecEnv, share: float, reward_scale: float, generator: torch.Generator
     ) -> None:
-        """`env`: one like those that are sampled; its `compute_reward` is called later on.
+        """`env`: an environment like those that are sampled, whose `compute_reward` is called.
 
         EnvSpecError if it has no goals.
         """
@@ -42,13 +42,13 @@ class Hindsight:
         self._achieved, self._desired, self._goal = _goals(env)
 
     def relabel(self, batch: Batch) -> None:
-        """Change the goals of some steps, in place, to one achieved later in their episode.
+        """Changes the goals of some steps, in place, to one achieved later in their episode.
 
-        Later is in this batch: what episodes go on with afterwards is not known yet.
+        Only later steps of this batch are known.
         """
         ended, achieved = batch["done"].bool(), batch["next_observation"][..., self._achieved]
         steps = torch.arange(len(ended), device=ended.device)[:, None].expand_as(ended)
-        # The last step of each one's episode, looked up from behind.
+        # The last step of each step's episode, found from the end backwards.
         last = torch.where(ended, steps, len(ended) - 1).flip(0).cummin(0).values.flip(0)
         draws = torch.rand(2, *ended.shape, generator=self._generator, device=ended.device)
         later = steps + (draws[0] * (last - steps + 1)).long()
@@ -59,59 +59,59 @@ class Hindsight:
         batch["reward"][chosen] = self._scale * self._rewards(achieved[chosen], goals[chosen])
 
     def carry(self, minibatch: Batch) -> None:
-        """Give what followed each step of a minibatch the goal of the step, in place."""
+        """Gives the next observations of a minibatch the goals of their steps, in place."""
         goals = minibatch["raw_observation"][..., self._desired]
         minibatch["next_observation"][..., self._desired] = goals
 
     def _rewards(self, achieved: Tensor, desired: Tensor) -> Tensor:
         """Returns the rewards [B] of goals [B, G]."""
-        both = (self._structured(achieved), self._structured(desired))
-        found = np.asarray(self._env.compute_reward(*both), dtype=np.float32)  # type: ignore[attr-defined]
-        if found.shape != (len(achieved),):
+        goals = (self._structured(achieved), self._structured(desired))
+        rewards = np.asarray(self._env.compute_reward(*goals), dtype=np.float32)  # type: ignore[attr-defined]
+        if rewards.shape != (len(achieved),):
             raise EnvError(
-                f"compute_reward gave rewards of shape {list(found.shape)} for {len(achieved)} "
+                f"compute_reward gave rewards of shape {list(rewards.shape)} for {len(achieved)} "
                 f"goals; must be [{len(achieved)}]. Compute along the last axis."
             )
-        return torch.from_numpy(found).to(achieved.device)
+        return torch.from_numpy(rewards).to(achieved.device)
 
     def _structured(self, goals: Tensor) -> NDArray[Any]:
-        """Returns goals [B, G] as the environment has them: [B, *shape]."""
+        """Returns goals [B, G] in the environment's shape and type: [B, *shape]."""
         array = goals.cpu().numpy().reshape(len(goals), *self._goal.shape)
         return array.astype(self._goal.dtype)
 
 
 def _goals(env: VecEnv) -> tuple[slice, slice, Box | MultiBinary]:
-    """Returns where goals lie in an observation's vector, and the space of one."""
+    """Returns the columns of achieved and desired goals in an observation, and a goal's space."""
     space = structured_space(env)
-    wanted = "algorithm.hindsight is for goal environments"
+    rule = "algorithm.hindsight is for goal environments"
     places: dict[Any, tuple[slice, Any]] = {}
     end = 0
     if isinstance(space, Dict):
         for path, leaf in leaves(space):
             begin, end = end, end + width_of(leaf)
             places[path[0] if len(path) == 1 else path] = slice(begin, end), leaf
-    lacking = [name for name in _GOALS if name not in places]
-    if lacking:
+    missing = [name for name in _GOALS if name not in places]
+    if missing:
         raise EnvSpecError(
             [
-                f"{wanted}, whose observations are a Dict with {' and '.join(_GOALS)}; this one's "
-                f"{space} lacks {' and '.join(lacking)}. Leave hindsight out, or add them."
+                f"{rule}, whose observations are a Dict with {' and '.join(_GOALS)}; this one's "
+                f"{space} lacks {' and '.join(missing)}. Leave hindsight out, or add them."
             ]
         )
-    (achieved, its), (desired, wished) = (places[name] for name in _GOALS)
-    if its.shape != wished.shape or not isinstance(its, Box | MultiBinary):
+    (achieved, goal_space), (desired, desired_space) = (places[name] for name in _GOALS)
+    if goal_space.shape != desired_space.shape or not isinstance(goal_space, Box | MultiBinary):
         raise EnvSpecError(
             [
-                f"{wanted}, whose goals are Boxes or MultiBinarys of one shape; these are {its} "
-                f"and {wished}. Make them alike."
+                f"{rule}, whose goals are Boxes or MultiBinarys of one shape; these are "
+                f"{goal_space} and {desired_space}. Make them alike."
             ]
         )
     if not callable(getattr(env, "compute_reward", None)):
         raise EnvSpecError(
             [
-                f"{wanted}, which have compute_reward(achieved_goal, desired_goal, info); this "
+                f"{rule}, which have compute_reward(achieved_goal, desired_goal, info); this "
                 "one has none that can be called here. Add it, and leave out "
                 "env.options.vectorization: async."
             ]
         )
-    return achieved, desired, its
+    return achieved, desired, goal_space

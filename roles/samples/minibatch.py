@@ -1,4 +1,4 @@
-"""Cuts a batch into minibatches, in memory that stays the same."""
+"""Cuts a batch into minibatches, in the same tensors each time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from .batch import Batch, Sequences
 class Minibatch:
     """One minibatch at a time of a batch's packed rows.
 
-    It has some of the rows, wherever they are; or, where the policy remembers, all steps of some
-    environments. `batch` has them, in the same tensors each time; `pieces` of the whole are there
-    to pick from, and `size` of them are picked. Observations that the batch keeps in `frames` are
-    put before them.
+    It has any of the rows, or, where the policy remembers, all steps of some environments. `batch`
+    holds them, in the same tensors each time. There are `pieces` rows or environments, of which a
+    minibatch has `size`. Observations that the batch keeps in `frames` are put before them.
     """
 
     def __init__(self, whole: Batch, parts: int) -> None:
@@ -26,20 +25,20 @@ class Minibatch:
         self.pieces = self._whole.shape[self._dim]
         self.size = self.pieces // parts
         shape = (self.size,) if self._sequences is None else (len(rows), self.size)
-        its: Sequences | None = None
+        sequences: Sequences | None = None
         if self._sequences is not None:
             state = self._sequences.state
-            its = Sequences(state.new_zeros(self.size, state.shape[1]), rows.new_zeros(shape))
+            sequences = Sequences(state.new_zeros(self.size, state.shape[1]), rows.new_zeros(shape))
         layout, width = whole.row_layout, 0
         if self._frames is not None:
             width = self._frames.width
             self._numbers, layout = layout.numbers, layout.behind("observation", width)
         self._rows = rows.new_zeros(*shape, layout.width)
         self._observation = self._rows[..., :width]
-        self.batch = whole.minibatch(self._rows.view(-1, layout.width), its, layout)
+        self.batch = whole.minibatch(self._rows.view(-1, layout.width), sequences, layout)
 
     def fill(self, picked: Tensor) -> None:
-        """Copy what was picked [size] into `batch`."""
+        """Copies the rows or environments `picked` [size] into `batch`."""
         if self._frames is None:
             torch.index_select(self._whole, self._dim, picked, out=self._rows)
         else:
@@ -47,10 +46,10 @@ class Minibatch:
             rows = self._whole.index_select(self._dim, picked)[..., : self._numbers]
             self._rows[..., width : width + self._numbers].copy_(rows)
         if self._sequences is not None:
-            its = self.batch.sequences
-            assert its is not None
-            torch.index_select(self._sequences.state, 0, picked, out=its.state)
-            torch.index_select(self._sequences.done, 1, picked, out=its.done)
+            sequences = self.batch.sequences
+            assert sequences is not None
+            torch.index_select(self._sequences.state, 0, picked, out=sequences.state)
+            torch.index_select(self._sequences.done, 1, picked, out=sequences.done)
         if self._frames is not None and self._sequences is not None:
             self._frames.environments(picked).all(self._observation)
         elif self._frames is not None:
@@ -58,7 +57,7 @@ class Minibatch:
 
 
 def joined(whole: Batch) -> Batch:
-    """Returns all rows of a batch as one minibatch: views, where they have their observations."""
+    """Returns all rows of a batch as one minibatch; views, where rows hold observations."""
     if whole.frames is None:
         return whole.flat()
     minibatch = Minibatch(whole, 1)

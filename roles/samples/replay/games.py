@@ -1,4 +1,4 @@
-"""Keeps the positions of games, alike in all GMIs, and draws minibatches of them."""
+"""Keeps the positions of games, the same in all GMIs, and draws minibatches of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DRAWS: Final = 12  # the stream of seeds that minibatches are drawn by
 
 
 class GameReplay:
-    """The newest positions of all games, of which every GMI holds the same.
+    """The newest positions of all games, the same in every GMI.
 
-    Each draws its share of the same minibatch, so that k GMIs train as one does. What is drawn
-    depends on the run's seed and the number of the update alone.
+    Each GMI draws its share of the same minibatch, so that k GMIs train as one does. Draws depend
+    on the run's seed and the number of the update alone.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class GameReplay:
         self._states = np.zeros((capacity, game.state_size), np.int16)
         self._policy = np.zeros((capacity, game.actions), np.float32)
         self._value = np.zeros(capacity, np.float32)
-        self._version = np.zeros(capacity, np.int64)  # whose round put it in
-        self._next = self._size = 0  # where the next one comes to lie; how many there are
+        self._version = np.zeros(capacity, np.int64)  # of the round that put it in
+        self._next = self._size = 0  # the place of the next position; how many there are
         self._due = 0.0  # updates that are to be taken
-        # What each symmetry does to observations and to moves; the first one does nothing.
+        # The order of observations and of moves by each symmetry, the identity first.
         width = int(np.prod(game.shape))
-        seen = [np.arange(width), *(one.observation for one in game.symmetries)]
-        moves = [np.arange(game.actions), *(one.moves for one in game.symmetries)]
-        self._symmetries = np.stack(seen), np.stack(moves)
+        observations = [np.arange(width), *(symmetry.observation for symmetry in game.symmetries)]
+        moves = [np.arange(game.actions), *(symmetry.moves for symmetry in game.symmetries)]
+        self._symmetries = np.stack(observations), np.stack(moves)
 
     def __len__(self) -> int:
         return self._size
@@ -48,14 +48,14 @@ class GameReplay:
         return int(self._version[: self._size].min(initial=np.iinfo(np.int64).max))
 
     def put(self, positions: Positions, version: int | np.ndarray) -> None:
-        """Takes in the positions of new games, for the oldest ones where there is no more room.
+        """Takes in the positions of new games, over the oldest ones where there is no room.
 
         `version` is that of the round that puts them in, or of each position.
         """
         capacity, count = len(self._value), len(positions.value)
-        kept = min(count, capacity)
-        places = (self._next + np.arange(count - kept, count)) % capacity
-        newest = slice(count - kept, count)
+        num_kept = min(count, capacity)
+        places = (self._next + np.arange(count - num_kept, count)) % capacity
+        newest = slice(count - num_kept, count)
         self._states[places] = positions.states[newest]
         self._policy[places] = positions.policy[newest]
         self._value[places] = positions.value[newest]
@@ -65,50 +65,50 @@ class GameReplay:
         self._due += self._settings.updates_per_row * count
 
     def ready(self) -> bool:
-        """Tells whether an update is due; one that is counts as taken."""
+        """Tells whether an update is due, and counts it as taken."""
         if self._due < 1.0 or not self._size:
             return False
         self._due -= 1.0
         return True
 
     def next(self, number: int, rank: int, size: int) -> Batch:
-        """Returns a rank's share of the minibatch of update `number`, each row by some symmetry."""
+        """Returns a rank's share of update `number`'s minibatch, each row by a random symmetry."""
         game, settings = self._game, self._settings
         rng = np.random.default_rng((self._seed, _DRAWS, number))
         rows = rng.integers(self._size, size=settings.batch_size)[rank::size]
-        seen, moves = self._symmetries
-        which = rng.integers(len(seen), size=settings.batch_size)[rank::size]
+        observation_orders, move_orders = self._symmetries
+        picked = rng.integers(len(observation_orders), size=settings.batch_size)[rank::size]
         states = self._states[rows]
         observation = game.observe(states).reshape(len(rows), -1)
         columns = {
-            "observation": np.take_along_axis(observation, seen[which], 1),
-            "legal": np.take_along_axis(game.legal(states), moves[which], 1),
-            "policy": np.take_along_axis(self._policy[rows], moves[which], 1),
+            "observation": np.take_along_axis(observation, observation_orders[picked], 1),
+            "legal": np.take_along_axis(game.legal(states), move_orders[picked], 1),
+            "policy": np.take_along_axis(self._policy[rows], move_orders[picked], 1),
             "value": self._value[rows],
         }
         return Batch(
-            {name: torch.from_numpy(its).to(self._device) for name, its in columns.items()}
+            {name: torch.from_numpy(column).to(self._device) for name, column in columns.items()}
         )
 
     def state_dict(self) -> dict[str, Any]:
-        kept = (self._states, self._policy, self._value, self._version)
-        states, policy, value, version = (torch.from_numpy(its[: self._size]) for its in kept)
+        arrays = (self._states, self._policy, self._value, self._version)
+        states, policy, value, version = (torch.from_numpy(array[: self._size]) for array in arrays)
         return {
             "states": states, "policy": policy, "value": value, "version": version,
             "next": self._next, "due": self._due,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on with what another one held; of a larger one, with the newest."""
+        """Loads the positions of another replay, the newest if that was larger."""
         count, begin, capacity = len(state["value"]), state["next"], len(self._value)
         order = np.arange(count)
-        as_it_was = count == capacity or (count < capacity and begin == count)
-        if not as_it_was and begin < count:  # the oldest one lies where the next comes to lie
+        keeps_order = count == capacity or (count < capacity and begin == count)
+        if not keeps_order and begin < count:  # the oldest one lies where the next comes to lie
             order = np.roll(order, -begin)
         self._next = self._size = 0
         names = ("states", "policy", "value")
         version = state["version"].cpu().numpy()[order]
         self.put(Positions(*(state[name].cpu().numpy()[order] for name in names)), version)
-        if as_it_was:  # so that the same rows are drawn
+        if keeps_order:  # so that the same rows are drawn
             self._next = begin % capacity
         self._due = state["due"]

@@ -1,4 +1,4 @@
-"""A replay of real steps, and beside it one of roll-outs that a learned model has made from them.
+"""A replay of real steps, and beside it one of roll-outs of a learned model.
 
 B = rows, O = numbers of an observation, A = of an action.
 """
@@ -26,7 +26,7 @@ class ModelReplay(ReplayBuffer):
     """Draws a fixed share of each minibatch from real steps, and the rest from the model's.
 
     The model is this GMI's own, as its replay is. It is trained on all real steps, and roll-outs
-    are made by the policy as it is then, once `replay_start` steps are there and after every
+    are made with the policy of that time, once there are `replay_start` steps and after every
     `model_every` steps. Before that, as in a GMI that is restarted beside others, all is real.
     """
 
@@ -44,10 +44,10 @@ class ModelReplay(ReplayBuffer):
         )
         self._settings, self._model, self._policy = settings, model, policy
         self._normalizer, self._over = normalizer, termination
-        # Real rows since the model was trained, or until it is for the first time.
+        # Real rows since the model was trained; at `model_every` it is trained again.
         self._since = settings.model_every - settings.replay_start
         self._made: list[dict[str, Tensor]] = []  # the columns of the newest roll-outs, by time
-        self._imagined: dict[str, Tensor] = {}  # the same, one behind the other
+        self._imagined: dict[str, Tensor] = {}  # the same, joined
         self._from_real = round(settings.real_share * real.batch_size)
 
     def put(self, batch: Batch) -> None:
@@ -65,7 +65,7 @@ class ModelReplay(ReplayBuffer):
             return super().next()
         if self._since >= self._settings.model_every:
             inputs, targets = self._real_rows()
-            if len(inputs) > 1:  # one to learn from, and one that is held out
+            if len(inputs) > 1:  # one to train on, and one that is held out
                 self._since = 0
                 self._model.fit(inputs, targets)
                 self._roll_out()
@@ -95,55 +95,55 @@ class ModelReplay(ReplayBuffer):
         storage = self._storage
         numbers = torch.arange(storage.rows.start, storage.rows.stop, device=storage.device)
         real = storage.gather(numbers % storage.places, self._generator.device)
-        seen, following = real["raw_observation"], real["next_observation"]
-        inputs = torch.cat([seen, real["action"]], -1)
-        targets = self._model.model.targets_of(seen, following, real["reward"])
-        there = targets.isfinite().all(1)  # what an episode ended with may be NaN
-        return inputs[there], targets[there]
+        observation, next_observation = real["raw_observation"], real["next_observation"]
+        inputs = torch.cat([observation, real["action"]], -1)
+        targets = self._model.model.targets_of(observation, next_observation, real["reward"])
+        finite = targets.isfinite().all(1)  # final observations may be NaN
+        return inputs[finite], targets[finite]
 
     @torch.no_grad()
     def _roll_out(self) -> None:
-        """Makes roll-outs from real steps, by the policy as it acts now and the best networks."""
+        """Makes roll-outs from real steps, by the present policy and the best networks."""
         settings, generator, fit = self._settings, self._generator, self._model
         start, _ = self._drawn(settings.rollouts)
-        seen, parts = start["raw_observation"], []
+        states, parts = start["raw_observation"], []
         for _ in range(settings.rollout_length):
-            count, device = len(seen), generator.device
+            count, device = len(states), generator.device
 
             def normal(width: int, rows: int = count) -> Tensor:
                 return torch.randn(rows, width, generator=generator, device=generator.device)
 
-            shown = seen if self._normalizer is None else self._normalizer.normalize(seen)
+            inputs = states if self._normalizer is None else self._normalizer.normalize(states)
             action = self._policy.explore(
-                self._policy.network.actor(shown), normal(self._policy.noise_columns)
+                self._policy.network.actor(inputs), normal(self._policy.noise_columns)
             )
-            picked = torch.randint(len(fit.elites), (count,), generator=generator, device=device)
-            following, reward = fit.model.sample(
-                seen, action, fit.elites[picked], normal(fit.model.targets)
+            index = torch.randint(len(fit.elites), (count,), generator=generator, device=device)
+            next_states, reward = fit.model.sample(
+                states, action, fit.elites[index], normal(fit.model.targets)
             )
-            over = self._over(seen, action, following)
+            is_over = self._over(states, action, next_states)
             parts.append(
                 {
-                    "raw_observation": seen, "action": action, "reward": reward,
-                    "next_observation": following,
-                    "discount": torch.where(over, 0.0, settings.gamma),
+                    "raw_observation": states, "action": action, "reward": reward,
+                    "next_observation": next_states,
+                    "discount": torch.where(is_over, 0.0, settings.gamma),
                 }
             )  # fmt: skip
-            seen = following[~over]
-            if not len(seen):
+            states = next_states[~is_over]
+            if not len(states):
                 break
-        made = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        self._keep([*self._made, made][-settings.rollouts_kept :])
+        rollout = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        self._keep([*self._made, rollout][-settings.rollouts_kept :])
 
     def _keep(self, made: list[dict[str, Tensor]]) -> None:
         self._made = made
         names = made[0] if made else {}
-        self._imagined = {name: torch.cat([each[name] for each in made]) for name in names}
+        self._imagined = {name: torch.cat([rollout[name] for rollout in made]) for name in names}
 
     def metrics(self) -> dict[str, Any]:
-        there = {"model_rows": len(self._imagined.get("reward", ()))}
+        metrics = {"model_rows": len(self._imagined.get("reward", ()))}
         error = self._model.error
-        return super().metrics() | there | ({} if error is None else {"model_error": error})
+        return super().metrics() | metrics | ({} if error is None else {"model_error": error})
 
     def state_dict(self) -> dict[str, Any]:
         imagined = {"model": self._model.state_dict(), "made": self._made, "since": self._since}
@@ -151,8 +151,8 @@ class ModelReplay(ReplayBuffer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        its: Mapping[str, Any] = state["imagined"]
-        self._model.load_state_dict(its["model"])
+        saved: Mapping[str, Any] = state["imagined"]
+        self._model.load_state_dict(saved["model"])
         device = self._generator.device
-        self._keep([{n: c.to(device) for n, c in made.items()} for made in its["made"]])
-        self._since = its["since"]
+        self._keep([{n: c.to(device) for n, c in rollout.items()} for rollout in saved["made"]])
+        self._since = saved["since"]

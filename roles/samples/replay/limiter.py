@@ -9,29 +9,29 @@ _ROUNDING: Final = 1e-6  # of a minibatch: 0.1 times 860 is a little more than 8
 
 
 class Limiter:
-    """Says when minibatches are due: so many for each row that came in after the first `start`.
+    """Says when minibatches are due: `updates_per_row` for each row after the first `start`.
 
-    It counts rows and not what is stored, so that all GMIs take the same steps also where one was
-    restarted. Under changed settings what was due before stays what it was. Rows that come in while
-    a replay is filled anew, up to `start`, make nothing due.
+    It counts the rows that came in, not those that are stored, so that all GMIs take the same steps
+    also after one was restarted. Minibatches that were due before settings changed stay due. Rows
+    that fill an emptied replay up to `start` make none due.
     """
 
     def __init__(self, start: int, updates_per_row: float) -> None:
         self._start, self._updates_per_row = start, updates_per_row
         self.rows = self.drawn = 0
         self._filled = 0  # rows since the replay was empty
-        self._due_before = 0.0  # minibatches, when it went on from a checkpoint
+        self._due_before = 0.0  # minibatches, up to the checkpoint that was loaded
         self._counted = 0  # rows since then that make minibatches due
 
     def add(self, rows: int) -> None:
         """Counts rows that came in."""
-        before, self._filled = max(self._filled, self._start), self._filled + rows
+        threshold, self._filled = max(self._filled, self._start), self._filled + rows
         self.rows += rows
-        self._counted += max(self._filled - before, 0)
+        self._counted += max(self._filled - threshold, 0)
 
     @property
     def _due(self) -> float:
-        """Returns the minibatches that are due since the beginning; errors do not add up."""
+        """Returns the minibatches that are due since the beginning, without summed-up rounding."""
         return self._due_before + self._counted * self._updates_per_row
 
     @property
@@ -44,7 +44,7 @@ class Limiter:
         return self.waiting > 0
 
     def begin_anew(self) -> None:
-        """Waits for the first `start` rows again, as the replay is empty."""
+        """Waits for `start` rows again, as the replay is empty."""
         self._filled = 0
 
     def state_dict(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Keeps observations once, and of stacks of frames the newest frame of each alone.
+"""Keeps observations once, and only the newest frame of each stack of frames.
 
 N = environments, P = places, B = rows of a minibatch, D = width of an observation, k = frames of a
 stack, F = D / k numbers of a frame. An observation that is no stack is a stack of one frame.
@@ -16,19 +16,19 @@ from gmi_drl.roles.envs.protocol import Stacking
 
 from .rings import SideRing, StepRing
 
-# How the stack of a row began: it goes on from the row N places before; with its first frame k
-# times; or else, from 0 on, with older frames of that number.
+# How the stack of a row began: it goes on from the row N places before; it began with its first
+# frame k times; or, from 0 on, with the older frames of that number.
 _GOES_ON: Final = -2
 _REPEATED: Final = -1
-_PART: Final = 1024  # of places, so many begin with older frames of their own, before more do
+_PART: Final = 1024  # one place in so many has room for older frames of its own at first
 
 
 class StoredObservations:
-    """The frames of rows in a ring, and those that stacks began with which no row has shown.
+    """The newest frames of rows in a ring, and the older frames that stacks began with.
 
     A stack is gathered from the frames of the k rows up to its own, back to the row that it began
-    with. Each stack is its predecessor without the oldest frame and with a new one, but where it
-    begins: see Stacking.
+    with. Unless it begins, a stack is the one before it without the oldest frame and with a new
+    one: see Stacking.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StoredObservations:
         static: bool,
         check_memory: Callable[[int], None],
     ) -> None:
-        """`like` [..., D]: observations such as will be kept."""
+        """`like` [..., D]: an example of the observations."""
         width = like.shape[-1]
         self._ring, self._stacking = ring, stacking or Stacking(1, width)
         self._static, self.count = static, self._stacking.count
@@ -59,19 +59,19 @@ class StoredObservations:
 
     @staticmethod
     def nbytes(ring: StepRing, like: Tensor, stacking: Stacking | None) -> int:
-        """Returns the bytes that such observations take at the beginning."""
+        """Returns the bytes that observations like these take at the beginning."""
         width, count = like.shape[-1], 1 if stacking is None else stacking.count
         frame = width // count * like.itemsize
-        more = 0
+        extra = 0
         if count > 1:
-            more = 8 * ring.places + _number_of_older(ring) * (count - 1) * frame
-        return ring.places * frame + more
+            extra = 8 * ring.places + _number_of_older(ring) * (count - 1) * frame
+        return ring.places * frame + extra
 
     def put(self, observation: Tensor, done: Tensor, goes_on: Tensor, steps: range) -> None:
         """Writes observations [T, N, D] of steps.
 
-        `done` [T, N]: an episode ended with the step; `goes_on` [N]: the first ones are what the
-        step before them led to.
+        `done` [T, N]: an episode ended with the step; `goes_on` [N]: the first observation is what
+        the step before led to.
         """
         self._ring.write(self.frames, self.newest(observation), steps)
         if self._begins is None:
@@ -86,7 +86,7 @@ class StoredObservations:
         self._ring.write(self._begins, begins, steps)
 
     def put_head(self, observation: Tensor, step: int) -> None:
-        """Writes observations [N, D] where the next step will write the same."""
+        """Writes observations [N, D] in the place of the next step, which has the same."""
         self.frames[self._ring.step(step)].copy_(self.newest(observation))
 
     def newest(self, observation: Tensor) -> Tensor:
@@ -100,13 +100,13 @@ class StoredObservations:
         return self._join(self._gather(places))
 
     def after(self, places: Tensor, newest: Tensor) -> Tensor:
-        """Returns what rows led to [B, D], of which `newest` [B, F] are the newest frames."""
+        """Returns the next observations [B, D] of rows, whose newest frames are `newest` [B, F]."""
         if self._begins is None:
             return newest
         return self._join(torch.cat([self._gather(places)[:, 1:], newest[:, None]], 1))
 
     def clear(self) -> None:
-        """Lets all older frames go."""
+        """Forgets all older frames."""
         if self._begins is not None:
             self._begins.fill_(_GOES_ON)
 
@@ -116,27 +116,27 @@ class StoredObservations:
         last = self.count - 1
         window = (places[:, None] - self._ages * self._ring.num_env) % self._ring.places  # [B, k]
         begins = self._begins.take(window[:, :-1])
-        # Steps since the stack began, k - 1 where it did so before all of its frames.
+        # Steps since the stack began, k - 1 where that was before all of its frames.
         since = ((begins != _GOES_ON).cumsum(1) == 0).sum(1, keepdim=True)
         picked = window.gather(1, torch.minimum(self._ages, since).flip(1))
         frames = torch.unflatten(self.frames.index_select(0, picked.flatten()), 0, window.shape)
         number = begins.gather(1, since.clamp(max=last - 1)).masked_fill(since == last, _GOES_ON)
         if self._static:
             self._fill_older(frames, since, number)
-        elif len(which := (number >= 0).squeeze(1).nonzero().squeeze(1)):
-            some = frames[which]
-            self._fill_older(some, since[which], number[which])
-            frames[which] = some
+        elif len(stacks := (number >= 0).squeeze(1).nonzero().squeeze(1)):
+            filled = frames[stacks]
+            self._fill_older(filled, since[stacks], number[stacks])
+            frames[stacks] = filled
         return frames
 
     def _fill_older(self, frames: Tensor, since: Tensor, number: Tensor) -> None:
-        """Writes the frames that stacks [B, k, F] began with where they have a number [B, 1]."""
-        index = since + self._ages[:-1]  # one is let go in each step: [B, k - 1]
-        has = (number >= 0) & (index < self.count - 1)
+        """Writes the older frames that stacks [B, k, F] began with, where `number` [B, 1] says."""
+        index = since + self._ages[:-1]  # each step drops one: [B, k - 1]
+        has_older = (number >= 0) & (index < self.count - 1)
         older = self._older.take(number.squeeze(1))
         index = index.clamp(max=self.count - 2)[..., None].expand_as(older)
-        mine = frames[:, :-1]
-        mine.copy_(torch.where(has[..., None], older.gather(1, index), mine))
+        newer = frames[:, :-1]
+        newer.copy_(torch.where(has_older[..., None], older.gather(1, index), newer))
 
     def _split(self, observation: Tensor) -> Tensor:
         """Returns stacks [..., D] as frames [..., k, F], the oldest first."""
@@ -145,8 +145,8 @@ class StoredObservations:
     def _join(self, frames: Tensor) -> Tensor:
         """Returns frames [B, k, F] as stacks [B, D]."""
         channels = self._stacking.channels
-        each = frames.view(*frames.shape[:2], frames.shape[2] // channels, channels)
-        return torch.stack(each.unbind(1), 2).flatten(1)  # faster than to transpose
+        by_channel = frames.view(*frames.shape[:2], frames.shape[2] // channels, channels)
+        return torch.stack(by_channel.unbind(1), 2).flatten(1)  # faster than to transpose
 
     def _numbers(self) -> Tensor:
         assert self._begins is not None
@@ -156,18 +156,18 @@ class StoredObservations:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """Returns what is kept of each place; the memory itself."""
+        """Returns the columns of places, the memory itself."""
         columns = {"raw_observation": self.frames}
         return columns if self._begins is None else columns | {"begins": self._begins}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is kept besides."""
+        """Returns what is kept besides the columns."""
         if self._begins is None:
             return {}
         return dict(zip(("older", "next_older"), self._older.state(), strict=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on as the one that gave it; columns are copied by others."""
+        """Loads what `state_dict` gave; the storage copies the columns."""
         if self._begins is not None:
             self._older.load(state["older"], state["next_older"])
 

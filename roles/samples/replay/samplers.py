@@ -18,37 +18,37 @@ from .sum_tree import SumTree
 class Sampler(Protocol):
     """Draws places of rows; a row r lies at the place r % places."""
 
-    foresees: ClassVar[bool]  # what `update` learns changes nothing that is drawn later
+    foresees: ClassVar[bool]  # draws do not depend on what `update` learns
 
     def anneal(self, progress: float) -> None:
         """Takes note of `progress`, the share of all steps that is done: 0 to 1."""
 
     def put(self, rows: range, priorities: Tensor | None = None) -> None:
-        """Takes note of rows that were written, and of their priorities where there are some."""
+        """Adds rows that were written, with their priorities if there are any."""
 
     def drop(self, rows: range) -> None:
-        """Takes note of rows that are not to be drawn any more."""
+        """Removes rows, which are not drawn any more."""
 
     def draw(
         self, size: int, rows: range, generator: torch.Generator
     ) -> tuple[Tensor, Tensor | None]:
-        """Draws places [size] of `rows`, with replacement, and weights [size] if it has some."""
+        """Draws places [size] of `rows`, with replacement, and weights [size] or None."""
 
     def update(self, places: Tensor, priorities: Tensor | None) -> None:
         """Learns the priorities [B] of rows that were drawn."""
 
     def bad(self) -> tuple[int, float] | None:
-        """Returns the first place and priority that was no priority; waits for the device."""
+        """Returns the first invalid priority and its place; waits for the device."""
 
     def state_dict(self, rows: range) -> dict[str, Any]:
-        """Returns what there is to say of these rows."""
+        """Returns the state of these rows."""
 
     def load_state_dict(self, state: Mapping[str, Any], rows: range) -> None:
-        """Goes on as the one that gave `state`, with the newest rows of then, which are `rows`."""
+        """Loads `state`, whose newest rows are now `rows`."""
 
 
 class UniformSampler:
-    """Draws all rows alike, whatever was learned from them."""
+    """Draws all rows with the same probability."""
 
     foresees: ClassVar[bool] = True
 
@@ -56,13 +56,13 @@ class UniformSampler:
         self._places, self._device = places, device
 
     def anneal(self, progress: float) -> None:
-        """Rows are drawn alike at all times."""
+        """Changes nothing."""
 
     def put(self, rows: range, priorities: Tensor | None = None) -> None:
-        """All rows that there are may be drawn."""
+        """Records nothing: `draw` is given the rows."""
 
     def drop(self, rows: range) -> None:
-        """Rows that there are not are not drawn."""
+        """Records nothing: `draw` is given the rows."""
 
     def draw(
         self, size: int, rows: range, generator: torch.Generator
@@ -76,7 +76,7 @@ class UniformSampler:
         return places.to(self._device), None
 
     def update(self, places: Tensor, priorities: Tensor | None) -> None:
-        """Nothing is learned."""
+        """Learns nothing."""
 
     def bad(self) -> tuple[int, float] | None:
         return None
@@ -85,7 +85,7 @@ class UniformSampler:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], rows: range) -> None:
-        """Nothing was learned."""
+        """Loads nothing."""
 
 
 class PrioritizedSampler:
@@ -93,8 +93,8 @@ class PrioritizedSampler:
 
     A row that has not been drawn has the priority that it came with, or else the greatest so far.
     The weights (N P) ** -beta of a minibatch are divided by their maximum in it, or (`weights_by`
-    buffer) by that of all rows. `anneal` raises beta linearly to 1. With alpha 0 all rows are drawn
-    alike, with beta 0 all weights are 1.
+    buffer) by that of all rows. `anneal` raises beta linearly to 1. With alpha 0 draws are uniform,
+    with beta 0 all weights are 1.
     """
 
     foresees: ClassVar[bool] = False
@@ -110,7 +110,7 @@ class PrioritizedSampler:
         weights_by: Literal["minibatch", "buffer"] = "minibatch",
         static: bool | None = None,
     ) -> None:
-        """`static`: the way of a GPU, which waits for nothing."""
+        """`static`: work as on a GPU, which waits for nothing."""
         self._places, self._device = places, device
         self._alpha, self._eps, self._first_beta = alpha, eps, beta
         self.beta, self._of_all = beta, weights_by == "buffer"
@@ -139,14 +139,14 @@ class PrioritizedSampler:
     ) -> tuple[Tensor, Tensor | None]:
         if self._shares is None or len(self._shares) != size:
             self._shares = torch.arange(size, dtype=torch.float64, device=self._device)
-        within = torch.rand(
+        targets = torch.rand(
             size, generator=generator, dtype=torch.float64, device=generator.device
         ).to(self._device)
-        places = self._tree.find(within.add_(self._shares).div_(size))
+        places = self._tree.find(targets.add_(self._shares).div_(size))
         # (N P) ** -beta over the greatest of these: N and the sum of all priorities cancel.
         priorities = self._tree.priorities.index_select(0, places)
-        least = self._tree.least() if self._of_all else priorities.min()
-        return places, (least / priorities).float().pow_(self.beta)
+        smallest = self._tree.least() if self._of_all else priorities.min()
+        return places, (smallest / priorities).float().pow_(self.beta)
 
     def update(self, places: Tensor, priorities: Tensor | None) -> None:
         priorities = checked_priorities(priorities, len(places))
@@ -169,35 +169,35 @@ class PrioritizedSampler:
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any], rows: range) -> None:
-        if "priorities" not in state:  # of a uniform sampler
+        if "priorities" not in state:  # the state is of a uniform sampler
             self.put(rows)
             return
-        power = self._alpha / state["alpha"] if state["alpha"] else 1.0  # they have it inside
+        power = self._alpha / state["alpha"] if state["alpha"] else 1.0  # saved to that alpha
         self._greatest.copy_(state["greatest"] ** power)
         newest = state["priorities"][len(state["priorities"]) - len(rows) :].to(self._device)
         newest = newest**power
         for piece in _pieces(rows, self._places):
             first = rows.index(piece.start)
-            at = piece.start % self._places
-            self._tree.fill(at, at + len(piece), newest[first : first + len(piece)])
+            place = piece.start % self._places
+            self._tree.fill(place, place + len(piece), newest[first : first + len(piece)])
 
     def _fill(self, rows: range, priority: Tensor | float) -> None:
         for piece in _pieces(rows, self._places):
-            at = piece.start % self._places
-            self._tree.fill(at, at + len(piece), priority)
+            place = piece.start % self._places
+            self._tree.fill(place, place + len(piece), priority)
 
     def _without_bad(self, places: Tensor, priorities: Tensor) -> Tensor:
-        """Takes 0 for priorities that are none, and notes the first of them for `bad`."""
+        """Returns priorities with 0 for invalid ones, the first of which it notes for `bad`."""
         bad = ~((priorities >= 0.0) & (priorities < math.inf))
         first = bad.int().argmax(keepdim=True)
-        found = torch.cat([places.gather(0, first).double(), priorities.gather(0, first).double()])
+        entry = torch.cat([places.gather(0, first).double(), priorities.gather(0, first).double()])
         is_new = bad.gather(0, first) & (self._bad[0] < 0)
-        self._bad = torch.where(is_new, found, self._bad)
+        self._bad = torch.where(is_new, entry, self._bad)
         return priorities.masked_fill(bad, 0.0)
 
 
 def checked_priorities(priorities: Tensor | None, rows: int) -> Tensor:
-    """Returns the priorities [rows] that a loss gave; RoleError where it gave none such."""
+    """Returns the priorities [rows] of a loss; RoleError for none, or of another shape."""
     if priorities is None:
         raise RoleError(
             "algorithm.sampler=prioritized; the algorithm's losses give no priorities. Give "
@@ -217,7 +217,7 @@ def _all_good(priorities: Tensor) -> bool:
 
 
 def _pieces(rows: range, places: int) -> Iterator[range]:
-    """Yields parts of `rows` that lie in one piece."""
+    """Yields parts of `rows` whose places are contiguous."""
     while rows:
         count = min(len(rows), places - rows.start % places)
         yield rows[:count]

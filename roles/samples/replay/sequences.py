@@ -1,9 +1,9 @@
-"""Gives sequences of a replay: a horizon of one environment, and the state of before (R2D2).
+"""Sequences of a replay: a horizon of one environment, and the state before it (R2D2).
 
 T = steps of a sequence, n = `n_step`, B = sequences of a minibatch, S = numbers of a state. A
-sequence is what was put in at once, of one environment: so the state that a network began it with
-is kept, and no other (Kapturowski et al., 2019, with its overlap of half a sequence: each step is
-in one sequence, and in the burn-in of the next). A row of the samplers is a sequence here.
+sequence is the part of a batch of one environment, so that only the state that a network began it
+with is kept (Kapturowski et al., 2019, with its overlap of half a sequence: each step is in one
+sequence, and in the burn-in of the next). A row of the samplers is a sequence here.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from .storage import GOES_ON, Storage
 class SequenceStorage(Storage):
     """Keeps steps as a Storage does, and the states that their horizons began with.
 
-    Minibatches have rows [T, B] of sequences, as transitions, and besides, to unroll a network by:
+    Minibatches have rows [T, B] of sequences, as transitions, and further columns to unroll a
+    network by:
 
-    - `raw_observation` [T + T + n - 1, B, D]: of the burn-in, of the rows, and of what follows them
-      as far as rewards are summed; without `burn_in` of the latter alone
-    - `ended` [.., B]: 1 where the state is dropped after the step; what no row follows ends there
+    - `raw_observation` [T + T + n - 1, B, D]: of the burn-in (with `burn_in`), of the rows, and of
+      the steps after them over which rewards are summed
+    - `ended` [.., B]: 1 where the state is dropped after the step, or no row follows it
     - `ahead` [T, B] int64: after how many further rows `next_observation` comes
     - `state` [B, S] before the rows, `burn_in_state` [B, S] before the burn-in, and `burns_in` [B]:
-      whether the episode goes on from there, and all of it is kept
+      whether the episode goes on from the burn-in, and all of that is kept
     """
 
     rows_are_apart = False
 
     def __init__(self, batch: Batch, *arguments: Any, burn_in: bool, **options: Any) -> None:
-        """`burn_in`: give the horizon of before, too; the rest as for Storage."""
+        """`burn_in`: whether to give the horizon before, too; the rest as for Storage."""
         super().__init__(batch, *arguments, **options)
         assert batch.sequences is not None, "the policy remembers nothing"
-        self._steps, like = len(batch["reward"]), batch.sequences.state
+        self._steps, state = len(batch["reward"]), batch.sequences.state
         if self._capacity < self._steps:
             raise RoleError(
                 f"algorithm.replay_capacity={self._capacity * self.num_env}; must hold a "
@@ -48,17 +49,17 @@ class SequenceStorage(Storage):
             )
         self._kept_horizons = self._capacity // self._steps + 1
         size = self._kept_horizons * self.num_env
-        more = size * like.shape[1] * like.itemsize
-        self._check_memory(more)
-        self.nbytes += more
-        self._states = torch.zeros(size, like.shape[1], device=self.device)
+        state_bytes = size * state.shape[1] * state.itemsize
+        self._check_memory(state_bytes)
+        self.nbytes += state_bytes
+        self._states = torch.zeros(size, state.shape[1], device=self.device)
         self._burn_in = self._steps if burn_in else 0
-        behind = self._steps + self._n_step - 1
-        self._window = torch.arange(-self._burn_in, behind, device=self.device)[:, None]
+        last = self._steps + self._n_step - 1
+        self._window = torch.arange(-self._burn_in, last, device=self.device)[:, None]
 
     @property
     def _horizons(self) -> range:
-        """The horizons that are kept whole, counted since the beginning."""
+        """The horizons all of whose steps are kept, counted since the beginning."""
         return range(-(-self._begin // self._steps), self._end // self._steps)
 
     @property
@@ -82,31 +83,31 @@ class SequenceStorage(Storage):
         horizon, env = self._horizon(places), places % self.num_env
         steps = horizon * self._steps + self._window  # [W, B]
         window = self._at(steps, env)
-        mine = window[self._burn_in :][: self._steps].flatten()
+        row_places = window[self._burn_in :][: self._steps].flatten()
         shape = (self._steps, len(places))
         columns = {
             name: column.view(*shape, *column.shape[1:])
-            for name, column in super().gather(mine, device).columns.items()
+            for name, column in super().gather(row_places, device).columns.items()
         }
-        to, count = device or self.device, len(self._states)
-        seen = self._seen.at(window.flatten()).view(*window.shape, -1).to(to)
+        target, count = device or self.device, len(self._states)
+        shown = self._seen.at(window.flatten()).view(*window.shape, -1).to(target)
         goes_on = self._after.take(window) == GOES_ON
-        before = (places - self.num_env) % count
+        previous = (places - self.num_env) % count
         state = self._states.index_select(0, places)
-        led_here = self._after.take(self._at(horizon * self._steps - 1, env)) == GOES_ON
-        # A state of zeros: an episode began.
-        burns = led_here & (horizon > self._horizons.start) & (state != 0.0).any(1)
+        continues = self._after.take(self._at(horizon * self._steps - 1, env)) == GOES_ON
+        # Where the state is zero an episode began.
+        burns_in = continues & (horizon > self._horizons.start) & (state != 0.0).any(1)
         ahead = torch.zeros(shape, dtype=torch.int64, device=self.device)
         if self._n_step > 1:
-            ahead = self._counted(mine)[1].sum(0).sub_(1).view(shape)
+            ahead = self._counted(row_places)[1].sum(0).sub_(1).view(shape)
         return Batch(
             columns
             | {
-                "raw_observation": seen.float() if seen.dtype == torch.uint8 else seen,
-                "ended": (~goes_on).float().to(to), "ahead": ahead.to(to),
-                "state": state.to(to),
-                "burn_in_state": self._states.index_select(0, before).to(to),
-                "burns_in": burns.to(to),
+                "raw_observation": shown.float() if shown.dtype == torch.uint8 else shown,
+                "ended": (~goes_on).float().to(target), "ahead": ahead.to(target),
+                "state": state.to(target),
+                "burn_in_state": self._states.index_select(0, previous).to(target),
+                "burns_in": burns_in.to(target),
             }
         )  # fmt: skip
 
@@ -115,7 +116,7 @@ class SequenceStorage(Storage):
         return place % self.num_env, horizon * self._steps
 
     def _horizon(self, places: Tensor) -> Tensor:
-        """Returns the horizons [B], counted since the beginning, whose states lie there."""
+        """Returns the horizons [B] of places, counted since the beginning."""
         last = self._end // self._steps - 1
         return last - (last - places // self.num_env) % self._kept_horizons
 
@@ -135,6 +136,6 @@ class SequenceStorage(Storage):
             )
         super().load_state_dict(state)
         saved = state["states"].view(-1, self.num_env, self._states.shape[1])
-        mine = self._states.view(-1, *saved.shape[1:])
-        kept = torch.arange(self._horizons.start, self._horizons.stop)
-        mine[kept % len(mine)] = saved[kept % len(saved)].to(self.device)
+        states = self._states.view(-1, *saved.shape[1:])
+        horizons = torch.arange(self._horizons.start, self._horizons.stop)
+        states[horizons % len(states)] = saved[horizons % len(saved)].to(self.device)

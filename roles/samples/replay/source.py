@@ -1,4 +1,4 @@
-"""Sources of minibatches that are kept: what was put in is drawn again and again."""
+"""Sources of minibatches: replay buffers, from which rows are drawn again and again."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from .storage import Storage
 
 
 class Source(Protocol):
-    """Gives an optimizer its minibatches, from what is put in."""
+    """Gives an optimizer its minibatches, drawn from the batches that are put in."""
 
     def put(self, batch: Batch) -> None:
         """Take a batch [T, N] in; its memory may be overwritten afterwards."""
 
     def ready(self) -> bool:
-        """Tell whether a minibatch is due, in all GMIs that put as many rows alike."""
+        """Tells whether a minibatch is due, alike in all GMIs that put in as many rows."""
 
     def next(self) -> tuple[Batch, Tensor]:
         """Draw a minibatch [B], and the keys [B] that its rows have until the next `put`."""
 
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
-        """Learn the priorities [B] of rows that were drawn, where a loss gives them."""
+        """Learns the priorities [B] of rows that were drawn, where a loss gives them."""
 
 
-_AHEAD_BYTES: Final = 4 << 20  # of rows that are gathered at once: what caches of a core hold
+_AHEAD_BYTES: Final = 4 << 20  # of rows that are gathered at once, so that they fit into caches
 
 
 class ReplayBuffer:
     """A storage, whose rows a sampler draws when a limiter says so.
 
     Minibatches lie on the device of `generator`. They have the columns of the storage, and `weight`
-    [B] where the sampler gives one. Where nothing that is learned changes what is drawn next, all
-    minibatches that are due are gathered at once, and cut.
+    [B] where the sampler gives one. Where draws do not depend on priorities, all minibatches that
+    are due are gathered at once, and cut.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ReplayBuffer:
     ) -> None:
         self._storage, self._sampler, self.limiter = storage, sampler, limiter
         self.batch_size, self._generator = batch_size, generator
-        self._gathered: list[tuple[Batch, Tensor]] = []  # and not drawn yet, the next one last
+        self._gathered: list[tuple[Batch, Tensor]] = []  # minibatches to come, the next one last
 
     @classmethod
     def of(
@@ -68,20 +68,20 @@ class ReplayBuffer:
         stacking: Stacking | None = None,
         in_turn: bool = True,
     ) -> ReplayBuffer:
-        """Returns that of an algorithm's settings; the rest is as for `Storage`.
+        """Returns the replay of an algorithm's settings; the rest is as for `Storage`.
 
-        It keeps sequences where the policy that `batch` is of remembers.
+        It keeps sequences where the policy that sampled `batch` remembers.
         """
         device = generator.device if settings.replay_device == "policy" else torch.device("cpu")
         options: dict[str, Any] = {
             "n_step": settings.n_step, "gamma": settings.gamma, "stacking": stacking,
             "bootstrap_time_limit": settings.bootstrap_time_limit,
         }  # fmt: skip
-        kind: type[Storage] = Storage
+        storage_class: type[Storage] = Storage
         if batch.sequences is not None:
-            kind = SequenceStorage
+            storage_class = SequenceStorage
             options |= {"burn_in": getattr(settings, "burn_in", True), "in_turn": in_turn}
-        storage = kind(batch, columns, settings.replay_capacity, device, **options)
+        storage = storage_class(batch, columns, settings.replay_capacity, device, **options)
         sampler: Sampler = UniformSampler(storage.places, device)
         if settings.sampler == "prioritized":
             sampler = PrioritizedSampler(
@@ -96,11 +96,11 @@ class ReplayBuffer:
 
     @property
     def observation_width(self) -> int:
-        """The numbers of an observation that is kept."""
+        """The width of the observations."""
         return self._storage.observation_width
 
     def metrics(self) -> dict[str, Any]:
-        """Returns what is to be written down of it."""
+        """Returns the metrics of the replay."""
         return {"replay_rows": len(self)}
 
     def anneal(self, progress: float) -> None:
@@ -110,21 +110,21 @@ class ReplayBuffer:
     def put(self, batch: Batch) -> None:
         """Takes a batch [T, N] in, with a column `priority` where agents have given one."""
         self._gathered.clear()
-        before = self._storage.rows
+        old_rows = self._storage.rows
         added = self._storage.put(batch)
-        now = self._storage.rows
-        self._sampler.drop(range(before.start, min(before.stop, now.start)))
-        new = range(max(before.stop, now.start), now.stop)
+        rows = self._storage.rows
+        self._sampler.drop(range(old_rows.start, min(old_rows.stop, rows.start)))
+        new = range(max(old_rows.stop, rows.start), rows.stop)
         priorities = batch.columns.get("priority")
         self._sampler.put(new, None if priorities is None else priorities.flatten()[-len(new) :])
         self.limiter.add(added)
 
     def take_back(self, rows: int) -> None:
-        """Forget the last `rows` that were put in; what they were written over is lost."""
+        """Forgets the last `rows` that were put in; the rows that these replaced are lost."""
         self._gathered.clear()
-        before = self._storage.rows
+        old_rows = self._storage.rows
         self._storage.take_back(rows)
-        self._sampler.drop(range(max(self._storage.rows.stop, before.start), before.stop))
+        self._sampler.drop(range(max(self._storage.rows.stop, old_rows.start), old_rows.stop))
 
     def ready(self) -> bool:
         return len(self._storage.rows) > 0 and self.limiter.ready()
@@ -139,18 +139,18 @@ class ReplayBuffer:
         """Returns the next minibatches, each with its keys."""
         storage, size, count = self._storage, self.batch_size, 1
         if self._sampler.foresees and storage.rows_are_apart:
-            most = _AHEAD_BYTES // max(1, storage.row_bytes * size)
-            count = max(1, min(self.limiter.waiting, most))
+            max_count = _AHEAD_BYTES // max(1, storage.row_bytes * size)
+            count = max(1, min(self.limiter.waiting, max_count))
         places, weight = self._sampler.draw(count * size, storage.rows, self._generator)
         rows = storage.gather(places, self._generator.device)
         if weight is not None:
             rows.columns["weight"] = weight.to(self._generator.device)
         if count == 1:
             return [(rows, places)]
-        cut = {name: torch.split(column, size) for name, column in rows.columns.items()}
+        columns = {name: torch.split(column, size) for name, column in rows.columns.items()}
         return [
-            (Batch({name: parts[place] for name, parts in cut.items()}), keys)
-            for place, keys in enumerate(torch.split(places, size))
+            (Batch({name: parts[index] for name, parts in columns.items()}), keys)
+            for index, keys in enumerate(torch.split(places, size))
         ]
 
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
@@ -159,21 +159,21 @@ class ReplayBuffer:
             self.check()
 
     def check(self) -> None:
-        """Raises PriorityError if a loss gave what is no priority; waits for the device."""
+        """Raises PriorityError if a loss gave an invalid priority; waits for the device."""
         if (bad := self._sampler.bad()) is not None:
             place, priority = bad
             env_index, step = self._storage.whose(place)
             raise PriorityError(priority, env_index, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is stored and what the sampler knows of it."""
+        """Returns the state of the storage and of the sampler."""
         storage = self._storage
         return {"storage": storage.state_dict(), "sampler": self._sampler.state_dict(storage.rows)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave it; of another capacity, with the newest rows that fit."""
+        """Loads `state`; of another capacity, the newest rows that fit."""
         self._gathered.clear()
-        before = self._storage.rows
+        old_rows = self._storage.rows
         self._storage.load_state_dict(state["storage"])
-        self._sampler.drop(before)
+        self._sampler.drop(old_rows)
         self._sampler.load_state_dict(state["sampler"], self._storage.rows)

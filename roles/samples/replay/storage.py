@@ -20,29 +20,28 @@ from gmi_drl.roles.samples.batch import Batch
 from .observations import StoredObservations
 from .rings import SideRing, StepRing
 
-# What follows a row: the row N places further, or nothing yet, or else, from 0 on, twice the number
-# of the observation that its episode ended with, and one more where no value is to come after it.
+# What follows a row: the row N places further, or nothing yet, or, from 0 on, twice the number of
+# its episode's final observation, plus one where that has no value.
 GOES_ON: Final = -1
 _NEWEST: Final = -2
 MADE: Final = ("next_observation", "discount")  # not kept: made when rows are drawn
 MADE_OF: Final = ("raw_observation", "next_observation", "reward", "done", "terminated")
-_PART: Final = 256  # of places, so many are ends of episodes, before more are
+_PART: Final = 256  # one place in so many has room for a final observation at first
 
 
 class Storage:
     """The newest rows of N environments, up to `capacity` (rounded down to whole steps of all).
 
     An observation is kept once: what a row led to is the observation of the row that follows it.
-    Only what episodes ended with is kept besides. Of stacks of frames the newest frame is kept, and
-    stacks are gathered when rows are drawn. Where the environments do not go on from what was
-    seen last (they were made anew, or others have put their rows in), the rows before end as if
-    they were cut by a time limit.
+    Only the final observations of episodes are kept besides. Of stacks of frames the newest frame
+    is kept, and stacks are gathered when rows are drawn. Where the environments do not go on from
+    their last observations (they were made anew, or others have put their rows in), the rows before
+    end as if they were cut by a time limit.
 
     `columns` are those of the minibatches. `next_observation` and `discount` among them are made
-    from `n_step` rows at most, of which there are fewer where an episode ends, and where nothing
-    newer was put in yet: `reward` is their discounted sum then, `next_observation` what followed
-    the last of them, and `discount` the weight of its value: gamma to the power of their number,
-    0 where the episode was over.
+    from `n_step` rows, or fewer where an episode ends, or no newer row is there yet: `reward` is
+    then their discounted sum, `next_observation` what followed the last of them, and `discount` the
+    weight of its value: gamma to the power of their number, 0 where the episode was over.
     """
 
     rows_are_apart = True  # a minibatch [B] is cut into smaller ones by its rows
@@ -61,12 +60,12 @@ class Storage:
         in_turn: bool = True,
         static: bool | None = None,
     ) -> None:
-        """`batch`: one such as will be put in, of which only types and shapes are looked at.
+        """`batch`: an example of those that will be put in, for their types and shapes.
 
-        `in_turn`: batches may go on from each other, where that is what observations say.
-        `stacking`: how its observations are stacks of frames, where transitions are made of them;
-        `static`: the way of a GPU, which waits for nothing (None: on all devices but the CPU).
-        RoleError where there is no memory for it.
+        `in_turn`: batches go on from each other, where observations are the same. `stacking`: how
+        observations are stacks of frames, where transitions are made. `static`: work as on a GPU,
+        which waits for nothing (None: on all devices but the CPU). RoleError where there is not
+        enough memory.
         """
         self._names, self._in_turn = tuple(columns), in_turn
         self._follows = any(name in self._names for name in MADE)
@@ -86,8 +85,8 @@ class Storage:
                 "environments that a GMI samples from. Raise it, or lower env.num_env."
             )
         self._capacity = capacity // self.num_env  # steps
-        # One more, where the observation lies that the newest step led to, and those whose frames
-        # the stack of the oldest one has.
+        # One more slot is for the observation that the newest step led to, and further ones are for
+        # the older frames of the oldest stack.
         older = stacking.count - 1 if self._follows and stacking is not None else 0
         self._ring = StepRing(self._capacity + 1 + older, self.num_env)
         self.device, self._static = device, static_on(device, static)
@@ -101,16 +100,16 @@ class Storage:
         )
         ends = max(4 * first.shape[0] * self.num_env, self._ring.places // _PART)
         if self._follows:
-            seen = batch["raw_observation"]
-            frame = seen.shape[-1] // (1 if stacking is None else stacking.count)
-            self.nbytes += StoredObservations.nbytes(self._ring, seen, stacking)
-            self.nbytes += 8 * self._ring.places + ends * frame * seen.itemsize
+            observation = batch["raw_observation"]
+            frame = observation.shape[-1] // (1 if stacking is None else stacking.count)
+            self.nbytes += StoredObservations.nbytes(self._ring, observation, stacking)
+            self.nbytes += 8 * self._ring.places + ends * frame * observation.itemsize
         self._check_memory(self.nbytes)
         self._columns = {
             name: torch.zeros(self._ring.places, *shape, dtype=types[name], device=device)
             for name, shape in shapes.items()
         }
-        self._begin = self._end = 0  # steps since the beginning: those kept are from begin to end
+        self._begin = self._end = 0  # steps that are kept, counted since the beginning
         if not self._follows:
             return
         self._after = torch.full((self._ring.places,), GOES_ON, device=device)  # int64
@@ -122,27 +121,27 @@ class Storage:
             ends, self._seen.frames[:1], static=self._static, check_memory=self._check_memory,
             in_use=lambda: self._after[self._after >= 0] // 2,
         )  # fmt: skip
-        powers = torch.tensor([gamma**m for m in range(n_step + 1)], dtype=torch.float64)
+        powers = torch.tensor([gamma**k for k in range(n_step + 1)], dtype=torch.float64)
         self._discounts = powers.float().to(device)
         self._offsets = (torch.arange(n_step, device=device) * self.num_env).unsqueeze(-1)
 
     def _check_memory(self, more: int) -> None:
-        """Raises RoleError where there are not so many bytes more."""
+        """Raises RoleError unless so many more bytes are free."""
         capacity = self._capacity * self.num_env
         if self.device.type == "cuda":
-            free, has = torch.cuda.mem_get_info(self.device)[0], "the GPU"
+            free, owner = torch.cuda.mem_get_info(self.device)[0], "the GPU"
         else:
             from gmi_drl.gmi.usage.processes import host_memory  # of who trains
 
             memory = host_memory()
-            free, has = memory.free_bytes, memory.whose
+            free, owner = memory.free_bytes, memory.whose
         if more > free:
-            fits = capacity * free // more
-            other = ", replay_device: cpu" if self.device.type == "cuda" else ", fewer GMIs"
+            max_capacity = capacity * free // more
+            remedy = ", replay_device: cpu" if self.device.type == "cuda" else ", fewer GMIs"
             raise RoleError(
                 f"algorithm.replay_capacity={capacity}; the replay needs {more:,} bytes more "
-                f"({more // self._ring.places:,} a step), and {has} has {free:,} free. Use "
-                f"{fits:,} or fewer{other}, or a machine with more."
+                f"({more // self._ring.places:,} a step), and {owner} has {free:,} free. Use "
+                f"{max_capacity:,} or fewer{remedy}, or a machine with more."
             )
 
     def __len__(self) -> int:
@@ -155,14 +154,14 @@ class Storage:
 
     @property
     def observation_width(self) -> int:
-        """The numbers of an observation, where transitions are made."""
+        """The width of an observation, where transitions are made."""
         return self._seen.frames.shape[1] * self._seen.count
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row of a minibatch, about: two observations of float32, and the rest."""
-        seen = 2 * 4 * self.observation_width if self._follows else 0
-        return self.nbytes // self._ring.places + seen
+        """The approximate bytes of a minibatch's row: two float32 observations, and the rest."""
+        observation_bytes = 2 * 4 * self.observation_width if self._follows else 0
+        return self.nbytes // self._ring.places + observation_bytes
 
     @property
     def places(self) -> int:
@@ -177,22 +176,22 @@ class Storage:
         first = max(0, steps - self._capacity)  # the newest that fit
         if first:
             self.clear(self._end + first)
-        at = range(self._end, self._end + steps - first)
+        new_steps = range(self._end, self._end + steps - first)
         if self._follows:
-            seen, led_to = batch["raw_observation"][first:], batch["next_observation"]
-            goes_on = self._end_what_does_not_go_on(seen[0])
-            self._ring.write(self._after, self._what_follows(batch, first), at)
-            self._seen.put(seen, batch["done"][first:], goes_on, at)
-            self._seen.put_head(led_to[-1], at.stop)
-            self._after[self._ring.step(at.stop)].fill_(GOES_ON)
+            raw, next_raw = batch["raw_observation"][first:], batch["next_observation"]
+            goes_on = self._end_what_does_not_go_on(raw[0])
+            self._ring.write(self._after, self._what_follows(batch, first), new_steps)
+            self._seen.put(raw, batch["done"][first:], goes_on, new_steps)
+            self._seen.put_head(next_raw[-1], new_steps.stop)
+            self._after[self._ring.step(new_steps.stop)].fill_(GOES_ON)
         for name, column in self._columns.items():
-            self._ring.write(column, batch[name][first:], at)
-        self._end = at.stop
+            self._ring.write(column, batch[name][first:], new_steps)
+        self._end = new_steps.stop
         self._begin = max(self._begin, self._end - self._capacity)
         return int(steps * num_env)
 
     def take_back(self, rows: int) -> None:
-        """Forgets the last `rows` that were put in; what they were written over is lost."""
+        """Forgets the last `rows` that were put in; the rows that these replaced are lost."""
         end = self._end - rows // self.num_env
         if end <= self._begin:
             self.clear(max(end, 0))
@@ -212,7 +211,7 @@ class Storage:
             self._seen.clear()
 
     def gather(self, places: Tensor, device: torch.device | None = None) -> Batch:
-        """Returns the rows at some places [B] as a minibatch, copied; None: where they are kept."""
+        """Returns the rows at places [B] as a minibatch, copied; None: on the storage's device."""
         rows = {
             name: column.index_select(0, places)
             for name, column in self._columns.items()
@@ -223,14 +222,14 @@ class Storage:
                 rows["raw_observation"] = self._seen.at(places)
             rows |= self._transitions(places, rows.get("reward"))
         drawn = {name: column.to(device or self.device) for name, column in rows.items()}
-        # Bytes are for networks to compute with, and travel as bytes.
+        # Bytes travel to the device as bytes, and become floats there.
         return Batch({n: c.float() if c.dtype == torch.uint8 else c for n, c in drawn.items()})
 
     def _counted(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the places [n, B] from each on, and whether they count [n, B]."""
+        """Returns the places [n, B] of n-step rows, and which of them count [n, B]."""
         window = (places + self._offsets) % self._ring.places
         ends = (self._after.take(window) != GOES_ON).cumsum(0)
-        # Up to the first that nothing follows, itself included.
+        # Up to and with the first that no row follows.
         counts = torch.ones_like(ends, dtype=torch.bool)
         counts[1:] = ends[:-1] == 0
         return window, counts
@@ -240,24 +239,24 @@ class Storage:
             window, counts = self._counted(places)
             rewards = self._columns["reward"].take(window)
             reward = (rewards * counts * self._discounts[:-1, None]).sum(0)
-            number = counts.sum(0)
-            last = window.gather(0, (number - 1).unsqueeze(0))[0]
-            discount = self._discounts.take(number)
+            num_steps = counts.sum(0)
+            last = window.gather(0, (num_steps - 1).unsqueeze(0))[0]
+            discount = self._discounts.take(num_steps)
         else:
             last, discount = places, self._discounts[1:].expand(len(places))
-        after = self._after.index_select(0, last)
-        made: dict[str, Tensor] = {} if reward is None else {"reward": reward}
-        # The remainder of what is negative is not positive.
-        made["discount"] = discount.masked_fill(after.fmod(2) == 1, 0.0)
+        codes = self._after.index_select(0, last)
+        columns: dict[str, Tensor] = {} if reward is None else {"reward": reward}
+        # Remainders of negative codes are not positive.
+        columns["discount"] = discount.masked_fill(codes.fmod(2) == 1, 0.0)
         if "next_observation" in self._names:
-            following = (last + self.num_env) % self._ring.places
-            newest = self._seen.frames.index_select(0, following)
+            next_places = (last + self.num_env) % self._ring.places
+            newest = self._seen.frames.index_select(0, next_places)
             if self._static:
-                newest = torch.where((after >= 0)[:, None], self._finals.take(after // 2), newest)
-            elif len(which := (after >= 0).nonzero().squeeze(-1)):
-                newest[which] = self._finals.take(after[which] // 2)
-            made["next_observation"] = self._seen.after(last, newest)
-        return made
+                newest = torch.where((codes >= 0)[:, None], self._finals.take(codes // 2), newest)
+            elif len(ended := (codes >= 0).nonzero().squeeze(-1)):
+                newest[ended] = self._finals.take(codes[ended] // 2)
+            columns["next_observation"] = self._seen.after(last, newest)
+        return columns
 
     def whose(self, place: int) -> tuple[int, int]:
         """Returns the environment of the row at a place, and its step since the beginning."""
@@ -267,27 +266,27 @@ class Storage:
     # What follows rows ------------------------------------------------------------------------
 
     def _what_follows(self, batch: Batch, first: int) -> Tensor:
-        """Returns what follows each row from step `first` on; keeps what episodes ended with."""
-        done, over = batch["done"][first:].bool(), batch[self._over][first:].bool()
-        done, over = done.to(self.device), over.to(self.device)
-        seen = self._seen.newest(batch["next_observation"][first:]).flatten(0, 1)
-        number = self._finals.keep(done.flatten(), seen)
-        after = (2 * number.view_as(done) + over).masked_fill_(~done, GOES_ON)
-        after[-1].masked_fill_(after[-1] == GOES_ON, _NEWEST)
-        return after
+        """Returns what follows each row from step `first` on, and keeps final observations."""
+        done, is_over = batch["done"][first:].bool(), batch[self._over][first:].bool()
+        done, is_over = done.to(self.device), is_over.to(self.device)
+        final = self._seen.newest(batch["next_observation"][first:]).flatten(0, 1)
+        number = self._finals.keep(done.flatten(), final)
+        codes = (2 * number.view_as(done) + is_over).masked_fill_(~done, GOES_ON)
+        codes[-1].masked_fill_(codes[-1] == GOES_ON, _NEWEST)
+        return codes
 
     def _end_what_does_not_go_on(self, seen: Tensor) -> Tensor:
-        """Has the newest rows go on with what is seen next [N, D], or end with what was seen.
+        """Links the newest rows to the next observations `seen` [N, D], or ends them.
 
-        Returns which go on [N].
+        Returns which of them go on [N].
         """
         if self._begin == self._end:
             return torch.zeros(self.num_env, dtype=torch.bool, device=self.device)
-        at = self._ring.step(self._end - 1)
-        newest, frame = self._after[at], self._seen.frames[self._ring.step(self._end)]
-        led_to = self._seen.after(torch.arange(at.start, at.stop, device=self.device), frame)
+        last = self._ring.step(self._end - 1)
+        newest, frame = self._after[last], self._seen.frames[self._ring.step(self._end)]
+        expected = self._seen.after(torch.arange(last.start, last.stop, device=self.device), frame)
         undecided = newest == _NEWEST
-        goes_on = undecided & (seen.to(led_to) == led_to).all(1) & self._in_turn
+        goes_on = undecided & (seen.to(expected) == expected).all(1) & self._in_turn
         cut = undecided & ~goes_on
         number = self._finals.keep(cut, frame)
         newest.masked_fill_(undecided, GOES_ON)
@@ -303,7 +302,7 @@ class Storage:
         return self._columns | {"after": self._after} | self._seen.columns
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is kept; the memory itself where the ring has been round."""
+        """Returns the rows; the memory itself once the ring is full."""
         used = (self._end + 1) * self.num_env
         state: dict[str, Any] = {
             "columns": {  # a view would be saved with all of its memory
@@ -319,14 +318,14 @@ class Storage:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on as the one that gave it; of another capacity, with the newest rows that fit."""
-        mine = self._kept()
+        """Loads `state`; of another capacity, the newest rows that fit."""
+        columns = self._kept()
         saved: dict[str, Tensor] = state["columns"]
-        if (its := _described(saved)) != (own := _described(mine)):
+        if (saved_layout := _described(saved)) != (layout := _described(columns)):
             raise CheckpointError(
-                f"the replay of this checkpoint keeps {its}; this run keeps {own}. Resume with the "
-                "environment and algorithm that wrote it, or set algorithm.replay_save: false, "
-                "which begins a replay anew."
+                f"the replay of this checkpoint keeps {saved_layout}; this run keeps {layout}. "
+                "Resume with the environment and algorithm that wrote it, or set "
+                "algorithm.replay_save: false, which begins a replay anew."
             )
         if state["num_env"] != self.num_env:
             raise CheckpointError(
@@ -338,16 +337,16 @@ class Storage:
         begin = max(state["begin"], end - self._capacity)
         self.clear(end)
         if slots == self._ring.slots:
-            for name, column in mine.items():
+            for name, column in columns.items():
                 column[: len(saved[name])].copy_(saved[name])
         else:
             older = self._ring.slots - self._capacity - 1  # whose frames the oldest stack has
             steps = range(max(begin - older, 0), end + 1)
-            for name, column in mine.items():
+            for name, column in columns.items():
                 ring = saved[name].view(-1, self.num_env, *column.shape[1:])
-                for at, part in self._ring.pieces(steps):
-                    those = torch.arange(steps.start, steps.stop)[part] % slots
-                    column[at].copy_(ring[those].flatten(0, 1))
+                for places, part in self._ring.pieces(steps):
+                    saved_slots = torch.arange(steps.start, steps.stop)[part] % slots
+                    column[places].copy_(ring[saved_slots].flatten(0, 1))
         self._begin = begin
         if self._follows:
             self._finals.load(state["finals"], state["next_final"])

@@ -1,10 +1,10 @@
 """A sum tree over priorities as array code, the same on the CPU and on a GPU.
 
 A level holds the sums of 64 neighbours of the level below, up to a level of 32,768 numbers at most,
-where a target is looked up in their running sum. A wide tree is quick here because what costs is
-the number of operations and not the numbers in each: of a million priorities there are two levels.
-A sum is made anew from what it is the sum of, so that errors do not add up. Numbers are float64: in
-float32 the running sum of a million priorities is too coarse to tell two neighbours apart.
+where a target is looked up in their running sum. A wide tree is fast, as the number of operations
+costs and not the numbers in each: a million priorities have two levels. Sums are computed anew from
+their terms, so that errors do not add up. Numbers are float64: in float32 the running sum of a
+million priorities is too coarse to tell two neighbours apart.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 _BITS: Final = 6
 _WIDTH: Final = 1 << _BITS
 _TOP: Final = 32_768  # so that a ring of 2^20 rows and some more has two levels
-_BELOW: Final = 1.0 - 2.0**-50  # what a target is at most, as a share of the sum
+_BELOW: Final = 1.0 - 2.0**-50  # the greatest target, as a share of the sum
 
 
 class SumTree:
     """Holds `size` priorities, none of them negative; all are 0 to begin with."""
 
     def __init__(self, size: int, device: torch.device, *, has_least: bool = False) -> None:
-        """`has_least`: keep the least of each 64 priorities, too, for `least`."""
+        """`has_least`: whether to keep the least of each 64 priorities, for `least`."""
         sizes = [size]
         while sizes[-1] > _TOP:
             sizes.append(-(-sizes[-1] // _WIDTH))
@@ -37,7 +37,7 @@ class SumTree:
         self._least: Tensor | None = None
         if has_least:
             self._least = torch.full_like(self._groups[0][:, 0], torch.inf)
-        # Running sums of the top, and of 0 before the first: what is to be left of each number.
+        # The running sums to the left of each number of the top level, and the total behind.
         self._running = torch.zeros(len(self._levels[-1]) + 1, dtype=torch.float64, device=device)
 
     @property
@@ -60,7 +60,7 @@ class SumTree:
                 torch.sum(groups[first:until], -1, out=self._levels[level + 1][first:until])
 
     def set(self, places: Tensor, priorities: Tensor) -> None:
-        """Sets the priorities [B] of some places [B]; of one that is named twice, the greatest."""
+        """Sets the priorities [B] of places [B]; the greatest for a place that is named twice."""
         self._levels[0].scatter_reduce_(0, places, priorities, "amax", include_self=False)
         if self._least is not None:
             changed = places >> _BITS
@@ -70,26 +70,26 @@ class SumTree:
             above.index_copy_(0, places, groups.index_select(0, places).sum(-1))
 
     def find(self, shares: Tensor) -> Tensor:
-        """Returns the places [B] where the running sum passes these shares [B] of the total.
+        """Returns the places [B] where the running sum passes the shares [B] of the total.
 
         Shares lie in [0, 1). A place whose priority is 0 is not found; not all may be 0.
         """
         running = self._running
         torch.cumsum(self._levels[-1], 0, out=running[1:])
-        # Strictly below the sum, so that what is found has a part in it.
+        # Strictly below the sum, so that the place found has a priority above 0.
         target = shares.clamp(max=_BELOW).mul_(running[-1])
         place = torch.searchsorted(running, target, right=True).sub_(1)
-        rest = target.sub_(running.index_select(0, place)).unsqueeze_(-1)
+        remainder = target.sub_(running.index_select(0, place)).unsqueeze_(-1)
         for level in reversed(range(len(self._groups) - 1)):
             running = self._groups[level].index_select(0, place).cumsum_(-1)
-            # The sum above was rounded otherwise.
-            rest = torch.minimum(rest, running[:, -1:] * _BELOW)
-            child = torch.searchsorted(running, rest, right=True)
+            # The sum in the level above was rounded differently.
+            remainder = torch.minimum(remainder, running[:, -1:] * _BELOW)
+            child = torch.searchsorted(running, remainder, right=True)
             place = torch.add(child.squeeze(-1), place, alpha=_WIDTH)
             if level:
-                found = self._levels[level].index_select(0, place).unsqueeze_(-1)
-                before = running.gather(1, child).sub_(found)
-                rest = rest.sub_(before).clamp_(min=0.0)
+                value = self._levels[level].index_select(0, place).unsqueeze_(-1)
+                sum_before = running.gather(1, child).sub_(value)
+                remainder = remainder.sub_(sum_before).clamp_(min=0.0)
         return place
 
 
