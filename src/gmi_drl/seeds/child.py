@@ -77,8 +77,8 @@ def _launched(job: SeedJob) -> SeedOutcome:
         return SeedOutcome(error=str(error)[:_MOST_TEXT], exit_code=error.command_exit_code)
     except Exception as error:  # a fault of this program, or of a callback
         traceback.print_exc()
-        told = f"{type(error).__name__}: {error}"
-        return SeedOutcome(error=told[:_MOST_TEXT], exit_code=FAILED)
+        text = f"{type(error).__name__}: {error}"
+        return SeedOutcome(error=text[:_MOST_TEXT], exit_code=FAILED)
     # What roles have returned may be of classes that the parent does not have.
     return SeedOutcome(replace(result, gmis=[]), exit_code=0)
 

@@ -120,9 +120,9 @@ def launch_seeds(
             for line in notes:
                 screen.note(line)
         if part := shares[0].hardware.get("gpu_share"):
-            backend, words = shares[0].hardware["backend"], f"{100 * part:.3g} % of its memory each"
+            backend, text = shares[0].hardware["backend"], f"{100 * part:.3g} % of its memory each"
             turns = " (in turns)" if backend == "direct" else ""
-            screen.note(f"launches share each GPU by backend {backend}{turns}, {words}")
+            screen.note(f"launches share each GPU by backend {backend}{turns}, {text}")
         for share in shares:  # all faults before anything starts
             with importable(import_path):
                 planned(load_config(share.of(resolved, first)), source)
@@ -143,7 +143,7 @@ class _Launch:
     process: subprocess.Popen[bytes]
     outcome: IO[bytes]
     started: float
-    text: bytes = b""  # of its output, what is no whole line yet
+    text: bytes = b""  # the end of its output, which is no whole line yet
     lines: list[str] = field(default_factory=list)
 
 
@@ -168,7 +168,7 @@ class _Seeds:
         # One at a time has the terminal to itself; of several each line says whose it is.
         self._inherits = screen.is_live and len(shares) == 1
         self._selector = selectors.DefaultSelector()
-        self._asked, self._deadline_s = 0, float("inf")
+        self._interrupts, self._deadline_s = 0, float("inf")
 
     def run(self) -> None:
         """Returns when every launch that was started has ended."""
@@ -258,18 +258,18 @@ class _Seeds:
         del self._running[launch.seed]
         self._free.append(launch.share)
         run = self.runs[launch.seed] = self._ended(launch)
-        self._screen.note(_told(run), "red" if run.state == "failed" else "")
+        self._screen.note(_describe(run), "red" if run.state == "failed" else "")
 
     def _ended(self, launch: _Launch) -> SeedRun:
         code, outcome = launch.process.returncode, None
         with launch.outcome as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
             outcome = pickle.load(file)
         folder = _folder_of(self._config, launch)
-        state = "stopped" if self._asked else "failed"
+        state = "stopped" if self._interrupts else "failed"
         if not isinstance(outcome, SeedOutcome):
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             last = "\n".join(launch.lines)
-            return SeedRun(launch.seed, state, folder, error=f"its launcher died by {how}\n{last}")
+            return SeedRun(launch.seed, state, folder, error=f"its launcher died by {end}\n{last}")
         if outcome.result is not None:
             result = outcome.result
             return SeedRun(launch.seed, result.state, result.folder, result)
@@ -280,16 +280,16 @@ class _Seeds:
     def _stop(self) -> None:
         """Passes a Ctrl-C on; no further seed is started."""
         self._waiting.clear()
-        self._asked += 1
+        self._interrupts += 1
         for launch in self._running.values():
             launch.process.terminate()  # a shell's background job ignores SIGINT, and so do these
-        if self._asked == 1 and self._running and not self._inherits:
+        if self._interrupts == 1 and self._running and not self._inherits:
             self._screen.note("stopping all seeds; once more stops at once", "yellow")
-        if self._asked > 1:
+        if self._interrupts > 1:
             self._deadline_s = min(self._deadline_s, time.monotonic() + _ENDING_S)
 
 
-def _told(run: SeedRun) -> str:
+def _describe(run: SeedRun) -> str:
     """Says how a seed ended: in a line, or with all that its error says."""
     if run.result is None:
         where = f" ({printable(run.folder)})" if run.folder else ""
@@ -307,9 +307,9 @@ def _folder_of(config: Config, launch: _Launch) -> Path | None:
     for path in sorted(base.glob("*/run.json"), reverse=True):
         with contextlib.suppress(RunFolderError):
             state = RunFolder(path.parent).state()
-            begun = state.get("started")
-            since = isinstance(begun, float) and begun >= launch.started
-            if since and state.get("pid") == launch.process.pid:
+            started = state.get("started")
+            is_later = isinstance(started, float) and started >= launch.started
+            if is_later and state.get("pid") == launch.process.pid:
                 return path.parent.resolve()
     return None
 

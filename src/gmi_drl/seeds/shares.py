@@ -72,16 +72,16 @@ def _shares_of_gpus(topology: Topology, hardware: HardwareConfig, number: int) -
     devices = topology.devices
     if number == 1:
         return [DeviceShare({}, {})]
-    each = hardware.num_gpus or len(devices) // number or 1
-    if each * number <= len(devices):
-        parts = [devices[index * each : (index + 1) * each] for index in range(number)]
+    gpus = hardware.num_gpus or len(devices) // number or 1
+    if gpus * number <= len(devices):
+        parts = [devices[index * gpus : (index + 1) * gpus] for index in range(number)]
         return [_whole(part) for part in parts]
-    if each > 1 or (why := why_no_parts(hardware, topology)):
-        needed = f" of {counted(each, 'GPU')} each" if each > 1 else ""
-        remedy = ", or set hardware.num_gpus: 1: launches of one GPU can share it" * (each > 1)
+    if gpus > 1 or (why := why_no_parts(hardware, topology)):
+        needed = f" of {counted(gpus, 'GPU')} each" if gpus > 1 else ""
+        remedy = ", or set hardware.num_gpus: 1: launches of one GPU can share it" * (gpus > 1)
         raise SeedsError(
             f"parallel={number}{needed}; {counted(len(devices), 'GPU')} can be used here"
-            f"{'' if each > 1 else f', and {why}'}. Lower it{remedy}."
+            f"{'' if gpus > 1 else f', and {why}'}. Lower it{remedy}."
         )
     launches = -(-number // len(devices))  # on each GPU, at most
     places = [(devices[index % len(devices)], index // len(devices)) for index in range(number)]

@@ -32,7 +32,7 @@ class CallbackError(GmiDrlError, RuntimeError):
 class Callbacks:
     """Tells callbacks of a run; a `Watch` that is shown its records.
 
-    `say` shows a line; what is said before there is a screen is kept for it.
+    `say` shows a line; lines from before there is a screen are kept for it.
     """
 
     def __init__(self, callbacks: Sequence[object], folder: Path, config: Config) -> None:
@@ -137,14 +137,14 @@ class Callbacks:
 
     def _failed(self, index: int, event: str, error: Exception) -> None:
         name = f"callback {_name(self._callbacks[index])}.{event}"
-        told = cut(f"{name} raised {type(error).__name__}: {error}".rstrip("."), _MOST_TEXT)
+        text = cut(f"{name} raised {type(error).__name__}: {error}".rstrip("."), _MOST_TEXT)
         with suppress(OSError), open(self._folder / "logs" / LOG, "a", encoding="utf-8") as file:
             file.write(f"{name}\n{''.join(traceback.format_exception(error))}\n")
         self._failures[index, event] += 1
         if self._fails:
-            raise CallbackError(f"{told} (run.callback_errors=fail; see logs/{LOG})") from error
+            raise CallbackError(f"{text} (run.callback_errors=fail; see logs/{LOG})") from error
         if self._failures[index, event] == 1:
-            self.say(f"{told}. The run goes on; logs/{LOG} has the traceback")
+            self.say(f"{text}. The run goes on; logs/{LOG} has the traceback")
         if sum(n for (which, _), n in self._failures.items() if which == index) == _MOST_FAILURES:
             who = _name(self._callbacks[index])
             self.say(f"callback {who} raised {_MOST_FAILURES} times and is not called any more")

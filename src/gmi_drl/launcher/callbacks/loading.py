@@ -58,16 +58,16 @@ def callback_problems(reference: str, options: dict[str, Any], folder: str) -> l
 
     where = f"run.callbacks={reference!r}"
     try:
-        found = load_class(reference, Path(folder), "callback")
+        callback_class = load_class(reference, Path(folder), "callback")
     except RoleLoadError as error:
         return [f"{where}; {error}"]
-    if not any(callable(getattr(found, event, None)) for event in EVENTS):
+    if not any(callable(getattr(callback_class, event, None)) for event in EVENTS):
         return [
             f"{where}; it has none of {', '.join(EVENTS)}. Write one, or derive it from "
             "gmi_drl.Callback."
         ]
     try:
-        inspect.signature(found).bind(**options)
+        inspect.signature(callback_class).bind(**options)
     except (TypeError, ValueError) as error:
         return [f"{where}; it cannot be made with options {options}: {error}. Correct them."]
     return []
@@ -77,32 +77,32 @@ def made_callbacks(config: Config, folder: Path | None) -> list[object]:
     """Makes the loggers of a config and its callbacks; CallbackError if a class raises."""
     from gmi_drl.roles.loading import load_class
 
-    made: list[object] = [load_class(LOGGERS[name][0])() for name in config.run.log]
+    callbacks: list[object] = [load_class(LOGGERS[name][0])() for name in config.run.log]
     if config.run.video_every:
-        made.append(load_class(f"{_HERE}.video_log:VideoLog")(every=config.run.video_every))
+        callbacks.append(load_class(f"{_HERE}.video_log:VideoLog")(every=config.run.video_every))
     for reference, options in named_callbacks(config):
-        found = load_class(reference, folder, "callback")
+        callback_class = load_class(reference, folder, "callback")
         try:
-            made.append(found(**options))
+            callbacks.append(callback_class(**options))
         except Exception as error:
             raise CallbackError(
                 f"run.callbacks={reference!r}: making it with options {options} raised "
                 f"{type(error).__name__}: {error}."
             ) from error
-    return made
+    return callbacks
 
 
 def check_objects(callbacks: Iterable[object]) -> list[object]:
     """Returns callbacks as `launch` was given them; ValueError for what is none."""
-    given = list(callbacks)
-    for one in given:
-        if isinstance(one, type):
+    objects = list(callbacks)
+    for item in objects:
+        if isinstance(item, type):
             raise ValueError(
-                f"launch(callbacks=...): {one.__name__} is a class. Make one: {one.__name__}()."
+                f"launch(callbacks=...): {item.__name__} is a class. Make one: {item.__name__}()."
             )
-        if not any(callable(getattr(one, event, None)) for event in EVENTS):
+        if not any(callable(getattr(item, event, None)) for event in EVENTS):
             raise ValueError(
-                f"launch(callbacks=...): {one!r} has none of {', '.join(EVENTS)}. Write one, or "
+                f"launch(callbacks=...): {item!r} has none of {', '.join(EVENTS)}. Write one, or "
                 "derive its class from gmi_drl.Callback."
             )
-    return given
+    return objects

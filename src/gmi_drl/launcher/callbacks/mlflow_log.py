@@ -38,19 +38,19 @@ class MlflowLog(Callback):
         folder, config = RunFolder(run.folder), run.config
         name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or config.run.name
         client = mlflow.MlflowClient(tracking_uri=self._uri)
-        known = folder.state().get(_ID) if run.is_resumed else None
-        if isinstance(known, str):
-            client.update_run(known, status="RUNNING")
-            self._client, self._id = client, known
+        run_id = folder.state().get(_ID) if run.is_resumed else None
+        if isinstance(run_id, str):
+            client.update_run(run_id, status="RUNNING")
+            self._client, self._id = client, run_id
             return
         experiment = client.get_experiment_by_name(name)
-        where = client.create_experiment(name) if experiment is None else experiment.experiment_id
-        begun = client.create_run(where, run_name=f"{config.run.name}-{config.run.seed}")
-        self._client, self._id = client, begun.info.run_id
+        exp_id = client.create_experiment(name) if experiment is None else experiment.experiment_id
+        new_run = client.create_run(exp_id, run_name=f"{config.run.name}-{config.run.seed}")
+        self._client, self._id = client, new_run.info.run_id
         folder.update(**{_ID: self._id})
         entities = mlflow.entities
-        told = {"gmi_drl.folder": str(run.folder), "gmi_drl.env": config.env.id}
-        tags = [entities.RunTag(key, value) for key, value in told.items()]
+        labels = {"gmi_drl.folder": str(run.folder), "gmi_drl.env": config.env.id}
+        tags = [entities.RunTag(key, value) for key, value in labels.items()]
         settings = _flat(config.model_dump(mode="json"))
         params = [entities.Param(key, text[:_MOST_TEXT]) for key, text in settings]
         for start in range(0, len(params), _MOST_PARAMS):

@@ -33,21 +33,21 @@ class WandbLog(Callback):
     def on_start(self, run: StartedRun) -> None:
         wandb: Any = import_module("wandb")
         folder, config = RunFolder(run.folder), run.config
-        known = folder.state().get(_ID) if run.is_resumed else None
+        run_id = folder.state().get(_ID) if run.is_resumed else None
         seed = config.run.seed
-        given = {
+        options = {
             "project": os.environ.get("WANDB_PROJECT", _PROJECT),
             "name": f"{config.run.name}-{seed}",
             "group": config.run.name,
             "config": config.model_dump(mode="json"),
             "dir": str(run.folder),
-            "id": known,
-            "resume": "allow" if known else None,
+            "id": run_id,
+            "resume": "allow" if run_id else None,
             # The launcher's output is its own, and another run of this process keeps its run.
             "settings": wandb.Settings(console="off"),
             "reinit": "create_new",
         }
-        self._run = wandb.init(**given | self._options)
+        self._run = wandb.init(**options | self._options)
         folder.update(**{_ID: self._run.id})
         self._run.define_metric("*", step_metric="steps")
 

@@ -25,8 +25,8 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     from matplotlib.figure import Figure  # half a second, needed only here
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    known = {key: value for m in metrics for key, value in m.items()}
-    stacks, lagging = sides(known), [m for m in metrics if "policy_lag_mean" in m]
+    merged = {key: value for m in metrics for key, value in m.items()}
+    stacks, lagging = sides(merged), [m for m in metrics if "policy_lag_mean" in m]
     panels = 1 + len(stacks) + bool(lagging)
     figure = Figure(figsize=(10, 4.2 if panels == 2 else 8.4), layout="constrained")
     axes = list(figure.subplot_mosaic(_PANELS[panels]).values())
@@ -42,9 +42,9 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     seconds.set_xlabel("seconds")
     if lagging:
         _draw_lag(axes[1], lagging)
-    whose = ("",) if len(stacks) == 1 else (" (agents)", " (trainers)")
-    for axis, phases, who in zip(axes[1 + bool(lagging) :], stacks, whose, strict=True):
-        _draw_shares(axis, metrics, phases, who)
+    suffixes = ("",) if len(stacks) == 1 else (" (agents)", " (trainers)")
+    for axis, phases, suffix in zip(axes[1 + bool(lagging) :], stacks, suffixes, strict=True):
+        _draw_shares(axis, metrics, phases, suffix)
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(6))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -54,16 +54,16 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     return path
 
 
-def _draw_shares(axis: Any, metrics: list[dict[str, Any]], phases: list[str], who: str) -> None:
+def _draw_shares(axis: Any, metrics: list[dict[str, Any]], phases: list[str], suffix: str) -> None:
     # A line of a served run has the phases of the GMIs that had reported since the line before.
-    many = -(-len(metrics) // _BANDS)  # lines of metrics that are drawn as one
-    parts = [metrics[i : i + many] for i in range(0, len(metrics), many)]
+    band = -(-len(metrics) // _BANDS)  # lines of metrics that are drawn as one
+    parts = [metrics[i : i + band] for i in range(0, len(metrics), band)]
     seconds = [[sum(m.get(f"{phase}_s", 0.0) for m in part) for part in parts] for phase in phases]
     totals = [sum(column) or 1.0 for column in zip(*seconds, strict=True)]
     shares = [[100 * s / t for s, t in zip(row, totals, strict=True)] for row in seconds]
     axis.stackplot([part[-1]["steps"] for part in parts], *shares, labels=phases)
     axis.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
-    axis.set_title(f"where the time goes{who}")
+    axis.set_title(f"where the time goes{suffix}")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
 
 

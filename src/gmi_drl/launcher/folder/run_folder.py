@@ -69,9 +69,9 @@ class RunFolder:
                 folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            known = {"env": config.env.id, "seed": config.run.seed}
-            known["config_folder"] = str(import_path)
-            folder.write_atomic("run.json", json.dumps(known))
+            fields = {"env": config.env.id, "seed": config.run.seed}
+            fields["config_folder"] = str(import_path)
+            folder.write_atomic("run.json", json.dumps(fields))
         except OSError as error:
             rule = f"{base} cannot be written ({error.strerror})"
             remedy = "Give a folder you may write to: --set run.folder=..."
@@ -150,15 +150,15 @@ class RunFolder:
         """Says who trains this run, and what to do about it."""
         pid = self.state().get("pid")
         if pid in holders:
-            by, then = f"being trained by process {pid}", f"Wait for it, or end it (kill {pid})"
+            by, remedy = f"being trained by process {pid}", f"Wait for it, or end it (kill {pid})"
         elif holders:
             pids = " ".join(map(str, holders))
             by = f"still held by process {pids}, of a launch that is gone"
-            then = f"End what is left of it (kill -9 {pids})"
+            remedy = f"End what is left of it (kill -9 {pids})"
         else:
             by = "being trained by processes of another container, host or user"
-            then = "Wait for them, or end them there"
-        return f"{self.path} is {by}. {then}, then resume."
+            remedy = "Wait for them, or end them there"
+        return f"{self.path} is {by}. {remedy}, then resume."
 
     def update(self, **changes: Any) -> None:
         """Merges `changes` into run.json; on a full disk, in the room that it has already."""
@@ -183,8 +183,8 @@ class RunFolder:
         """
         if config.layout.file is not None:
             raise ValueError("a run whose layout is a file keeps it")
-        both = {"config": config.model_dump(mode="json"), "layout": layout.to_json()}
-        self.write_atomic(_CHANGE, json.dumps(both))
+        change = {"config": config.model_dump(mode="json"), "layout": layout.to_json()}
+        self.write_atomic(_CHANGE, json.dumps(change))
         self.finish_change()
         if plan:
             self.write_plan(plan)
@@ -197,14 +197,14 @@ class RunFolder:
         """Ends what `become` began, if its process was killed. Only for who trains the run."""
         path = self.path / _CHANGE
         try:
-            both = json.loads(path.read_text(encoding="utf-8"))
+            change = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             raise _unreadable(path, error) from error
-        self.write_atomic("config.yaml", write_yaml(both["config"]))
+        self.write_atomic("config.yaml", write_yaml(change["config"]))
         with open(self.path / "layout.json", "r+", encoding="utf-8") as file:
-            file.write(both["layout"])  # in place: GMIs hold the lock of this very file
+            file.write(change["layout"])  # in place: GMIs hold the lock of this very file
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
@@ -222,9 +222,9 @@ def _write_over(path: Path, text: str) -> bool:
     """
     content = text.encode()
     with suppress(OSError), open(path, "r+b", buffering=0) as file:
-        told = os.fstat(file.fileno())
-        if len(content) <= told.st_blocks * _BLOCK_BYTES:
-            file.write(content.ljust(told.st_size))  # spaces end what is json
+        stat = os.fstat(file.fileno())
+        if len(content) <= stat.st_blocks * _BLOCK_BYTES:
+            file.write(content.ljust(stat.st_size))  # spaces end what is json
             os.fsync(file.fileno())
             return True
     return False
@@ -238,12 +238,12 @@ def _unreadable(path: Path, error: Exception) -> RunFolderError:
 
 def metrics_in(text: bytes) -> list[dict[str, Any]]:
     """Returns the iterations in (the end of) a file of metrics, without torn or damaged lines."""
-    found = []
+    iterations = []
     for line in text.splitlines():
         with suppress(ValueError, RecursionError):
             if isinstance(metrics := json.loads(line), dict):
-                found.append(metrics)
-    return found
+                iterations.append(metrics)
+    return iterations
 
 
 def last_metrics(path: Path) -> dict[str, Any]:
@@ -259,11 +259,11 @@ def last_metrics_in(file: BinaryIO) -> dict[str, Any]:
     """Reads the last whole line of an open file of metrics; empty if there is none."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
     lines = reversed(file.read().splitlines())
-    return next((found[0] for line in lines if (found := metrics_in(line))), {})
+    return next((metrics[0] for line in lines if (metrics := metrics_in(line))), {})
 
 
 def lock_of(folder: Path) -> Path:
-    """Names the file whose lock those hold that train a run: it is there from start to end."""
+    """Names the file that whoever trains a run locks: it exists from start to end."""
     return folder / "layout.json"
 
 

@@ -103,8 +103,8 @@ def print_folded(
     if console.is_terminal:
         print_table(console, title, columns, rows)
         return
-    before = sum(max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns) - 1))
-    width = max(_LEAST, console.width - before - 2)
+    left = sum(max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns) - 1))
+    width = max(_LEAST, console.width - left - 2)
     folded: list[Sequence[str | Text]] = []
     for *cells, text in rows:
         lines = [

@@ -161,27 +161,27 @@ class RunView:
             spent: dict[str, str] = {}
             for side in sides(record):
                 spent |= shares({phase: record[f"{phase}_s"] for phase in side})
-            words = [f"{phase} {share}" for phase, share in spent.items()]
+            parts = [f"{phase} {share}" for phase, share in spent.items()]
             lag = record.get("policy_lag_mean")
             if lag is not None:
-                words.insert(0, f"lag {lag:.1f}")
+                parts.insert(0, f"lag {lag:.1f}")
             self._screen.line(
                 f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
-                f"{record['steps_per_s']:>8,.0f} steps/s  {'  '.join(self._ends(record, words))}"
+                f"{record['steps_per_s']:>8,.0f} steps/s  {'  '.join(self._ends(record, parts))}"
             )
 
     def _ends(self, record: dict[str, Any], between: Sequence[str]) -> list[str]:
         """Returns what a line ends with: the return, `between`, and how long it will take."""
         mean = record["return_mean"]
-        left = f"ETA {duration(eta_s(self._config, record))}"
+        tail = f"ETA {duration(eta_s(self._config, record))}"
         if refused := record.get("refused"):
-            left = f"{refused} refused  {left}"
+            tail = f"{refused} refused  {tail}"
         if dropped := record.get("dropped_steps"):
-            left = f"{dropped} steps dropped  {left}"
-        first = [f"return {'-' if mean is None else format(mean, 'z.1f')}"]
+            tail = f"{dropped} steps dropped  {tail}"
+        head = [f"return {'-' if mean is None else format(mean, 'z.1f')}"]
         if isinstance(rating := record.get("rating"), float):  # self-play's returns tell little
-            first.append(f"rating {rating:z,.0f}")
-        return [*first, *between, left]
+            head.append(f"rating {rating:z,.0f}")
+        return [*head, *between, tail]
 
     def render(self, width: int) -> Group:
         """Draws the present state."""
@@ -190,16 +190,16 @@ class RunView:
         if record is None:
             return Group(Text(f"{title}  waiting for the first iteration ..."))
         phases = [p for p in _ALL if any(p in seconds for seconds in record["gmi_seconds"])]
-        held = peak_cells(record.get("gmi_mem_peak_bytes"), self._layout)
+        memory = peak_cells(record.get("gmi_mem_peak_bytes"), self._layout)
         rows = []
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
             parts = shares(seconds)
             row = [str(spec.gmi_id), ", ".join(spec.roles), str(spec.gpu_id)]
             row += [",".join(map(str, spec.cores)), str(spec.num_env or "-")]
-            row += held[spec.gmi_id : spec.gmi_id + 1]
+            row += memory[spec.gmi_id : spec.gmi_id + 1]
             rows.append([*row, *(parts.get(phase, "-") for phase in phases)])
         columns = ["GMI", "roles", "device", "cores", "environments"]
-        columns += [*(["memory"] if held else []), *phases]
+        columns += [*(["memory"] if memory else []), *phases]
         extras = [form.format(record[key]) for key, form in _EXTRAS if record.get(key) is not None]
         line = [f"iteration {record['iteration']}", f"steps {record['steps']:,}"]
         line += [f"{record['steps_per_s']:,.0f} steps/s", *self._ends(record, extras)]

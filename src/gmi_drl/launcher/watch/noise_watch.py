@@ -59,7 +59,7 @@ class NoiseFit:
 
     def __init__(self, smallest: int, largest: int) -> None:
         self._low, self._high = smallest / FACTOR, largest * FACTOR
-        self._row = 0  # iterations one after the other: below zero those that were too low
+        self._streak = 0  # iterations one after the other: below zero those that were too low
         self.said: set[str] = set()
 
     def take(self, noise_scale: float | None) -> str:
@@ -70,8 +70,8 @@ class NoiseFit:
         if noise_scale is None:
             return ""
         side = (noise_scale > self._high) - (noise_scale < self._low)
-        self._row = self._row + side if side and self._row * side >= 0 else side
-        if abs(self._row) < SETTLED:
+        self._streak = self._streak + side if side and self._streak * side >= 0 else side
+        if abs(self._streak) < SETTLED:
             return ""
         which = "above" if side > 0 else "below"
         if which in self.said:
@@ -83,9 +83,9 @@ class NoiseFit:
 class NoiseWatch:
     """Says on `screen`, once a run and side, that the noise scale does not fit, and what would.
 
-    It is written down in run.json as well, so that a run that goes on does not repeat it. Where it
-    is not known what an update is, nothing is said. `propose` is for
-    runs that resize themselves, of which it is said once a layout and side.
+    It is written to run.json as well, so that a run that goes on does not repeat it. Where it is
+    not known what an update is, nothing is said. `propose` is for runs that resize themselves,
+    which are told once a layout and side.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class NoiseWatch:
             entry = {"side": side, "noise_scale": noise_scale, "time": time.time()}
             entry |= {"iteration": record.get("iteration"), "text": message}
             with suppress(OSError, RunFolderError, TypeError):  # training is worth more than this
-                before = self._folder.state().get("noise_notes", [])
-                self._folder.update(noise_notes=[*before, entry])
+                entries = self._folder.state().get("noise_notes", [])
+                self._folder.update(noise_notes=[*entries, entry])
 
     def tick(self, gang: Gang) -> None:
         """Does nothing: there is nothing to look at between records."""

@@ -81,15 +81,15 @@ class PolicyLog:
     def show(self, record: dict[str, Any]) -> None:
         """Takes what a record says of lineage, and takes it out of it."""
         kind = record.get("kind")
-        told = record.pop("lineage", None) if kind in ("iteration", "lineage") else None
+        lineage = record.pop("lineage", None) if kind in ("iteration", "lineage") else None
         if not self._is_on:
             return
         if kind == "branch" and record.keys() >= _BRANCH_KEYS:
-            for told in record["last"]:
-                self._put(told)
+            for lineage in record["last"]:
+                self._put(lineage)
             self._begin(record)
         elif kind in ("iteration", "lineage"):
-            self._put(told)
+            self._put(lineage)
         elif kind == "checkpoint" and record.keys() >= {"iteration", "path"}:
             for row in reversed(self._recent.values()):
                 if record["iteration"] == row.version:
@@ -136,10 +136,10 @@ class PolicyLog:
             )
         )
 
-    def _put(self, told: Any) -> None:
-        if not isinstance(told, dict) or not told.keys() >= _POLICY_KEYS:
+    def _put(self, policy: Any) -> None:
+        if not isinstance(policy, dict) or not policy.keys() >= _POLICY_KEYS:
             return  # a role of the user's may report anything
-        branch, version = self._branches.get(told["generation"]), told["version"]
+        branch, version = self._branches.get(policy["generation"]), policy["version"]
         if branch is None:  # its record was lost: the launcher did not keep up
             return
         if version <= self._newest[branch]:  # told again by `branch`, or by another host
@@ -149,12 +149,12 @@ class PolicyLog:
             id=id,
             branch=branch,
             version=version,
-            updates=told["updates"],
-            steps=told["steps"],
-            lag=told["lag"],
-            experience=told["experience"],
-            replay=told["replay"],
-            made_s=told["made_s"],
+            updates=policy["updates"],
+            steps=policy["steps"],
+            lag=policy["lag"],
+            experience=policy["experience"],
+            replay=policy["replay"],
+            made_s=policy["made_s"],
         )
         self._rows.append(row)
         while len(self._recent) > _RECENT:

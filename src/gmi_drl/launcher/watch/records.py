@@ -70,18 +70,18 @@ def segment_counts_of(
     """Counts by the agents' counters and the trainers' answers; None if these do not say."""
     agents = [tally.row(gmi.gmi_id) for gmi in layout.holding("agent")]
     trained = [answers[gmi.gmi_id] for gmi in layout.holding("trainer")]
-    if not trained or not all(isinstance(one, dict) and "experience" in one for one in trained):
+    if not trained or not all(isinstance(gmi, dict) and "experience" in gmi for gmi in trained):
         return None
     sent = {name: sum(row[name] for row in agents) for name in ("begun", "sent", "lost", "unsent")}
-    statuses = {name: sum(one["experience"][name] for one in trained) for name in _STATUSES}
+    statuses = {name: sum(gmi["experience"][name] for gmi in trained) for name in _STATUSES}
     trainers = [tally.row(gmi.gmi_id) for gmi in layout.holding("trainer")]
-    left = sum(one["experience"]["under_way"] for one in trained)
-    known = sum(statuses.values()) - statuses["repeated"] + left + sent["unsent"]
+    left = sum(gmi["experience"]["under_way"] for gmi in trained)
+    counted = sum(statuses.values()) - statuses["repeated"] + left + sent["unsent"]
     return SegmentCounts(
         **sent,
         **statuses,
         left=left,
-        unheard=sent["begun"] - known,
+        unheard=sent["begun"] - counted,
         undone=sum(row["undone"] for row in trainers),
         agent_deaths=sum(row["lives"] - 1 for row in agents),
         at_hand=batch_segments * sum(row["lives"] - 1 for row in trainers),
@@ -98,7 +98,7 @@ _KEYS: Final = {
 class ServingMetrics:
     """Merges the records of serving GMIs, and writes a line of metrics every second or so.
 
-    No training, so nobody meets: GMIs tell the launcher, which alone knows of all.
+    Serving GMIs do not reduce anything together, so that only the launcher hears of all of them.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class ServingMetrics:
         self._steps[gmi_id] = record["steps"]
         self._began_s = min(self._began_s, record["began_s"])
         self._until_s = max(self._until_s, record["until_s"])
-        seconds_of = self._seconds[gmi_id]
+        totals = self._seconds[gmi_id]
         for phase, seconds in record["seconds"].items():
-            seconds_of[phase] = seconds_of.get(phase, 0.0) + seconds
-        if ended := record["episodes"]:
-            self._episodes.append((ended, record["return_sum"], record["length_sum"]))
-            self._ended += ended
+            totals[phase] = totals.get(phase, 0.0) + seconds
+        if episodes := record["episodes"]:
+            self._episodes.append((episodes, record["return_sum"], record["length_sum"]))
+            self._ended += episodes
         while sum(row[0] for row in list(self._episodes)[1:]) >= _WINDOW:
             self._episodes.popleft()
         return self.line() if time.monotonic() >= self._due_s else None
@@ -140,7 +140,7 @@ class ServingMetrics:
         if steps <= self._before[0]:
             return None
         time_s = self._until_s - self._began_s
-        since = (steps - self._before[0], max(time_s - self._before[1], 1e-9))
+        delta = (steps - self._before[0], max(time_s - self._before[1], 1e-9))
         self._before, self._due_s = (steps, time_s), time.monotonic() + _EVERY_S
         self._written += 1
         phases = sorted({phase for seconds in self._seconds for phase in seconds})
@@ -150,19 +150,19 @@ class ServingMetrics:
             "iteration": self._written,
             "steps": steps,
             "time_s": time_s,
-            "steps_per_s": since[0] / since[1],
+            "steps_per_s": delta[0] / delta[1],
             "return_mean": sum(row[1] for row in self._episodes) / count if count else None,
             "length_mean": sum(row[2] for row in self._episodes) / count if count else None,
             "episodes": self._ended,
-            **{f"{phase}_s": sum(each) / len(each) for phase, each in spent.items()},
+            **{f"{phase}_s": sum(values) / len(values) for phase, values in spent.items()},
         }
         metrics["gmi_seconds"] = [rounded(seconds) for seconds in self._seconds]
         figures = self._held()
         if peaks := figures.get("mem_peak_bytes", []):
             metrics |= {"mem_peak_bytes": max(peaks), "gmi_mem_peak_bytes": peaks}
         self._ended = 0
-        held = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": figures.get("sm_count", [])}
-        record = {"kind": "iteration", **metrics, **held}
+        gmi_figures = {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": figures.get("sm_count", [])}
+        record = {"kind": "iteration", **metrics, **gmi_figures}
         self._seconds = [{} for _ in self._layout.gmis]
         with suppress(OSError), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")  # a full disk: serving is worth more
@@ -187,17 +187,16 @@ def traced_gmis(config: Config, layout: Layout) -> frozenset[int]:
 def new_traces(config: Config, folder: Path) -> Iterator[Callable[[], tuple[Path, ...]]]:
     """Yields what finds the traces that processes write in this block.
 
-    They are in the order of their GMIs; those of an earlier launch are not among them. What was
-    begun by processes that were killed at it goes in the end. Whatever the disk does, the run goes
-    on.
+    They are in the order of their GMIs, without those of an earlier launch. Files that killed
+    processes left incomplete are removed at the end. No fault of the disk ends the run.
     """
     if not config.run.profile:
         yield tuple
         return
-    before = _written(folder)
+    mtimes = _written(folder)
     try:
         yield lambda: tuple(
-            path for path, when in _written(folder).items() if before.get(path) != when
+            path for path, mtime_ns in _written(folder).items() if mtimes.get(path) != mtime_ns
         )
     finally:
         with suppress(OSError):
@@ -213,8 +212,8 @@ def where(traces: Sequence[Path]) -> str:
 
 def _written(folder: Path) -> dict[Path, int]:
     """Finds the traces in a run's folder, in the order of their GMIs, and when each was written."""
-    there = (folder / FOLDER).glob(f"gmi*{SUFFIX}")
-    numbers = {path: path.name.removeprefix("gmi").removesuffix(SUFFIX) for path in there}
-    ours = [path for path, number in numbers.items() if number.isdecimal() and path.is_file()]
-    ours.sort(key=lambda path: int(numbers[path]))
-    return {path: path.stat().st_mtime_ns for path in ours}
+    paths = (folder / FOLDER).glob(f"gmi*{SUFFIX}")
+    numbers = {path: path.name.removeprefix("gmi").removesuffix(SUFFIX) for path in paths}
+    traces = [path for path, number in numbers.items() if number.isdecimal() and path.is_file()]
+    traces.sort(key=lambda path: int(numbers[path]))
+    return {path: path.stat().st_mtime_ns for path in traces}

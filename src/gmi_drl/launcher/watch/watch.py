@@ -94,7 +94,7 @@ class Drift:
         self._steps, self._seconds = 0, 0.0  # of the run
         self._speeds: list[float] = []  # of the iterations of the period
         self._period_s = 0.0
-        self._row = 0  # periods off one after the other: below zero those that were too slow
+        self._streak = 0  # periods off one after the other: below zero those that were too slow
 
     def take(self, steps: int, time_s: float) -> Drifted | None:
         """Takes in an iteration's environment steps and training seconds, since any fixed start.
@@ -118,15 +118,15 @@ class Drift:
         speed = statistics.median(self._speeds)
         self._speeds, self._period_s = [], 0.0
         side = self._side(speed)
-        self._row = side if self._row * side <= 0 else self._row + side
+        self._streak = side if self._streak * side <= 0 else self._streak + side
         whole_run = self._side(self._steps / self._seconds)
-        self._reported = abs(self._row) >= _PERIODS and side == whole_run
+        self._reported = abs(self._streak) >= _PERIODS and side == whole_run
         return Drifted(self._promised, speed) if self._reported else None
 
     def _side(self, speed: float) -> int:
         """-1 for too slow, 1 for too fast, 0 for as promised."""
-        off = speed / self._promised - 1
-        return 0 if abs(off) <= TOLERANCE else (1 if off > 0 else -1)
+        deviation = speed / self._promised - 1
+        return 0 if abs(deviation) <= TOLERANCE else (1 if deviation > 0 else -1)
 
 
 def is_comparable(config: Config) -> bool:
@@ -158,7 +158,7 @@ class PromiseWatch:
     def show(self, record: dict[str, Any]) -> None:
         """Takes in a record; those that are no iteration say nothing of speed."""
         try:
-            message = self._judged(record)
+            message = self._judge(record)
         except Exception as error:  # a damaged record, say: it is no reason to end a training
             self._promise = None
             message = f"what tuning promised of this run cannot be told ({error})"
@@ -171,7 +171,7 @@ class PromiseWatch:
         if self._promise is not None and not self._other and now_s - self._look_s > _LOOK_S:
             self._look_s, self._other = now_s, other_at_work()
 
-    def _judged(self, record: dict[str, Any]) -> str:
+    def _judge(self, record: dict[str, Any]) -> str:
         """Returns what is to be said after this record; "" if nothing."""
         steps, time_s = record.get("steps"), record.get("time_s")
         if record.get("kind") != "iteration":

@@ -88,11 +88,11 @@ class Watchdog:
             else:
                 seen.silent_s += passed_s
         for gmi_id, pid in working.items():
-            if why := self._hangs(self._seen[gmi_id]):
+            if reason := self._hangs(self._seen[gmi_id]):
                 alone = list(working.values()).count(pid) == 1  # else they are threads of it
-                self._end(gmi_id, pid, f"{'it' if alone else f'gmi {gmi_id} of it'} hung {why}")
+                self._end(gmi_id, pid, f"{'it' if alone else f'gmi {gmi_id} of it'} hung {reason}")
                 for seen in self._seen.values():
-                    if seen.pid == pid:  # once for all that are threads of it; it takes a moment
+                    if seen.pid == pid:  # its other threads need not end it again
                         seen.silent_s = 0.0
 
     def _hangs(self, seen: _Seen) -> str:
@@ -108,8 +108,8 @@ class Watchdog:
             if phase == SET_UP and seen.silent_s < _SET_UP_S:
                 return ""
         doing = "waiting for another GMI" if waits else f"in phase {phase}" if phase else "at work"
-        how = _STATES.get(state, f"is in state {state}")
-        return f"{doing}: no progress for {seen.silent_s:.0f} s; process {seen.pid} {how}"
+        state_text = _STATES.get(state, f"is in state {state}")
+        return f"{doing}: no progress for {seen.silent_s:.0f} s; process {seen.pid} {state_text}"
 
     def _end(self, gmi_id: int, pid: int, why: str) -> None:
         if _state_of(pid) != "T" and self._gang.write_stacks(gmi_id):
@@ -133,24 +133,24 @@ class Restarts:
     def __init__(self, gang: Gang, folder: RunFolder, budget: int, policies: PolicyLog) -> None:
         self._gang, self._folder, self._budget = gang, folder, budget
         self._policies = policies
-        self._of: Counter[int] = Counter()
+        self._counts: Counter[int] = Counter()
 
     @property
     def count(self) -> int:
-        return self._of.total()
+        return self._counts.total()
 
     def news(self) -> list[str]:
         """Tells each restart since the last call."""
         messages = []
         for gmi_id, death in self._gang.restarts():
-            self._policies.died(gmi_id, self._of[gmi_id], death.how())
-            self._of[gmi_id] += 1
-            how, which = death.how(), f"{self._of[gmi_id]} of {self._budget}"
-            messages.append(f"gmi {gmi_id} {how}; restarted on its slice ({which})")
+            self._policies.died(gmi_id, self._counts[gmi_id], death.how())
+            self._counts[gmi_id] += 1
+            end, attempt = death.how(), f"{self._counts[gmi_id]} of {self._budget}"
+            messages.append(f"gmi {gmi_id} {end}; restarted on its slice ({attempt})")
             with suppress(OSError):  # a full disk: training is worth more than its log
-                before = self._folder.state().get("restarts", [])
-                entry = {"gmi_id": gmi_id, "how": how, "time": time.time()}
-                self._folder.update(restarts=[*before, entry])
+                entries = self._folder.state().get("restarts", [])
+                entry = {"gmi_id": gmi_id, "how": end, "time": time.time()}
+                self._folder.update(restarts=[*entries, entry])
         return messages
 
 
@@ -190,16 +190,16 @@ def _close(gang: Gang) -> str:
             if deaths := gang.restarts():
                 gang.kill()
                 gmi_id, death = deaths[0]
-                how = exit_text(death.exit_code, death.signal)
-                return f"gmi {gmi_id} {how} while it closed its environments."
+                end = exit_text(death.exit_code, death.signal)
+                return f"gmi {gmi_id} {end} while it closed its environments."
             if time.monotonic() > deadline_s:
                 late, stack = list(gang.at_work()), ""
                 if late and gang.write_stacks(late[0]):
                     stack = f" The log of gmi {late[0]} ends with its Python stack."
                 gang.kill()
-                who = ", ".join(f"gmi {gmi_id}" for gmi_id in late) or "a gmi on another host"
+                gmis = ", ".join(f"gmi {gmi_id}" for gmi_id in late) or "a gmi on another host"
                 return (
-                    f"{who}: close() of the environments has not returned after {_CLOSING_S:g} s, "
+                    f"{gmis}: close() of the environments has not returned after {_CLOSING_S:g} s, "
                     f"and the process was killed.{stack}"
                 )
     except GmiDied as error:
