@@ -73,7 +73,7 @@ class Pool:
         torch.cuda.current_stream(self.device).synchronize()
 
     def record(self, run: Callable[[], object]) -> Any:
-        """The CUDAGraph of `run`, which is not executed. To be called within `at_work`.
+        """Returns the CUDAGraph of `run`, which is not executed; to be called within `at_work`.
 
         RuntimeError if it cannot be captured; the process may then not be able to use the device.
         """
@@ -92,7 +92,7 @@ class Pool:
         return graph
 
     def let_go(self, graph: Any) -> None:
-        """Release a graph of `record`, when what this thread has queued is done."""
+        """Releases a graph of `record`, when what this thread has queued is done."""
         self.wait()
         graph.reset()
         self._graphs -= 1
@@ -141,13 +141,13 @@ class Graph:
         self._graph.replay()
 
     def close(self) -> None:
-        """Let the graph and its memory go; it is not called again."""
+        """Lets the graph and its memory go; it is not called again."""
         if self._graph is not None:
             self._pool.let_go(self._graph)
             self._graph = None
 
 
 def capture_steps(env: VecEnv, pool: Pool) -> None:
-    """Have `env` capture its steps as graphs of `pool`, if they are torch's: it has `capture`."""
+    """Has `env` capture its steps as graphs of `pool`, if they are torch's: it has `capture`."""
     if (capture := getattr(env, "capture", None)) is not None:
         capture(pool)

@@ -1,4 +1,4 @@
-"""How many threads a GMI computes with: as many as its largest multiplication keeps busy.
+"""Says how many threads a GMI computes with: as many as its largest multiplication keeps busy.
 
 A thread that is given too little costs more than it does: those of one operation wait for each
 other at its end, and operations of a small network follow each other within microseconds.

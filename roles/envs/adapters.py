@@ -135,7 +135,7 @@ def find_spec(env_id: str) -> EnvSpec | None:
 
 
 def register_family(family: Family) -> None:
-    """Have a family's package register its ids, if it is installed and has not."""
+    """Has a family's package register its ids, if it is installed and has not done so."""
     if absent({family.module: ""}) or any(env_id.startswith(family.begins) for env_id in registry):
         return
     module = importlib.import_module(family.module)

@@ -34,18 +34,18 @@ class Flattener:
             self._places.append((path, leaf, slice(begin, end)))
 
     def write(self, batch: Any, out: NDArray[Any]) -> None:
-        """Write observations [N, ...], batched as Gymnasium does it, into `out` [N, D]."""
+        """Writes observations [N, ...], batched as Gymnasium does it, into `out` [N, D]."""
         for path, leaf, place in self._places:
             self._write(leaf, np.asarray(part_at(batch, path)), out[:, place])
 
     def write_one(self, observation: Any, out: NDArray[Any], number: int) -> None:
-        """Write the observation of environment `number` into `out` [D]."""
+        """Writes the observation of environment `number` into `out` [D]."""
         for path, leaf, place in self._places:
             values = np.asarray(part_at(observation, path))[None]
             self._write(leaf, values, out[None, place], number)
 
     def _write(self, leaf: Leaf, values: NDArray[Any], out: NDArray[Any], first: int = 0) -> None:
-        """Write values [N, ...] of a leaf, of the environments from `first` on, into [N, width]."""
+        """Writes values [N, ...] of a leaf into [N, width]; the first is environment `first`'s."""
         rows = len(values)
         if rows == 0:
             return

@@ -120,4 +120,4 @@ class GameVecEnv:
         raise AssertionError("games give no state")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing, as nothing is open."""

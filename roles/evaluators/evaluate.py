@@ -23,7 +23,7 @@ _LONGEST: Final = 30_000  # steps; a game of ALE ends after 27,000
 
 
 def longest_episode(env: VecEnv) -> int:
-    """The steps after which an episode of an evaluation is cut: `env`'s own limit, if it has one.
+    """Returns the steps after which an evaluation cuts an episode: `env`'s limit, if it has one.
 
     A greedy policy may do the same for ever where the one that explores does not.
     """

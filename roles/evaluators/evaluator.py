@@ -52,16 +52,16 @@ class Evaluators(Protocol):
         """Returns the state of those of this GMI."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave it."""
+        """Goes on as the one that gave it."""
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         """Does what `Optimizer.save_parts` says."""
 
     def dismiss(self) -> None:
-        """Tell those of other GMIs that training is done. Collective."""
+        """Tells those of other GMIs that training is done. Collective."""
 
     def close(self) -> None:
-        """Let captured work go."""
+        """Lets captured work go."""
 
 
 class LocalEvaluator:
@@ -100,7 +100,7 @@ class LocalEvaluator:
         return True
 
     def _race(self, iteration: int) -> None:
-        """Sample until enough GMIs have done so, and agree on who was first. Collective."""
+        """Samples until enough GMIs have done so, and agrees on who was first. Collective."""
         tally = self._mgr.tally
         # Of this iteration alone, and not of the one that a re-formed group takes again.
         mark = (self._group.generation << 32) + iteration + 1
@@ -142,13 +142,13 @@ class LocalEvaluator:
         return True, ""
 
     def dismiss(self) -> None:
-        """There are none in other GMIs."""
+        """Does nothing, as there are none in other GMIs."""
 
     def close(self) -> None:
         self._collector.close()
 
 
 def restore(collector: Collector, state: dict[str, Any], mgr: GMI_manager) -> None:
-    """Go on in the environments of a checkpoint; warns where its adapter could not save them."""
+    """Goes on in the environments of a checkpoint; warns where its adapter could not save them."""
     if not collector.load_state_dict(state):
         mgr.warn(f"{mgr.config.env.id} cannot be saved; its episodes begin anew")

@@ -42,7 +42,7 @@ class Fleet:
         return {*self._refs.values(), *(number for number, _ in self._answers)}
 
     def ask(self, number: int, what: str, *arguments: Any) -> None:
-        """Ask evaluator `number` for what its method `what` returns."""
+        """Asks evaluator `number` for what its method `what` returns."""
         evaluator = self._evaluators[number]
         if isinstance(evaluator, Evaluator):
             self._answers.append((number, getattr(evaluator, what)(*arguments)))
@@ -73,7 +73,7 @@ class Fleet:
         return runtime.put(value)
 
     def close(self) -> None:
-        """End those that are actors; objects let their environments go."""
+        """Ends those that are actors; objects let their environments go."""
         self._refs.clear()
         self._answers.clear()
         actors = [member for member in self._evaluators if not isinstance(member, Evaluator)]

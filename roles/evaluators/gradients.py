@@ -55,7 +55,7 @@ class GradientMaker:
         return self._moments
 
     def prepare(self, batch: Batch, everyone: Tensor) -> None:
-        """Fill in what `batch` is trained towards, by the moments [k, m] of all."""
+        """Fills in the targets of `batch`, by the moments [k, m] of all."""
         moments = everyone[:, : self._algorithm.num_batch_moments]
         self._algorithm.learn_batch_moments(moments)
         self._algorithm.postprocess(batch, moments)
@@ -68,7 +68,7 @@ class GradientMaker:
         return torch.stack([losses.stats[name].detach() for name in algorithm.stats])
 
     def clip(self, max_norm: float | None) -> None:
-        """Scale `gradient` to a norm of at most `max_norm`, if there is one.
+        """Scales `gradient` to a norm of at most `max_norm`, if there is one.
 
         It is done here as a trainer with a piece of the parameters does not know the whole norm.
         """
@@ -101,7 +101,7 @@ class GradientCodec:
         moments: Tensor,
         losses: Tensor,
     ) -> None:
-        """Write them into memory [>= nbytes] uint8."""
+        """Writes them into memory [>= nbytes] uint8."""
         numbers, packed_gradient = self._parts(memory)
         numbers_of_stats = torch.tensor(stats, dtype=torch.float64, device=moments.device)
         numbers.copy_(torch.cat([numbers_of_stats, moments, losses.double()]))
@@ -129,14 +129,14 @@ class ExactPolicy:
 
     @torch.no_grad()
     def write(self, out: Tensor) -> None:
-        """Write the policy as it is now into `out` [numel] float32."""
+        """Writes the policy as it is now into `out` [numel] float32."""
         self._policy.write(out[: self._policy.numel])
         if self._values is not None:
             out[self._policy.numel :].view(torch.float64).copy_(self._values.tensors[0])
 
     @torch.no_grad()
     def load(self, vector: Tensor) -> None:
-        """Make the policy what another one wrote: `vector` [numel] is copied."""
+        """Makes the policy what another one wrote: `vector` [numel] is copied."""
         self._policy.load(vector[: self._policy.numel])
         if self._values is not None:
             moments = vector[self._policy.numel :].view(torch.float64)

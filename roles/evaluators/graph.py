@@ -83,7 +83,7 @@ class PolicyGraph:
 
     @torch.no_grad()
     def set_weights(self, weights: Weights) -> None:
-        """Be the graph that gave `weights`, or one that acts alike."""
+        """Makes this the graph that gave `weights`, or one that acts alike."""
         self.parameters.data.copy_(tensor_of(weights["parameters"]))
         for name, running in self._running.items():
             running.load_state_dict({"moments": tensor_of(weights[name])})

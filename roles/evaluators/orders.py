@@ -30,7 +30,7 @@ FAILED: Final = 1  # `step` of an answer that says in words why the order was no
 
 
 class Order(IntEnum):
-    """The words by which an agent is told what to do."""
+    """Names what an agent is told to do."""
 
     COLLECT = 0  # the packet is the policy; to be answered with a rollout, or with its gradient
     SAVE = 1
@@ -55,7 +55,7 @@ class Codec(Protocol):
 
 
 def late_one(receiver: Receiver, timeout: timedelta, what: str) -> LinkTimeout:
-    """The error of a GMI that waits in vain."""
+    """Returns the error of a GMI that waits in vain."""
     return LinkTimeout(
         f"timed out after {timeout.total_seconds():g} s: {receiver.source} {what}. If it only "
         "takes longer, raise comm.timeout_s.",

@@ -72,7 +72,7 @@ class RolloutCoordinator:
         take: Callable[[int, Tensor], None],
         drop_slowest: int = 0,
     ) -> bool:
-        """Have agents collect; `write` puts the policy into a vector [policy_numel].
+        """Has agents collect; `write` puts the policy into a vector [policy_numel].
 
         `take` is given each agent's gmi_id and what it brought (see BatchCodec.unpack), which it
         copies. Returns True when all but the slowest `drop_slowest` have been taken; False when
@@ -105,7 +105,7 @@ class RolloutCoordinator:
     def ask(
         self, gmi_id: int, iteration: int, write: Callable[[Tensor], None], age: int = 0
     ) -> None:
-        """Have one agent collect, with the policy that `write` puts into a vector [policy_numel].
+        """Has one agent collect, with the policy that `write` puts into a vector [policy_numel].
 
         `age`: of the order, among those of several trainers (see `RolloutLoop`). LinkEnded when the
         agent has left, as training was done.
@@ -115,7 +115,7 @@ class RolloutCoordinator:
         self._send(self._agents[gmi_id], Order.COLLECT, iteration, write, age)
 
     def forget(self) -> None:
-        """Await nobody's answer: what was asked before counts no more."""
+        """Forgets what was asked: nobody's answer to it is awaited any more."""
         self._given_up |= self._asked
         self._asked.clear()
 
@@ -150,7 +150,7 @@ class RolloutCoordinator:
         return take_checked
 
     def save(self, iteration: int) -> str | None:
-        """Have all agents write their part of checkpoint `iteration`.
+        """Has all agents write their part of checkpoint `iteration`.
 
         Returns when all have answered: an empty text, or why a part was not written. None when
         agents have left, as training was done.
@@ -176,7 +176,7 @@ class RolloutCoordinator:
         return "; ".join(failures)
 
     def dismiss(self) -> None:
-        """Tell all agents that training is done; waits for none of them."""
+        """Tells all agents that training is done; waits for none of them."""
         for agent in self._agents.values():
             with suppress(LinkEnded):  # told by the process before this one
                 self._send(agent, Order.LEAVE, 0)

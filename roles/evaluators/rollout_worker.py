@@ -45,7 +45,7 @@ class Published(Protocol):
     """The policy that an order carries."""
 
     def load(self, vector: Tensor) -> None:
-        """Make the policy what the trainer wrote."""
+        """Makes the policy what the trainer wrote."""
 
 
 class RolloutWorker:
@@ -93,7 +93,7 @@ class RolloutWorker:
         return newest
 
     def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
-        """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""
+        """Answers the last order with what `write` puts into memory [>= nbytes] uint8."""
         self._answer(0, write, nbytes)
 
     def tell(self, failure: str) -> None:
@@ -114,7 +114,7 @@ class RolloutWorker:
         self._answers.send(slot, nbytes, sequence=number, step=step, policy_version=trainer)
 
     def leave(self) -> None:
-        """Close both links: training is done. Not called when something went wrong."""
+        """Closes both links, as training is done; not called when something went wrong."""
         self._answers.close()
         self._orders.close()
 
@@ -161,7 +161,7 @@ class RolloutLoop:
             self._resume()
 
     def _make_codec(self, num_env: int) -> None:
-        """Make what orders and answers are read and written by, for each trainer."""
+        """Makes what reads orders and writes answers, for each trainer."""
         published: Published = PublishedPolicy(self._parameters, self._role.normalizers)
         codec: Codec = codec_of(self._role, num_env)
         self._published, self._codecs = [published], [codec]
@@ -177,7 +177,7 @@ class RolloutLoop:
         return {"steps": self._mgr.tally[self._mgr.GMI_id, "steps"]}
 
     def _resume(self) -> None:
-        """Go on in the environments of the checkpoint that the run is resumed from."""
+        """Goes on in the environments of the checkpoint that the run is resumed from."""
         if (path := self._mgr.context.resume) is None:
             return
         saved, gmi_id = checkpoint.find(path), self._mgr.GMI_id
@@ -253,7 +253,7 @@ class RolloutLoop:
         """Makes what is brought of a batch: here the batch itself."""
 
     def _pack(self, place: int, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
-        """Write the answer to the trainer at `place` into memory [>= nbytes of its codec] uint8."""
+        """Writes the answer to the trainer at `place` into memory [>= its codec's nbytes] uint8."""
         codec = self._codecs[place]
         assert isinstance(codec, BatchCodec)
         codec.pack(memory, batch, stats)
@@ -272,6 +272,6 @@ class RolloutLoop:
 
 
 def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
-    """The codec of what one worker of `num_env` environments brings."""
+    """Returns the codec of what one worker of `num_env` environments brings."""
     columns = sent_columns(role.policy, role.algorithm.recorded)
     return BatchCodec(role.batch(1), num_env, columns, stats=WORKER_STATS)

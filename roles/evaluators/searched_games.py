@@ -51,7 +51,7 @@ class SearchedGames:
 
     @property
     def leaves(self) -> int:
-        """The leaves that were valued, since this object was made."""
+        """Returns how many leaves were valued since this object was made."""
         return self._trees.leaves
 
     def play(self, evaluate: Evaluate, number: int, games: range) -> Positions:

@@ -141,7 +141,7 @@ class Evaluator:
         return handle
 
     def begin(self, rank: int, total: int) -> Begun:
-        """Begin as evaluator number `rank` of so many, with episodes of its own."""
+        """Begins as evaluator number `rank` of `total`, with episodes of its own."""
         self._start(rank, total, 0)
         make_one = partial(make_env, self._id, 1, **self._shaped)
         return Begun(self._graph.spec, self._num_env, make_one)
@@ -190,7 +190,7 @@ class Evaluator:
         return self._rank, self._total, self._lives
 
     def restore(self, state: tuple[int, int, int]) -> None:
-        """Go on, in a new process, as the one that gave `state`: in new episodes."""
+        """Goes on, in a new process, as the one that gave `state`: in new episodes."""
         rank, total, lives = state
         if rank >= 0:
             self._start(rank, total, lives + 1)
@@ -234,7 +234,7 @@ class Evaluator:
         return replace(gradient, vector=gradient.vector[:0])
 
     def forget(self) -> None:
-        """Wait until the shards have taken what was pushed; the next `push` pulls anew."""
+        """Waits until the shards have taken what was pushed; the next `push` pulls anew."""
         for answer in self._pulled:
             _value(answer)
         self._pulled = []
@@ -253,7 +253,7 @@ class Evaluator:
         return self._moments.numpy()
 
     def minibatches(self, everyone: np.ndarray[Any, Any]) -> None:
-        """Begin an update of what was measured, with the moments [k, m] of all evaluators."""
+        """Begins an update of what was measured, with the moments [k, m] of all evaluators."""
         self._sampled()
         self._maker.prepare(self._batch, tensor_of(everyone))
         self._parts = []
@@ -280,7 +280,7 @@ class Evaluator:
             env.close()
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Lets the environments go."""
         if self._collector is not None:
             self._collector.close()
         if self._env is not None:

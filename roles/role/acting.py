@@ -58,11 +58,11 @@ class ActingRole(DRL_role):
     _shared_pool: Pool | None = None
 
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
-        """The environments of this GMI; `num_env` and `seed` are given for evaluation."""
+        """Returns the environments of this GMI; `num_env` and `seed` are given for evaluation."""
         return self.mgr.make_env(num_env, seed)
 
     def make_policy(self, env: VecEnv, generator: torch.Generator) -> Any:
-        """The network to act with: in every GMI the same, its weights drawn from `generator`.
+        """Returns the network to act with, the same in every GMI: `generator` draws its weights.
 
         For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters whose
         `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters, then the value;
@@ -73,15 +73,16 @@ class ActingRole(DRL_role):
         return algorithm_class(settings).make_network(settings, env, generator)
 
     def loss(self, *args: Any) -> Losses:
-        """The loss of one minibatch, by the algorithm's function (see `algorithms.ppo.ppo_loss`).
+        """Returns the loss of one minibatch, by the algorithm's function.
 
-        The arguments are the same tensors each time, with other numbers.
+        The arguments (see `algorithms.ppo.ppo_loss`) are the same tensors each time, with other
+        numbers.
         """
         losses: Losses = algorithm_class(self.mgr.config.algorithm).loss(*args)
         return losses
 
     def build(self, env: VecEnv) -> None:
-        """Make the policy, its normalisers and the algorithm as all GMIs begin with them."""
+        """Makes the policy, its normalisers and the algorithm as all GMIs begin with them."""
         config = self.mgr.config
         shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
         groups: Sequence[AgentGroup] = getattr(env, "groups", ())
@@ -157,7 +158,7 @@ class ActingRole(DRL_role):
             torch.set_num_threads(threads_before)
 
     def batch(self, num_env: int) -> Batch:
-        """The buffers of a horizon of `num_env` environments, for this algorithm and policy."""
+        """Returns the buffers of a horizon of `num_env` environments for this role's policy."""
         algorithm, horizon = self.algorithm, self.mgr.config.algorithm.horizon
         return Batch.allocate(
             horizon, num_env, self.observed, self.policy, self.mgr.context.device,
@@ -240,7 +241,7 @@ def _check_arguments(loss: Callable[..., Losses], kind: type[Algorithm]) -> None
 
 
 def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -> int | None:
-    """Return the numbers that GMIs reduce for each minibatch: see `bucket_numel`.
+    """Returns the numbers that GMIs reduce for each minibatch: see `bucket_numel`.
 
     Makes the role of the layout's first trainer outside a run, with one environment, and has it
     build its own network. None for a class that reduces no such gradient.

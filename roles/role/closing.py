@@ -29,11 +29,11 @@ class Closing:
         self._told: set[str] = set()
 
     def later(self, close: Callable[[], object]) -> None:
-        """Have `close` called when the GMI's work is done and told."""
+        """Has `close` called when the GMI's work is done and told."""
         self._later.append(close)
 
     def now(self, close: Callable[[], object]) -> None:
-        """Call `close`, which may raise."""
+        """Calls `close`, which may raise."""
         try:
             close()
         except Exception as error:
@@ -47,12 +47,12 @@ class Closing:
                 self._warn(f"{text}; the traceback is in its log")
 
     def all(self) -> None:
-        """Close everything, the last that was opened first."""
+        """Closes everything, the last that was opened first."""
         while self._later:
             self.now(self._later.pop())
 
     def all_briefly(self) -> None:
-        """Close everything, within seconds: there is something else to be told in any case."""
+        """Closes everything within seconds, as an error has still to be told."""
         if not self._later:
             return
         thread = threading.Thread(target=self.all, name="closing", daemon=True)

@@ -66,7 +66,7 @@ class GmiHost:
             runtime.set_title(f"gmi {gmi_id} {self._role.__name__}")
 
     def run(self) -> Any:
-        """Build the role and run it to its end; returns what GMI_run returns.
+        """Builds the role and runs it to its end; returns what GMI_run returns.
 
         When the process dies the runtime calls this again, in a new one: everything that is needed
         is in the job, and the group knows that this GMI had joined before.
@@ -144,11 +144,11 @@ class GmiHost:
                 tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()
 
     def close(self) -> None:
-        """Close what the role has opened; called when the result of `run` is known."""
+        """Closes what the role has opened; called when the result of `run` is known."""
         self._closing.all()
 
     def _trace(self, on_gpu: bool) -> phases.Trace | None:
-        """The trace of this GMI, if it is to make one."""
+        """Returns the trace of this GMI, or None if it makes none."""
         job = self._job
         if not job.config.run.profile:
             phases.show_to_tools()

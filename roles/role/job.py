@@ -39,11 +39,11 @@ class Wires:
         return Wires(links, self.board)
 
     def out_of(self, gmi_id: int) -> dict[int, LinkSpec]:
-        """The links that a GMI sends by, by the receiver's gmi_id."""
+        """Returns the links that a GMI sends by, by the receiver's gmi_id."""
         return {target: link for source, target, link in self.links if source == gmi_id}
 
     def into(self, gmi_id: int) -> dict[int, LinkSpec]:
-        """The links that a GMI receives by, by the sender's gmi_id."""
+        """Returns the links that a GMI receives by, by the sender's gmi_id."""
         return {source: link for source, target, link in self.links if target == gmi_id}
 
 
@@ -86,11 +86,11 @@ class Job:
         return replace(self, wires=self.wires.of(gmi_id), traced=gmi_id in traced)
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
-        """The class that runs a GMI."""
+        """Returns the class that runs a GMI."""
         return self.classes[self.layout.gmi(gmi_id).roles[-1]]
 
     def rank_of(self, gmi_id: int) -> int | None:
-        """The rank of a GMI in the group of its host; None if it is not in it."""
+        """Returns the rank of a GMI in the group of its host, or None."""
         host = self.layout.host_of(gmi_id)
         trainers = [
             gmi.gmi_id

@@ -88,7 +88,7 @@ class GmiContext:
 
     @property
     def replaced(self) -> int:
-        """0, or another number in each process that takes a dead one's place."""
+        """Returns 0, or another number in each process that takes a dead one's place."""
         return max(0 if self.of_group is None else self.of_group.joined, self.lives)
 
     def note_memory(self) -> None:
@@ -126,7 +126,7 @@ class GMI_manager:
 
     @classmethod
     def bind(cls, context: GmiContext | None) -> None:
-        """Give the GMI of this thread its context, or take it; the launcher's side of `add_GMI`."""
+        """Gives this thread's GMI its context, or takes it; the launcher's side of `add_GMI`."""
         if context is None:
             cls._contexts.pop(threading.get_ident(), None)
         else:
@@ -134,7 +134,7 @@ class GMI_manager:
 
     @classmethod
     def add_GMI(cls, GMI_id: int) -> GMI_manager:
-        """The manager of GMI `GMI_id`, which must be the one that this process or thread is.
+        """Returns the manager of GMI `GMI_id`, which this process or thread must be.
 
         A thread that a GMI has started itself may ask for any GMI of its process.
         """
@@ -150,7 +150,7 @@ class GMI_manager:
         return cls(GMI_id, context)
 
     def set_GPU(self, GMI_id: int, gpu_id: int) -> None:
-        """Attach a GMI to a device; in a launched run the Layout has done so, and must agree."""
+        """Attaches a GMI to a device; in a launched run the Layout has done so, and must agree."""
         if self._bound is None:
             return
         placed = self._bound.layout.gmi(GMI_id).gpu_id
@@ -161,7 +161,7 @@ class GMI_manager:
             )
 
     def get_group(self, GMI_id: int, peer: int | None = None) -> Group:
-        """The reduction group of a GMI, which must hold `peer` too when one is given."""
+        """Returns the reduction group of a GMI, which must hold `peer` too when one is given."""
         if self._bound is None:
             self._alone = self._alone or _solo_group()
             return self._alone
@@ -172,7 +172,7 @@ class GMI_manager:
     def allreduce(
         self, data: Any, group: Group | None = None, op: Literal["mean", "sum"] = "mean"
     ) -> Any:
-        """Combine `data` with every other GMI of the group; collective, in place, and returned.
+        """Combines `data` with every other GMI of the group; collective, in place, and returned.
 
         `data` is a tensor, a numpy array, a number, or a dict, list or tuple of them. Integer
         tensors are combined in float64 and rounded; a number comes back as a float. ReduceTimeout
@@ -212,12 +212,12 @@ class GMI_manager:
         return data
 
     def send(self, data: Any, dst_GMI_id: int) -> None:
-        """Send to another GMI; waits for it only when its mailbox is full."""
+        """Sends to another GMI; waits for it only when its mailbox is full."""
         beat()
         self._mailbox("send", dst_GMI_id).send(dst_GMI_id, data)
 
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
-        """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
+        """Returns the next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
         beat()
         mailbox = self._mailbox("recv", src_GMI_id)
         return mailbox.recv(src_GMI_id, timeout or self.timeout)
@@ -238,7 +238,7 @@ class GMI_manager:
 
     @property
     def context(self) -> GmiContext:
-        """This GMI's context; ContextError outside a launched run."""
+        """Returns this GMI's context; ContextError outside a launched run."""
         if self._bound is None:
             raise ContextError(
                 f"GMI {self.GMI_id} was not launched, so it has no config or layout. "
@@ -255,7 +255,7 @@ class GMI_manager:
         return self.context.layout
 
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
-        """The configured environment with this GMI's share of it: its threads, device and seed.
+        """Returns the configured environments, with this GMI's threads, device and seed.
 
         `seed` is added to the run's, so that a role can have several; GMIs always differ. Where
         kernels are compiled this (adapter mjx: the first `reset`) waits for the GMI that does so
@@ -327,7 +327,7 @@ class GMI_manager:
         return bool(self.context.of_mine("resizing"))
 
     def seed(self, stream: int = 0, number: int | None = None) -> int:
-        """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
+        """Returns a seed of this GMI alone: the run's seed, its id and a stream number, mixed.
 
         With `number` in place of the id, GMIs that have the same number get the same seed. A GMI
         that was restarted has other seeds than before, and so has each of a run that was resumed or
@@ -340,18 +340,18 @@ class GMI_manager:
 
     @property
     def timeout(self) -> timedelta:
-        """The time that this GMI waits for another before the run fails."""
+        """Returns the time that this GMI waits for another before the run fails."""
         return timedelta(seconds=self.config.comm.timeout_s)
 
     @property
     def tally(self) -> Tally:
-        """The counts of what GMIs have done; this one writes its own row."""
+        """Returns the counts of what GMIs have done; this one writes its own row."""
         if self.context.tally is None:
             raise ContextError(f"GMI {self.GMI_id} has no tally. Start it by gmi_drl.launch.")
         return self.context.tally
 
     def begin_iteration(self) -> None:
-        """Say, in the thread that runs `GMI_run`, that an iteration begins.
+        """Says, in the thread that runs `GMI_run`, that an iteration begins.
 
         A profiled run counts iterations by these calls, and may write a file in one
         (docs/profiling.md). From the first call on the launcher watches that this GMI makes
@@ -365,7 +365,7 @@ class GMI_manager:
             self._bound.trace.begin_iteration()
 
     def progress(self) -> None:
-        """Say that this GMI makes progress; for a role of your own, from any of its threads.
+        """Says that this GMI makes progress; for a role of your own, from any of its threads.
 
         From the first call on a GMI that says nothing for `run.hang_timeout_s`, and waits for no
         other, hangs. Costs about a microsecond: call it in each step of what may take long.
@@ -374,7 +374,7 @@ class GMI_manager:
             self._bound.heartbeat.progress()
 
     def close_later(self, close: Callable[[], object]) -> None:
-        """Have `close` called when GMI_run has returned and its result is safe.
+        """Has `close` called when GMI_run has returned and its result is safe.
 
         One that raises, or never returns, does not fail a run that is done: see closing.py.
         """
@@ -389,12 +389,12 @@ class GMI_manager:
             self.context.closing.now(env.close)
 
     def report(self, record: Any) -> None:
-        """Send a record up to the launcher; never waits."""
+        """Sends a record up to the launcher; never waits."""
         beat()
         runtime.emit(record)
 
     def warn(self, message: str) -> None:
-        """Have the launcher tell `message`."""
+        """Has the launcher tell `message`."""
         self.report({"kind": "warning", "message": message})
 
     def stop_requested(self) -> bool:

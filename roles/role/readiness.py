@@ -1,4 +1,4 @@
-"""Waiting for GMIs as long as they show signs of life, and until all are set up.
+"""Waits for GMIs as long as they show signs of life, and until all are set up.
 
 Making environments takes seconds in one GMI and a minute in another that compiles. So at the start
 nobody waits for another by `comm.timeout_s`: each says in the tally when it is done, and waits for
@@ -35,12 +35,12 @@ def is_set_up(tally: Tally, gmi_id: int) -> bool:
 
 
 def say(tally: Tally, gmi_id: int) -> None:
-    """This GMI is set up."""
+    """Says that this GMI is set up."""
     tally[gmi_id, "set_up"] = tally[gmi_id, "lives"] + 1
 
 
 def take_back(tally: Tally, gmi_id: int) -> None:
-    """This GMI makes something again that may take long."""
+    """Says that this GMI makes something again that may take long."""
     tally[gmi_id, "set_up"] = 0
 
 
@@ -77,7 +77,7 @@ def heartbeats_in(tally: Tally) -> Heartbeats:
 
 
 def send_heartbeat(tally: Tally, gmi_id: int) -> None:
-    """Count a heartbeat of this GMI."""
+    """Counts a heartbeat of this GMI."""
     tally[gmi_id, "begun"] += 1
 
 

@@ -45,18 +45,18 @@ class DRL_role(ABC):
 
     @abstractmethod
     def GMI_run(self, **params: Any) -> Any:
-        """The role's main routine; its result reaches the launcher. `params` are the config's."""
+        """Runs the role; its result reaches the launcher. `params` are the config's."""
 
     def GMI_collective(self, data: Any) -> Any:
-        """The mean of `data` over the GMIs of this role's group, in place; collective."""
+        """Returns the mean of `data` over the GMIs of this role's group, in place; collective."""
         return self.mgr.allreduce(data, self.group)
 
     def GMI_send(self, data: Any, dst_GMI_id: int) -> None:
-        """Send `data` to another GMI; waits for it only when its mailbox is full."""
+        """Sends `data` to another GMI; waits for it only when its mailbox is full."""
         self.mgr.send(data, dst_GMI_id)
 
     def GMI_recv(self, src_GMI_id: int) -> Any:
-        """Wait for the next data that GMI `src_GMI_id` sent here."""
+        """Returns the next data that GMI `src_GMI_id` sent here; waits for it."""
         return self.mgr.recv(src_GMI_id)
 
 

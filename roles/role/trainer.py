@@ -23,16 +23,16 @@ class Trainer(ActingRole):
     recoverable = says_set_up = True
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
-        """Train until the configured steps are done or the launcher asks to stop."""
+        """Trains until the configured steps are done or the launcher asks to stop."""
         self.check_no_params(params)
         return self.train()
 
     def make_optimizer(self) -> Optimizer:
-        """The optimizer of the config, with what this role makes."""
+        """Returns the optimizer of the config, with what this role makes."""
         return make_optimizer(self)
 
     def train(self) -> dict[str, Any]:
-        """Train to the end, or as far as the pause of its context says."""
+        """Trains to the end, or as far as the pause of its context says."""
         optimizer, make_env = self.make_optimizer(), partial(self.make_env, seed=EVALUATION)
         with self.use_threads():
             return Training(self.mgr, optimizer, self.description, make_env).run()
@@ -48,7 +48,7 @@ class Agent(ActingRole):
     recoverable = says_set_up = True
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
-        """Collect, in turn with the trainer or all the time, until training is done."""
+        """Collects, in turn with the trainer or all the time, until training is done."""
         self.check_no_params(params)
         env = self.make_env()
         self.mgr.close_later(env.close)

@@ -1,4 +1,4 @@
-"""Mode serving: simulate and infer, learn nothing (GMI-DRL, section 5.1; its figure 7a).
+"""Serves a policy: simulates and infers, learns nothing (GMI-DRL, section 5.1; its figure 7a).
 
 `Serving` is simulator and agent in one GMI (TCG); `serving_pair` has them in two (TDG).
 
@@ -68,14 +68,14 @@ class Simulation:
         self.observation = step.observation
 
     def settle(self) -> None:
-        """Count the last step, if it is not."""
+        """Counts the last step, if that was not done."""
         if self.uncounted:
             self.count()
             self.uncounted = False
 
     @torch.no_grad()
     def count(self) -> None:
-        """Count the last step, by launches only."""
+        """Counts the last step, by launches only."""
         step = self.steady.step
         torch.logical_or(step.terminated, step.truncated, out=self.began)
         self.episodes.add_masked(step.reward, self.began)
@@ -94,7 +94,7 @@ class Turns:
         self._captured_at = 0
 
     def infer(self) -> None:
-        """Choose `action` for what the environments show; count the step that led there."""
+        """Chooses `action` for what the environments show; counts the step that led there."""
         simulation, steady = self._simulation, self._simulation.steady
         if not simulation.static:
             self.action = simulation.to_env(self._actions())
@@ -114,7 +114,7 @@ class Turns:
         simulation.uncounted = False
 
     def close(self) -> None:
-        """Let captured work and its memory go."""
+        """Lets captured work and its memory go."""
         if self._graph is not None:
             self._graph.close()
             self._graph = None
@@ -137,7 +137,7 @@ class Server(ActingRole):
     recoverable = says_set_up = True
 
     def _begin(self, phases: Sequence[str]) -> None:
-        """Start the clock when all GMIs are set up; `phases` are what the time is spent with."""
+        """Starts the clock when all GMIs are set up; `phases` are what the time is spent with."""
         self.mgr.await_set_up()
         self._tally = self.mgr.tally
         self._seconds = dict.fromkeys(phases, 0.0)
@@ -153,7 +153,7 @@ class Server(ActingRole):
 
     @property
     def _steps(self) -> int:
-        """Environment steps that this GMI has simulated or acted for, in all its lives."""
+        """Returns the steps that this GMI has simulated or acted for, in all its lives."""
         return self._tally[self.GMI_id, "steps"]
 
     def _count(self, steps: int) -> None:
@@ -166,7 +166,7 @@ class Server(ActingRole):
         return self._steps < share and not self.mgr.stop_requested()
 
     def _report(self, simulations: Sequence[Simulation] = (), last: bool = False) -> None:
-        """Tell the launcher, every now and then, what was done since the last time."""
+        """Tells the launcher, every now and then, what was done since the last time."""
         if not last and perf_counter() - self._reported < _REPORT_S:
             return
         totals = Seen(0.0, 0.0, 0.0)
@@ -191,12 +191,12 @@ class Server(ActingRole):
         )
 
     def _spent(self) -> dict[str, float]:
-        """The seconds of each phase since the last call."""
+        """Returns the seconds of each phase since the last call."""
         spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return spent
 
     def _load(self, env: VecEnv) -> None:
-        """Make the policy that acts in environments like `env`: `run.policy`, or a new one."""
+        """Makes the policy that acts in environments like `env`: `run.policy`, or a new one."""
         self.build(env)
         network, normalizers = self.policy.network, self.normalizers
         if (path := self.mgr.config.run.policy) is not None:
@@ -213,7 +213,7 @@ class Serving(Server):
     """TCG: simulator and agent in one GMI."""
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
-        """Serve this GMI's share of the steps, or until the launcher asks to stop."""
+        """Serves this GMI's share of the steps, or until the launcher asks to stop."""
         self.check_no_params(params)
         env = self.make_env()
         self.mgr.close_later(env.close)

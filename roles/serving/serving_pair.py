@@ -41,7 +41,7 @@ class ServingSimulator(Server):
     """The simulator of a pair. Override `make_env` to change it."""
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
-        """Simulate this GMI's share of the steps, or until the launcher asks to stop."""
+        """Simulates this GMI's share of the steps, or until the launcher asks to stop."""
         self.check_no_params(params)
         num_env = self.mgr.context.spec.num_env
         sizes = (num_env - num_env // 2, num_env // 2)
@@ -82,7 +82,7 @@ class ServingSimulator(Server):
         return {"steps": self._steps}
 
     def _ask(self, half: int, simulation: Simulation) -> None:
-        """Send what a half shows."""
+        """Sends what a half shows."""
         self._asked[half] += 1
         observation = simulation.observation
         if self._tells:
@@ -90,7 +90,7 @@ class ServingSimulator(Server):
         _send(self._sender, half, observation, self._asked[half], 0)
 
     def _step(self, half: int, simulation: Simulation) -> bool:
-        """Await the actions of a half and act; False if asked to stop meanwhile."""
+        """Awaits the actions of a half and steps it; False if asked to stop meanwhile."""
         start = perf_counter()
         with phase("wait"):
             packet = self._answer(half)
@@ -110,7 +110,7 @@ class ServingSimulator(Server):
         return True
 
     def _answer(self, half: int) -> Packet | None:
-        """The answer to a half's last question; None if asked to stop before it came."""
+        """Returns the answer to a half's last question; None if asked to stop before it came."""
         deadline_s = perf_counter() + self.mgr.timeout.total_seconds()
         while half not in self._arrived:
             packet = self._receiver.poll()
@@ -134,7 +134,7 @@ class ServingAgent(Server):
     """The agent of a pair. Override `make_policy` to change it."""
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
-        """Act for the simulator of the pair until it has ended."""
+        """Acts for the simulator of the pair until it has ended."""
         self.check_no_params(params)
         with self.mgr.closed_after(self.make_env(1, seed=3)) as env:
             pool = self.pool(self.mgr.context.device)
@@ -197,7 +197,7 @@ class ServingAgent(Server):
             self._report()
 
     def _send(self, sender: Sender, packet: Packet, action: Tensor) -> None:
-        """Answer a question, which the packet is."""
+        """Answers the question in a packet."""
         header = packet.header
         _send(sender, header.stream, action, header.sequence, header.incarnation)
 
@@ -208,14 +208,14 @@ def _remembers(config: Config) -> bool:
 
 
 def _links(role: Server) -> tuple[LinkSpec, LinkSpec]:
-    """The link to the other GMI of the pair, and the one from it."""
+    """Returns the link to the other GMI of the pair, and the one from it."""
     wires = role.mgr.context.wires
     (outgoing,), (incoming,) = wires.out_of(role.GMI_id).values(), wires.into(role.GMI_id).values()
     return outgoing, incoming
 
 
 def _send(sender: Sender, stream: int, rows: Tensor, number: int, to: int) -> None:
-    """Send float32 rows; into memory that is pinned the copy is waited for by `send`.
+    """Sends float32 rows; `send` waits for the copy into memory that is pinned.
 
     `number` of the question; `to` is the process that asked it, in an answer.
     """
@@ -226,6 +226,6 @@ def _send(sender: Sender, stream: int, rows: Tensor, number: int, to: int) -> No
 
 
 def _read(packet: Packet, rows: int, width: int, device: torch.device) -> Tensor:
-    """The float32 rows [rows, width] of a packet, on `device`; on a CPU where they lie."""
+    """Returns the float32 rows [rows, width] of a packet, on `device`; on a CPU where they lie."""
     memory = packet.memory.view(torch.float32).view(rows, width)
     return memory.to(device, non_blocking=is_pinned(packet.memory))

@@ -125,7 +125,7 @@ def begin(checkpoints: Path, iteration: int) -> None:
 
 
 def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None:
-    """Write one part of a checkpoint that was begun to the disk, whole or not at all.
+    """Writes one part of a checkpoint that was begun to the disk, whole or not at all.
 
     OSError when that fails, and when the checkpoint was committed or given up meanwhile. Parts of
     one name have one writer at a time.
@@ -159,11 +159,11 @@ class _Sink:
         return len(content)
 
     def flush(self) -> None:
-        """The file is flushed when all of it is there."""
+        """Does nothing: the file is flushed when all of it is there."""
 
 
 def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
-    """Make the written parts a checkpoint; `prune` then removes those that it replaces."""
+    """Makes the written parts a checkpoint; `prune` then removes those that it replaces."""
     sealed = _part_folder(checkpoints, iteration, _SEALED)
     final = folder_of(checkpoints, iteration)
     _part_folder(checkpoints, iteration).rename(sealed)
@@ -205,7 +205,7 @@ def prune(checkpoints: Path, newest: Path, keep: int) -> str:
 
 
 def make_room(checkpoints: Path) -> list[str]:
-    """Remove all but the newest checkpoint and the newest complete one; the names of what went."""
+    """Removes all but the newest checkpoint and the newest complete one; returns what went."""
     removed = []
     with suppress(OSError):
         folders = all_in(checkpoints)
@@ -250,7 +250,7 @@ def _is_policy_only(folder: Path) -> bool:
 
 
 def discard(checkpoints: Path, iteration: int) -> None:
-    """Remove what a failed attempt left; what was there before it is there again."""
+    """Removes what a failed attempt left; what was there before it is there again."""
     for sealed in ("", _SEALED):
         shutil.rmtree(_part_folder(checkpoints, iteration, sealed), ignore_errors=True)
     final = folder_of(checkpoints, iteration)
@@ -260,7 +260,7 @@ def discard(checkpoints: Path, iteration: int) -> None:
 
 
 def mend(checkpoints: Path) -> None:
-    """Undo a commit that was cut off; after it there are whole checkpoints only."""
+    """Undoes a commit that was cut off; after it there are whole checkpoints only."""
     for aside in checkpoints.glob(".*.old"):
         final = checkpoints / aside.name[1:].removesuffix(".old")
         if final.exists():
@@ -274,7 +274,7 @@ def mend(checkpoints: Path) -> None:
 def newest(
     checkpoints: Path, wanted: Callable[[Checkpoint], bool] = lambda checkpoint: True
 ) -> Path | None:
-    """The newest checkpoint that is not torn and is `wanted`, if there is one."""
+    """Returns the newest checkpoint that is not torn and is `wanted`, if there is one."""
     for candidate in reversed(all_in(checkpoints)):
         try:
             if wanted(_read(candidate)):
@@ -326,7 +326,7 @@ def iteration_of(folder: Path) -> int:
 
 
 def _read(folder: Path) -> Checkpoint:
-    """A checkpoint whose manifest is ours and whose files are what the manifest says."""
+    """Returns a checkpoint whose manifest is ours and whose files are what the manifest says."""
     manifest = _manifest_of(folder)
     match = _NAME.fullmatch(folder.name)
     if match and int(match[1]) != manifest["iteration"]:
@@ -356,7 +356,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest, if it is one of ours; CheckpointError otherwise."""
+    """Returns the manifest, if it is one of ours; CheckpointError otherwise."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except FileNotFoundError:

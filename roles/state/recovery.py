@@ -34,11 +34,11 @@ class Snapshots:
 
     @property
     def newest(self) -> int:
-        """The last iteration that is kept; -1 when none is."""
+        """Returns the last iteration that is kept; -1 when none is."""
         return max(self._kept, default=-1)
 
     def get(self, iteration: int) -> dict[str, Any] | None:
-        """The state after `iteration`, if it is kept. It is overwritten two `keep` later."""
+        """Returns the state after `iteration`, if kept; it is overwritten two `keep` later."""
         state: dict[str, Any] | None = self._kept.get(iteration)
         return state
 
@@ -48,7 +48,7 @@ class Snapshots:
 
 
 def agree(group: Group, snapshots: Snapshots) -> tuple[int, int] | None:
-    """The newest iteration that all survivors have finished, and a rank that has kept its state.
+    """Returns the newest iteration that all survivors have finished, and a rank with its state.
 
     None when nobody has any. Collective.
     """
@@ -61,7 +61,7 @@ def agree(group: Group, snapshots: Snapshots) -> tuple[int, int] | None:
 
 
 def spread(group: Group, source: int, state: dict[str, Any] | None) -> dict[str, Any]:
-    """The state that rank `source` passes, on every rank; the others pass None. Collective.
+    """Returns the state that rank `source` passes, on all ranks; others pass None. Collective.
 
     Nothing but tensors and plain values gets through, as with checkpoints.
     """
@@ -88,7 +88,7 @@ def _serialized(state: Any) -> Tensor:
 
 
 def _copied(value: Any, old: Any) -> Any:
-    """A deep copy of `value`, in the tensors of `old` where they fit."""
+    """Returns a deep copy of `value`, in the tensors of `old` where they fit."""
     if isinstance(value, Tensor):  # stays on its device: nobody waits for a copy to the host
         kind = (value.shape, value.dtype, value.device)
         fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == kind

@@ -1,4 +1,4 @@
-"""Writing a checkpoint together: every GMI its part, all of them or none."""
+"""Writes a checkpoint together: every GMI its part, all of them or none."""
 
 from __future__ import annotations
 
@@ -160,12 +160,12 @@ class Saver:
         return ""
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint of this launch; older ones of the folder belong to others."""
+        """Returns the newest whole checkpoint of this launch; older ones are of other launches."""
         own = self._known["session"]
         return checkpoint.newest(self._folder, lambda saved: saved.manifest.get("session") == own)
 
     def mend(self) -> None:
-        """Rank 0 clears away what a GMI was writing when it was killed, while nobody writes."""
+        """Clears away, in rank 0, what a killed GMI was writing; call it while nobody writes."""
         if self._group.rank == 0:
             checkpoint.mend(self._folder)
 

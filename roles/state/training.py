@@ -82,7 +82,7 @@ class Training:
             )
 
     def run(self) -> dict[str, Any]:
-        """Train until the configured steps are done or the launcher asks to stop."""
+        """Trains until the configured steps are done or the launcher asks to stop."""
         optimizer = self._optimizer
         try:
             self._mgr.await_set_up()
@@ -182,7 +182,7 @@ class Training:
         return self._group.rank == 0 and request.is_requested(folder)
 
     def _conclude(self, done: Round) -> None:
-        """Count a round, decide whether it was the last one, and tell the launcher of it."""
+        """Counts a round, decides whether it was the last one, and tells the launcher of it."""
         self._iteration += 1
         self._steps += done.steps
         self._stopped = done.stop
@@ -302,11 +302,11 @@ class Training:
 
     @property
     def _time_s(self) -> float:
-        """Seconds of training so far, those before a resume included."""
+        """Returns the seconds of training so far, those before a resume included."""
         return self._trained_s + perf_counter() - self._began
 
     def _assemble(self) -> None:
-        """Come to one state with the other GMIs, at the beginning and when one was restarted."""
+        """Comes to one state with the other GMIs, at the beginning and when one was restarted."""
         self._group.reform()
         if self._saver is not None:
             self._saver.mend()
@@ -359,7 +359,7 @@ class Training:
         self._snapshots.forget_after(self._iteration)
 
     def _load_checkpoint(self) -> None:
-        """Go on from the last checkpoint: this launch's, or else the one to resume from."""
+        """Goes on from the last checkpoint: this launch's, or else the one to resume from."""
         newest = None if self._saver is None else self._saver.newest()
         path = newest or self._mgr.context.resume
         if path is None:
@@ -405,7 +405,7 @@ class Training:
                 self._optimizer.learner.descent.learning_rate = self._pause.learning_rate
 
     def _save(self, final: bool = False) -> None:
-        """Write a checkpoint, or the policy alone; fatal only at the end, if neither can be."""
+        """Writes a checkpoint, or the policy alone; fatal only at the end, if neither can be."""
         saver, iteration = self._saver, self._iteration
         if saver is None or self._saved == iteration:
             return
@@ -453,7 +453,7 @@ class Training:
         return state | counters
 
     def _evaluate(self) -> dict[str, Any]:
-        """Final result: counters, and the mean return of whole episodes of the greedy policy."""
+        """Returns the final result: counters, and the greedy policy's mean return."""
         result = {"iteration": self._iteration, "steps": self._steps, "stopped": self._stopped}
         episodes = self._run.eval_episodes
         if not episodes or self._stopped:

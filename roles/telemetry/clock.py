@@ -41,12 +41,12 @@ class Clock:
         self.begin("")
 
     def clear(self) -> None:
-        """Forget all since the last `read`: what was going on was given up."""
+        """Forgets all since the last `read`: what was going on was given up."""
         self._seconds, self._phase = {}, ""
         self._names.clear()
 
     def read(self) -> dict[str, float]:
-        """The seconds of each phase since the last call, after `stop`.
+        """Returns the seconds of each phase since the last call, after `stop`.
 
         On a GPU it waits until the device has come to that.
         """
@@ -57,7 +57,7 @@ class Clock:
         return seconds
 
     def _fold(self, count: int) -> None:
-        """Add up what lies between the first `count` + 1 events, of which the last one stays."""
+        """Adds up what lies between the first `count` + 1 events, of which the last one stays."""
         self._events[count].synchronize()
         for i, name in enumerate(self._names[:count]):
             if name:

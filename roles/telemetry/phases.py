@@ -49,7 +49,7 @@ def rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def show_to_tools() -> None:
-    """Give phases to NVTX from now on, if a tool has asked for that, by this process's environment.
+    """Gives phases to NVTX from now on, if a tool asks for that in this process's environment.
 
     Not in a run that torch profiles: both would need CUPTI, which serves one at a time.
     """
@@ -139,7 +139,7 @@ class Trace:
         self._over = False
 
     def begin_iteration(self) -> None:
-        """An iteration begins, and the one before it has ended; writes the file after LAST."""
+        """Begins an iteration, which ends the one before; writes the file after LAST."""
         if self._over:
             return
         self._begun += 1
@@ -220,7 +220,7 @@ class Trace:
 
 
 def _check_whole(path: Path) -> None:
-    """OSError if the end of a trace is not there: what writes it does not tell of a full disk."""
+    """Raises OSError if the end of a trace is missing: its writer does not tell of a full disk."""
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         tail = file.read().rstrip()

@@ -51,13 +51,13 @@ class Progress:
         self.checkpoint_wanted = False  # by any GMI, at the last `agree`
 
     def connect(self, group: Group) -> None:
-        """Make the bucket; again after the group was re-formed."""
+        """Makes the bucket; again after the group was re-formed."""
         numel = 5 + len(self._phases) + len(self._agent_phases) * len(self._agents) + self._extra
         self._bucket = group.bucket("progress", numel, torch.float64)
 
     @property
     def return_mean(self) -> float | None:
-        """The mean return of the last 100 episodes; None before the first one has ended."""
+        """Returns the mean return of the last 100 episodes; None before the first one has ended."""
         return self._recent.means()[0]
 
     def agree(
@@ -68,7 +68,7 @@ class Progress:
         agents: Mapping[int, Sequence[float]] | None = None,
         extra: Sequence[float] = (),
     ) -> Agreement:
-        """Merge what ended here and took time here with what did on the others.
+        """Merges the episodes and seconds of this GMI with those of the others.
 
         `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
         of the agents that collected for it, by gmi_id.
@@ -147,7 +147,7 @@ class MetricsLog:
             self.write(last)
 
     def write(self, metrics: dict[str, Any]) -> None:
-        """Append one iteration's metrics."""
+        """Appends one iteration's metrics."""
         if self._file is None:
             return
         try:

@@ -30,7 +30,7 @@ class TeamVecEnv:
     """
 
     def __init__(self, env: PettingZooVecEnv) -> None:
-        """EnvSpecError for agents who are no team."""
+        """Raises EnvSpecError for agents that are no team."""
         self._env, self.env_id, self.device = env, env.env_id, env.device
         if faults := _team_faults(env):
             env.close()

@@ -141,7 +141,7 @@ class WarpWorld:
 
     @contextmanager
     def on_torch_stream(self) -> Iterator[Any]:
-        """warp's kernels go to torch's current stream within; gives that stream (None: CPU)."""
+        """Runs warp's kernels on torch's current stream within; gives that stream (None: CPU)."""
         with _CURRENT_STREAM:
             if not self.warp_device.is_cuda:
                 with wp.ScopedDevice(self.warp_device):
