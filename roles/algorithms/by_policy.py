@@ -57,7 +57,7 @@ class ByPolicy(Algorithm):
         first = next(iter(algorithms.values()))
         super().__init__(first.settings, policy, normalizers)
         self.algorithms = dict(algorithms)
-        self._shared = first.stats
+        self._stat_names = first.stats
         self.stats = (*first.stats, *(f"{p}/{name}" for p in algorithms for name in first.stats))
         self.filled, self.bootstrap = first.filled, first.bootstrap  # type: ignore[misc]
         self.recorded, self.capturable = first.recorded, first.capturable  # type: ignore[misc]
@@ -65,7 +65,7 @@ class ByPolicy(Algorithm):
         counts = [algorithm.num_batch_moments for algorithm in algorithms.values()]
         # The moments of each policy, and then the number of its rows with an agent present.
         self.num_batch_moments = sum(counts) + len(algorithms)  # type: ignore[misc]
-        self._moments = counts
+        self._moment_counts = counts
         device = next(policy.network.parameters()).device
         # The weight of this GMI's loss of each policy in the mean over GMIs.
         self._weights = torch.ones(len(algorithms), device=device)
@@ -94,10 +94,10 @@ class ByPolicy(Algorithm):
             part = Batch(layout.views(packed_rows), {}, constants, packed_rows, layout)
             losses = algorithm.losses(part)
             total = losses.total * weight if total is None else total + losses.total * weight
-            stats |= {f"{name}/{key}": losses.stats[key] * weight for key in self._shared}
+            stats |= {f"{name}/{key}": losses.stats[key] * weight for key in self._stat_names}
         assert total is not None
         num_learning = (1.0 - self._idle).sum().clamp(min=1.0)
-        for key in self._shared:
+        for key in self._stat_names:
             values = torch.stack([stats[f"{name}/{key}"] for name in self.algorithms])
             stats[key] = values.sum() / num_learning
         return Losses(total, stats)
@@ -105,16 +105,16 @@ class ByPolicy(Algorithm):
     def measure(self, batch: Batch, out: Tensor) -> None:
         for algorithm, part, place in self._each(batch):
             algorithm.measure(part, out[place])
-        out[sum(self._moments) :] = self._counts(batch)
+        out[sum(self._moment_counts) :] = self._counts(batch)
 
     def learn_batch_moments(self, moments: Tensor) -> None:
-        for algorithm, place in zip(self.algorithms.values(), self._places(), strict=True):
+        for algorithm, place in zip(self.algorithms.values(), self._moment_slices(), strict=True):
             algorithm.learn_batch_moments(moments[:, place])
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
         for algorithm, part, place in self._each(batch):
             algorithm.postprocess(part, moments[:, place])
-        counts = moments[:, sum(self._moments) :]
+        counts = moments[:, sum(self._moment_counts) :]
         totals = counts.sum(0)
         num_gmis = (counts > 0).any(1).sum()  # a GMI that is left out has no rows
         self._weights.copy_(self._counts(batch) * num_gmis / totals.clamp(min=1.0))
@@ -147,13 +147,13 @@ class ByPolicy(Algorithm):
         parts = self.policy.parts(batch)
         return torch.stack([part["present"].sum() for part in parts])
 
-    def _places(self) -> Sequence[slice]:
+    def _moment_slices(self) -> Sequence[slice]:
         places, begin = [], 0
-        for count in self._moments:
+        for count in self._moment_counts:
             places.append(slice(begin, begin + count))
             begin += count
         return places
 
     def _each(self, batch: Batch) -> list[tuple[Algorithm, Batch, slice]]:
         parts = self.policy.parts(batch)
-        return list(zip(self.algorithms.values(), parts, self._places(), strict=True))
+        return list(zip(self.algorithms.values(), parts, self._moment_slices(), strict=True))

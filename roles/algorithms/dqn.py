@@ -48,14 +48,14 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
     outputs_of = _outputs_of_sequences if sequences else _outputs_of_rows
     outputs, chooser, target_outputs = outputs_of(network, target_network, batch, settings, noise)
     if sequences:
-        batch = _rows_of(batch)
+        batch = _flat_rows(batch)
     with torch.no_grad():
         discount = batch["discount"]
         choice = action_values(chooser, settings).argmax(-1)
         # The last observation of an episode that is over has no value, even if it is NaN.
         is_over = (discount == 0.0)[:, None]
-        next_outputs = _of_action(target_outputs, choice, settings).masked_fill_(is_over, 0.0)
-    chosen = _of_action(outputs, batch["action"][:, 0].long(), settings)
+        next_outputs = _action_outputs(target_outputs, choice, settings).masked_fill_(is_over, 0.0)
+    chosen = _action_outputs(outputs, batch["action"][:, 0].long(), settings)
     reward, discount = batch["reward"][:, None], discount[:, None]
     if settings.distributional == "c51":
         returns = support(settings, chosen.device)
@@ -81,14 +81,14 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
             losses, priorities = huber_loss(chosen, target, reduction="none").squeeze(-1), error
     if sequences:
         by_step = priorities.view(sequences, -1)
-        priorities = _OF_GREATEST * by_step.amax(0) + (1.0 - _OF_GREATEST) * by_step.mean(0)
+        priorities = _ETA * by_step.amax(0) + (1.0 - _ETA) * by_step.mean(0)
     loss = weighted_mean(losses, batch)
     stats = {"q_loss": loss.detach(), "q_mean": value.mean(), "td_error": error.mean()}
     return Losses(loss, stats, extras={"priorities": priorities})
 
 
 _NO_NOISE: Final = (None, None, None)
-_OF_GREATEST: Final = 0.9  # of a sequence's priority; the rest is of the mean (R2D2's eta)
+_ETA: Final = 0.9  # of a sequence's priority; the rest is of the mean (R2D2's eta)
 
 
 def _outputs_of_rows(
@@ -152,7 +152,7 @@ def _unrolled(network: Any, batch: Batch, settings: Any) -> tuple[Tensor, Tensor
     return unrolled
 
 
-def _rows_of(batch: Batch) -> Batch:
+def _flat_rows(batch: Batch) -> Batch:
     """Returns the rows [T B] of sequences for the loss; each has its sequence's weight."""
     shape = batch["reward"].shape
     columns = {name: batch[name].flatten(0, 1) for name in ("action", "reward", "discount")}
@@ -161,7 +161,7 @@ def _rows_of(batch: Batch) -> Batch:
     return Batch(columns)
 
 
-def _of_action(outputs: Tensor, action: Tensor, settings: Any) -> Tensor:
+def _action_outputs(outputs: Tensor, action: Tensor, settings: Any) -> Tensor:
     """Returns the outputs [B, n] for one action of each row, of those for all [B, actions * n]."""
     numbers = settings.outputs_per_action
     index = action[:, None, None].expand(-1, 1, numbers)
@@ -196,7 +196,7 @@ class DQN(Algorithm):
     ) -> nn.Module:
         width = observation_width(env.observation_space)
         return QNetwork(
-            width, _choices(env), settings, generator, trunk_of(settings, env, generator)
+            width, _num_actions(env), settings, generator, trunk_of(settings, env, generator)
         )
 
     @classmethod
@@ -208,7 +208,7 @@ class DQN(Algorithm):
     def check_network(
         cls, network: Any, maker: str, width: int, env: VecEnv, settings: Any
     ) -> None:
-        if faults := list(_faults(network, width, _choices(env), settings)):
+        if faults := list(_faults(network, width, _num_actions(env), settings)):
             base = "gmi_drl.roles.policies.q_network.QNetwork"
             raise PolicyError(maker, type(network).__name__, faults, base)
 
@@ -252,7 +252,7 @@ class DQN(Algorithm):
         self.target.load_state_dict(state["target"])
 
 
-def _choices(env: VecEnv) -> int:
+def _num_actions(env: VecEnv) -> int:
     """Return the number of actions; EnvSpecError where they are no choices."""
     space = env.action_space
     if not isinstance(space, spaces.Discrete):

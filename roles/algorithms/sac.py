@@ -28,7 +28,7 @@ from gmi_drl.roles.samples.batch import Batch
 from .algorithm import Losses
 from .off_policy import OffPolicy, critic_loss, towards
 
-_SHARE_OF_MOST: float = 0.98  # of the greatest entropy: what a learned temperature aims at
+_ENTROPY_SHARE: float = 0.98  # of the greatest entropy: what a learned temperature aims at
 
 
 class SAC(OffPolicy):
@@ -45,7 +45,7 @@ class SAC(OffPolicy):
         self._is_discrete = isinstance(policy, SampledChoicePolicy)
         target = settings.target_entropy
         if target is None and self._is_discrete:
-            target = _SHARE_OF_MOST * math.log(policy.noise_columns)
+            target = _ENTROPY_SHARE * math.log(policy.noise_columns)
         self._target_entropy = -float(policy.action_columns) if target is None else target
         if policy.network.log_temperature is not None:
             self.parts = (*self.parts, "log_temperature")
@@ -88,7 +88,7 @@ class SAC(OffPolicy):
         return temperature
 
     def losses(self, batch: Batch) -> Losses:
-        losses_of = self._of_choices if self._is_discrete else self._of_box
+        losses_of = self._discrete_losses if self._is_discrete else self._box_losses
         network, temperature = self.policy.network, self._temperature
         critics, priorities, values, actor, entropy = losses_of(batch, temperature)
         total, entropy = critics + actor, entropy.detach().mean()
@@ -105,7 +105,7 @@ class SAC(OffPolicy):
         }
         return Losses(total, stats, extras={"priorities": priorities})
 
-    def _of_box(
+    def _box_losses(
         self, batch: Batch, temperature: Tensor | float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Returns the critics' loss, priorities, values, and the actor's loss and entropy."""
@@ -124,10 +124,10 @@ class SAC(OffPolicy):
         actor = (temperature * log_prob - action_values.min(0).values).mean()
         return loss, priorities, values, actor, -log_prob
 
-    def _of_choices(
+    def _discrete_losses(
         self, batch: Batch, temperature: Tensor | float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Returns the same as `_of_box`, with all actions weighed by their probabilities."""
+        """Returns the same as `_box_losses`, with all actions weighed by their probabilities."""
         network = self.policy.network
         observation, next_observation = batch["observation"], batch["next_observation"]
         with torch.no_grad():

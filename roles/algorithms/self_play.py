@@ -73,14 +73,14 @@ class SelfPlay(Algorithm):
         policy: Any = algorithm.policy
         algorithm.policy = LeaguePolicy(policy, normalizers.observations, agents, league.snapshots)
         super().__init__(algorithm.settings, algorithm.policy, normalizers)
-        self._algorithm, self._every = algorithm, league.every
+        self._algorithm, self._snapshot_every = algorithm, league.every
         self.stats = (*algorithm.stats, "rating", "score")
         self.filled, self.bootstrap = algorithm.filled, algorithm.bootstrap  # type: ignore[misc]
         self.recorded = (*algorithm.recorded, "paid")  # type: ignore[misc]
         self.changes_parameters = algorithm.changes_parameters  # type: ignore[misc]
         self.capturable = algorithm.capturable  # type: ignore[misc]
-        self._own = algorithm.num_batch_moments
-        self.num_batch_moments = self._own + 2 * league.snapshots  # type: ignore[misc]
+        self._num_own = algorithm.num_batch_moments
+        self.num_batch_moments = self._num_own + 2 * league.snapshots  # type: ignore[misc]
         device = next(policy.network.parameters()).device
         self._rounds = self._taken = 0
         self._rating = torch.zeros((), dtype=torch.float64, device=device)
@@ -88,7 +88,7 @@ class SelfPlay(Algorithm):
         self._score = torch.full((), 0.5, device=device)
         # Of each row [A, E] in its game: the sum of rewards, whether the agent has left, and if it
         # was ever present. They belong to this GMI's environments, and go on with them.
-        self._paid = self._left = self._here = torch.zeros(0, device=device)
+        self._paid = self._left = self._joined = torch.zeros(0, device=device)
 
     def losses(self, batch: Batch) -> Losses:
         losses = self._algorithm.losses(batch)
@@ -98,15 +98,15 @@ class SelfPlay(Algorithm):
     def measure(self, batch: Batch, out: Tensor) -> None:
         """Writes the algorithm's moments, then games and scores against each snapshot."""
         rows, device = batch["reward"].shape[1], batch["reward"].device
-        games, scores = self._played(batch)
+        games, scores = self._finished_games(batch)
         batch["present"].logical_and_(self.policy.learns(rows, device))
-        self._algorithm.measure(batch, out[: self._own])
+        self._algorithm.measure(batch, out[: self._num_own])
         opponent = self.policy.opponent(rows, device)
-        tally = out[self._own :].view(2, -1).zero_()
+        tally = out[self._num_own :].view(2, -1).zero_()
         tally[0].index_add_(0, opponent, games)
         tally[1].index_add_(0, opponent, scores)
 
-    def _played(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _finished_games(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the games that ended in each environment [E], and what the policy scored."""
         agents, device = self.policy.agents, batch["reward"].device
         # Not the rewards, in which there is the value of the state that an episode was cut at.
@@ -115,23 +115,23 @@ class SelfPlay(Algorithm):
             for name in ("paid", "done", "present")
         )
         steps, _, environments = reward.shape
-        self._hold(batch)
+        self._allocate_records(batch)
         tally = torch.zeros(2, environments, dtype=torch.float64, device=device)
         for t in range(steps):
             # An agent that has left acts again: the game before is over, whoever never came to it.
             self._count((self._left * acted[t]).amax(0) > 0, tally)
             self._paid += reward[t]
             torch.maximum(self._left, ended[t], out=self._left)
-            torch.maximum(self._here, torch.maximum(acted[t], ended[t]), out=self._here)
+            torch.maximum(self._joined, torch.maximum(acted[t], ended[t]), out=self._joined)
             self._count(self._left.amin(0) > 0, tally)
         return tally[0], tally[1]
 
-    def _hold(self, batch: Batch) -> None:
+    def _allocate_records(self, batch: Batch) -> None:
         """Allocates the records of each row's game, unless there are some for as many rows."""
         reward, agents = batch["reward"], self.policy.agents
         if self._paid.numel() != reward.shape[1]:
             records = torch.zeros(3, agents, reward.shape[1] // agents, device=reward.device)
-            self._paid, self._left, self._here = records
+            self._paid, self._left, self._joined = records
 
     def _count(self, over: Tensor, tally: Tensor) -> None:
         """Adds the games that are `over` [E], and the policy's scores, to `tally` [2, E].
@@ -140,16 +140,16 @@ class SelfPlay(Algorithm):
         """
         is_own = self.policy.learns(self._paid.numel(), over.device).view_as(self._paid)
         own_pay = self._paid.masked_fill(~is_own, 0.0).sum(0)
-        best_other = self._paid.masked_fill(is_own | (self._here == 0), -torch.inf).amax(0)
-        counts = over & (self._here * is_own).any(0) & best_other.isfinite()
+        best_other = self._paid.masked_fill(is_own | (self._joined == 0), -torch.inf).amax(0)
+        counts = over & (self._joined * is_own).any(0) & best_other.isfinite()
         tally[0] += counts
         tally[1] += counts * ((own_pay > best_other) + 0.5 * (own_pay == best_other))
-        for record in (self._paid, self._left, self._here):
+        for record in (self._paid, self._left, self._joined):
             record.masked_fill_(over, 0.0)
 
     def learn_batch_moments(self, moments: Tensor) -> None:
-        self._algorithm.learn_batch_moments(moments[:, : self._own])
-        games, scores = moments[:, self._own :].sum(0).view(2, -1)
+        self._algorithm.learn_batch_moments(moments[:, : self._num_own])
+        games, scores = moments[:, self._num_own :].sum(0).view(2, -1)
         count = games.sum()
         expected = games / (1.0 + 10.0 ** ((self._ratings - self._rating) / 400.0))
         share = count.clamp(min=1.0)
@@ -157,17 +157,17 @@ class SelfPlay(Algorithm):
         self._score.copy_(torch.where(count > 0, scores.sum() / share, self._score))
 
     def postprocess(self, batch: Batch, moments: Tensor) -> None:
-        self._algorithm.postprocess(batch, moments[:, : self._own])
+        self._algorithm.postprocess(batch, moments[:, : self._num_own])
 
     def changed(self, batch: Batch) -> list[Tensor]:
-        self._hold(batch)
-        kept = [self._rating, self._score, self._paid, self._left, self._here]
+        self._allocate_records(batch)
+        kept = [self._rating, self._score, self._paid, self._left, self._joined]
         own_tensors = [*kept, batch["present"]]
         return [*self._algorithm.changed(batch), *own_tensors]
 
     def before_sampling(self, steps: int) -> None:
         """Replaces the oldest snapshot by the policy, once in `league.every` rounds."""
-        if self._rounds and self._rounds % self._every == 0:
+        if self._rounds and self._rounds % self._snapshot_every == 0:
             index = self._taken % len(self.policy.snapshots)
             self.policy.snapshots[index].take(self.policy.network, self.normalizers.observations)
             self._ratings[index] = self._rating

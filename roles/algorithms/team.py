@@ -36,19 +36,19 @@ def team_loss(network: Any, target_network: Any, batch: Batch, settings: Any) ->
         discount, next_rows = batch["discount"], batch["next_observation"]
         target_values = target_network(next_rows)
         chooser = network(next_rows) if settings.double else target_values
-        best = _taken(target_values, chooser.argmax(-1))
+        best = _taken_values(target_values, chooser.argmax(-1))
         # The last observation of an episode that is over has no value, even if it is NaN.
         next_value = target_network.total(best, next_rows).masked_fill_(discount == 0.0, 0.0)
         target = batch["reward"] + discount * next_value
     observation = batch["observation"]
-    value = network.total(_taken(network(observation), batch["action"].long()), observation)
+    value = network.total(_taken_values(network(observation), batch["action"].long()), observation)
     loss = weighted_mean((value - target).square(), batch)
     error = (value.detach() - target).abs()
     stats = {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()}
     return Losses(loss, stats, extras={"priorities": error})
 
 
-def _taken(values: Tensor, action: Tensor) -> Tensor:
+def _taken_values(values: Tensor, action: Tensor) -> Tensor:
     """Returns the values [B, A] of the actions [B, A] that agents take, from all [B, A, n]."""
     return values.gather(-1, action[..., None])[..., 0]
 

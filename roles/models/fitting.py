@@ -25,7 +25,7 @@ class ModelFit:
         self.model, self._settings, self._generator = model, settings, generator
         # Not optimizers.descent, which follows a policy's settings and has no weight decay.
         self._optimizer = torch.optim.Adam(model.parameters())
-        self._follow_settings()
+        self._set_hyperparameters()
         self.elites = torch.arange(settings.elites, device=generator.device)
         self.error: float | None = None  # of the elites on held out steps; None: it is not trained
 
@@ -43,7 +43,7 @@ class ModelFit:
         waited = 0
         for _ in range(settings.model_epochs):
             beat("update")
-            self._pass_over(inputs, targets, training)
+            self._train_epoch(inputs, targets, training)
             errors = model.errors(*test_rows)
             better = errors < (1.0 - _BETTER) * best
             best = torch.where(better, errors, best)
@@ -58,7 +58,7 @@ class ModelFit:
         self.elites = best.argsort()[: settings.elites]
         self.error = float(best[self.elites].mean())
 
-    def _pass_over(self, inputs: Tensor, targets: Tensor, kept: Tensor) -> None:
+    def _train_epoch(self, inputs: Tensor, targets: Tensor, kept: Tensor) -> None:
         """Trains every network once on rows `kept`, each in an order of its own."""
         model, settings = self.model, self._settings
         draws = torch.rand(model.members, len(kept), generator=self._generator, device=kept.device)
@@ -82,11 +82,11 @@ class ModelFit:
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["scales"][name])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._follow_settings()
+        self._set_hyperparameters()
         self.elites = state["elites"].to(self._generator.device)
         self.error = state["error"]
 
-    def _follow_settings(self) -> None:
+    def _set_hyperparameters(self) -> None:
         """Sets the optimizer to this run's settings, whatever those of a checkpoint were."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.model_learning_rate

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
 
-Brought = tuple[Tensor, list[float], Tensor, Tensor]  # see GradientCodec.unpack
+ReceivedGradient = tuple[Tensor, list[float], Tensor, Tensor]  # see GradientCodec.unpack
 _GENERATION: Final = 32  # bits of a count of gradients; the group's generation lies above them
 
 
@@ -69,24 +69,24 @@ class AsyncGradientRounds(BaseRounds):
         self._coordinator = RolloutCoordinator(
             out, wires.into(mgr.GMI_id), self._share.published.numel,
             dict.fromkeys(self._agents, self._codec), mgr.timeout,
-            heartbeats=heartbeats_in(mgr.tally), still=self._still, device=context.device,
+            heartbeats=heartbeats_in(mgr.tally), still=self._send_heartbeat, device=context.device,
         )  # fmt: skip
         self._experience = ExperienceCodec(
             len(self._agents), is_recorded=mgr.config.run.lineage > 0
         )
         self.progress = Progress(mgr.layout, extra=self._experience.numel)
-        self._asked: dict[int, int] = {}  # by agent: the iteration when it was asked last
+        self._asked_in: dict[int, int] = {}  # by agent: the iteration when it was asked last
         self._round_steps = round_steps(mgr.config, mgr.layout)
         self._total_steps = mgr.config.run.total_steps
-        self._in_flight = InFlight(self._idle, self._ask, self._first)
+        self._in_flight = InFlight(self._idle, self._ask, self._first_answer)
         self._iteration = 0
-        self._taken: dict[int, int] = {}  # by agent: its gradients since the group was re-formed
+        self._counts: dict[int, int] = {}  # by agent: gradients since the group was re-formed
 
     def connect(self, group: Group, iteration: int) -> None:
         self.progress.connect(group)
         # From here on all trainers that hold pieces count the gradients of an agent alike.
         self._coordinator.forget()
-        self._taken = dict.fromkeys(self._agents, group.generation << _GENERATION)
+        self._counts = dict.fromkeys(self._agents, group.generation << _GENERATION)
         self._connect(group)
 
     def _connect(self, group: Group) -> None:
@@ -112,13 +112,13 @@ class AsyncGradientRounds(BaseRounds):
             gradient, stats, moments, losses = answer
             lags.append(lag)
             with phase("train"):
-                self._taken[agent] += 1
+                self._counts[agent] += 1
                 self._apply(gradient, losses, moments)
             train_s += perf_counter() - train_start
             episodes = episodes.plus(Seen(*stats[:3]))
             seconds[agent] = [a + b for a, b in zip(seconds[agent], stats[3:-1], strict=True)]
-            uses.append(Use(agent, int(stats[-1]), self._asked[agent], 1, int(samples_each)))
-        means = self._end()
+            uses.append(Use(agent, int(stats[-1]), self._asked_in[agent], 1, int(samples_each)))
+        means = self._end_round()
         check_finite(means)
         round_s = perf_counter() - start
         phases = (round_s - train_s, train_s, 0.0)
@@ -135,7 +135,7 @@ class AsyncGradientRounds(BaseRounds):
         """Take a step down a gradient; see Learner.apply_with."""
         self.learner.apply_with(gradient, losses, moments)
 
-    def _end(self) -> dict[str, float | None]:
+    def _end_round(self) -> dict[str, float | None]:
         """Ends a round and returns the means of its losses, which may not be finite."""
         return self.learner.stats()
 
@@ -144,11 +144,11 @@ class AsyncGradientRounds(BaseRounds):
 
     def _ask(self, agent: int) -> None:
         write = self._share.published.write
-        self._asked[agent] = self._iteration
-        self._coordinator.ask(agent, self._iteration, write, self._taken[agent])
+        self._asked_in[agent] = self._iteration
+        self._coordinator.ask(agent, self._iteration, write, self._counts[agent])
 
-    def _first(self) -> tuple[int, Brought]:
-        answers: list[Brought] = []
+    def _first_answer(self) -> tuple[int, ReceivedGradient]:
+        answers: list[ReceivedGradient] = []
 
         def take(_: int, memory: Tensor) -> None:
             gradient, stats, moments, losses = self._codec.unpack(memory)
@@ -156,7 +156,7 @@ class AsyncGradientRounds(BaseRounds):
 
         return self._coordinator.first(take), answers[0]
 
-    def _still(self) -> None:
+    def _send_heartbeat(self) -> None:
         send_heartbeat(self._mgr.tally, self._mgr.GMI_id)
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:

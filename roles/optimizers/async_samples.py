@@ -85,7 +85,7 @@ class AsyncSampleRounds:
         )
         self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=context.device)
-        self._places = [gmi.gmi_id for gmi in mgr.layout.gmis]
+        self._gmi_ids = [gmi.gmi_id for gmi in mgr.layout.gmis]
         self._agents = [gmi.gmi_id for gmi in mgr.layout.holding("agent")]
         self._trainers = [gmi.gmi_id for gmi in mgr.layout.holding("trainer")]
         extra = 2 + len(_COUNTED) + (1 + _MARK) * len(self._agents)
@@ -95,8 +95,8 @@ class AsyncSampleRounds:
             has_replay=self.has_replay,
         )
         self.progress = Progress(mgr.layout, _AGENT_PHASES, extra + self._experience.numel)
-        self._samples = config.algorithm.horizon * config.env.num_env  # of a segment
-        self._round_steps = self._samples * experience.batch_segments * self._group.size
+        self._segment_samples = config.algorithm.horizon * config.env.num_env  # of a segment
+        self._round_steps = self._segment_samples * experience.batch_segments * self._group.size
         links = context.wires.into(mgr.GMI_id)
         receivers = {agent: link.receiver(mgr.timeout) for agent, link in links.items()}
         for receiver in receivers.values():
@@ -118,7 +118,7 @@ class AsyncSampleRounds:
         self._resumed = False
         # Batches that were not given back, each with its iteration.
         self._held: deque[tuple[int, ExperienceBatch]] = deque()
-        self._told = BatchCounts()
+        self._warned_counts = BatchCounts()
         self._rates = dict.fromkeys(self._agents, 0.0)  # predictions a second of each agent
 
     @property
@@ -229,7 +229,7 @@ class AsyncSampleRounds:
             agents[agent] = [sum(row[first + i] for row in agent_rows) for i in range(count)]
             extra += [len(agent_rows), *marks.get(agent, _NO_MARK)]
         uses = [
-            Use(segment.gmi_id, int(row[-1]), segment.policy_version, 1, self._samples)
+            Use(segment.gmi_id, int(row[-1]), segment.policy_version, 1, self._segment_samples)
             for segment, row in zip(batch.segments, rows, strict=True)
         ]
         end = len(extra)
@@ -237,17 +237,17 @@ class AsyncSampleRounds:
         episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
         agreed = self.progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
         sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
-        base, seconds = 2 + len(_COUNTED), dict(zip(self._places, agreed.gmi_seconds, strict=True))
+        base, seconds = 2 + len(_COUNTED), dict(zip(self._gmi_ids, agreed.gmi_seconds, strict=True))
         self._marks = {trainer: Marks() for trainer in self._trainers}
         for index, agent in enumerate(self._agents):
             begin = base + index * (1 + _MARK)
             if busy_s := sum(seconds[agent].values()):
-                self._rates[agent] = sums[begin] * self._samples / busy_s
+                self._rates[agent] = sums[begin] * self._segment_samples / busy_s
             for trainer, row in zip(self._trainers, agreed.extra, strict=True):
                 self._marks[trainer][agent] = tuple(map(int, row[begin + 1 : begin + 1 + _MARK]))
         wall_s = max(sum(seconds[trainer].values()) for trainer in self._trainers)
         segments = len(batch.segments) * self._group.size
-        speed = segments * self._samples / wall_s
+        speed = segments * self._segment_samples / wall_s
         metrics = {
             "steps_per_s": speed,
             **agreed.metrics,
@@ -304,8 +304,8 @@ class AsyncSampleRounds:
         return replace(counts, trained=counts.trained + extra, under_way=counts.under_way - extra)
 
     def _warn_of_losses(self) -> None:
-        counts, warned = self._batcher.counts(), self._told
-        self._told = counts
+        counts, warned = self._batcher.counts(), self._warned_counts
+        self._warned_counts = counts
         for fate, count, cause in (
             ("incomplete", counts.incomplete - warned.incomplete, "their agent was killed"),
             ("missing", counts.missing - warned.missing, "a trainer was killed after it had them"),

@@ -76,21 +76,21 @@ class GradientStep:
         # Gradients are written straight into the memory that is reduced.
         self._reducer = group.bucket("gradient", numel, torch.float32, device)
         self.parameters.bind_gradients(self._reducer.buffer)
-        self._mine = self._reducer.buffer[n:-1]
+        self._own_stats = self._reducer.buffer[n:-1]
         # Shared and read-only. Views made once: to make one costs as much as what is done with it.
         result = self._reducer.result
         self._gradient, self._means = result[:n], result[n:-1]
         kl = self._stats.index("kl") if "kl" in self._stats else None
         self._kl = torch.zeros((), device=device) if kl is None else result[n + kl]
-        self._parts = self._reducer.size - self._dropped
-        self.noise.connect(self._reducer, n, self._parts)
+        self._num_counted = self._reducer.size - self._dropped
+        self.noise.connect(self._reducer, n, self._num_counted)
         self._totals.zero_()  # of an update that the re-forming cut short
         self._steps = 0
 
     def weigh(self, is_left_out: bool) -> None:
         """Say whether this rank is among the `dropped` from now on."""
         assert self._weight is not None
-        self._weight.fill_(0.0 if is_left_out else self._reducer.size / self._parts)
+        self._weight.fill_(0.0 if is_left_out else self._reducer.size / self._num_counted)
 
     def take(self, losses: Losses) -> None:
         """Take one step down the mean over all ranks of `losses.total`; collective."""
@@ -103,7 +103,7 @@ class GradientStep:
     def apply(self, gradient: Tensor, losses: Tensor) -> None:
         """Take one step down a gradient [n] that was made elsewhere; nobody is met."""
         self._reducer.buffer[: len(gradient)].copy_(gradient)
-        self._mine.copy_(losses)
+        self._own_stats.copy_(losses)
         self._reduce()
         self.descend()
         self.noise.measure()
@@ -161,7 +161,7 @@ class GradientStep:
         self.parameters.differentiate(losses.total)
         if self._stats:
             with torch.no_grad():
-                torch.stack([losses.stats[name] for name in self._stats], out=self._mine)
+                torch.stack([losses.stats[name] for name in self._stats], out=self._own_stats)
         if self._weight is not None:
             self._reducer.buffer[-1].zero_()  # is multiplied each time, and not always written
         self.noise.share(always=self._pool is not None)

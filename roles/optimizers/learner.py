@@ -72,9 +72,9 @@ class Learner:
         self._is_left_out = False
         self.parameters, self.descent = self._step.parameters, self._step.descent
         self.noise = self._step.noise
-        self._fill: Together | None = None
+        self._postprocessing: Together | None = None
         self._held: Batch | None = None  # a minibatch, at addresses that captured work can rely on
-        self._num_seen = 0 if self._observations is None else self._observations.num_moments
+        self._num_observed = 0 if self._observations is None else self._observations.num_moments
         self._by_rows = batch is not None and not algorithm.whole_segments
         self._shards = list(shards)
         self._agents: AgentOrder | None = None
@@ -99,19 +99,19 @@ class Learner:
         self.close()
         self.clock.clear()
         self._step.connect(group)
-        algorithm, num_observed = self.algorithm, self._num_seen
+        algorithm, num_observed = self.algorithm, self._num_observed
         numel = algorithm.num_batch_moments if self._by_rows else algorithm.num_update_moments
         self._moments: SharedMoments | None = None
         if numel + num_observed:
             by_sum = self._static and self._by_rows
             self._moments = SharedMoments(group, numel + num_observed, self._device, by_sum)
-        self._seen = torch.zeros(num_observed, dtype=torch.float64, device=self._device)
-        self._none = torch.zeros(group.size, 0, dtype=torch.float64, device=self._device)
+        self._observed = torch.zeros(num_observed, dtype=torch.float64, device=self._device)
+        self._no_moments = torch.zeros(group.size, 0, dtype=torch.float64, device=self._device)
         postprocesses = type(algorithm).postprocess is not Algorithm.postprocess
         if self._by_rows and (postprocesses or self._moments is not None):
             batch = self._batch
             assert batch is not None
-            self._fill = Together(
+            self._postprocessing = Together(
                 self._measure, self._gather, self._postprocess,
                 alone=group.size == 1 or self._moments is None, keep=algorithm.changed(batch),
                 clock=self.clock, pool=self._pool if algorithm.capturable else None,
@@ -120,8 +120,8 @@ class Learner:
 
     def close(self) -> None:
         """Let captured work go; it waits for what is queued."""
-        if self._fill is not None:
-            self._fill.close()
+        if self._postprocessing is not None:
+            self._postprocessing.close()
         self._step.close()
 
     def anneal(self, progress: float) -> None:
@@ -148,8 +148,8 @@ class Learner:
         self.clock.stop()
 
     def _update_by_rows(self) -> None:
-        if self._fill is not None:
-            self._fill()
+        if self._postprocessing is not None:
+            self._postprocessing()
         rows = self._minibatch.batch.rows
         assert rows is not None
         self.noise.begin(len(rows))
@@ -164,7 +164,7 @@ class Learner:
             self.noise.end()  # later epochs have fitted these samples
         if self._observations is not None:
             # Only now: this batch was seen through the old statistics.
-            self._observations.update(self._seen)
+            self._observations.update(self._observed)
 
     def _draw(self) -> None:
         """Draw the order of an epoch: minibatch i has minibatch i of every shard."""
@@ -317,12 +317,12 @@ class Learner:
 
     def _postprocess(self) -> None:
         num_own = self.algorithm.num_batch_moments
-        everyone = self._none if self._moments is None else self._moments.everyone
+        everyone = self._no_moments if self._moments is None else self._moments.everyone
         assert self._batch is not None
         self.algorithm.learn_batch_moments(everyone[:, :num_own])
         self.algorithm.postprocess(self._batch, everyone[:, :num_own])
         if self._observations is not None:
-            self._seen.copy_(self._observations.merged(everyone[:, num_own:]))
+            self._observed.copy_(self._observations.merged(everyone[:, num_own:]))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that all trainers share (their generators are their own).

@@ -29,10 +29,10 @@ from gmi_drl.comm import Reducer
 # The share of the averages that an update leaves: they are of the last twenty updates or so. One
 # update has a few products, whose own noise is far larger than |G|^2. Longer averages would jump
 # less, and lag: |G|^2 falls a thousandfold within the first hundred updates of HalfCheetah.
-_KEPT: Final = 0.95
+_DECAY: Final = 0.95
 # Minibatches of an update that are measured at most. A round on a replay may have hundreds of small
 # steps; twelve of them say as much, at a tenth of the cost.
-_MOST: Final = 12
+_MAX_MINIBATCHES: Final = 12
 
 
 class NoiseScale:
@@ -58,8 +58,8 @@ class NoiseScale:
         """
         trace = samples * (square - product)
         if math.isfinite(trace) and math.isfinite(product):
-            self._trace = _KEPT * self._trace + (1.0 - _KEPT) * trace
-            self._square = _KEPT * self._square + (1.0 - _KEPT) * product
+            self._trace = _DECAY * self._trace + (1.0 - _DECAY) * trace
+            self._square = _DECAY * self._square + (1.0 - _DECAY) * product
 
     def state_dict(self) -> dict[str, float]:
         return {"trace": self._trace, "square": self._square}
@@ -98,7 +98,7 @@ class NoiseMeter:
 
     def begin(self, samples: int) -> None:
         """Begins an update, with minibatches of so many samples on each rank."""
-        self._samples, self._left, self._follows = samples, _MOST, False
+        self._samples, self._left, self._follows = samples, _MAX_MINIBATCHES, False
 
     def end(self) -> None:
         """Leaves the rest of this update out."""

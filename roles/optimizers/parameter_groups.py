@@ -47,8 +47,8 @@ class GroupedDescent:
         names_by_rate: dict[object, list[str]] = {}
         for name, rate in rates.items():
             names_by_rate.setdefault(name if name in self._idle else rate, []).append(name)
-        self._alike = list(names_by_rate.values())
-        self._cut: dict[str, Tensor] = {}
+        self._batched_names = list(names_by_rate.values())
+        self._parts: dict[str, Tensor] = {}
         self._gradient: Tensor | None = None  # that was cut
 
     @property
@@ -65,12 +65,12 @@ class GroupedDescent:
     def step(self, gradient: Tensor, kl: Tensor, groups: Collection[str] | None = None) -> None:
         """Takes one step of some groups (None: all) down their parts of `gradient` [n]."""
         if self._gradient is not gradient:
-            self._cut = {name: gradient[group.place] for name, group in self._groups.items()}
+            self._parts = {name: gradient[group.place] for name, group in self._groups.items()}
             self._gradient = gradient
-        for group_names in self._alike:
+        for group_names in self._batched_names:
             names = [name for name in group_names if groups is None or name in groups]
             for name in names:
-                self._descents[name].follow(self._cut[name], kl)
+                self._descents[name].follow(self._parts[name], kl)
             if names:
                 idle = self._idle.get(names[0])
                 step_together([self._descents[name] for name in names], idle)

@@ -55,10 +55,10 @@ class ParameterServerRounds(AsyncGradientRounds):
         device = self.learner.parameters.data.device
         max_numel = max(piece.numel for piece in self._pieces)
         self._shared = group.bucket("pieces", 3 * max_numel, torch.float32, device)
-        self._seen = None
+        self._statistics = None
         if (observations := self._algorithm.normalizers.observations) is not None:
             numel = len(observations.tensors[0])
-            self._seen = group.bucket("statistics", numel, torch.float64, device)
+            self._statistics = group.bucket("statistics", numel, torch.float64, device)
         self._losses.zero_()  # of a round that the re-forming cut short
         self._count = 0
         self._take_piece()
@@ -78,8 +78,8 @@ class ParameterServerRounds(AsyncGradientRounds):
         self._losses += losses
         self._count += 1
 
-    def _end(self) -> dict[str, float | None]:
-        self._put_together()
+    def _end_round(self) -> dict[str, float | None]:
+        self._gather_pieces()
         means = (self._losses / self._count).tolist()
         self._losses.zero_()
         self._count = 0
@@ -87,7 +87,7 @@ class ParameterServerRounds(AsyncGradientRounds):
         return stats | {"learning_rate": self.learner.descent.learning_rate, "noise_scale": None}
 
     @torch.no_grad()
-    def _put_together(self) -> None:
+    def _gather_pieces(self) -> None:
         """Copies all pieces into the learner, and the last rank's statistics; collective."""
         full, numel = self.learner.descent, self._piece.numel
         _, step, *_ = self._descent.changed
@@ -98,11 +98,11 @@ class ParameterServerRounds(AsyncGradientRounds):
             for vector, part in zip(_vectors(full), row.view(3, -1), strict=True):
                 vector[piece.place].copy_(part[: piece.numel])
         full.changed[1].copy_(step)
-        if self._seen is not None:
+        if self._statistics is not None:
             observations = self._algorithm.normalizers.observations
             assert observations is not None
-            self._seen.buffer.copy_(observations.tensors[0])
-            observations.load_state_dict({"moments": self._seen.gather()[-1]})
+            self._statistics.buffer.copy_(observations.tensors[0])
+            observations.load_state_dict({"moments": self._statistics.gather()[-1]})
 
     @torch.no_grad()
     def _take_piece(self) -> None:

@@ -111,14 +111,14 @@ class SyncRounds(BaseRounds):
         self._evaluators, self.learner, self._replay = evaluators, learner, replay
         policy = learner.algorithm.policy
         names = list(policy.policies) if isinstance(policy, PolicyMap) else []
-        self._of_policies = {name: RecentEpisodes() for name in names}
+        self._policy_episodes = {name: RecentEpisodes() for name in names}
         self._codec = ExperienceCodec(
             len(mgr.layout.gmis) if mgr.context.wires.links else 1,
             is_recorded=mgr.config.run.lineage > 0,
             has_replay=replay is not None,
         )
-        self._told = 1 + len(Seen._fields) * len(names)
-        self.progress = Progress(mgr.layout, extra=self._told + self._codec.numel)
+        self._num_extra = 1 + len(Seen._fields) * len(names)
+        self.progress = Progress(mgr.layout, extra=self._num_extra + self._codec.numel)
         self._generator = generator
         self._drops = mgr.config.algorithm.dropped_agents > 0
         self._round_steps = round_steps(mgr.config, mgr.layout)
@@ -165,28 +165,28 @@ class SyncRounds(BaseRounds):
         metrics |= self._returns_of_policies(agreed.extra)
         if self._replay is not None:
             metrics |= self._replay.metrics()
-        experience = self._codec.unpack([row[self._told :] for row in agreed.extra])
+        experience = self._codec.unpack([row[self._num_extra :] for row in agreed.extra])
         return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop, experience)
 
     def _returns_of_policies(self, told: list[list[float]]) -> dict[str, float | None]:
         """Returns the mean returns of the agents of each policy; none where there is one policy."""
         sums = [sum(column) for column in zip(*told, strict=True)][1:]
         means, size = {}, len(Seen._fields)
-        for number, (name, recent) in enumerate(self._of_policies.items()):
+        for number, (name, recent) in enumerate(self._policy_episodes.items()):
             recent.add(Seen(*sums[number * size : (number + 1) * size]))
             means[f"{name}/return_mean"] = recent.means()[0]
         return means
 
     def state_dict(self) -> dict[str, Any]:
         shared = super().state_dict()
-        if self._of_policies:
-            episodes = {name: recent.state_dict() for name, recent in self._of_policies.items()}
+        if self._policy_episodes:
+            episodes = {name: recent.state_dict() for name, recent in self._policy_episodes.items()}
             shared["episodes_of_policies"] = episodes
         return shared if self._replay is None else shared | self._replay.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        for name, recent in self._of_policies.items():
+        for name, recent in self._policy_episodes.items():
             recent.load_state_dict(state["episodes_of_policies"][name])
         if self._replay is not None:
             self._replay.load_state_dict(state)

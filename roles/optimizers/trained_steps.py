@@ -9,7 +9,7 @@ from . import round_steps
 if TYPE_CHECKING:
     from gmi_drl.roles.role.manager import GMI_manager
 
-_WORDS: Final = 1 << 64  # values of a counter of the tally, whose upper half is negative numbers
+_VALUES: Final = 1 << 64  # of a counter of the tally; the upper half is negative numbers
 
 
 class TrainedSteps:
@@ -24,13 +24,13 @@ class TrainedSteps:
         if trainer is None:
             trainer = min(mgr.context.wires.out_of(mgr.GMI_id))
         self._tally, self._trainer = mgr.tally, trainer
-        self._each = round_steps(mgr.config, mgr.layout)
+        self._steps = round_steps(mgr.config, mgr.layout)
 
     def note(self, version: int, steps: int) -> None:
         """Says that the policy of `version` was trained on so many steps."""
-        self._tally[self._trainer, "other_rounds"] = (steps - version * self._each) % _WORDS
+        self._tally[self._trainer, "other_rounds"] = (steps - version * self._steps) % _VALUES
 
     def at(self, version: int) -> int:
         """Returns the steps that the policy of `version` was trained on."""
         extra = self._tally[self._trainer, "other_rounds"]
-        return version * self._each + (extra if extra < _WORDS // 2 else extra - _WORDS)
+        return version * self._steps + (extra if extra < _VALUES // 2 else extra - _VALUES)

@@ -90,8 +90,8 @@ class CentralPolicy(ActorCriticPolicy):
         super().__init__(network)
         self.columns = {**self.columns, "joint": network.joint_width}
 
-    def network_for(self, batch: Batch) -> _OfRows:
-        return _OfRows(self.network, batch["joint"])
+    def network_for(self, batch: Batch) -> _RowNetwork:
+        return _RowNetwork(self.network, batch["joint"])
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         joint = self.network.joint(step["observation"])
@@ -103,7 +103,7 @@ class CentralPolicy(ActorCriticPolicy):
         return self.distribution.mode(self.network.parameters_of(observation))
 
 
-class _OfRows:
+class _RowNetwork:
     """The network for the rows of a minibatch, together with their joint observations."""
 
     def __init__(self, network: CentralActorCritic, joint: Tensor) -> None:

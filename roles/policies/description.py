@@ -36,8 +36,8 @@ def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, A
             f"keep ({error}). Use numbers, texts and lists."
         ) from None
     return {
-        "observation space": _text(env.observation_space),
-        "action space": _text(env.action_space),
+        "observation space": _space_text(env.observation_space),
+        "action space": _space_text(env.action_space),
         "normalize_observation": normalizers.observations is not None,
         "normalize_value": normalizers.values is not None,
         **description,
@@ -49,7 +49,7 @@ def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> None:
     """Raises CheckpointError, with all differences, unless `found` has the policy of `mine`."""
     saved = found.manifest.get("policy", {})
     differences = [
-        f"{key}: checkpoint {_shown(saved, key)}; config {_shown(mine, key)}"
+        f"{key}: checkpoint {_entry_text(saved, key)}; config {_entry_text(mine, key)}"
         for key in {**saved, **mine}
         if key not in saved or key not in mine or saved[key] != mine[key]
     ]
@@ -96,14 +96,14 @@ def load_policy(
         observations.load_state_dict(statistics)
 
 
-def _shown(description: dict[str, Any], key: str) -> str:
+def _entry_text(description: dict[str, Any], key: str) -> str:
     if key not in description:
         return "none"
     value = description[key]
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _text(space: spaces.Space[Any]) -> str:
+def _space_text(space: spaces.Space[Any]) -> str:
     """Returns a space as text, the same whichever adapter makes the environment."""
     if isinstance(space, spaces.Box):
         kind = "numbers" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)

@@ -116,12 +116,12 @@ class ActorWithCritics(nn.Module):
         self.actor, self.critics = actor, nn.ModuleList(critics)
         self.log_temperature = nn.Parameter(torch.zeros(1)) if learns else None
         sizes = settings.network
-        self._named = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
+        self._network_name = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
         self._activation = settings.activation
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters do not say: see ActorCritic.describe."""
-        return {"network": self._named, "activation": self._activation}
+        return {"network": self._network_name, "activation": self._activation}
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.actor(observation)  # type: ignore[no-any-return]

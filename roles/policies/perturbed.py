@@ -37,12 +37,12 @@ class GreedyNetwork(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         sizes = settings.network
-        self._named = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
+        self._network_name = str(sizes) if is_own_network(sizes) else list(hidden_sizes(sizes))
         self._activation = settings.activation
 
     def describe(self) -> dict[str, Any]:
         """Returns what its parameters do not say: see ActorCritic.describe."""
-        return {"network": self._named, "activation": self._activation}
+        return {"network": self._network_name, "activation": self._activation}
 
     def forward(self, observation: Tensor) -> Tensor:
         return self.head(self.trunk(observation))  # type: ignore[no-any-return]
@@ -74,12 +74,12 @@ class PerturbedPolicies:
         self._sizes = [parameter.numel() for _, parameter in named]
         self._layers = _dense_layers(network)
         self._views: dict[str, Tensor] = {}
-        self._alone = False
+        self._is_single = False
 
     def load(self, parameters: Tensor) -> None:
         """Takes the policies' `parameters` [N, n], end to end in the order of their names."""
-        self._alone = len(parameters) == 1
-        if self._alone:
+        self._is_single = len(parameters) == 1
+        if self._is_single:
             parameters = parameters.expand(2, -1)
         parts = torch.split(parameters, self._sizes, 1)
         self._views = {
@@ -92,10 +92,10 @@ class PerturbedPolicies:
 
     def act(self, observation: Tensor) -> Tensor:
         """Returns the action rows [N, A] of each policy for its normalised observation [N, D]."""
-        if self._alone:
+        if self._is_single:
             observation = observation.expand(2, -1)
         if self._layers is None:
-            out = vmap(self._one)(self._views, observation)
+            out = vmap(self._forward_single)(self._views, observation)
         else:
             out, views = observation.unsqueeze(-1), self._views
             for name, activation in self._layers:
@@ -104,9 +104,9 @@ class PerturbedPolicies:
                     out = activation(out)
             out = out.squeeze(-1)
         rows: Tensor = self._network.distribution.mode(out)
-        return rows[:1] if self._alone else rows
+        return rows[:1] if self._is_single else rows
 
-    def _one(self, parameters: dict[str, Tensor], observation: Tensor) -> Tensor:
+    def _forward_single(self, parameters: dict[str, Tensor], observation: Tensor) -> Tensor:
         out: Tensor = functional_call(self._network, parameters, observation.unsqueeze(0))
         return out[0]
 

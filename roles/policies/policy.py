@@ -148,13 +148,13 @@ class CapturedActor(GreedyActor):
     def __init__(self, policy: Policy, normalizer: RunningNormalizer | None, pool: Pool) -> None:
         super().__init__(policy, normalizer)
         self._pool = pool
-        self._held: tuple[Tensor, Tensor, Tensor, Graph] | None = None
+        self._captured: tuple[Tensor, Tensor, Tensor, Graph] | None = None
 
     @torch.no_grad()
     def act(self, observation: Tensor, began: Tensor) -> Tensor:
-        if self._held is None:
-            self._held = self._capture(observation, began)
-        observed, starts, action, graph = self._held
+        if self._captured is None:
+            self._captured = self._capture(observation, began)
+        observed, starts, action, graph = self._captured
         observed.copy_(observation)
         starts.copy_(began)
         graph()

@@ -39,7 +39,7 @@ class PolicyMap:
             name: max(policy.columns[name] for policy in members) for name in members[0].columns
         }
         self.column_groups = members[0].column_groups
-        self._observed = [group.observation_space.shape[0] for group in groups]
+        self._obs_widths = [group.observation_space.shape[0] for group in groups]
 
     @property
     def row_constants(self) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ class PolicyMap:
             whole.narrowed(
                 {"observation": width, "action": policy.action_columns, **policy.columns}
             )
-            for width, policy in zip(self._observed, self.policies.values(), strict=True)
+            for width, policy in zip(self._obs_widths, self.policies.values(), strict=True)
         ]
 
     def parts(self, batch: Batch) -> list[Batch]:
@@ -88,7 +88,7 @@ class PolicyMap:
 
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         for rows, width, policy in self._each(len(step["action"])):
-            policy.act(_OfGroup(step, rows, width, policy))
+            policy.act(_GroupStep(step, rows, width, policy))
         return step["action"]
 
     def finish(self, batch: Batch) -> None:
@@ -110,7 +110,7 @@ class PolicyMap:
         return action
 
     def _each(self, num_rows: int) -> Iterator[tuple[slice, int, Policy]]:
-        return zip(self.rows(num_rows), self._observed, self.policies.values(), strict=True)
+        return zip(self.rows(num_rows), self._obs_widths, self.policies.values(), strict=True)
 
 
 class _Networks(nn.ModuleDict):
@@ -121,7 +121,7 @@ class _Networks(nn.ModuleDict):
         self._modules[name] = module
 
 
-class _OfGroup(Mapping[str, Tensor]):
+class _GroupStep(Mapping[str, Tensor]):
     """One step as a group's policy sees it: its rows, in the width of its own columns."""
 
     def __init__(

@@ -214,7 +214,7 @@ class QPolicy(PlainPolicy):
         noise_columns: int = 0,
     ) -> None:
         """`values` computes action values from the network's outputs; None: they are the values."""
-        self.network, self._values = network, values or _as_they_are
+        self.network, self._values = network, values or _identity
         self.state_columns = getattr(network, "state_columns", 0)
         self._noisy = noise_columns > 0
         # Else the two numbers say whether to explore, and which action to take then.
@@ -258,5 +258,5 @@ class QPolicy(PlainPolicy):
         return self._act_values(observation, state).argmax(-1, keepdim=True).float()
 
 
-def _as_they_are(values: Tensor) -> Tensor:
+def _identity(values: Tensor) -> Tensor:
     return values

@@ -133,7 +133,7 @@ class SearchPolicy(NoiselessPolicy):
         self.plays_by: GameNetwork = network  # `network` is the one that is trained
         self._exploration = exploration or Exploration()
         self._trees: SearchTrees | None = None
-        self._room = 0
+        self._capacity = 0
 
     def mode(self, observation: Tensor, state: Tensor | None = None) -> Tensor:
         states = np.rint(observation.cpu().numpy()).astype(np.int16)
@@ -153,7 +153,7 @@ class SearchPolicy(NoiselessPolicy):
         if not self._simulations:
             preferences, _ = network.evaluate(game.observe(states))
             return np.asarray(np.where(game.legal(states), preferences, -np.inf).argmax(1))
-        if self._trees is None or self._room < len(states):
-            self._room = len(states)
-            self._trees = SearchTrees(game, self._room, self._simulations, self._exploration)
+        if self._trees is None or self._capacity < len(states):
+            self._capacity = len(states)
+            self._trees = SearchTrees(game, self._capacity, self._simulations, self._exploration)
         return np.asarray(self._trees.search(states, network.evaluate).argmax(1))

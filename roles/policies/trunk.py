@@ -121,7 +121,7 @@ class OwnTrunk(HiddenLayers):
                 "register_buffer(..., persistent=False) for what never changes."
             )
         self.name, self.features, self.bf16 = reference, features, precision == "bf16"
-        self._try(flat_space(space).shape[0])
+        self._check_forward(flat_space(space).shape[0])
 
     def initialise(self, generator: torch.Generator | None) -> None:
         """Leaves the parameters as the module made them."""
@@ -130,7 +130,7 @@ class OwnTrunk(HiddenLayers):
         features: Tensor = self.module(observation)
         return features
 
-    def _try(self, width: int) -> None:
+    def _check_forward(self, width: int) -> None:
         """Raises RoleError unless rows become features."""
         bf16, self.bf16 = self.bf16, False
         try:

@@ -182,9 +182,9 @@ class Batch:
         try:
             return self.columns[name]
         except KeyError:
-            raise KeyError(self._lacks(name)) from None
+            raise KeyError(self._missing_text(name)) from None
 
-    def _lacks(self, name: str) -> str:
+    def _missing_text(self, name: str) -> str:
         rows = self.rows is not None and self.rows.ndim == 2
         segment_columns = ("observations", "reward", "done") if rows else ()
         remedy, near = "", closest(name, (*self.columns, *segment_columns))

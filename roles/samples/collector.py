@@ -187,7 +187,7 @@ class Collector:
             state = state[rows]
         return self._denormalized(self._policy.value(inputs, state))
 
-    def _forget(self, done: Tensor) -> None:
+    def _reset_state(self, done: Tensor) -> None:
         """Clears the policy's state where episodes have ended, after their value was computed."""
         if self._state is not None:
             self._state.masked_fill_(done[:, None], 0.0)
@@ -200,7 +200,7 @@ class Collector:
         """Fills the columns that are computed for all steps at once."""
         batch = self.batch
         batch["done"].copy_(batch["ended"])
-        open_turns = None if self._present is None else _leave_open_turns(batch, self._present)
+        open_turns = None if self._present is None else _drop_open_turns(batch, self._present)
         self._policy.finish(batch)
         if "value" in self._policy.columns:
             value = batch["value"]
@@ -214,7 +214,7 @@ class Collector:
         if "observation" in batch.bootstrap:
             batch.bootstrap["observation"].copy_(self.observation)
 
-    def _sum_of_all(self) -> Tensor:
+    def _finite_sum(self) -> Tensor:
         """Returns a sum that is finite if all observations and rewards are, but for overflow."""
         raw, reward = self.batch["raw_observation"], self.batch["reward"]
         if not raw.is_floating_point():
@@ -252,10 +252,10 @@ class Collector:
                 self._read_final(t, cut, step.final_observation)
             if self._records:
                 self._record_next(row, step)
-            self._forget(done)
+            self._reset_state(done)
             taken += 1
         self.observation = self.observation.clone()  # the env's buffer is its own
-        if not bool(torch.isfinite(self._sum_of_all())):
+        if not bool(torch.isfinite(self._finite_sum())):
             raise self._not_finite()
         if taken < len(self._steps):
             if self._records_paid:  # games go on, and later rows are of the horizon before
@@ -282,7 +282,7 @@ class Collector:
             bad_rows = (~torch.isfinite(final).all(-1)).nonzero()
             if len(bad_rows):
                 env_index = int(rows[bad_rows[0]])
-                raise self._told("final observation", env_index, t)
+                raise self._error_at("final observation", env_index, t)
             if self._bootstrap:
                 # A time limit does not end an episode: it is credited with the value of the state
                 # that it was cut in. Rewards are scaled at the end, so this undoes the scale.
@@ -335,7 +335,7 @@ class Collector:
             self._action.copy_(self._act(self._steps[i], observation))
             return
         self.observation.copy_(self._steady.step.observation)
-        finite = torch.isfinite(self._sum_of_all())
+        finite = torch.isfinite(self._finite_sum())
         self._bad.copy_(~finite | self._bad_final.any())
         self._complete()
 
@@ -354,7 +354,7 @@ class Collector:
         if self._bootstrap:
             final_value = self._value(step.final_observation) * (self._gamma / self._reward_scale)
             row["reward"].add_(final_value.masked_fill_(~cut, 0.0))
-        self._forget(done)
+        self._reset_state(done)
         if self._reward_scale != 1.0:
             row["reward"].mul_(self._reward_scale)
 
@@ -362,7 +362,7 @@ class Collector:
         """Returns the error that names the first bad entry; waits for the device."""
         if len(final := self._bad_final.nonzero()):
             step, env_index = final[0].tolist()
-            return self._told("final observation", env_index, step)
+            return self._error_at("final observation", env_index, step)
         bad_reward = ~torch.isfinite(self.batch["reward"])
         bad, raw = bad_reward, self.batch["raw_observation"]
         if raw.is_floating_point():
@@ -371,12 +371,12 @@ class Collector:
         entries = bad.nonzero()
         if not len(entries):  # in the first observation, or a sum too large for float32
             field = "the first observation, or the sum of all,"
-            return self._told(field, 0, 0)
+            return self._error_at(field, 0, 0)
         step, env_index = entries[0].tolist()
         field = "reward" if bad_reward[step, env_index] else "observation"
-        return self._told(field, env_index, step)
+        return self._error_at(field, env_index, step)
 
-    def _told(self, what: str, env_index: int, step: int) -> NotFiniteError:
+    def _error_at(self, what: str, env_index: int, step: int) -> NotFiniteError:
         env_id = getattr(self._env, "env_id", "of the role")
         if (row_name := getattr(self._env, "row_name", None)) is not None:  # rows are agents
             what = f"{what} of {row_name(env_index)},"
@@ -385,7 +385,7 @@ class Collector:
         return NotFiniteError(env_id, what, env_index, seed, step, self._iteration)
 
 
-def _leave_open_turns(batch: Batch, present: Tensor) -> Tensor:
+def _drop_open_turns(batch: Batch, present: Tensor) -> Tensor:
     """Takes turns out of a batch whose outcome is not known yet, and returns them [T, N].
 
     They are the last turns of agents that do not act next, by `present` [N], in episodes that go

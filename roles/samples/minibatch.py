@@ -21,8 +21,8 @@ class Minibatch:
         assert whole.row_layout is not None
         self._sequences, self._frames, rows = whole.sequences, whole.frames, whole.rows
         self._dim = 0 if self._sequences is None else 1
-        self._whole = rows.flatten(0, 1) if self._sequences is None else rows
-        self.pieces = self._whole.shape[self._dim]
+        self._all_rows = rows.flatten(0, 1) if self._sequences is None else rows
+        self.pieces = self._all_rows.shape[self._dim]
         self.size = self.pieces // parts
         shape = (self.size,) if self._sequences is None else (len(rows), self.size)
         sequences: Sequences | None = None
@@ -40,10 +40,10 @@ class Minibatch:
     def fill(self, picked: Tensor) -> None:
         """Copies the rows or environments `picked` [size] into `batch`."""
         if self._frames is None:
-            torch.index_select(self._whole, self._dim, picked, out=self._rows)
+            torch.index_select(self._all_rows, self._dim, picked, out=self._rows)
         else:
             width = self._frames.width
-            rows = self._whole.index_select(self._dim, picked)[..., : self._numbers]
+            rows = self._all_rows.index_select(self._dim, picked)[..., : self._numbers]
             self._rows[..., width : width + self._numbers].copy_(rows)
         if self._sequences is not None:
             sequences = self.batch.sequences

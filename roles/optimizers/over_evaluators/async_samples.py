@@ -57,7 +57,7 @@ class AsyncSamples(Learning):
         self._learn_by(Learner(self.graph.algorithm, generator))
         self._batches = 0  # that were trained on
         self._lags: list[int] = []  # of the samples that are in the batch so far
-        self._seen = Seen(0.0, 0.0, 0.0)
+        self._batch_episodes = Seen(0.0, 0.0, 0.0)
 
     def step(self) -> dict[str, Any]:
         while len(self._lags) < self._width:
@@ -67,8 +67,8 @@ class AsyncSamples(Learning):
                 continue
             self._joined.put(len(self._lags), sample)
             self._lags.append(lag)
-            self._seen = self._seen.plus(sample.episodes)
-        episodes, lags = self._seen, self._lags
+            self._batch_episodes = self._batch_episodes.plus(sample.episodes)
+        episodes, lags = self._batch_episodes, self._lags
         self._forget()  # first: an update that raises is not made again
         self._anneal()
         self._batches += 1
@@ -79,7 +79,7 @@ class AsyncSamples(Learning):
         self._ask(number, "sample", self.graph.acting(), self.steps)
 
     def _forget(self) -> None:
-        self._lags, self._seen = [], Seen(0.0, 0.0, 0.0)
+        self._lags, self._batch_episodes = [], Seen(0.0, 0.0, 0.0)
 
     def _minibatch_faults(self, its: ActorCriticConfig, num_env: int) -> list[Fault]:
         product = f"num_env={num_env} x samples={self._width}"

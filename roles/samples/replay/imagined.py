@@ -43,15 +43,15 @@ class ModelReplay(ReplayBuffer):
             real._storage, real._sampler, real.limiter, real.batch_size, real._generator
         )
         self._settings, self._model, self._policy = settings, model, policy
-        self._normalizer, self._over = normalizer, termination
+        self._normalizer, self._termination = normalizer, termination
         # Real rows since the model was trained; at `model_every` it is trained again.
         self._since = settings.model_every - settings.replay_start
         self._made: list[dict[str, Tensor]] = []  # the columns of the newest roll-outs, by time
         self._imagined: dict[str, Tensor] = {}  # the same, joined
-        self._from_real = round(settings.real_share * real.batch_size)
+        self._num_real = round(settings.real_share * real.batch_size)
 
     def put(self, batch: Batch) -> None:
-        if self._over is never and bool(batch["terminated"].any()):
+        if self._termination is never and bool(batch["terminated"].any()):
             raise RoleError(
                 "an episode was over before its time limit, and algorithm.termination=never has "
                 "the model's episodes never end. Give termination the name of the environment's "
@@ -61,7 +61,7 @@ class ModelReplay(ReplayBuffer):
         self._since += batch["reward"].numel()
 
     def next(self) -> tuple[Batch, Tensor]:
-        if self._from_real == self.batch_size:
+        if self._num_real == self.batch_size:
             return super().next()
         if self._since >= self._settings.model_every:
             inputs, targets = self._real_rows()
@@ -71,8 +71,8 @@ class ModelReplay(ReplayBuffer):
                 self._roll_out()
         if not self._imagined:
             return super().next()
-        real, places = self._drawn(self._from_real)
-        count = self.batch_size - self._from_real
+        real, places = self._draw_real(self._num_real)
+        count = self.batch_size - self._num_real
         total, generator = len(self._imagined["reward"]), self._generator
         rows = torch.randint(total, (count,), generator=generator, device=generator.device)
         self.limiter.drawn += 1
@@ -86,7 +86,7 @@ class ModelReplay(ReplayBuffer):
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
         """Learns nothing: all rows are drawn alike."""
 
-    def _drawn(self, count: int) -> tuple[Batch, Tensor]:
+    def _draw_real(self, count: int) -> tuple[Batch, Tensor]:
         places, _ = self._sampler.draw(count, self._storage.rows, self._generator)
         return self._storage.gather(places, self._generator.device), places
 
@@ -105,7 +105,7 @@ class ModelReplay(ReplayBuffer):
     def _roll_out(self) -> None:
         """Makes roll-outs from real steps, by the present policy and the best networks."""
         settings, generator, fit = self._settings, self._generator, self._model
-        start, _ = self._drawn(settings.rollouts)
+        start, _ = self._draw_real(settings.rollouts)
         states, parts = start["raw_observation"], []
         for _ in range(settings.rollout_length):
             count, device = len(states), generator.device
@@ -121,7 +121,7 @@ class ModelReplay(ReplayBuffer):
             next_states, reward = fit.model.sample(
                 states, action, fit.elites[index], normal(fit.model.targets)
             )
-            is_over = self._over(states, action, next_states)
+            is_over = self._termination(states, action, next_states)
             parts.append(
                 {
                     "raw_observation": states, "action": action, "reward": reward,

@@ -113,9 +113,9 @@ class PrioritizedSampler:
         """`static`: work as on a GPU, which waits for nothing."""
         self._places, self._device = places, device
         self._alpha, self._eps, self._first_beta = alpha, eps, beta
-        self.beta, self._of_all = beta, weights_by == "buffer"
+        self.beta, self._weights_by_buffer = beta, weights_by == "buffer"
         self._static = static_on(device, static)
-        self._tree = SumTree(places, device, has_least=self._of_all)
+        self._tree = SumTree(places, device, has_least=self._weights_by_buffer)
         self._greatest = torch.ones((), dtype=torch.float64, device=device)  # with alpha inside
         self._bad = torch.full((2,), -1.0, dtype=torch.float64, device=device)
         self._shares: Tensor | None = None
@@ -145,7 +145,7 @@ class PrioritizedSampler:
         places = self._tree.find(targets.add_(self._shares).div_(size))
         # (N P) ** -beta over the greatest of these: N and the sum of all priorities cancel.
         priorities = self._tree.priorities.index_select(0, places)
-        smallest = self._tree.least() if self._of_all else priorities.min()
+        smallest = self._tree.least() if self._weights_by_buffer else priorities.min()
         return places, (smallest / priorities).float().pow_(self.beta)
 
     def update(self, places: Tensor, priorities: Tensor | None) -> None:

@@ -90,16 +90,16 @@ class SequenceStorage(Storage):
             for name, column in super().gather(row_places, device).columns.items()
         }
         target, count = device or self.device, len(self._states)
-        shown = self._seen.at(window.flatten()).view(*window.shape, -1).to(target)
-        goes_on = self._after.take(window) == GOES_ON
+        shown = self._stored.at(window.flatten()).view(*window.shape, -1).to(target)
+        goes_on = self._successors.take(window) == GOES_ON
         previous = (places - self.num_env) % count
         state = self._states.index_select(0, places)
-        continues = self._after.take(self._at(horizon * self._steps - 1, env)) == GOES_ON
+        continues = self._successors.take(self._at(horizon * self._steps - 1, env)) == GOES_ON
         # Where the state is zero an episode began.
         burns_in = continues & (horizon > self._horizons.start) & (state != 0.0).any(1)
         ahead = torch.zeros(shape, dtype=torch.int64, device=self.device)
         if self._n_step > 1:
-            ahead = self._counted(row_places)[1].sum(0).sub_(1).view(shape)
+            ahead = self._n_step_places(row_places)[1].sum(0).sub_(1).view(shape)
         return Batch(
             columns
             | {

@@ -90,7 +90,7 @@ class Storage:
         older = stacking.count - 1 if self._follows and stacking is not None else 0
         self._ring = StepRing(self._capacity + 1 + older, self.num_env)
         self.device, self._static = device, static_on(device, static)
-        self._n_step, self._over = n_step, "terminated" if bootstrap_time_limit else "done"
+        self._n_step, self._over_column = n_step, "terminated" if bootstrap_time_limit else "done"
         if self._follows:
             kept.pop("raw_observation", None)
         shapes = {name: batch[name].shape[2:] for name in kept}
@@ -112,14 +112,14 @@ class Storage:
         self._begin = self._end = 0  # steps that are kept, counted since the beginning
         if not self._follows:
             return
-        self._after = torch.full((self._ring.places,), GOES_ON, device=device)  # int64
-        self._seen = StoredObservations(
+        self._successors = torch.full((self._ring.places,), GOES_ON, device=device)  # int64
+        self._stored = StoredObservations(
             self._ring, batch["raw_observation"], stacking, device=device, static=self._static,
             check_memory=self._check_memory,
         )  # fmt: skip
         self._finals = SideRing(
-            ends, self._seen.frames[:1], static=self._static, check_memory=self._check_memory,
-            in_use=lambda: self._after[self._after >= 0] // 2,
+            ends, self._stored.frames[:1], static=self._static, check_memory=self._check_memory,
+            in_use=lambda: self._successors[self._successors >= 0] // 2,
         )  # fmt: skip
         powers = torch.tensor([gamma**k for k in range(n_step + 1)], dtype=torch.float64)
         self._discounts = powers.float().to(device)
@@ -155,7 +155,7 @@ class Storage:
     @property
     def observation_width(self) -> int:
         """The width of an observation, where transitions are made."""
-        return self._seen.frames.shape[1] * self._seen.count
+        return self._stored.frames.shape[1] * self._stored.count
 
     @property
     def row_bytes(self) -> int:
@@ -179,11 +179,11 @@ class Storage:
         new_steps = range(self._end, self._end + steps - first)
         if self._follows:
             raw, next_raw = batch["raw_observation"][first:], batch["next_observation"]
-            goes_on = self._end_what_does_not_go_on(raw[0])
-            self._ring.write(self._after, self._what_follows(batch, first), new_steps)
-            self._seen.put(raw, batch["done"][first:], goes_on, new_steps)
-            self._seen.put_head(next_raw[-1], new_steps.stop)
-            self._after[self._ring.step(new_steps.stop)].fill_(GOES_ON)
+            goes_on = self._link_newest(raw[0])
+            self._ring.write(self._successors, self._successors_of(batch, first), new_steps)
+            self._stored.put(raw, batch["done"][first:], goes_on, new_steps)
+            self._stored.put_head(next_raw[-1], new_steps.stop)
+            self._successors[self._ring.step(new_steps.stop)].fill_(GOES_ON)
         for name, column in self._columns.items():
             self._ring.write(column, batch[name][first:], new_steps)
         self._end = new_steps.stop
@@ -198,8 +198,8 @@ class Storage:
             return
         if self._follows:
             for places, _ in self._ring.pieces(range(end, self._end)):
-                self._after[places].fill_(GOES_ON)
-            newest = self._after[self._ring.step(end - 1)]
+                self._successors[places].fill_(GOES_ON)
+            newest = self._successors[self._ring.step(end - 1)]
             newest.masked_fill_(newest == GOES_ON, _NEWEST)
         self._end = end
 
@@ -207,8 +207,8 @@ class Storage:
         """Forgets all rows; `end`: where the next step is counted from."""
         self._begin = self._end = end
         if self._follows:
-            self._after.fill_(GOES_ON)
-            self._seen.clear()
+            self._successors.fill_(GOES_ON)
+            self._stored.clear()
 
     def gather(self, places: Tensor, device: torch.device | None = None) -> Batch:
         """Returns the rows at places [B] as a minibatch, copied; None: on the storage's device."""
@@ -219,16 +219,16 @@ class Storage:
         }
         if self._follows:
             if "raw_observation" in self._names:
-                rows["raw_observation"] = self._seen.at(places)
+                rows["raw_observation"] = self._stored.at(places)
             rows |= self._transitions(places, rows.get("reward"))
         drawn = {name: column.to(device or self.device) for name, column in rows.items()}
         # Bytes travel to the device as bytes, and become floats there.
         return Batch({n: c.float() if c.dtype == torch.uint8 else c for n, c in drawn.items()})
 
-    def _counted(self, places: Tensor) -> tuple[Tensor, Tensor]:
+    def _n_step_places(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the places [n, B] of n-step rows, and which of them count [n, B]."""
         window = (places + self._offsets) % self._ring.places
-        ends = (self._after.take(window) != GOES_ON).cumsum(0)
+        ends = (self._successors.take(window) != GOES_ON).cumsum(0)
         # Up to and with the first that no row follows.
         counts = torch.ones_like(ends, dtype=torch.bool)
         counts[1:] = ends[:-1] == 0
@@ -236,7 +236,7 @@ class Storage:
 
     def _transitions(self, places: Tensor, reward: Tensor | None) -> dict[str, Tensor]:
         if self._n_step > 1:
-            window, counts = self._counted(places)
+            window, counts = self._n_step_places(places)
             rewards = self._columns["reward"].take(window)
             reward = (rewards * counts * self._discounts[:-1, None]).sum(0)
             num_steps = counts.sum(0)
@@ -244,18 +244,18 @@ class Storage:
             discount = self._discounts.take(num_steps)
         else:
             last, discount = places, self._discounts[1:].expand(len(places))
-        codes = self._after.index_select(0, last)
+        codes = self._successors.index_select(0, last)
         columns: dict[str, Tensor] = {} if reward is None else {"reward": reward}
         # Remainders of negative codes are not positive.
         columns["discount"] = discount.masked_fill(codes.fmod(2) == 1, 0.0)
         if "next_observation" in self._names:
             next_places = (last + self.num_env) % self._ring.places
-            newest = self._seen.frames.index_select(0, next_places)
+            newest = self._stored.frames.index_select(0, next_places)
             if self._static:
                 newest = torch.where((codes >= 0)[:, None], self._finals.take(codes // 2), newest)
             elif len(ended := (codes >= 0).nonzero().squeeze(-1)):
                 newest[ended] = self._finals.take(codes[ended] // 2)
-            columns["next_observation"] = self._seen.after(last, newest)
+            columns["next_observation"] = self._stored.after(last, newest)
         return columns
 
     def whose(self, place: int) -> tuple[int, int]:
@@ -265,17 +265,17 @@ class Storage:
 
     # What follows rows ------------------------------------------------------------------------
 
-    def _what_follows(self, batch: Batch, first: int) -> Tensor:
+    def _successors_of(self, batch: Batch, first: int) -> Tensor:
         """Returns what follows each row from step `first` on, and keeps final observations."""
-        done, is_over = batch["done"][first:].bool(), batch[self._over][first:].bool()
+        done, is_over = batch["done"][first:].bool(), batch[self._over_column][first:].bool()
         done, is_over = done.to(self.device), is_over.to(self.device)
-        final = self._seen.newest(batch["next_observation"][first:]).flatten(0, 1)
+        final = self._stored.newest(batch["next_observation"][first:]).flatten(0, 1)
         number = self._finals.keep(done.flatten(), final)
         codes = (2 * number.view_as(done) + is_over).masked_fill_(~done, GOES_ON)
         codes[-1].masked_fill_(codes[-1] == GOES_ON, _NEWEST)
         return codes
 
-    def _end_what_does_not_go_on(self, seen: Tensor) -> Tensor:
+    def _link_newest(self, seen: Tensor) -> Tensor:
         """Links the newest rows to the next observations `seen` [N, D], or ends them.
 
         Returns which of them go on [N].
@@ -283,10 +283,10 @@ class Storage:
         if self._begin == self._end:
             return torch.zeros(self.num_env, dtype=torch.bool, device=self.device)
         last = self._ring.step(self._end - 1)
-        newest, frame = self._after[last], self._seen.frames[self._ring.step(self._end)]
-        expected = self._seen.after(torch.arange(last.start, last.stop, device=self.device), frame)
+        newest, frame = self._successors[last], self._stored.frames[self._ring.step(self._end)]
+        latest = self._stored.after(torch.arange(last.start, last.stop, device=self.device), frame)
         undecided = newest == _NEWEST
-        goes_on = undecided & (seen.to(expected) == expected).all(1) & self._in_turn
+        goes_on = undecided & (seen.to(latest) == latest).all(1) & self._in_turn
         cut = undecided & ~goes_on
         number = self._finals.keep(cut, frame)
         newest.masked_fill_(undecided, GOES_ON)
@@ -295,11 +295,11 @@ class Storage:
 
     # Checkpoints ------------------------------------------------------------------------------
 
-    def _kept(self) -> dict[str, Tensor]:
+    def _checkpoint_columns(self) -> dict[str, Tensor]:
         """Returns the columns of a checkpoint."""
         if not self._follows:
             return dict(self._columns)
-        return self._columns | {"after": self._after} | self._seen.columns
+        return self._columns | {"after": self._successors} | self._stored.columns
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows; the memory itself once the ring is full."""
@@ -307,19 +307,19 @@ class Storage:
         state: dict[str, Any] = {
             "columns": {  # a view would be saved with all of its memory
                 name: column[:used].clone() if used < self._ring.places else column
-                for name, column in self._kept().items()
+                for name, column in self._checkpoint_columns().items()
             },
             "slots": self._ring.slots, "num_env": self.num_env,
             "begin": self._begin, "end": self._end,
         }  # fmt: skip
         if self._follows:
             state |= dict(zip(("finals", "next_final"), self._finals.state(), strict=True))
-            state |= self._seen.state_dict()
+            state |= self._stored.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads `state`; of another capacity, the newest rows that fit."""
-        columns = self._kept()
+        columns = self._checkpoint_columns()
         saved: dict[str, Tensor] = state["columns"]
         if (saved_layout := _described(saved)) != (layout := _described(columns)):
             raise CheckpointError(
@@ -350,7 +350,7 @@ class Storage:
         self._begin = begin
         if self._follows:
             self._finals.load(state["finals"], state["next_final"])
-            self._seen.load_state_dict(state)
+            self._stored.load_state_dict(state)
 
 
 def _described(columns: Mapping[str, Tensor]) -> str:
