@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ActorTable:
-    """Every actor that lives, or has records nobody fetched. The runtime's thread only."""
+    """Holds every actor that lives or has unfetched records. Used by the runtime's thread only."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
@@ -44,10 +44,10 @@ class ActorTable:
         self.names: dict[tuple[str, str], Actor] = {}  # by namespace and name
 
     def add(self, actor: Actor, caller: int) -> None:
-        """A new actor was asked for."""
+        """Adds a new actor that the process `caller` asked for."""
         objects, creation = self._objects, actor.creation
         existing = self.table.get(actor.id, actor)
-        if existing is not actor and not existing.dead:  # whoever asked was run again
+        if existing is not actor and not existing.dead:  # its caller is run again
             objects.hold(actor.id, ("process", caller))
             return
         if actor.registered:
@@ -60,7 +60,7 @@ class ActorTable:
         self.table[actor.id] = actor
         process = self._spawner.processes.get(caller)
         if creation.parent and process is not None and process.is_logged:
-            # It must be known again when its caller is run again.
+            # When its caller is run again it must find the same actor.
             objects.hold(actor.id, ("task", creation.parent))
         objects.hold_for(caller, actor)
         slot = Slot(ids.result(creation.id), f"{actor.name}.__init__", creation)
@@ -77,7 +77,7 @@ class ActorTable:
         self._tasks.begin(creation)
 
     def named(self, namespace: str, name: str) -> tuple[Any, ...]:
-        """Returns what a handle of the living actor of this name is made of."""
+        """Returns the fields of a handle to the living actor of this name."""
         actor = self.names.get((namespace, name))
         if actor is None:
             names = ", ".join(sorted(name for space, name in self.names if space == namespace))
@@ -88,7 +88,7 @@ class ActorTable:
         return actor.id, actor.name, actor.class_name, actor.methods
 
     def start(self, start: StartActor) -> None:
-        """The scheduler has found its place on a device."""
+        """Starts an actor on the device that the scheduler has chosen."""
         actor = self.table.get(start.actor)
         if actor is not None and not actor.dead:
             actor.device = start.device
@@ -97,7 +97,7 @@ class ActorTable:
             self._start_if_ready(actor)
 
     def _start_if_ready(self, actor: Actor) -> None:
-        """Starts it as soon as it has its place and what `__init__` is called with."""
+        """Starts an actor as soon as it has a device and the inputs of `__init__`."""
         if actor.device < 0 or actor.creation.missing or actor.process is not None:
             return
         process = self._spawn(actor)
@@ -111,7 +111,7 @@ class ActorTable:
         self._loop.post(self._may_go_straight, actor)
 
     def infeasible(self, infeasible: Infeasible) -> None:
-        """No device has what an actor, or a task, wants."""
+        """Fails an actor or a task that demands more than any device has."""
         actor = self.table.get(infeasible.subject)
         task = self._live.get(infeasible.subject)
         error = errors.OutOfResources(infeasible.reason)
@@ -121,10 +121,10 @@ class ActorTable:
             self._tasks.fail(task, error)
 
     def _spawn(self, actor: Actor) -> Process | None:
-        """Gives it a process; None if there can be none, and it has ended with that."""
+        """Spawns the actor's process; on failure ends the actor and returns None."""
         options, creation = actor.options, actor.creation
         with actor.sending:
-            actor.unsent_calls += 1  # nothing goes straight before what the process is built from
+            actor.unsent_calls += 1  # no call is sent directly before Build and the creation
         try:
             keep_log = options.log is not None
             process = self._spawner.spawn(actor.request, keep_log, actor.device, actor)
@@ -151,7 +151,7 @@ class ActorTable:
     def checkpointed(
         self, process: Process, sequence: int, place: Place, refs: list[bytes]
     ) -> None:
-        """An actor has saved its state: the calls before need not be run again."""
+        """Notes an actor's checkpoint, and drops the logged calls that it covers."""
         actor, objects = process.actor, self._objects
         if actor is None:
             return
@@ -171,7 +171,7 @@ class ActorTable:
     # Calls of methods.
 
     def call(self, task: TaskSpec) -> None:
-        """A method was called; it goes to the actor when its inputs are there, in its turn."""
+        """Sends a method's call to the actor once its inputs are ready and its turn has come."""
         actor = self.table.get(task.actor)
         if actor is not None and task is actor.creation:
             self._start_if_ready(actor)
@@ -194,7 +194,7 @@ class ActorTable:
         queue.append(task)
 
     def ready(self, task: TaskSpec) -> None:
-        """A method's inputs have come."""
+        """Advances the queue of a call whose inputs are ready."""
         actor = self.table[task.actor]
         if task is actor.creation:
             self._start_if_ready(actor)
@@ -202,7 +202,7 @@ class ActorTable:
             self._advance(actor, actor.line(task))
 
     def skipped(self, task: TaskSpec) -> None:
-        """A method will not be run after all."""
+        """Takes a call out of its queue that will not be run."""
         actor = self.table.get(task.actor)
         if actor is not None and task is actor.creation:
             if actor.process is None:
@@ -231,14 +231,14 @@ class ActorTable:
         self._dispatch.add(task, actor.process)
 
     def answered(self, process: Process, task: TaskSpec, failure: bytes | None) -> bool:
-        """Tells whether this answer is to be passed on: not if it was given before the crash."""
+        """Tells whether to pass an answer on; not if the caller had it before the crash."""
         actor = process.actor
         assert actor is not None
         if task is actor.creation:
             rebuilt = task.slots[0].done
             if failure is None:
                 self._record(actor, "alive")
-            elif rebuilt:  # it would not be built another time either
+            elif rebuilt:  # building it again would fail, too
                 actor.rebuilding_failed = Slot(b"", task.name)
                 actor.rebuilding_failed.fill(failure, failed=True)
             return not rebuilt
@@ -253,7 +253,7 @@ class ActorTable:
         return True
 
     def keeps(self, task: TaskSpec) -> bool:
-        """Tells whether a call that was answered may have to be run again, with its inputs."""
+        """Tells whether an answered call, with its inputs, is kept to be run again."""
         actor = self.table.get(task.actor) if task.actor else None
         logged = actor is not None and actor.keeps_log and not actor.dead
         return logged and task.state != CANCELLED
@@ -261,7 +261,7 @@ class ActorTable:
     # Ends.
 
     def process_gone(self, process: Process, exited: Exited) -> None:
-        """An actor's process has ended: it comes back, or that was all of it."""
+        """Restarts an actor whose process has ended, or ends the actor."""
         actor = process.actor
         assert actor is not None
         if actor.process is not process or actor.dead:
@@ -300,14 +300,14 @@ class ActorTable:
         for task in unanswered:
             if task not in given_up:
                 self._dispatch.add(task, successor)
-        for task in given_up:  # now that nothing which this sets free can overtake the others
+        for task in given_up:  # last, so that no later call overtakes those above
             error = ActorDiedError(*death.fields())
             error.reason = (
                 f"{task.name} was running, and max_task_retries={actor.retries(task)} of it are "
                 "used up. The actor was restarted, and goes on without this call"
             )
             self._tasks.fail(task, error)
-        # Not before the calls are seen to that went straight to the dead one.
+        # First the calls are handled that went directly to the dead process.
         self._loop.post(self._may_go_straight, actor)
 
     def _retries(self, actor: Actor, task: TaskSpec) -> bool:
@@ -345,7 +345,7 @@ class ActorTable:
         if not slot.done:
             objects.fail(slot, None, actor.death())
         tasks.live.pop(actor.creation.id, None)
-        actor.creation.keep = None  # it is not built again: memory it was given may go at once
+        actor.creation.keep = None  # it is not built again, so its memfds may go
         has_references = (slot.id in objects.slots for task in calls for slot in task.slots)
         actor.death_seen = actor.death_seen or any(has_references)
         for task in calls:
@@ -369,7 +369,7 @@ class ActorTable:
             self.table.pop(actor.id, None)
 
     def ask(self, actor: Actor, kind: Kind, reason: str) -> None:
-        """Sends ASK_STOP, which a process that takes its place is told too, or CLOSE."""
+        """Sends ASK_STOP, which is repeated to a replacement of the process, or CLOSE."""
         if actor.dead:
             return
         actor.stop_requested = True
@@ -397,7 +397,7 @@ class ActorTable:
         self._end(actor, Exited(None, None, time.monotonic()), reason, cause)
 
     def unreferenced(self, id: bytes) -> None:
-        """No process, call or object has a handle of this actor any more."""
+        """Ends an actor, as no process, call or object has a handle to it any more."""
         actor = self.table.get(id)
         if actor is None:
             return
@@ -409,9 +409,9 @@ class ActorTable:
             self._maybe_end(actor)
 
     def _maybe_end(self, actor: Actor) -> None:
-        """Ends an actor that nobody has a handle of, when it has answered."""
+        """Ends an actor without handles once it has answered all of its calls."""
         busy = actor.unanswered or actor.backlog or actor.waiting
-        if self._objects.references.held(actor.id):  # it was found by its name since
+        if self._objects.references.held(actor.id):  # somebody has looked it up by name since
             return
         if actor.unreferenced and not busy and not actor.dead and not actor.end_reason:
             actor.end_reason = NOBODY

@@ -18,14 +18,14 @@ _READS_AT_ONCE: Final = 16  # then it is the other channels' turn
 
 
 class SocketChannel:
-    """A non-blocking socket with what is still to be sent on it. Used by one thread only."""
+    """Sends and receives on a non-blocking socket, with a queue. Used by one thread only."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.open = True
-        self.full = False  # the socket takes no more for now
-        self._lock = threading.Lock()  # what is sent is sent whole, by whichever thread
+        self.full = False  # whether the socket's buffer is full
+        self._lock = threading.Lock()  # so that frames of different threads do not mix
         self._reader = framing.Reader()
         # (bytes, descriptors that go with the first of them, whatever keeps those open)
         self._outgoing: collections.deque[tuple[memoryview | bytes, Sequence[int], Any]] = (
@@ -40,7 +40,7 @@ class SocketChannel:
         """Sends a small frame at once, from any thread; False if it had to be queued."""
         with self._lock:
             if not self._outgoing and self.open:
-                # A stream socket takes so little whole, or not at all.
+                # A stream socket takes so few bytes all at once, or none.
                 with contextlib.suppress(OSError):
                     self.sock.send(frame, _NOSIGNAL)
                     return True
@@ -62,14 +62,14 @@ class SocketChannel:
                     sent = framing.send_some(self.sock, parts, fds)
                 except BlockingIOError:
                     return False
-                except OSError:  # nobody reads any more; its end is noticed by reading
+                except OSError:  # the other end is closed, as the next read will tell
                     outgoing.clear()
                     break
                 while outgoing and sent >= len(outgoing[0][0]):
                     sent -= len(outgoing.popleft()[0])
                 if sent:
                     data, fds, keep = outgoing[0]
-                    # Descriptors went with the first byte; only the first entry can have had any.
+                    # Descriptors went with the first byte, and only the first entry had any.
                     outgoing[0] = (memoryview(data)[sent:], (), keep)
         return True
 
@@ -91,7 +91,7 @@ class SocketChannel:
         return messages, True
 
     def forget(self) -> None:
-        """After a fork: closes this copy. Who held the lock just then is not in this process."""
+        """Closes this copy after a fork, without the lock, which the parent's thread may hold."""
         self._lock = threading.Lock()
         self.close()
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _ONE_CPU: Final = {"CPU": 1.0}
 _PLAIN_BYTES: Final = 2048
-_PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
+_PLENTY: Final = 2  # memory is plentiful while at most 1 / _PLENTY is in use
 
 
 def is_plain(task: TaskSpec, actor: Actor) -> bool:
@@ -46,7 +46,7 @@ def run_frame(
     task: TaskSpec, number: int, arguments: Place, inputs: Sequence[tuple[bytes, Place]],
     replayed: bool, *, details: Any,
 ) -> bytes:  # fmt: skip
-    """A call as a process gets it."""
+    """Returns the frame that tells a process to run a call."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,
          task.attempts, task.failures, replayed, details), 5,
@@ -62,10 +62,10 @@ class Dispatch:
         self._processes, self._objects = driver.processes, driver.objects
         self._tasks, self._live = driver.tasks, driver.tasks.live
         self._functions = driver.functions
-        self._starved: list[Process] = []  # the next call of theirs finds no room for its inputs
+        self._starved: list[Process] = []  # whose next call has no room for its inputs
 
     def run(self, run: Run) -> None:
-        """The scheduler has chosen a worker."""
+        """Gives a task to the worker that the scheduler has chosen."""
         task, process = self._live.get(run.task), self._processes[run.worker]
         if task is None:  # it was cancelled meanwhile
             self._loop.defer(lambda: self._left_out(run.task, process))
@@ -75,12 +75,12 @@ class Dispatch:
         self.add(task, process)
 
     def add(self, task: TaskSpec, process: Process, replayed: bool = False) -> None:
-        """Gives a call to a process, after those it was given before."""
+        """Queues a call for a process, behind the calls it was given before."""
         stored_ids: list[bytes] = []
         if task.inputs:
             slots = [self._objects.slots[id] for id in task.inputs]
             if not task.actor and any(slot.state == PENDING or slot.failed for slot in slots):
-                # Lost since it was queued. Not from within a decision of the scheduler's.
+                # An input was lost. Deferred, as the scheduler may be deciding right now.
                 self._loop.defer(lambda: self._take_back(task, process, slots))
                 return
             stored_ids = [slot.id for slot in slots if slot.stored or slot.state == PENDING]
@@ -96,7 +96,7 @@ class Dispatch:
         self.proceed(process)
 
     def sent(self, task: TaskSpec, process: Process, number: int) -> None:
-        """A method was called, and the call is on its way to the actor already."""
+        """Notes a method's call that was sent directly to the actor."""
         actor = process.actor
         assert actor is not None
         if process.dead or actor.process is not process:  # it ended meanwhile
@@ -111,7 +111,7 @@ class Dispatch:
         self._started(task, process, number)
 
     def proceed(self, process: Process) -> None:
-        """Sends what can be sent, and sees to what the next one needs when its turn has come."""
+        """Sends the calls that are ready, and pins the inputs of the next one when it is due."""
         pending = process.to_send
         while pending and not process.dead:
             call = pending[0]
@@ -124,25 +124,25 @@ class Dispatch:
                 try:
                     self._send(call.task, process, call.places, call.replayed)
                 finally:
-                    pending.popleft()  # while it is there no call of the driver's overtakes it
+                    pending.popleft()  # until then no call is sent directly, past it
             else:
                 if call.asked is None and (not process.calls or self._is_plenty):
                     self._pin(call, process)
                 return
 
     def room_freed(self) -> None:
-        """Somebody has let go of memory."""
+        """Tries the starved processes again, as memory was freed."""
         processes, self._starved = self._starved, []
         for process in processes:
             self._loop.defer(lambda process=process: self.proceed(process))  # type: ignore[misc]
 
     def recall(self, recall: Recall) -> None:
-        """The scheduler wants the calls back that a worker has not begun."""
+        """Asks a worker for the calls that it has not begun."""
         process = self._processes[recall.worker]
         self._loop.send(process.urgent, framing.frame(Kind.RECALL, 0))
 
     def returned(self, process: Process, numbers: Sequence[int]) -> None:
-        """Calls that a worker had not begun come back."""
+        """Takes back the calls that a worker had not begun."""
         tasks = [task for number in numbers if (task := process.calls.pop(number, None))]
         for task in tasks:
             task.process = None
@@ -170,7 +170,7 @@ class Dispatch:
             self._objects.pin(
                 id,
                 lambda result, id=id: self._pinned(call, request, process, id, result),  # type: ignore[misc]
-                patient=False,  # while it waits it holds nothing of what others may need
+                patient=False,  # it fails at once, and so holds no memory while it waits
             )
 
     def _pinned(
@@ -186,13 +186,13 @@ class Dispatch:
                 self.proceed(process)
         elif isinstance(result, ObjectStoreFullError) and self._may_wait(call, process, result):
             self._unpin(call, process)
-            if not process.calls:  # else it is tried again when its turn has come
+            if not process.calls:  # else it is tried again in its turn
                 self._starved.append(process)
         else:
             self._fail(call, process, result)
 
     def _may_wait(self, call: PendingCall, process: Process, error: ObjectStoreFullError) -> bool:
-        """Tells if it waits: while calls run that will free memory, and a while for readers."""
+        """Tells whether a call may wait for memory: as calls run, or, for a while, for readers."""
         now_s = time.monotonic()
         if process.calls or self._others_run(process):
             call.since_s = 0.0
@@ -209,7 +209,7 @@ class Dispatch:
         return now_s - call.since_s < room_requests.PINNED_S
 
     def _others_run(self, process: Process) -> bool:
-        """Tells whether calls run that will let go of memory when they are over."""
+        """Tells whether other processes run calls that will free memory when they end."""
         return any(
             other.calls and not other.blocked and any(other.pins.values())
             for other in self._processes.values()
@@ -235,7 +235,7 @@ class Dispatch:
         self.proceed(process)
 
     def _take_back(self, task: TaskSpec, process: Process, inputs: Sequence[Slot]) -> None:
-        """It cannot run yet, or not at all."""
+        """Takes a call back whose inputs are pending or failed."""
         self._left_out(task.id, process)
         if self._live.get(task.id) is not task:
             return
@@ -263,7 +263,7 @@ class Dispatch:
             assert isinstance(function, bytes)
             try:
                 self._send_function(process, function)
-            except GcsError as error:  # not from within a decision of the scheduler's
+            except GcsError as error:  # deferred, as the scheduler may be deciding right now
                 self._unpin_all(places, process)
                 self._loop.defer(lambda: self._left_out(task.id, process))
                 text = f"{task.name} cannot be run, as its function cannot be read: {error}"
@@ -296,7 +296,7 @@ class Dispatch:
         task.attempts += 1
 
     def _send_function(self, process: Process, function: bytes) -> None:
-        """Makes a function known to a worker, and not too many others."""
+        """Sends a function to a worker, and has it drop unused ones beyond the limit."""
         sent_functions = process.functions
         name, body = self._functions.get(function)
         if process.function_bytes + len(body) > KEPT_BYTES:

@@ -1,4 +1,4 @@
-"""Puts the runtime together in the process that calls `init`, and is what its threads use of it.
+"""Assembles the runtime in the process that calls `init`, and is the interface to its threads.
 
 One thread, the event loop's, has all tables and sockets; the other threads post commands to it and
 wait on slots. `scheduler` and `store` decide without doing; the tables and `dispatch` do.
@@ -52,17 +52,17 @@ _TOGETHER: Final = 64  # submissions, then it is looked how many rows are unwrit
 
 
 class Driver:
-    """The runtime of the process that called `init`; its methods may be called from any thread."""
+    """Is the runtime of the process that called `init`; methods may be called from any thread."""
 
     is_driver = True
-    reads = True  # the runtime's thread fills every slot as soon as that can be
+    reads = True  # the runtime's thread fills every slot by itself
 
     def __init__(
         self, preload: Sequence[str], devices: Mapping[int, Mapping[str, float]],
         cores: Mapping[int, tuple[int, ...]], object_store_bytes: int, gcs_path: Path | None,
         *, gcs_replicas: int, namespace: str,
     ) -> None:  # fmt: skip
-        self.namespace = namespace  # in which names are looked for when nothing is said
+        self.namespace = namespace  # the default one, for actors' names
         self.arena = arena = Arena.create(object_store_bytes)
         self.server = server = ForkServerProcess(preload, arena)
         try:
@@ -73,7 +73,7 @@ class Driver:
             arena.close()
             raise
 
-        # Each part keeps those it uses that are made before it, and finds the others here.
+        # Each part keeps references to parts made before it, and reaches later ones through self.
         self.gcs, self.loop = gcs, EventLoop(self)
         self.post = self.loop.post
         self.scheduler = Scheduler(devices)
@@ -99,14 +99,14 @@ class Driver:
         }
         self._num_submitted = 0
         self._printed_failure = ""  # of the control store
-        self._ticks = False  # the scheduler may want to know how time goes by
+        self._ticks = False  # whether the scheduler wants to be told of time
         self._ticked_s = self._looked_s = self._recorded_s = 0.0
-        self._look_again = True  # something has happened since the last look, or is to be done yet
+        self._look_again = True  # whether there is work for the next look
         self.loop.start()
 
     @property
     def ready(self) -> Slot:
-        """Filled when the fork server has imported what it was told to."""
+        """Returns a slot that is filled when the fork server has imported its modules."""
         return self.spawner.ready
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Driver:
         self.arena.close()
 
     def forget(self) -> None:
-        """After a fork of the launcher: closes this copy's descriptors and touches nothing else."""
+        """Closes this copy's descriptors after a fork of the launcher, and touches nothing else."""
         self.loop.forget()
         self.server.forget()
         self.spawner.forget()
@@ -148,7 +148,7 @@ class Driver:
         return slots.get(id) or slots.setdefault(id, Slot(id, call))
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
-        pass  # every slot of the driver is filled as soon as it can be
+        pass  # every slot of the driver is filled by itself
 
     def unwant(self) -> None:
         pass
@@ -181,7 +181,7 @@ class Driver:
     # What users call.
 
     def submit(self, task: TaskSpec) -> list[Slot]:
-        """Takes a call; its results' slots, each counted as one reference."""
+        """Submits a call; returns the slots of its results, each counted as one reference."""
         task.slots = [Slot(id, task.name, task) for id in task.result_ids()]
         actor = self.actors.table.get(task.actor) if task.actor else None
         if actor is None:
@@ -189,19 +189,19 @@ class Driver:
         else:
             self._call(actor, task)
         if task.body_id:
-            self.note(task.body_id, -1)  # from here on the call holds it
+            self.note(task.body_id, -1)  # the call holds it now
         self._num_submitted += 1
         if not self._num_submitted % _TOGETHER:
-            # Whoever submits more than can be recorded waits, so that memory has a bound.
+            # Callers wait while the control store lags behind, so that memory stays bounded.
             while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
                 time.sleep(0.005)  # the writer takes thousands of rows at once
         return task.slots
 
     def _call(self, actor: Actor, task: TaskSpec) -> None:
-        """Sends a small call straight to the actor if nothing is before it; else as others go.
+        """Sends a small call directly to the actor if none is queued before it; else submits it.
 
-        Noted first and sent then, so that the runtime's thread knows of it when it reads the
-        answer, by which it is woken. An interrupt in between leaves a call that nobody waits for.
+        It is noted before it is sent, so that the runtime's thread knows of it when it reads the
+        answer. An interrupt in between leaves a call that nobody waits for.
         """
         with actor.sending:
             process = actor.process
@@ -217,7 +217,7 @@ class Driver:
             self.post(self.tasks.submit, task, 0, 0)
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
-        """Keeps a value; its slot, counted as one reference."""
+        """Stores a value; returns its slot, counted as one reference."""
         slot = Slot(id, what)
         place = place_value(self, id, packed, what)
         if isinstance(place, bytes):
@@ -229,11 +229,11 @@ class Driver:
         return slot
 
     def request(self, method: str, *args: Any) -> Any:
-        """Makes one of the requests that a process can make, from the driver itself."""
+        """Makes a request as a process would, from the driver itself."""
         return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
     def start_actor(self, creation: TaskSpec, **details: Any) -> Actor:
-        """Takes a new actor, counted as one handle; returns at once."""
+        """Adds a new actor, counted as one handle; returns at once."""
         actor = Actor(creation, **details)
 
         def add(then: Callable[[None], None]) -> None:
@@ -275,39 +275,39 @@ class Driver:
     def signal_actors(
         self, actors: Sequence[Actor], number: int, reason: str, wait_s: float = _DEATH_S
     ) -> None:
-        """Signals the process groups of those that live, for good, and waits for their end."""
+        """Signals the process groups of living actors, without restart, and waits for their end."""
         alive = [actor for actor in actors if not actor.dead]
         for actor in alive:
             self.post(self.actors.signal, actor, number, reason)
         _await_deaths(alive, wait_s)
 
     def drop_dead(self, actor: Actor) -> None:
-        """Forgets a dead actor whose records have been fetched, unless somebody has a handle."""
+        """Forgets a dead actor whose records were fetched, unless a handle is left."""
         self.post(self.actors.forget, actor)
 
     def all_actors(self) -> list[Actor]:
-        """Lists every actor that lives, or whose records nobody has fetched."""
+        """Lists every actor that lives or has unfetched records."""
         return list(self.actors.table.values())
 
     # In the event loop's thread.
 
     def tell(self, event: events.Event) -> None:
-        """Tells the scheduler what has happened, and does what follows before this returns."""
+        """Tells the scheduler of an event, and carries out its instructions."""
         now_s = time.monotonic()
-        if not self._ticks:  # the next tick tells whether there is to be another
+        if not self._ticks:  # the next tick decides whether another follows
             self._ticks, self._ticked_s = True, now_s
         for instruction in self.scheduler.handle(event, now_s):
             self._carry_out[instruction.__class__](instruction)
 
     def tick(self) -> None:
-        """Tells the scheduler that time has passed, if that is wanted and due."""
+        """Tells the scheduler that time has passed, if it wants that and it is due."""
         if self._ticks and (now_s := time.monotonic()) - self._ticked_s >= _TICK_S:
             self._ticked_s = now_s
             self.tell(events.Ticked())
             self._ticks = self.scheduler.wants_tick
 
     def timeout_s(self) -> float:
-        """Returns how long nothing is due; -1: until something arrives."""
+        """Returns how long the loop may sleep; -1: until something arrives."""
         if self.spawner.orphans:
             return _ORPHANS_S
         if self._ticks:
@@ -317,7 +317,7 @@ class Driver:
         return _RECORD_S if self.tasks.live or self.objects.room_requests else -1
 
     def after_round(self) -> None:
-        """Does what is due, and what nobody waits for."""
+        """Does periodic work that is due, after a round of the loop."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_S:
             self._looked_s = now_s
@@ -333,7 +333,7 @@ class Driver:
         if now_s - self._recorded_s > _RECORD_S:
             self._recorded_s = now_s
             self.tasks.record()
-            self.dispatch.room_freed()  # those that wait for it find out when that is too long
+            self.dispatch.room_freed()  # so that calls whose wait is too long fail
         failure = self.gcs.failure
         if failure != self._printed_failure and (failure or not self.gcs.backlog):
             self._printed_failure = failure  # once, though some rows may find room in between

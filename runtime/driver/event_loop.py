@@ -29,16 +29,16 @@ _TOGETHER: Final = 64  # commands, then what they led to is sent
 
 
 class EventLoop:
-    """Sockets with their handlers, and commands of other threads, served by one thread."""
+    """Serves sockets by their handlers, and commands of other threads, in one thread."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.running = True
-        self.asleep = False  # it must be woken for a command
+        self.asleep = False  # a command has to wake it
         self.commands: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
         )
-        self.touched: set[SocketChannel] = set()  # with something to write at the end of this round
+        self.touched: set[SocketChannel] = set()  # to be written to at the end of this round
         self._deferred: collections.deque[Callable[[], None]] = collections.deque()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
@@ -61,10 +61,10 @@ class EventLoop:
         self, begin: Callable[[Callable[[Any], None]], None],
         check: Callable[[], None] | None = None, unwanted: Callable[[Any], None] | None = None,
     ) -> Any:  # fmt: skip
-        """Has the thread begin something, and waits for what it gives.
+        """Has the thread call `begin`, and waits for the result that it passes on.
 
-        While it waits `check` is called, which may raise; what is given after that, or after an
-        interrupt, goes to `unwanted`.
+        While it waits `check` is called, which may raise. A result that comes after that, or after
+        an interrupt, goes to `unwanted`.
         """
         results: list[Any] = []
         gate, is_waiting = Gate(1), True
@@ -107,7 +107,7 @@ class EventLoop:
             os.eventfd_write(self._wake_fd, 1)
 
     def stop(self) -> None:
-        """Ends the thread when it has done what it was asked before."""
+        """Ends the thread once it has done the commands before this."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("shutdown() cannot be called from the runtime's own thread")
         self.post(setattr, self, "running", False)
@@ -115,7 +115,7 @@ class EventLoop:
         self.forget()
 
     def forget(self) -> None:
-        """Closes the descriptors; after a fork, this copy's."""
+        """Closes this process's descriptors, also after a fork."""
         self._epoll.close()
         os.close(self._wake_fd)
 
@@ -134,11 +134,11 @@ class EventLoop:
                 self._write_touched()
 
     def defer(self, action: Callable[[], None]) -> None:
-        """Does something at the end of this round."""
+        """Calls `action` at the end of this round."""
         self._deferred.append(action)
 
     def listen(self, fd: int, handler: Callable[[], None]) -> None:
-        """Calls `handler` when there is something to read, or room to write for what waits."""
+        """Calls `handler` when the descriptor can be read, or written if something is queued."""
         self._handlers[fd] = handler
         self._epoll.register(fd, select.EPOLLIN)
 
@@ -148,14 +148,14 @@ class EventLoop:
             self._epoll.unregister(fd)
 
     def write(self, channel: SocketChannel) -> None:
-        """Sends what goes now, and sees to the rest."""
+        """Sends what the socket takes, and watches for room if some is left."""
         if not channel.open:
             return
         full = not channel.write()
         if full != channel.full:
             channel.full = full
             fd = channel.sock.fileno()
-            if fd in self._handlers:  # else few bytes, which go with the next ones; or it is over
+            if fd in self._handlers:  # else it is the urgent socket, or closed
                 self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT * full)
 
     def send(self, channel: SocketChannel, frame: bytes) -> None:
@@ -165,7 +165,7 @@ class EventLoop:
 
     def _serve(self) -> None:
         poll, commands, deferred = self._epoll.poll, self.commands, self._deferred
-        ready = select.poll()  # of the epoll itself: cheap to ask
+        ready = select.poll()  # on the epoll itself, which is cheap
         ready.register(self._epoll.fileno(), select.POLLIN)
         spin = Spin()
         while self.running:
@@ -176,7 +176,7 @@ class EventLoop:
             spin.over()
             try:
                 self._round(events)
-            except Exception:  # one process's garbage must not silence the others
+            except Exception:  # a bad message of one process must not stop the others
                 traceback.print_exc(file=sys.stderr)
 
     def _round(self, events: list[tuple[int, int]]) -> None:

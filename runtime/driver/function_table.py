@@ -1,4 +1,4 @@
-"""Keeps functions as they were pickled: those used last in memory.
+"""Keeps pickled functions, with those that were used last in memory.
 
 All of them are in the control store; one that is called again after others have taken its place in
 memory is read from there.
@@ -19,7 +19,7 @@ KEPT_BYTES: Final = 16 << 20  # here, and in each process that runs them
 
 
 class FunctionTable:
-    """Pickled functions by their ids. Used by any thread."""
+    """Holds pickled functions by their ids. Used by any thread."""
 
     def __init__(self, loop: EventLoop, gcs: Gcs) -> None:
         self._loop, self._gcs = loop, gcs
@@ -38,7 +38,7 @@ class FunctionTable:
                 self._loop.post(self._gcs.put, FunctionRow(id, name, body))
 
     def get(self, id: bytes) -> tuple[str, bytes]:
-        """Returns its name and its pickle; GcsError when it has to be read, and cannot be."""
+        """Returns a function's name and pickle; GcsError when the store cannot be read."""
         with self._lock:
             function = self._used.pop(id, None)
             if function is not None:

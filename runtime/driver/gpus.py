@@ -16,14 +16,14 @@ GpuId = int | str
 
 
 class Gpus:
-    """The GPUs of every device. Used by the runtime's thread only."""
+    """Holds the GPUs of every device. Used by the runtime's thread only."""
 
     def __init__(
         self, devices: Mapping[int, Mapping[str, float]], processes: Mapping[int, Process],
         actors: Mapping[bytes, Actor],
     ) -> None:  # fmt: skip
         self._processes, self._actors = processes, actors
-        self._shares: dict[int, dict[GpuId, float]] = {}  # by device: how much of which
+        self._shares: dict[int, dict[GpuId, float]] = {}  # by device: the share of each GPU
         share = {index: resources.get("GPU", 0.0) for index, resources in devices.items()}
         names = _names(math.ceil(sum(share.values()) - 1e-6))
         begin = 0.0
@@ -34,10 +34,10 @@ class Gpus:
             begin = end
 
     def choose(self, device: int, amount: float) -> tuple[GpuId, ...]:
-        """Returns the GPUs of a call, or an actor, that takes so many now.
+        """Returns the GPUs that a call or an actor gets which demands `amount` of them.
 
-        A part of one is taken of the one most in use that has it left. When what is left is in
-        pieces, a whole one may be in use by somebody who has a part of it.
+        A fraction is taken of the GPU most in use that has room for it. When only fractions are
+        left, a whole GPU may be shared with somebody who holds a part of it.
         """
         free = dict(self._shares.get(device, {}))
         for ids, held_share in self._held(device):
@@ -64,14 +64,14 @@ class Gpus:
 
 
 def _most(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
-    """Returns the `number` of them of which most is left."""
+    """Returns the `number` GPUs of which most is free."""
     order = list(free)
     freest = sorted(order, key=lambda id: -round(free[id], 6))[:number]
     return tuple(sorted(freest, key=order.index))
 
 
 def _names(number: int) -> list[GpuId]:
-    """Returns what CUDA_VISIBLE_DEVICES calls them, if it names as many; else 0, 1, ..."""
+    """Returns the names in CUDA_VISIBLE_DEVICES, if it has as many; else 0, 1, ..."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if len(visible) < number or "" in visible:
         return list(range(number))

@@ -1,4 +1,4 @@
-"""Makes lost objects again: by the tasks that made them, and those that made what these need."""
+"""Rebuilds lost objects by running again the tasks that made them and their inputs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .task_table import TaskTable
 
 
 class Lineage:
-    """Knows who made what, and makes it again. Used by the runtime's thread only."""
+    """Rebuilds objects from the tasks that made them. Used by the runtime's thread only."""
 
     def __init__(self, gcs: Gcs, objects: ObjectTable, tasks: TaskTable) -> None:
         self._gcs, self._objects, self._tasks = gcs, objects, tasks
 
     def rebuild(self, slot: Slot, reason: str) -> None:
-        """Makes a lost object again, by running again what is needed for it and no more."""
+        """Rebuilds a lost object by running again the tasks it needs, and no others."""
         pending = [slot]
         while pending:
             lost_slot = pending.pop()
@@ -39,9 +39,9 @@ class Lineage:
                 pending += self._run_again(task)
 
     def wanted(self, id: bytes) -> Slot:
-        """Returns the slot of an object that comes yet, or that is made again if it can be.
+        """Returns the slot of an object that is pending, or that is rebuilt if possible.
 
-        Somebody holds it already, else it is lost.
+        An object that nobody holds any more is lost.
         """
         objects, reason = self._objects, "nobody held it any more"
         slot = self._pending_result(id)
@@ -61,10 +61,10 @@ class Lineage:
         if end.done and not end.failed and ids.index(id) <= packing.unpack(end.body):
             slot.task = end.task
             self.rebuild(slot, reason)
-        return slot  # else the generator yields it yet; or never, and whoever waits sees its end
+        return slot  # else the generator yields it later, or ends, which wakes whoever waits
 
     def _run_again(self, task: TaskSpec) -> list[Slot]:
-        """Begins a task another time; what must be made again for that."""
+        """Queues a task again; returns the inputs that have to be rebuilt for it."""
         tasks, objects = self._tasks, self._objects
         task.retries = task.options.max_retries
         task.missing = 0
@@ -77,7 +77,7 @@ class Lineage:
                 if slot.task is None:
                     missing.append(slot)
         for result in task.slots:
-            if result.id not in objects.slots:  # nobody's, but the task makes it along
+            if result.id not in objects.slots:  # nobody holds it, but the task makes it as well
                 result.reset()
         if not task.slots:
             task.slots = tasks.slots_of(task)
@@ -87,14 +87,14 @@ class Lineage:
         return missing
 
     def _pending_result(self, id: bytes) -> Slot | None:
-        """Returns a result that was dropped while its task goes on."""
+        """Returns the slot of a result that was dropped while its task still runs."""
         task = self._tasks.live.get(ids.producer(id))
         if task is None:
             return None
         return next((slot for slot in task.slots if slot.id == id), None)
 
     def _obstacle(self, task: TaskSpec | None) -> str:
-        """Says why it cannot be made again; empty if it can."""
+        """Says why a task cannot be run again; empty if it can."""
         if task is None or (not task.actor and isinstance(task.function, str)):
             return "put() has no lineage"
         if task.actor:
@@ -107,14 +107,14 @@ class Lineage:
         return ""
 
     def _recorded_producer(self, slot: Slot) -> TaskSpec | None:
-        """Reads the task that made an object nobody held any more from the control store."""
+        """Reads from the control store the task that made an object."""
         try:
             row = self._gcs.get(TaskRow, ids.producer(slot.id))
         except GcsError:  # its file is damaged, or gone
             return None
         if row is None or not row.spec:
             return None
-        spec = row.spec  # not written yet: the task itself
+        spec = row.spec  # the task itself while the row is not written yet
         task = TaskSpec(*(spec.fields() if isinstance(spec, TaskSpec) else pickle.loads(spec)))
         task.device = row.device
         slot.call = task.name

@@ -38,7 +38,7 @@ PinResult = tuple[int, int] | BaseException
 
 
 class ObjectTable:
-    """Every object somebody may still ask for. Used by the runtime's thread only."""
+    """Holds every object that may still be asked for. Used by the runtime's thread only."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._arena = driver, driver.arena
@@ -77,12 +77,12 @@ class ObjectTable:
             self._free(freed)
 
     def holder_gone(self, holder: Any) -> None:
-        """It is over, and refers to nothing any more."""
+        """Releases everything that `holder` refers to, as it has ended."""
         for freed in self.references.holder_gone(holder):
             self._free(freed)
 
     def count(self, id: bytes, change: int) -> None:
-        """References to an object, or handles of an actor, in the driver itself."""
+        """Counts references to an object, or handles of an actor, in the driver itself."""
         target = self.slots.get(id) or self._driver.actors.table.get(id)
         if target is None:
             return
@@ -101,7 +101,7 @@ class ObjectTable:
         if slot.failed and not slot.seen and slot.task is not None:
             self._driver.unretrieved.dropped(slot.task)
         if slot.task is not None and slot.task.id not in self._driver.tasks.live:
-            slot.body = b""  # its task may be kept longer, to be run again
+            slot.body = b""  # the slot may live on with its task, which may be run again
         if slot.stored or id in self.store:
             self._do(self.store.delete(id))
             self._retry_soon()
@@ -110,7 +110,7 @@ class ObjectTable:
     # What becomes of them.
 
     def settle(self, slot: Slot, place: Place | None, refs: Sequence[bytes], keep: Any) -> None:
-        """Its value is there: its bytes, or (None) they are in the store and may be read."""
+        """Fills a slot with the bytes of its value, or (None) notes that they are in the store."""
         id = slot.id
         if place is None:
             self._do(self.store.seal(id))
@@ -130,7 +130,7 @@ class ObjectTable:
             self._tell(slot)
 
     def fail(self, slot: Slot, body: bytes | None, error: BaseException | None = None) -> None:
-        """There will be no value: a packed CallFailure, or an error of our own, says why."""
+        """Fails a slot by a packed CallFailure, or by an error of the runtime's own."""
         if error is not None:
             slot.fail(error)
         else:
@@ -153,8 +153,8 @@ class ObjectTable:
     ) -> None:  # fmt: skip
         """Finds room for a value to be written; `then` is called with its offset, or an error.
 
-        Or with the path of a file to write it to, if others look at what is in memory for too
-        long; or with None: it is there already, as whoever made it was run again.
+        Instead of an offset it may get the path of a file to write to, if views keep memory in use
+        for too long, or None, if a task that was run again has made the value before.
         """
         slot = self.slots.get(id)
         if slot is not None:
@@ -178,7 +178,7 @@ class ObjectTable:
         again(request)
 
     def abandon(self, id: bytes) -> None:
-        """Its writer died before it was done."""
+        """Drops an object whose writer died before the value was complete."""
         if self._creating.pop(id, None) is not None or id in self.store:
             self._do(self.store.abort(id))
             self._retry_soon()
@@ -186,7 +186,7 @@ class ObjectTable:
     def pin(self, id: bytes, then: Callable[[PinResult], None], patient: bool = True) -> None:
         """Keeps a stored value where it is; `then` is called with (offset, bytes), or an error.
 
-        `patient`: it waits, up to a deadline, for others to look away from what is in its way.
+        `patient`: it waits, up to a deadline, for others to release views of memory that it needs.
         """
         self._pin(id, RoomRequest(id, then, lambda request: self._pin(id, request), patient))
 
@@ -194,7 +194,7 @@ class ObjectTable:
         if self.store.state(id) in (None, "creating"):
             slot = self.slots.get(id)
             error = slot.error() if slot is not None else None
-            if slot is not None and slot.state == PENDING:  # it was lost, and is being made again
+            if slot is not None and slot.state == PENDING:  # it was lost, and is being rebuilt
                 self._pin_later(slot, request)
             else:
                 request.then(error or ObjectLostError(id, "", "nobody held it any more"))
@@ -203,13 +203,13 @@ class ObjectTable:
         self._do(self.store.pin(id))
 
     def unpin(self, id: bytes) -> None:
-        """Counts one view of it less."""
+        """Takes back one pin."""
         self._do(self.store.unpin(id))
         self._retry_soon()
         self._driver.dispatch.room_freed()
 
     def give_back(self) -> bool:
-        """Frees memory that nobody has used for a while; True: call it again in 0.1 s."""
+        """Gives back memory that was unused for a while; True: call it again in 0.1 s."""
         if not self._trimmer.is_pending(self.store.used_bytes):
             return False
         blocks = self._trimmer.trim(self.store.holes(), self.store.used_bytes)
@@ -218,7 +218,7 @@ class ObjectTable:
         return self._trimmer.is_pending(self.store.used_bytes)
 
     def close(self) -> None:
-        """Waits for the disk; nothing is written any more."""
+        """Waits for the disk's thread, and ends it."""
         if self._disk is not None:
             self._disk.shutdown(cancel_futures=True)
 
@@ -259,7 +259,7 @@ class ObjectTable:
         request.then(error)
 
     def _retry_soon(self) -> None:
-        """There may be room now for those that found none."""
+        """Has requests that found no room tried again at the end of this round."""
         if self.room_requests and not self._retries_soon:
             self._retries_soon = True
             self._loop.defer(self._try_again)
@@ -269,7 +269,7 @@ class ObjectTable:
         self.room_requests.retry()
 
     def refuse_late(self) -> None:
-        """Has one of those write to disk that wait for others to look away, or ends its waiting."""
+        """Sends a request to the disk that has waited too long for memory, or fails it."""
         request = self.room_requests.take_late()
         if request is None:
             return
@@ -281,7 +281,7 @@ class ObjectTable:
         request.then(result)
 
     def _lost(self, id: bytes, reason: str) -> None:
-        """Makes it again from its lineage; whoever waited for it goes on waiting."""
+        """Rebuilds an object from its lineage; whoever waits for it goes on waiting."""
         requests = self._pinning.pop(id, collections.deque())
         slot = self.slots.get(id)
         if slot is None:

@@ -1,4 +1,4 @@
-"""The driver's records of a process, and of the actor that may live in it."""
+"""Holds the driver's records of a process, and of the actor that may live in it."""
 
 from __future__ import annotations
 
@@ -36,49 +36,49 @@ class PendingCall:
 
     task: TaskSpec
     replayed: bool
-    stored: list[bytes]  # what it needs of the store
-    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # of what is pinned of that
-    asked: object = None  # for it to be pinned: a new one each time
-    first_s: float = 0.0  # when there was first no room for it; -1: that was printed
-    since_s: float = 0.0  # when only others' views were first in its way
+    stored: list[bytes]  # ids of its inputs in the object store
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # those pinned
+    asked: object = None  # a token of the current attempt to pin
+    first_s: float = 0.0  # when it first found no room; -1: a warning was printed
+    since_s: float = 0.0  # when only views by other processes were first in its way
 
 
 class Process:
-    """One process as the driver sees it: a worker for tasks, or an actor's. One thread's alone."""
+    """One process, a worker for tasks or an actor's. Used by the runtime's thread only."""
 
     def __init__(
         self, number: int, device: int, log: str, keep_log: bool,
         socks: tuple[socket.socket, socket.socket], *, actor: Actor | None,
     ) -> None:  # fmt: skip
         self.number, self.device, self.log = number, device, log
-        self.keep_log = keep_log  # else it goes with the process; its end is in the error
+        self.keep_log = keep_log  # else it is removed with the process; errors quote its end
         self.channel, self.urgent = SocketChannel(socks[0]), SocketChannel(socks[1])
         self.actor = actor
         self.pid: int | None = None
         self.numbers = itertools.count(1)
-        self.calls: dict[int, TaskSpec] = {}  # that it was sent, in order
+        self.calls: dict[int, TaskSpec] = {}  # sent to it, in order
         self.to_send: collections.deque[PendingCall] = collections.deque()
-        self.functions: dict[bytes, int] = {}  # that it knows, and their bytes
+        self.functions: dict[bytes, int] = {}  # sent to it, with their bytes
         self.function_bytes = 0
-        self.gpu_ids: tuple[int | str, ...] = ()  # a worker's, for the calls it has
+        self.gpu_ids: tuple[int | str, ...] = ()  # of a worker, for its calls
         self.pins: collections.Counter[bytes] = collections.Counter()
         self.creating: set[bytes] = set()  # objects it is writing
-        self.wanted: set[bytes] = set()  # that its call waits for
+        self.wanted: set[bytes] = set()  # objects that its call waits for
         self.blocked = False
         self.end_reason = ""  # why it is being ended from outside
         self.exited: Exited | None = None
         self.silent = False  # it has closed its socket
-        self.never_forked = False  # the fork server died before it came to it
+        self.never_forked = False  # the fork server died before it forked this process
         self.dead = False
 
     @property
     def scheduled_as(self) -> int | bytes:
-        """Returns what the scheduler calls it."""
+        """Returns the id by which the scheduler knows the process."""
         return self.number if self.actor is None else self.actor.id
 
     @property
     def is_logged(self) -> bool:
-        """Tells whether what it calls must be known again when it is run again."""
+        """Tells whether its calls must be recognised when they are made again after a crash."""
         return self.actor is not None and self.actor.keeps_log
 
     def send(self, kind: Kind, id: int, value: Any) -> None:
@@ -86,7 +86,7 @@ class Process:
         self.channel.queue(framing.frame(kind, id, pickle.dumps(value, 5)))
 
     def send_object(self, slot: Slot, values: bool) -> None:
-        """Tells it that an object it asked for is there, or (`values`) what it is."""
+        """Tells the process that an object is ready, or (`values`) sends its value."""
         if self.dead:
             return
         self.wanted.discard(slot.id)
@@ -96,14 +96,14 @@ class Process:
             self.send(Kind.READY, 0, (slot.id, True))
         elif not values:
             self.send(Kind.READY, 0, (slot.id, False))
-        elif error is not None:  # one of the runtime's own: it arrives as what it is
+        elif error is not None:  # the runtime's own error arrives as it is
             failure = packing.pack(CallFailure(packing.pack_exception(error), "", 0.0)).body
             self.send(Kind.VALUE, 0, (slot.id, failure, True))
         else:
             self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))
 
     def remove_log(self) -> None:
-        """Removes its output, which is in the error by now, unless somebody wanted it kept."""
+        """Removes the log, whose end errors have quoted by now, unless it is to be kept."""
         if not self.keep_log:
             for path in (self.log, f"{self.log}.1"):
                 Path(path).unlink(missing_ok=True)
@@ -128,25 +128,25 @@ class Actor:
         self.gpu_ids: tuple[int | str, ...] = ()
         self.created_s = time.time()
         self.restarts = 0
-        self.deaths: list[ActorDiedError] = []  # that it was restarted after
+        self.deaths: list[ActorDiedError] = []  # those after which it was restarted
         self.dead = False
-        self.death_seen = False  # somebody had a reference by which it learns of its death
+        self.death_seen = False  # whether a call reported the death to somebody
         self.held = 0  # handles in the driver
-        self.sending = threading.Lock()  # the driver's calls keep their order under it
-        self.unsent_calls = 0  # calls of the driver that are not on their way yet
+        self.sending = threading.Lock()  # keeps the order of the driver's calls
+        self.unsent_calls = 0  # calls of the driver that are queued
         self.sequence = 0  # methods dispatched so far
         self.waiting: dict[int | bytes, collections.deque[TaskSpec]] = {}  # by line, in order
-        self.backlog: collections.deque[TaskSpec] = collections.deque()  # it has no process yet
+        self.backlog: collections.deque[TaskSpec] = collections.deque()  # while it has no process
         self.unanswered: dict[int, TaskSpec] = {}  # by sequence
         self.log: collections.deque[TaskSpec] = collections.deque()  # answered since the checkpoint
-        self.checkpoint = 0  # the sequence number it covers
+        self.checkpoint = 0  # the sequence number of the last one
         self.checkpoint_slot: Slot | None = None
-        self.rebuilding_failed: Slot | None = None  # what __init__ or restore raised then
+        self.rebuilding_failed: Slot | None = None  # what __init__ or restore raised after a crash
         self.records: collections.deque[framing.Message] = collections.deque(maxlen=RECORDS_KEPT)
-        self.dropped = 0  # records the actor, or this side, had no room for
+        self.dropped = 0  # records that were lost for want of room
         self.stop_requested = False
         self.end_reason = ""  # why it is being ended from outside
-        self.unreferenced = False  # nobody has a handle: it ends when it has answered
+        self.unreferenced = False  # no handle is left: it ends once all is answered
         self.death_slot = Slot(b"", f"{name}: its death")  # filled with the ActorDiedError
         self._death: tuple[Any, ...] = ()
 
@@ -156,34 +156,34 @@ class Actor:
         return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
 
     def line(self, task: TaskSpec) -> int | bytes:
-        """Names the queue of a call: behind its caller's other calls, if they run in order."""
+        """Returns the key of a call's queue: its caller, if calls of one caller run in order."""
         return task.id if self.is_concurrent else task.caller
 
     @property
     def keeps_log(self) -> bool:
-        """Tells whether the calls it has answered are kept, to be run again after a crash."""
+        """Tells whether answered calls are kept, to be run again after a crash."""
         return self.options.max_restarts != 0 and not self.is_concurrent
 
     def number(self, task: TaskSpec) -> None:
-        """Gives a call its place in the actor's order."""
+        """Gives a call its sequence number."""
         self.sequence += 1
         task.sequence = self.sequence
         task.device = self.device
         self.unanswered[task.sequence] = task
 
     def sent(self, task: TaskSpec) -> None:
-        """A call of the driver is on its way, or never will be: the next may go straight."""
+        """Notes that a call of the driver was sent or dropped; later ones may go directly."""
         if not task.caller and not task.attempts and task is not self.creation:
             with self.sending:
                 self.unsent_calls -= 1
 
     def retries(self, task: TaskSpec) -> int:
-        """Returns at how many crashes a call is run again that was running; -1: at all."""
+        """Returns how many crashes a running call survives by being run again; -1: any number."""
         max_retries = self._option(task, "max_task_retries")
         return self.options.max_task_retries if max_retries is None else int(max_retries)
 
     def begun(self) -> list[TaskSpec]:
-        """Lists the calls that its process may have begun, of those it was sent."""
+        """Lists those of the calls sent to its process that may have begun."""
         assert self.process is not None
         calls = list(self.process.calls.values())
         if self.creation in calls:
@@ -199,7 +199,7 @@ class Actor:
         return begun
 
     def _option(self, task: TaskSpec, name: str) -> Any:
-        """Returns what a call was given, or what the class says of its method."""
+        """Returns an option of a call, else of its method in the class."""
         changes = task.options or {}
         return changes[name] if name in changes else getattr(self.methods[task.function], name)  # type: ignore[index]
 
@@ -240,19 +240,19 @@ class Actor:
     def death_by(
         self, exited: Exited, reason: str, cause: BaseException | None = None
     ) -> ActorDiedError:
-        """The end of its process, as an error."""
+        """Returns the end of its process as an error."""
         return ActorDiedError(
             self.name, self.pid, exited.exit_code, exited.signal, log_tail=log_tail(self.log_path),
             reason=reason, cause=cause, died_s=exited.died_s,
         )  # fmt: skip
 
     def die(self, death: ActorDiedError) -> None:
-        """It is over, with this."""
+        """Marks the actor dead by this error."""
         self._death = death.fields()
         self.dead = True
 
     def death(self) -> ActorDiedError:
-        """Returns how it ended, as a fresh exception, as each raise adds a traceback to its own."""
+        """Returns its death as a fresh exception, as each raise adds to a traceback."""
         return ActorDiedError(*self._death)
 
     def take_records(self) -> Iterator[packing.Part]:
@@ -262,7 +262,7 @@ class Actor:
                 yield self.records.popleft().body
 
     def write_stacks(self, timeout: timedelta) -> bool:
-        """Has its process write the stacks of its threads to its log; False if it cannot."""
+        """Has its process write the stacks of its threads to its log; False if that fails."""
         return self.pid is not None and write_stacks(self.pid, self.log_path, timeout)
 
     def log_tail(self) -> str:

@@ -16,18 +16,18 @@ from collections.abc import Hashable
 
 
 class _Many(set[Hashable]):
-    """Two holders or more; a type of its own, as a holder might itself be a set."""
+    """Holds two holders or more; a type of its own, as a holder might itself be a set."""
 
 
 class ReferenceCounter:
-    """The holders of every object, and what every holder holds."""
+    """Keeps the holders of every object, and the objects of every holder."""
 
     def __init__(self) -> None:
         self._holders: dict[bytes, Hashable | _Many] = {}
         self._keys: dict[Hashable, bytes | set[bytes]] = {}
 
     def hold(self, key: bytes, holder: Hashable) -> None:
-        """`holder` holds `key` from now on; again is the same as once."""
+        """Adds `holder` to the holders of `key`; a second time changes nothing."""
         holders = self._holders.setdefault(key, holder)
         if holders is not holder and holders != holder:
             if isinstance(holders, _Many):
@@ -42,9 +42,9 @@ class ReferenceCounter:
                 self._keys[holder] = {keys, key}  # type: ignore[arg-type]
 
     def release(self, key: bytes, holder: Hashable) -> list[bytes]:
-        """`holder` lets go of `key`; the keys that nobody holds any more, `key` first.
+        """Takes `holder` from the holders of `key`; returns the keys now free, `key` first.
 
-        Nothing, if it did not hold it.
+        Empty if it was no holder.
         """
         keys = self._keys.get(holder)
         if type(keys) is set:
@@ -62,7 +62,7 @@ class ReferenceCounter:
         return self._freed([key]) if key in self._keys else [key]
 
     def holder_gone(self, holder: Hashable) -> list[bytes]:
-        """`holder` lets go of everything; the keys that nobody holds any more."""
+        """Releases all keys of `holder`; returns those that are free now."""
         keys = self._keys.pop(holder, None)
         if keys is None:
             return []
@@ -77,7 +77,7 @@ class ReferenceCounter:
         return [] if keys is None else list(_each(keys))
 
     def _let_go(self, key: bytes, holder: Hashable) -> bool:
-        """Takes `holder` from the holders of `key`: was it the last?"""
+        """Takes `holder` from the holders of `key`; returns whether it was the last."""
         holders = self._holders[key]
         if isinstance(holders, _Many):
             holders.discard(holder)
@@ -88,7 +88,7 @@ class ReferenceCounter:
         return True
 
     def _freed(self, free: list[bytes]) -> list[bytes]:
-        """Adds to keys that are free what is freed with them, and so on."""
+        """Adds the keys that free keys alone held, and so on."""
         for container in free:  # grows on the way
             keys = self._keys.pop(container, None)
             if keys is not None:

@@ -1,4 +1,4 @@
-"""Handles what processes say to the driver, and what they leave when they end."""
+"""Handles the messages of processes to the driver, and the ends of processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Messages, requests and ends of processes. Used by the runtime's thread only."""
+    """Handles messages, requests and ends of processes. Used by the runtime's thread only."""
 
     def __init__(self, driver: Driver) -> None:
         self._loop, self._gcs = driver.loop, driver.gcs
@@ -35,7 +35,7 @@ class Requests:
         self._lineage, self._scheduler = driver.lineage, driver.scheduler
 
     def handle(self, process: Process, message: framing.Message) -> None:
-        """Does what one message of a process is about."""
+        """Handles one message of a process."""
         kind = message.kind
         if kind == Kind.RESULT or kind == Kind.ERROR or kind == Kind.RESULTS:
             self._tasks.answered(process, message)
@@ -81,7 +81,7 @@ class Requests:
 
     def put(self, slot: Slot, place: Place, refs: Sequence[bytes], caller: int) -> None:
         """Keeps a value that a process has put."""
-        if slot.id in self._objects.slots:  # whoever put it was run again
+        if slot.id in self._objects.slots:  # its task was run again
             if caller:
                 self._objects.hold(slot.id, ("process", caller))
             return
@@ -93,13 +93,13 @@ class Requests:
             self._objects.settle(slot, None, refs, None)
 
     def wanted_ready(self, process: Process, slot: Slot, values: bool) -> None:
-        """One of the objects that a process asked for is there."""
+        """Sends a process an object that it asked for and that is ready now."""
         process.send_object(slot, values)
         self._loop.touched.add(process.channel)
         self._maybe_unblocked(process)
 
     def _want(self, process: Process, wanted: Sequence[bytes], values: bool) -> None:
-        """A process asks for objects; one whose call must wait for them gives its CPUs back."""
+        """Sends objects to a process; if its call has to wait for some, its CPUs are lent."""
         must_wait = False
         for id in wanted:
             slot = self._objects.slots.get(id) or self._lineage.wanted(id)
@@ -144,7 +144,7 @@ class Requests:
     def answer(
         self, process: Process | None, method: str, args: Any, then: Callable[[Any], None]
     ) -> None:
-        """Does what a process (None: the driver) asks for; `then` is called with the answer."""
+        """Answers a request of a process (None: the driver) by calling `then`."""
         if method == "create":
             id, nbytes, label = args
             if process is not None:
@@ -201,7 +201,7 @@ class Requests:
     # The end of a process.
 
     def process_gone(self, process: Process, exited: Exited) -> None:
-        """Sees to what a process that has ended held, wrote and ran."""
+        """Releases what a process that has ended held and wrote, and retries or fails its calls."""
         for id, count in process.pins.items():
             for _ in range(count):
                 self._objects.unpin(id)
@@ -223,7 +223,7 @@ class Requests:
         self._objects.holder_gone(("process", process.number))
 
     def _run_again(self, process: Process, error: WorkerDiedError) -> None:
-        """Begins the task again that a worker ran, if it may be; the others always."""
+        """Queues a dead worker's tasks again; the one that ran only if it has retries left."""
         calls, process.calls = list(process.calls.values()), {}
         tasks: list[TaskSpec] = [*calls, *(call.task for call in process.to_send)]
         process.to_send.clear()
@@ -251,7 +251,7 @@ class Requests:
             self._tasks.requeue(task)
 
     def _keep_results(self, process: Process, task: TaskSpec) -> None:
-        """Keeps what the task had called, so that it is not run again with it."""
+        """Keeps the results of the task's calls, so that these are not run again with it."""
         for id in self._objects.references.keys(("process", process.number)):
             slot, actor = self._objects.slots.get(id), self._actors.table.get(id)
             maker = actor.creation if actor is not None else slot.task if slot is not None else None

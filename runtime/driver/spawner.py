@@ -39,15 +39,15 @@ class Spawner:
     def __init__(self, driver: Driver, cores: Mapping[int, tuple[int, ...]]) -> None:
         self._driver, self._server = driver, driver.server
         self._loop, self._tell = driver.loop, driver.tell
-        self._cores = cores  # of each device; empty: not pinned
+        self._cores = cores  # by device; empty: processes are not pinned
         self.processes: dict[int, Process] = {}
         self.ready = Slot(b"", "the fork server's imports")
         self.broken = ""  # why no process can be started any more
-        self.orphans: set[Process] = set()  # of a fork server that is dead: they follow it
+        self.orphans: set[Process] = set()  # of a dead fork server, about to die
         self._control = SocketChannel(self._server.control)
         self._orphaned_s = 0.0
-        self._forked = False  # the fork server has, something
-        self._in_vain = 0  # fork servers, the last ones, that ended before they were of use
+        self._forked = False  # whether the fork server has forked anything
+        self._in_vain = 0  # how many fork servers in a row ended before they were of use
         self._numbers = itertools.count(1)
         self._loop.listen(self._control.sock.fileno(), self._on_control)
 
@@ -66,13 +66,13 @@ class Spawner:
             self.gone(process)
 
     def give_up_orphans(self) -> None:
-        """Gives those up that have not followed their dead fork server in time."""
+        """Gives up processes that have outlived their dead fork server for too long."""
         if time.monotonic() - self._orphaned_s > _ORPHANS_S:
             for process in list(self.orphans):
                 self.gone(process)
 
     def forget(self) -> None:
-        """After a fork of the launcher: closes this copy's descriptors."""
+        """Closes this copy's descriptors after a fork of the launcher."""
         self._control.forget()
         for process in self.processes.values():
             process.channel.forget()
@@ -95,7 +95,7 @@ class Spawner:
             self._loop.defer(lambda: self._not_started(device, failure))
             return
         process.send(Kind.BUILD, 0, Build(device, self._driver.namespace))
-        # Not from within another decision: the scheduler is told when this one is carried out.
+        # Deferred, as the scheduler is deciding right now.
         self._loop.defer(lambda: self._started(process, device))
 
     def _started(self, process: Process, device: int) -> None:
@@ -104,15 +104,15 @@ class Spawner:
             self._tell(WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
-        """Those who wait for a worker do so in vain, unless there is another one."""
+        """Fails the queued tasks of a device unless it has another worker."""
         if not any(process.actor is None for process in self.processes.values()):
             self._driver.tasks.fail_queued(error)
-        number = next(self._numbers)  # the scheduler is answered: it started, and is gone
+        number = next(self._numbers)  # to the scheduler a worker started, and was lost
         self._tell(WorkerStarted(number, device))
         self._tell(WorkerLost(number))
 
     def stop_worker(self, stop: StopWorker) -> None:
-        """Lets a worker go that has nothing to do."""
+        """Ends an idle worker."""
         process = self.processes[stop.worker]
         process.end_reason = "it was not needed any more"
         self._loop.send(process.urgent, framing.frame(Kind.CLOSE, 0))
@@ -120,7 +120,7 @@ class Spawner:
     def spawn(
         self, request: SpawnRequest, keep_log: bool, device: int, actor: Actor | None
     ) -> Process:
-        """Asks for a new process, which may be sent to at once; ForkServerError if it cannot be."""
+        """Requests a new process, to which calls may be sent at once; or raises ForkServerError."""
         number = next(self._numbers)
         log = request.log or str(self._server.directory / f"{number}.log")
         sock, child_sock = _pair()
@@ -147,7 +147,7 @@ class Spawner:
         return process
 
     def signal(self, process: Process, number: int) -> None:
-        """Signals a process, with all it has started."""
+        """Signals a process and all that it has started."""
         frame = framing.frame(Kind.SIGNAL, process.number, pickle.dumps(int(number), 5))
         self._loop.send(self._control, frame)
 
@@ -178,16 +178,16 @@ class Spawner:
             elif message.kind == Kind.EXITED:
                 process.exited = pickle.loads(message.body)
                 while process.channel.open and all(self._read(process)):
-                    pass  # it had sent more before its end
+                    pass  # read what it sent before its end
                 self.gone(process)
         if not open:
             self._on_server_gone()
 
     def _on_server_gone(self) -> None:
-        """Buries a fork server: its children die with it (PDEATHSIG), what they had started here.
+        """Cleans up after a fork server: its children die by PDEATHSIG, their descendants here.
 
-        Another one is started, unless two have died, one after the other, before they were ready,
-        or before they had forked anything of what they were asked for.
+        Another one is started, unless two in a row have died before they were ready, or before they
+        had forked anything that they were asked for.
         """
         server = self._server
         self._loop.ignore(self._control.sock.fileno())
@@ -247,20 +247,20 @@ class Spawner:
         if not open:
             self._loop.ignore(process.channel.sock.fileno())
             process.silent = True
-            if process in self.orphans:  # nobody is left who would tell how it ended
+            if process in self.orphans:  # nobody is left to report its exit
                 self.gone(process)
 
     def _read(self, process: Process) -> tuple[bool, bool]:
-        """Handles what a process has sent; whether that was anything, and there may be more."""
+        """Handles a process's messages; returns whether there were any, and its socket is open."""
         messages, open = process.channel.read()
-        if self._loop.commands:  # calls that went straight are known before their answers
+        if self._loop.commands:  # calls sent directly are noted before their answers
             self._loop.obey()
         for message in messages:
             self._driver.requests.handle(process, message)
         return bool(messages), open
 
     def gone(self, process: Process) -> None:
-        """A process is over: it leaves the table, and what it held and ran is seen to."""
+        """Removes a process that has ended, and releases what it held."""
         if process.dead:
             return
         if process.channel.open:
@@ -286,7 +286,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 class _Closing:
-    """Closes sockets when it is dropped, that is when their copies have been sent."""
+    """Closes sockets when it is dropped, which is once their copies have been sent."""
 
     def __init__(self, *socks: socket.socket) -> None:
         self._socks = socks

@@ -25,7 +25,7 @@ WAITING, QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = (
 class TaskSpec:
     """One call of a function or a method, or the creation of an actor.
 
-    Made where it is called; from then on the driver's alone.
+    It is made by the caller; from then on only the driver uses it.
     """
 
     id: bytes

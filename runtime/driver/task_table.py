@@ -27,7 +27,7 @@ _LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may
 
 
 class TaskTable:
-    """Every task that is not over. Used by the runtime's thread only."""
+    """Holds every task that has not ended. Used by the runtime's thread only."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
@@ -38,9 +38,9 @@ class TaskTable:
         self._callers: set[bytes] = set()  # tasks that hold the results of what they called
 
     def submit(self, task: TaskSpec, caller: int, device: int) -> None:
-        """A call was made, by the process `caller`."""
+        """Adds a call that the process `caller` made."""
         if caller and (existing := self._existing(task)) is not None:
-            self._hold_results(existing, caller)  # whoever called it was run again
+            self._hold_results(existing, caller)  # its caller was run again
             return
         if not task.slots:
             task.slots = self.slots_of(task)
@@ -53,7 +53,7 @@ class TaskTable:
         process = self._spawner.processes.get(caller) if caller else None
         is_logged = process is not None and process.is_logged and task.parent
         if task.parent in self._callers or is_logged:
-            # It must be known again when its caller is run again.
+            # When its caller is run again it must find the same task.
             for slot in task.slots:
                 self._objects.hold(slot.id, ("task", task.parent))
         self.begin(task)
@@ -63,14 +63,14 @@ class TaskTable:
     def _is_parent_cancelled(self, task: TaskSpec, process: Process | None) -> bool:
         parent = self.live.get(task.parent)
         if parent is None and process is not None:
-            # One that is over for us, cancelled as not begun or as one of several, while its
-            # process was at it.
+            # The parent has ended in this table, cancelled before it began or as one of several
+            # calls, while its process still ran it.
             calls = process.calls.values()
             parent = next((call for call in calls if call.id == task.parent), None)
         return parent is not None and parent.state == states.CANCELLED
 
     def begin(self, task: TaskSpec) -> None:
-        """It may run as soon as its inputs are there."""
+        """Queues a task, or waits for its inputs first."""
         objects = self._objects
         self.live[task.id] = task
         if task.inputs or task.refs or task.body_id:
@@ -93,14 +93,14 @@ class TaskTable:
             self.queue(task)
 
     def await_input(self, task: TaskSpec, slot: Slot) -> None:
-        """It cannot begin before this is there."""
+        """Has a task wait for one more input."""
         task.missing += 1
         if slot.waiting is None:
             slot.waiting = []
         slot.waiting.append(task)
 
     def _existing(self, task: TaskSpec) -> TaskSpec | None:
-        """Returns the same call, if it was made before and its results are there, or to come."""
+        """Returns the same call if it was made before, and its results are known or pending."""
         existing = self.live.get(task.id)
         if existing is not None:
             return existing
@@ -110,18 +110,18 @@ class TaskTable:
         return slots[0].task  # type: ignore[union-attr]
 
     def slots_of(self, task: TaskSpec) -> list[Slot]:
-        """Returns its results' slots: those that somebody has already, and new ones."""
+        """Returns the slots of a task's results, existing or new."""
         slots = self._objects.slots
         return [slots.get(id) or Slot(id, task.name, task) for id in task.result_ids()]
 
     def _hold_results(self, task: TaskSpec, caller: int) -> None:
-        """Its results are the caller's, too; they may have been dropped with who called before."""
+        """Counts a reference of `caller` to each result; they may have been dropped before."""
         for slot in task.slots[: max(1, task.returns)]:
             self._objects.slots.setdefault(slot.id, slot)
             self._objects.hold(slot.id, ("process", caller))
 
     def input_ready(self, task: TaskSpec, slot: Slot) -> None:
-        """Counts one input less to wait for."""
+        """Notes that an input is ready, and begins the task after the last one."""
         if task.id not in self.live:
             return
         if slot.failed:
@@ -135,7 +135,7 @@ class TaskTable:
                 self.queue(task)
 
     def queue(self, task: TaskSpec) -> None:
-        """The scheduler may have it run."""
+        """Submits a task to the scheduler."""
         if self._spawner.broken:
             self.fail(task, self._spawner.unavailable())
             return
@@ -151,7 +151,7 @@ class TaskTable:
     # Answers.
 
     def answered(self, process: Process, message: framing.Message) -> None:
-        """A call is over, well or not."""
+        """Handles the answer of a call, a result or an error."""
         task = process.calls.pop(message.id, None)
         if task is None:
             return
@@ -163,18 +163,18 @@ class TaskTable:
         failed = message.kind == Kind.ERROR
         if not task.actor:
             self._tell(Finished(task.id, process.number, run_s))
-            if self.live.get(task.id) is not task:  # it was cancelled
+            if self.live.get(task.id) is not task:  # cancelled
                 self._drop_results(task, process)
                 return
             if failed and self._wants_retry(task, body):
                 self._drop_results(task, process)
                 task.retries -= 1
-                task.failures += 1  # what it calls then is called anew
+                task.failures += 1  # its calls get new ids
                 self.requeue(task)
                 return
         elif not self._driver.actors.answered(
             process, task, bytes(body[STAMP.size :]) if failed else None
-        ):  # run again to rebuild the actor: its answer was given long ago; or cancelled
+        ):  # cancelled, or run again to rebuild the actor and answered before
             self._drop_results(task, process)
             return
         if failed:
@@ -211,26 +211,26 @@ class TaskTable:
             self._objects.abandon(slot.id)
 
     def _drop_results(self, task: TaskSpec, process: Process) -> None:
-        """Frees what an answer that nobody waits for has been written to."""
+        """Frees the memory of an answer that nobody waits for."""
         for slot in task.slots:
             if slot.id in process.creating:
                 process.creating.discard(slot.id)
                 self._objects.abandon(slot.id)
 
     def item(self, process: Process, message: framing.Message) -> None:
-        """A generator has yielded."""
+        """Handles an item that a generator has yielded."""
         task = process.calls.get(message.id)
         if task is None:
             return
         index, place, refs = pickle.loads(message.body)
-        if task.returns != STREAMING:  # it has raised after this one, and may be begun again
+        if task.returns != STREAMING:  # if it raises later, it may be run again
             task.partial.append((index, place, refs))
             return
         objects, end = self._objects, task.slots[0]
         slot = objects.slots.get(ids.result(task.id, index))
         if slot is None:
             slot = Slot(ids.result(task.id, index), task.name, task)
-            if end.id in objects.slots:  # else nobody wants any
+            if end.id in objects.slots:  # else nobody reads the results
                 objects.slots[slot.id] = slot
         slot.task = task
         if index == len(task.slots):
@@ -254,7 +254,7 @@ class TaskTable:
         return isinstance(packing.unpack_exception(failure.cause), tuple(error_classes))
 
     def fail(self, task: TaskSpec, error: BaseException | None) -> None:
-        """It will not be run, or not again."""
+        """Fails a task that will not be run, or not again."""
         if self.live.get(task.id) is not task:
             return
         for slot in task.slots:
@@ -271,7 +271,7 @@ class TaskTable:
         task.state = state
         self.num_done += 1
         self.live.pop(task.id, None)
-        if state == states.FAILED:  # perhaps when its references are gone already
+        if state == states.FAILED:  # its references may be gone already
             self._driver.unretrieved.dropped(task)
         self._gcs.put(_row(task))
         holds_objects = task.inputs or task.refs or task.body_id or task.id in self._callers
@@ -279,31 +279,31 @@ class TaskTable:
             self.let_go(task)
 
     def let_go(self, task: TaskSpec) -> None:
-        """It will not be run again: what it was called with, and has called, may go."""
+        """Releases a task's inputs and the results of its calls: it will not be run again."""
         self._callers.discard(task.id)
         self._objects.holder_gone(("task", task.id))
 
     def record(self) -> None:
-        """Lets the control store know of those that are not over, the longest waiting first."""
+        """Puts the live tasks whose state has changed into the control store, the oldest first."""
         for task in itertools.islice(self.live.values(), _LOOKED_AT):
             if task.recorded is not task.state:
                 task.recorded = task.state
                 self._gcs.put(_row(task))
 
     def hold_result(self, caller: TaskSpec, id: bytes) -> None:
-        """Keeps what a task has called, so that it is not run again with it."""
+        """Keeps the result of a task's call, so that this is not run again with the task."""
         self._callers.add(caller.id)
         self._objects.hold(id, ("task", caller.id))
 
     def fail_queued(self, error: BaseException) -> None:
-        """Those that wait for a worker will get none."""
+        """Fails the tasks that wait for a worker, as there will be none."""
         for task in list(self.live.values()):
             if task.state == states.QUEUED and not task.actor:
                 self._tell(Cancelled(task.id))
                 self.fail(task, error)
 
     def cancel(self, id: bytes, force: bool) -> None:
-        """Takes a task back that has not begun; interrupts, or kills, one that runs."""
+        """Takes back a task that has not begun; interrupts, or kills, one that runs."""
         slot = self._objects.slots.get(id)
         task = slot.task if slot is not None else None
         if task is None or self.live.get(task.id) is not task:
@@ -317,7 +317,9 @@ class TaskTable:
             if task.state == states.QUEUED:
                 self._tell(Cancelled(task.id))
             self.fail(task, cancelled_error(task))
-        elif next(iter(process.calls.values())) is not task:  # not begun, or one of several
+        elif (
+            next(iter(process.calls.values())) is not task
+        ):  # it has not begun, or runs beside others
             self._interrupt(task, process)
             self.fail(task, cancelled_error(task))
         else:
@@ -337,7 +339,7 @@ class TaskTable:
 
 
 def cancelled_error(task: TaskSpec) -> TaskCancelledError:
-    """Returns what the results of a cancelled task raise."""
+    """Returns the error that results of a cancelled task raise."""
     return TaskCancelledError(f"{task.name} was cancelled")
 
 
@@ -345,7 +347,7 @@ def _row(task: TaskSpec) -> TaskRow:
     function, device = task.function, max(task.device, 0)
     kind = "task" if not task.actor else "actor" if task.id == task.actor else "method"
     state = states.WAITING if task.state == states.QUEUED else task.state
-    spec = None if task.actor else task  # a method is run again by its actor's log alone
+    spec = None if task.actor else task  # methods are run again only from their actor's log
     return TaskRow(
         id=task.id, kind=kind, name=task.name, parent=task.parent, actor=task.actor,
         sequence=task.sequence, function=function if isinstance(function, bytes) else b"",

@@ -1,4 +1,4 @@
-"""Reports errors that nobody has asked for: of calls whose references were dropped unseen."""
+"""Reports errors of calls whose references were dropped before anybody fetched the error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from gmi_drl.runtime.wire.protocol import CallFailure
 from .processes import Actor
 from .task import CANCELLED, TaskSpec
 
-NOBODY: Final = "nobody had a handle of it any more"  # why an actor ends that is not needed
+NOBODY: Final = (
+    "nobody had a handle of it any more"  # the reason given for an actor that is not needed
+)
 _LINES: Final = 40
 _WIDTH: Final = 400
 _REMEMBERED: Final = 1000
@@ -28,7 +30,7 @@ class UnretrievedErrors:
         self._printed: set[tuple[str, str]] = set()
 
     def dropped(self, task: TaskSpec) -> None:
-        """A task has failed, and a reference to its result is gone."""
+        """Handles a failed task of which a reference to a result was dropped."""
         if any(slot.failed and slot.id in self._slots for slot in task.slots):
             return  # somebody has another reference
         was_seen = any(slot.seen for slot in task.slots)
@@ -40,14 +42,14 @@ class UnretrievedErrors:
         self._print(task.name, text, f"{task.name} failed, and nobody asked")
 
     def died(self, actor: Actor) -> None:
-        """An actor has died, and nobody has its handle any more."""
+        """Handles a dead actor of which the last handle was dropped."""
         death = actor.death()
         on_purpose = death.exit_code == 0 or actor.stop_requested or death.reason
         if not actor.death_seen and (death.cause is not None or not on_purpose):
             self._print(actor.class_name, str(death), f"{actor.name} has died, and nobody asked")
 
     def _ended_on_purpose(self, task: TaskSpec) -> bool:
-        """Tells whether its actor was stopped or killed, so that no call's error is of interest."""
+        """Tells whether the task's actor was stopped or killed on purpose."""
         if not task.actor:
             return False
         actor = self._actors.get(task.actor)
