@@ -62,15 +62,15 @@ def _bracket(ranges: Ranges, number: int, rungs: tuple[Rung, ...], first: int) -
     """Returns the rungs of a bracket: the best train on, and those that failed never do."""
     values = {trial: ranges.draw(trial) for trial in range(first, first + rungs[0].trials)}
     members = list(values)
-    for at, rung in enumerate(rungs):
+    for index, rung in enumerate(rungs):
         if not (members := members[: rung.trials]):
             return
         runs = [
             TrialRun(
-                trial=trial, number=at, values=values[trial], steps=rung.steps,
-                start=(trial, at - 1) if at else None, bracket=number,
+                trial=trial, number=index, values=values[trial], steps=rung.steps,
+                start=(trial, index - 1) if index else None, bracket=number,
             )
             for trial in members
         ]  # fmt: skip
-        following = rungs[at + 1].trials if at + 1 < len(rungs) else 0
-        members = ranked((yield TrialRound(runs, following)))
+        promoted = rungs[index + 1].trials if index + 1 < len(rungs) else 0
+        members = ranked((yield TrialRound(runs, promoted)))

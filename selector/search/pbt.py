@@ -16,7 +16,7 @@ _SOURCES = 2  # the stream of random numbers that decides whom to go on from; se
 
 
 class PopulationBased(TrialAlgorithm):
-    """Has whoever is furthest behind train next, and compares it when it does.
+    """Has the member that is furthest behind train next, and compares it before it does.
 
     A member is compared with those that have ended the same interval so far, and waits for none:
     their scores, and the checkpoints that it may go on from, are of as many steps as its own, which
@@ -51,11 +51,11 @@ class PopulationBased(TrialAlgorithm):
 
     @property
     def done(self) -> bool:
-        return not self._training and all(self._begin_of(m) is None for m in self._in_turn())
+        return not self._training and all(self._next_start(m) is None for m in self._waiting())
 
     def ask(self) -> TrialRun | None:
-        for member in self._in_turn():
-            if (begin := self._begin_of(member)) is not None:
+        for member in self._waiting():
+            if (begin := self._next_start(member)) is not None:
                 (start, values), number = begin, self._next[member]
                 run = TrialRun(
                     trial=member, number=number, values=values, start=start, bracket=number,
@@ -75,43 +75,43 @@ class PopulationBased(TrialAlgorithm):
     def kept(self) -> set[RunKey]:
         keys = {run.start for run in self._training.values()} | {self.best()}
         most = max(1, self._cut(self._population))
-        for now, scores in enumerate(self._ended[:-1]):
-            if any(number <= now + 1 for number in self._next):  # some are still to be compared
+        for last, scores in enumerate(self._ended[:-1]):
+            if any(number <= last + 1 for number in self._next):  # some are still to be compared
                 alive = ranked(scores)
-                own = [member for member in alive if self._next[member] == now + 1]
-                keys |= {(member, now) for member in [*alive[:most], *own]}
+                waiting = [member for member in alive if self._next[member] == last + 1]
+                keys |= {(member, last) for member in [*alive[:most], *waiting]}
         return {key for key in keys if key is not None and key in self._scores}
 
-    def _in_turn(self) -> list[int]:
+    def _waiting(self) -> list[int]:
         """Returns the members that do not train and have an interval left, the hindmost first."""
-        left = [
+        waiting = [
             member
             for member, number in enumerate(self._next)
             if member not in self._training and number < self._intervals
         ]
-        return sorted(left, key=lambda member: (self._next[member], member))
+        return sorted(waiting, key=lambda member: (self._next[member], member))
 
-    def _begin_of(self, member: int) -> tuple[RunKey | None, Values] | None:
+    def _next_start(self, member: int) -> tuple[RunKey | None, Values] | None:
         """Returns what a member's next interval begins with; None: it must wait for others.
 
         The run that it goes on from, and its values.
         """
-        now = self._next[member] - 1
-        if now < 0:
+        last = self._next[member] - 1
+        if last < 0:
             return None, self._ranges.draw(member)
-        scores = self._ended[now]
+        scores = self._ended[last]
         alive, cut = ranked(scores), self._cut(len(scores))
         if not alive or (self._synchronous and len(scores) < self._population):
             return None
         best = alive[: max(1, cut)]
         worst = set(alive[len(alive) - cut :]) - set(best)
         if scores[member] is not None and member not in worst:
-            return (member, now), self._values[member, now]
-        random = np.random.default_rng((self._seed, _SOURCES, now, member))
-        source = best[int(random.integers(len(best)))]
-        values = self._values[source, now]
-        place = (now, member)
-        return (source, now), self._ranges.explored(values, place, self._perturb, self._resample)
+            return (member, last), self._values[member, last]
+        rng = np.random.default_rng((self._seed, _SOURCES, last, member))
+        source = best[int(rng.integers(len(best)))]
+        values = self._values[source, last]
+        place = (last, member)
+        return (source, last), self._ranges.explored(values, place, self._perturb, self._resample)
 
     def _cut(self, known: int) -> int:
         """Returns how many of so many are the worst, and the best: of all of them at least one."""

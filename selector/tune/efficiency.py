@@ -78,5 +78,5 @@ def rivals(
     It tells apart what differs by more than the factor `unsure`.
     """
     least = worth[winner] / unsure
-    others = [one for one in worth if one != winner and worth[one] >= least]
-    return sorted(others, key=lambda one: worth[one], reverse=True)
+    others = [c for c in worth if c != winner and worth[c] >= least]
+    return sorted(others, key=lambda c: worth[c], reverse=True)

@@ -153,30 +153,30 @@ def update_of(
     The config's own numbers give its own update. `grown`: the horizon stays whatever is kept.
     """
     chosen = resolved(config, gmi_per_gpu=gmi_per_gpu, num_env=num_env)
-    settings, each = config.algorithm, environments(chosen, topology)
-    keep, whole = config.tune.keep, own_update(config, topology)
+    settings, envs = config.algorithm, environments(chosen, topology)
+    keep, base = config.tune.keep, own_update(config, topology)
     of_population = isinstance(settings, EvolutionConfig)  # episodes end whole, whoever plays them
-    if keep == "none" or config.mode == "serving" or not each or of_population:
-        return Update(settings.horizon, each * settings.horizon)
+    if keep == "none" or config.mode == "serving" or not envs or of_population:
+        return Update(settings.horizon, envs * settings.horizon)
     _, trainers = _roles(chosen, topology)
     _, before = _roles(as_given(config, topology), topology)
     horizons = [settings.horizon]
     least = least_horizon(settings)
     if keep == "update" and not grown:
-        horizons = _horizons(whole / each, least, config)
-    updates = [_update_with(horizon, chosen, each, trainers, before, whole) for horizon in horizons]
-    small = [one for one in updates if grown or one.samples <= _MOST_GROWTH * whole]
+        horizons = _horizons(base / envs, least, config)
+    updates = [_update_with(horizon, chosen, envs, trainers, before, base) for horizon in horizons]
+    small = [update for update in updates if grown or update.samples <= _MOST_GROWTH * base]
     if keep == "update" and not small:
         batch, samples = config.tune.batch, updates[0].samples
         return Fault(
             "env.num_env" if batch is None else "tune.batch", num_env if batch is None else batch,
             f"{num_env} environments in each GMI, with {gmi_per_gpu} on each device, make an "
-            f"update of {samples:,} steps and not {whole:,}: no horizon below {least} is tried, as "
+            f"update of {samples:,} steps and not {base:,}: no horizon below {least} is tried, as "
             "advantages look so far ahead",
             f"Use fewer, tune.batch: {samples}, or tune.keep: gradient_steps.",
         )  # fmt: skip
     prediction = prediction_of(config, topology) if may_grow(config) else None
-    return max(small or updates, key=lambda one: _preference(one, whole, settings, prediction))
+    return max(small or updates, key=lambda update: _preference(update, base, settings, prediction))
 
 
 def followed(
@@ -185,15 +185,15 @@ def followed(
 ) -> list[str]:  # fmt: skip
     """Returns what follows the numbers and devices of another config, as overrides.
 
-    But for the keys of `algorithm` that were `said`. ConfigError if the rule cannot be kept.
+    Keys of `algorithm` in `said` are left out. ConfigError if the rule cannot be kept.
     """
-    has = environments(before, topology) * before.algorithm.horizon  # whatever tuning was to keep
+    own = environments(before, topology) * before.algorithm.horizon  # whatever tuning was to keep
     config: Config = before.model_copy(
         update={
             "hardware": wanted.hardware,
             "experience": wanted.experience,
             "layout": before.layout.model_copy(update={"trainer_gpus": wanted.layout.trainer_gpus}),
-            "tune": before.tune.model_copy(update={"keep": keep, "batch": has}),
+            "tune": before.tune.model_copy(update={"keep": keep, "batch": own}),
         }
     )
     gmis, num_env = wanted.layout.gmi_per_gpu, wanted.env.num_env
@@ -209,8 +209,8 @@ def followed(
     if keep != "none" and "learning_rate" not in said and not sizes.isdisjoint(said):
         algorithm = wanted.algorithm.model_copy(update=follows)
         after = _minibatch(wanted.model_copy(update={"algorithm": algorithm}), wanted_topology)
-        grown = after / _minibatch(before, topology)
-        follows["learning_rate"] = _learning_rate(before.algorithm, grown)
+        ratio = after / _minibatch(before, topology)
+        follows["learning_rate"] = _learning_rate(before.algorithm, ratio)
     return [
         f"algorithm.{key}={value}"
         for key, value in follows.items()
@@ -236,16 +236,16 @@ def kept_sentence(config: Config, topology: Topology, update: Update) -> str:
     if update.horizon != settings.horizon:
         parts.append(f"horizon {update.horizon:,} instead of {settings.horizon:,}")
     for key, value in update.changes:
-        was = getattr(settings, key)
-        parts.append(f"{key} {_number(value)} instead of {_number(was)}")
+        own_value = getattr(settings, key)
+        parts.append(f"{key} {_number(value)} instead of {_number(own_value)}")
     follows = ", ".join(parts)
     if update.samples == before:
         return f"an update stays {before:,} steps: {follows}" if follows else ""
     plain = as_given(config, topology)
     gmis = counted(plain.layout.gmi_per_gpu, "GMI")
     base = f" (num_env {plain.env.num_env:,}, {gmis} on each device)"
-    told = "" if config.is_resolved or config.tune.batch else base
-    text = f"an update takes {update.samples:,} steps instead of {before:,}{told}"
+    base_text = "" if config.is_resolved or config.tune.batch else base
+    text = f"an update takes {update.samples:,} steps instead of {before:,}{base_text}"
     if follows:
         return f"{text}, with {follows}"
     if may_grow(config):
@@ -255,13 +255,13 @@ def kept_sentence(config: Config, topology: Topology, update: Update) -> str:
 
 
 def _update_with(
-    horizon: int, chosen: Config, each: int, trainers: int, before: int, whole: int
+    horizon: int, chosen: Config, envs: int, trainers: int, before: int, base: int
 ) -> Update:
     """Returns the update of a horizon, with what follows of the algorithm's own keys.
 
     `before`: the GMIs that train as the config is given; `whole`: the samples of its update.
     """
-    settings, samples = chosen.algorithm, each * horizon
+    settings, samples = chosen.algorithm, envs * horizon
     if isinstance(settings, ReplayConfig):
         return Update(horizon, samples, _replay_changes(settings, trainers / before))
     if not isinstance(settings, ActorCriticConfig):
@@ -269,9 +269,9 @@ def _update_with(
     rows = samples // max(trainers, 1)
     if isinstance(settings, SegmentsConfig) or settings.recurrent is not None:
         rows //= horizon  # environments stay together with all their steps
-    size = whole / settings.minibatches
-    kept = chosen.tune.keep == "update" or settings.one_step
-    wanted = settings.minibatches if kept else samples / size
+    size = base / settings.minibatches
+    is_kept = chosen.tune.keep == "update" or settings.one_step
+    wanted = settings.minibatches if is_kept else samples / size
     minibatches = min(_divisors(rows), key=lambda n: (abs(math.log(n / wanted)), n))
     changes: dict[str, float] = {"minibatches": minibatches}
     changes["learning_rate"] = _learning_rate(settings, samples / minibatches / size)
@@ -305,28 +305,28 @@ def _horizons(exact: float, least: int, config: Config) -> list[int]:
     growths = _GROWTHS if may_grow(config) else (1.0,)
     middles = [exact * growth for growth in growths if growth == 1 or exact * growth < own]
     near = {
-        one
+        horizon
         for middle in middles
-        for one in range(math.floor(middle) - _NEIGHBOURS, math.ceil(middle) + _NEIGHBOURS + 1)
+        for horizon in range(math.floor(middle) - _NEIGHBOURS, math.ceil(middle) + _NEIGHBOURS + 1)
     }
-    return sorted({max(one, least) for one in near})
+    return sorted({max(horizon, least) for horizon in near})
 
 
 def _preference(
-    update: Update, whole: int, settings: AlgorithmConfig, prediction: Prediction | None
+    update: Update, base: int, settings: AlgorithmConfig, prediction: Prediction | None
 ) -> tuple[float, int]:
     """Ranks an update by what it keeps: `whole` samples, or what more of them learn; minibatches.
 
     In logarithms.
     """
     own = getattr(settings, "minibatches", 1)
-    lost = abs(math.log(dict(update.changes).get("minibatches", own) / own))
-    samples = max(update.samples, whole)
-    lost += math.log(samples / update.samples)  # fewer count for no more than as many
-    learned = whole / samples
+    loss = abs(math.log(dict(update.changes).get("minibatches", own) / own))
+    samples = max(update.samples, base)
+    loss += math.log(samples / update.samples)  # fewer count for no more than as many
+    efficiency = base / samples
     if prediction is not None:
-        learned = prediction.efficiency(samples, update.horizon)
-    return math.log(learned) - lost, -update.horizon
+        efficiency = prediction.efficiency(samples, update.horizon)
+    return math.log(efficiency) - loss, -update.horizon
 
 
 def _roles(config: Config, topology: Topology) -> tuple[int, int]:

@@ -64,8 +64,8 @@ def noise_of_run(folder: Path, config: Config) -> TunedNoise:
         )
     lines = [line for line in lines if "noise_scale" in line]
     if (level := noise_level([line["noise_scale"] for line in lines])) is not None:
-        others = ", ".join(_differences(trained, config, decisive=False))
-        trained_with = f", with {others}" if others else ""
+        differences = ", ".join(_differences(trained, config, decisive=False))
+        trained_with = f", with {differences}" if differences else ""
         return TunedNoise(level, f"{folder}, of {lines[-1]['steps']:,} steps{trained_with}")
     raise NoiseSourceError(
         f"--from {folder}: its metrics have no noise_scale. Give a run with several GMIs, or "
@@ -85,18 +85,18 @@ def _differences(trained: Config, config: Config, *, decisive: bool) -> Iterator
 
     Not `decisive`: other settings of its algorithm, which move the noise scale a little.
     """
-    before, now = (one.model_dump(mode="json") for one in (trained, config))
-    was, its = (one["algorithm"] for one in (before, now))
-    for settings in (was, its):  # a preset is the same as its sizes
+    old, new = (source.model_dump(mode="json") for source in (trained, config))
+    old_algorithm, new_algorithm = (values["algorithm"] for values in (old, new))
+    for settings in (old_algorithm, new_algorithm):  # a preset is the same as its sizes
         if isinstance(name := settings["network"], str) and name in NETWORKS:
             settings["network"] = list(NETWORKS[name])
     if decisive:
-        yield from _differing("env", before["env"], now["env"], _ENV)
-        yield from _differing("algorithm", was, its, _NETWORK)
-        yield from _differing("roles", before["roles"], now["roles"])
+        yield from _differing("env", old["env"], new["env"], _ENV)
+        yield from _differing("algorithm", old_algorithm, new_algorithm, _NETWORK)
+        yield from _differing("roles", old["roles"], new["roles"])
     else:
-        keys = [key for key in {**was, **its} if key not in (*_NETWORK, *_FREE)]
-        yield from _differing("algorithm", was, its, keys)
+        keys = [key for key in {**old_algorithm, **new_algorithm} if key not in (*_NETWORK, *_FREE)]
+        yield from _differing("algorithm", old_algorithm, new_algorithm, keys)
 
 
 def _differing(
@@ -105,8 +105,8 @@ def _differing(
 ) -> Iterator[str]:  # fmt: skip
     for key in {**before, **now} if keys is None else keys:
         if before.get(key) != now.get(key):
-            was, its = (one.get(key, "the default") for one in (before, now))
-            yield f"{section}.{key} {was} (here {its})"
+            old, new = (values.get(key, "the default") for values in (before, now))
+            yield f"{section}.{key} {old} (here {new})"
 
 
 def noise_level(scales: Sequence[object]) -> float | None:
@@ -116,7 +116,7 @@ def noise_level(scales: Sequence[object]) -> float | None:
     the largest.
     """
     half = scales[len(scales) // 2 :]
-    told = [float(one) for one in half if isinstance(one, (int, float))]
-    if not told:
+    finite = [float(scale) for scale in half if isinstance(scale, (int, float))]
+    if not finite:
         return None
-    return statistics.median([*told, *[max(told)] * (len(half) - len(told))])
+    return statistics.median([*finite, *[max(finite)] * (len(half) - len(finite))])

@@ -1,7 +1,7 @@
 """Races a few candidates for equal time where the prediction is unsure: returns decide.
 
-Who has the higher return in the mean over that time is ahead: it was there sooner, or has come
-further, and a return on the way is of more episodes than one at the end.
+The candidate with the higher mean return over that time is ahead: it got there sooner or further,
+and the mean is of more episodes than the last return.
 
 Successive halving in two rounds: all for a part of the time, then the predicted best and the best
 of the others, from the beginning again with another seed, for longer. One seed says little, so
@@ -75,9 +75,9 @@ def finalists(
     """
     most = min(FINALISTS, int(seconds / 2 / LEAST_S))
     chosen = [winner, *([own] if own is not None and own in rivals else [])]
-    for one in rivals:
-        if not any(_alike(one, other) for other in chosen):
-            chosen.append(one)
+    for rival in rivals:
+        if not any(_alike(rival, other) for other in chosen):
+            chosen.append(rival)
     return chosen[:most] if most > 1 else []
 
 
@@ -99,25 +99,25 @@ class _Round:
     risen: frozenset[Candidate]
     failed: frozenset[Candidate]
 
-    def mean_of(self, one: Candidate) -> float | None:
+    def mean_of(self, candidate: Candidate) -> float | None:
         """Returns the mean return of a candidate; None: it has shown none."""
-        return dict(self.standing).get(one)
+        return dict(self.standing).get(candidate)
 
     def leader(self, predicted: Candidate) -> Candidate:
         """Returns who is ahead: what was predicted to be best, unless another is."""
-        ahead = self.standing[0][0] if self.standing else predicted
+        leader = self.standing[0][0] if self.standing else predicted
         unseen = self.mean_of(predicted) is None and predicted not in self.failed
-        return predicted if unseen and ahead not in self.risen else ahead
+        return predicted if unseen and leader not in self.risen else leader
 
 
 def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceResult:
     """Trains them with `seconds` for all together; the first stays where returns do not decide.
 
-    Of those that have failed the first does not stay either.
+    If the first has failed, it does not stay.
     """
     first_s, scores = seconds / 2 / len(candidates), list[RaceScore]()
     first = _round(candidates, train, first_s, 1, scores)
-    running = [one for one in candidates if one not in first.failed]
+    running = [candidate for candidate in candidates if candidate not in first.failed]
     if not running:
         return RaceResult(None, "all that raced have failed", tuple(scores), moved=False)
     predicted, failed = running[0], ""
@@ -137,17 +137,17 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceR
             return RaceResult(undecided, why, tuple(scores))
         why = f"{failed}it led the race, with a mean return of {mean:.1f}"
         return RaceResult(predicted, why, tuple(scores))
-    again = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
-    if again.leader(predicted) == predicted:
+    second = _round([predicted, ahead], train, seconds / 2 / _LAST, 2, scores)
+    if second.leader(predicted) == predicted:
         why = f"{failed}another led the first round of the race, and not the second"
         return RaceResult(undecided, why, tuple(scores))
-    own, other = again.mean_of(ahead), again.mean_of(predicted)
-    if other is not None:
-        against = f"against {other:.1f} of what was predicted to be best"
+    leading, predicted_mean = second.mean_of(ahead), second.mean_of(predicted)
+    if predicted_mean is not None:
+        against = f"against {predicted_mean:.1f} of what was predicted to be best"
     else:
-        shown = "failed" if predicted in again.failed else "showed no return, as no episode ended"
+        shown = "failed" if predicted in second.failed else "showed no return, as no episode ended"
         against = f"while what was predicted to be best {shown}"
-    why = f"{failed}it led both rounds of the race, with a mean return of {own:.1f}, {against}"
+    why = f"{failed}it led both rounds of the race, with a mean return of {leading:.1f}, {against}"
     return RaceResult(ahead, why, tuple(scores))
 
 
@@ -157,27 +157,27 @@ def _round(
 ) -> _Round:  # fmt: skip
     """Trains each, and compares them. Adds to `scores`.
 
-    Behind the last return of all that were seen there is nothing to compare.
+    They are compared up to the last return that any of them has shown.
     """
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
-    curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
+    curves = [(candidate, run) for candidate, run in runs if isinstance(run, TrainingCurve)]
     equal_s = min((curve.seconds for _, curve in curves), default=0.0)
     last_s = max((at_s for _, curve in curves for at_s, _ in curve.points), default=0.0)
     until_s = min(equal_s, last_s)
     standing = []
-    for one, run in runs:
+    for candidate, run in runs:
         if isinstance(run, Failed):
-            scores.append(RaceScore(number, one, 0.0, None, run.text))
+            scores.append(RaceScore(number, candidate, 0.0, None, run.text))
             continue
         mean = _mean_until(run, until_s)
-        scores.append(RaceScore(number, one, until_s, mean))
+        scores.append(RaceScore(number, candidate, until_s, mean))
         if mean is not None:
-            standing.append((one, mean))
+            standing.append((candidate, mean))
     standing.sort(key=lambda s: s[1], reverse=True)
     return _Round(
         standing=standing,
-        risen=frozenset(one for one, curve in curves if _has_risen(curve)),
-        failed=frozenset(one for one, run in runs if isinstance(run, Failed)),
+        risen=frozenset(candidate for candidate, curve in curves if _has_risen(curve)),
+        failed=frozenset(candidate for candidate, run in runs if isinstance(run, Failed)),
     )
 
 
@@ -206,9 +206,9 @@ def _mean_until(curve: TrainingCurve, seconds: float) -> float | None:
     if not points:
         return None
     area, before_s, value = 0.0, 0.0, points[0][1]
-    for at_s, now in points:
-        area += (at_s - before_s) * (value + now) / 2
-        before_s, value = at_s, now
+    for at_s, next_value in points:
+        area += (at_s - before_s) * (value + next_value) / 2
+        before_s, value = at_s, next_value
     return (area + (seconds - before_s) * value) / seconds
 
 
@@ -232,7 +232,7 @@ def scores_of(record: TuneRecord) -> list[RaceScore]:
 
 def curves_of(record: TuneRecord) -> list[dict[str, Any]]:
     """Returns the lines of runs that have a return, with their points until they were judged."""
-    until = {(one.round, one.candidate): one.seconds for one in scores_of(record)}
+    until = {(score.round, score.candidate): score.seconds for score in scores_of(record)}
     lines = []
     for line in record.races:
         end_s = until.get((int(line["round"]), line["candidate"]), 0.0)

@@ -64,9 +64,9 @@ class TuneRequest:
     def elsewhere(self) -> tuple[str, Path] | None:
         """Says that this was tuned on another machine or version, and the record; None if not."""
         for other in records():
-            before = other.header.get("identity") or {}
-            if before.get("problem") == self.identity["problem"]:
-                what = identity.difference(before, self.identity)
+            old_identity = other.header.get("identity") or {}
+            if old_identity.get("problem") == self.identity["problem"]:
+                what = identity.difference(old_identity, self.identity)
                 return f"this config was tuned on another machine or version ({what})", other.path
         return None
 
@@ -123,6 +123,6 @@ def changes_of(request: TuneRequest, winner: Candidate, steps_factor: float) -> 
 def still_answers(record: TuneRecord, budget_s: float) -> bool:
     """Tells whether a search with this budget would find no more than the one on record."""
     choice = record.choice
-    before_s = float(choice.get("budget_s", 0.0))
-    whole = bool(choice.get("complete")) and not choice.get("raced")
-    return record.fresh and (whole or budget_s <= before_s)
+    searched_s = float(choice.get("budget_s", 0.0))
+    is_complete = bool(choice.get("complete")) and not choice.get("raced")
+    return record.fresh and (is_complete or budget_s <= searched_s)

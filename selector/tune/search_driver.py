@@ -99,22 +99,22 @@ class _Answerer:
 
     def answer(self, ask: Ask) -> Answer:
         """Returns the answer, which is on record afterwards; None when there is no time for it."""
-        if (known := self._recall(ask)) is not None:
-            self._listener.answers(ask, known, recalled=True, left_s=self._left_s)
-            return known
-        given_s = self._time_for(ask)
-        if given_s is None:
+        if (recorded := self._recall(ask)) is not None:
+            self._listener.answers(ask, recorded, recalled=True, left_s=self._left_s)
+            return recorded
+        limit_s = self._time_for(ask)
+        if limit_s is None:
             return None
         self._listener.asks(ask, self._left_s)
-        begun_s = self._clock()
-        answer = self._profile(Ask(ask.candidate, given_s))
-        cost_s = self._clock() - begun_s
+        start_s = self._clock()
+        answer = self._profile(Ask(ask.candidate, limit_s))
+        cost_s = self._clock() - start_s
         self.spent_s += cost_s
         # What was too slow for less than was asked may be fast enough for that: a longer budget
         # asks again. What was measured stays the ask that it was; its error says how sure it is.
-        unsure = isinstance(answer, Failed) and answer.reason == "slow" and given_s < ask.seconds
-        asked = replace(ask, seconds=given_s) if unsure else ask
-        self._journal.profiled(asked, answer, cost_s, self._waits_s)
+        unsure = isinstance(answer, Failed) and answer.reason == "slow" and limit_s < ask.seconds
+        recorded_ask = replace(ask, seconds=limit_s) if unsure else ask
+        self._journal.profiled(recorded_ask, answer, cost_s, self._waits_s)
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
         if len(self._journal.record.profiles) == 1 and cost_s > self._budget_s:
             raise BudgetTooShort(self._budget_s, cost_s, took=True)
@@ -152,10 +152,10 @@ class _Answerer:
             raise BudgetTooShort(self._budget_s, record.costs_s[0], took=True)
         # With the least that start and end of one took: to begin one that goes on a little longer
         # than the budget is better than to leave the last seconds unused.
-        given_s = min(ask.seconds, self._left_s - record.around_s)
+        limit_s = min(ask.seconds, self._left_s - record.around_s)
         least_s = min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST))
-        enough = given_s >= least_s and given_s > self._slow_s.get(ask.candidate, 0.0)
-        return given_s if enough else None
+        enough = limit_s >= least_s and limit_s > self._slow_s.get(ask.candidate, 0.0)
+        return limit_s if enough else None
 
 
 def _reasons(journal: TuneJournal, space: Space) -> Sequence[str]:
@@ -176,7 +176,7 @@ def _left_out(space: Space, journal: TuneJournal, budget_s: float) -> str:
         "candidates were measured"
     )
     if untouched:
-        whole = len(untouched) == sum(split.gmi_per_gpu in untouched for split in space.splits)
-        named = ", ".join(map(str, sorted(set(untouched))))
-        text += f", and none of {'' if whole else 'some rows of '}{named} GMIs on a device"
+        is_all = len(untouched) == sum(split.gmi_per_gpu in untouched for split in space.splits)
+        counts = ", ".join(map(str, sorted(set(untouched))))
+        text += f", and none of {'' if is_all else 'some rows of '}{counts} GMIs on a device"
     return f"{text}; a longer one goes on from here"

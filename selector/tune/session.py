@@ -82,42 +82,42 @@ def measure(
 def _measure_alone(
     request: TuneRequest, space: Space, held: list[str], screen: TuneView, again: bool
 ) -> tuple[TuneJournal, list[str]]:
-    """Does so while nobody else measures."""
+    """Tunes as `measure` has it, in the lock that keeps other tuners from measuring."""
     budget_s = request.config.tune.budget_s
-    before = None if again else request.record()
-    if before is not None and request.noise is None and still_answers(before, budget_s):
-        journal, _ = TuneJournal.open(request.path, before.header, anew=False)
+    record = None if again else request.record()
+    if record is not None and request.noise is None and still_answers(record, budget_s):
+        journal, _ = TuneJournal.open(request.path, record.header, anew=False)
         note = "another tuner was asked the same, and what it has found is taken"
         screen.note(note)
         return journal, [note]
     notes = list(request.stale())
-    anew = again or (before is not None and bool(before.drifts))
-    kept = request.path.read_text(encoding="utf-8") if again and request.fresh() else None
-    journal, opened = TuneJournal.open(request.path, _header_of(request, space, held), anew=anew)
+    anew = again or (record is not None and bool(record.drifts))
+    old_text = request.path.read_text(encoding="utf-8") if again and request.fresh() else None
+    journal, notices = TuneJournal.open(request.path, _header_of(request, space, held), anew=anew)
     # What was measured under load stays on record, whoever goes on with it.
     load = _other_load(request.topology) or str(journal.record.choice.get("load", ""))
-    notes += filter(None, [*opened, load])
+    notes += filter(None, [*notices, load])
     for note in notes:
         screen.note(note)
     started = runtime.is_initialized()
     try:
         if not started:
             runtime.init(preload_of(request.config))
-        later = _search_and_race(request, space, journal, screen, load)
+        result_notes = _search_and_race(request, space, journal, screen, load)
     except BaseException:
-        ran = any(isinstance(answer, Measured) for _, answer in journal.record.profiles)
-        if kept is not None and not ran:  # a choice is worth more than nothing
+        has_measured = any(isinstance(answer, Measured) for _, answer in journal.record.profiles)
+        if old_text is not None and not has_measured:  # a choice is worth more than nothing
             with suppress(OSError):
-                replace_file(request.path, kept)
+                replace_file(request.path, old_text)
         raise
     finally:
         if not started:
             runtime.shutdown()
     if journal.trouble and journal.trouble not in notes:
-        later.append(journal.trouble)
-    for note in later:
+        result_notes.append(journal.trouble)
+    for note in result_notes:
         screen.note(note)
-    return journal, [*notes, *later]
+    return journal, [*notes, *result_notes]
 
 
 def _other_load(topology: Topology) -> str:
@@ -135,7 +135,7 @@ def _other_load(topology: Topology) -> str:
 def _search_and_race(
     request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView, load: str
 ) -> list[str]:
-    """Searches, races where the prediction is unsure, and writes the choice; what to say of it."""
+    """Searches, races where the prediction is unsure, writes the choice, and returns notes."""
     config, budget_s = request.config, request.config.tune.budget_s
     notes, facts = list[str](), dict[str, Any]()
     prediction, race_s = None, 0.0
@@ -148,45 +148,45 @@ def _search_and_race(
         prediction = prediction_of(config, request.topology, scale)
         facts["prediction"] = asdict(prediction)
     if by_learning(config):
-        race_s, told = _race_time(config.tune)
-        notes.append(told)
+        race_s, race_note = _race_time(config.tune)
+        notes.append(race_note)
         if not race.can_be_held(race_s):
-            why = f"it needs {race.LEAST_S:.0f} s of training for each (--budget, tune.race_s)"
-            facts["race"], race_s = f"no race: {why}", 0.0
+            reason = f"it needs {race.LEAST_S:.0f} s of training for each (--budget, tune.race_s)"
+            facts["race"], race_s = f"no race: {reason}", 0.0
     timeout = CandidateTimeout.of(budget_s)
     profiler = Profiler(config, request.beside, timeout=timeout)
 
-    def searched(seconds: float) -> SearchOutcome:
+    def search_for(seconds: float) -> SearchOutcome:
         search = _search(config, request.topology, space, seconds, prediction)
         return run_search(
             search, space, profiler, journal, seconds, listener=screen, waits_s=timeout.first_s
         )
 
-    outcome, raced = searched(budget_s - race_s), None
+    outcome, result = search_for(budget_s - race_s), None
     if race_s:
-        raced, facts["race"] = _race_rivals(
+        result, facts["race"] = _race_rivals(
             request, space, outcome.chosen, prediction, journal, screen, race_s
         )
-        if raced is None and not outcome.chosen.complete:
-            outcome = searched(budget_s)  # in the time that was kept for races
+        if result is None and not outcome.chosen.complete:
+            outcome = search_for(budget_s)  # in the time that was kept for races
     chosen = outcome.chosen
     notes.append(outcome.left_out)
     if "race" in facts:
         facts["decided_by"] = "prediction"
-    if raced is not None:
-        facts["judged"] = [asdict(score) for score in raced.scores]
-        if prediction is not None and not raced.moved:
+    if result is not None:
+        facts["judged"] = [asdict(score) for score in result.scores]
+        if prediction is not None and not result.moved:
             prediction = replace(prediction, noise_scale=None)
             facts.pop("noise", None)
             facts |= {"prediction": asdict(prediction), "decided_by": "rule"}
             chosen = _choose_by_rule(
-                journal.record, prediction, chosen, own_of(config, space), raced
+                journal.record, prediction, chosen, own_of(config, space), result
             )
-        elif raced.winner is not None:
+        elif result.winner is not None:
             facts["decided_by"] = "race"
-            if raced.winner != chosen.winner:
-                other = chosen.winner
-                chosen = replace(chosen, winner=raced.winner, runner_up=other, why=raced.why)
+            if result.winner != chosen.winner:
+                predicted = chosen.winner
+                chosen = replace(chosen, winner=result.winner, runner_up=predicted, why=result.why)
     if "race" in facts:
         notes.append(f"{facts['race']}{_DECIDED[facts['decided_by']]}")
     winner = chosen.winner
@@ -194,11 +194,11 @@ def _search_and_race(
     factor = _steps_factor(config, prediction, winner)
     measured = measured_of(journal, winner)
     changes = "; ".join(changes_of(request, winner, factor))
-    even = winner.row.percents is None
-    layout = None if even else layout_text(config, winner, request.topology)
+    is_even = winner.row.percents is None
+    layout = None if is_even else layout_text(config, winner, request.topology)
     facts |= {
         "steps_per_s": measured.steps_per_s, "error": measured.error, "budget_s": budget_s,
-        "raced": raced is not None, "layout": layout, "changes": changes, "load": load,
+        "raced": result is not None, "layout": layout, "changes": changes, "load": load,
         "left_out": outcome.left_out, "steps_factor": factor,
     }  # fmt: skip
     resolved = request.resolved(winner, layout)
@@ -226,19 +226,19 @@ def _choose_by_rule(
 ) -> Chosen:  # fmt: skip
     """Chooses by `tune.keep` alone, as no return has moved: none has shown that it learns.
 
-    Of the candidates whose updates are kept that with the most goodput; the config as given, where
-    noise does not tell them apart.
+    It takes the candidate with the most goodput among those that keep an update, or the config as
+    given where noise does not tell the two apart.
     """
     results = replace(record.results(), prediction=prediction)
-    worth = {one.candidate: results.worth(one) for one in results.all}
+    worth = {result.candidate: results.worth(result) for result in results.all}
     failed = {score.candidate for score in raced.scores if score.text}
-    ran = [one for one in usable(worth, results.failures) if one not in failed]
-    ran = [one for one in ran if not one.row.grown] or ran
+    ran = [c for c in usable(worth, results.failures) if c not in failed]
+    ran = [c for c in ran if not c.row.grown] or ran
     if not ran:
         return chosen
-    ranked = sorted(ran, key=lambda one: worth[one].steps_per_s, reverse=True)
+    ranked = sorted(ran, key=lambda c: worth[c].steps_per_s, reverse=True)
     if own in ran and not differ_significantly(worth[own], worth[ranked[0]]):
-        ranked = [own, *(one for one in ranked if one != own)]
+        ranked = [own, *(c for c in ranked if c != own)]
     runner_up = ranked[1] if ranked[1:] else None
     why = (
         "no return moved while they raced, and of those that keep an update it has the most goodput"
@@ -264,31 +264,29 @@ def _search(
     if config.tune.algorithm == "paper":
         return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
-    whole = most_profiles(space)
-    profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
+    most = most_profiles(space)
+    profiles = min(most, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
     look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
-    worth = None if prediction is None else prediction.of
+    efficiency = None if prediction is None else prediction.of
     own, plain = own_of(config, space), as_given(config, topology).env.num_env
-    start = own or min(space.rows[0], key=lambda one: abs(math.log(one.num_env / plain)))
-    return default(space, look_s, profiles=profiles, own=own, start=start, efficiency=worth)
+    start = own or min(space.rows[0], key=lambda c: abs(math.log(c.num_env / plain)))
+    return default(space, look_s, profiles=profiles, own=own, start=start, efficiency=efficiency)
 
 
 def _race_rivals(
     request: TuneRequest, space: Space, chosen: Chosen, prediction: Prediction | None,
     journal: TuneJournal, screen: TuneView, race_s: float,
 ) -> tuple[race.RaceResult | None, str]:  # fmt: skip
-    """Races those that the prediction does not tell apart; how it ended, and what to say.
+    """Races those that the prediction does not tell apart; returns the result and a note.
 
-    What was raced before is recalled.
+    Runs of an earlier race are taken from the record.
     """
     config, winner, results = request.config, chosen.winner, journal.record.results()
     assert winner is not None
-    speeds = {one.candidate: one.measured for one in results.all}
-    worth = {one: speeds[one].steps_per_s for one in usable(speeds, results.failures)}
+    speeds = {result.candidate: result.measured for result in results.all}
+    worth = {c: speeds[c].steps_per_s for c in usable(speeds, results.failures)}
     if prediction is not None:
-        worth = {
-            one: prediction.goodput(speed, one.samples, one.horizon) for one, speed in worth.items()
-        }
+        worth = {c: prediction.goodput(speed, c.samples, c.horizon) for c, speed in worth.items()}
     unsure = rivals(worth, winner, race.UNSURE) if winner in worth else ()
     if not unsure:
         return None, "no race: no other is predicted to learn nearly as fast"
@@ -302,18 +300,18 @@ def _race_rivals(
     end_s = time.monotonic() + race_s
 
     def train(candidate: Candidate, seconds: float, number: int) -> race.TrainingCurve | Failed:
-        known = race.from_record(journal.record, candidate, seconds, number)
-        if known is not None:
-            return known
+        recorded = race.from_record(journal.record, candidate, seconds, number)
+        if recorded is not None:
+            return recorded
         text = candidate_text(candidate, space.splits)
         screen.racing(f"race, round {number}: {text}, {seconds:.0f} s", end_s - time.monotonic())
-        begun_s = time.monotonic()
+        start_s = time.monotonic()
         # With the steps it would have: a learning rate that falls is part of what is raced.
-        whole = longer(config, _steps_factor(config, prediction, candidate))
-        again = whole.run.model_copy(update={"seed": config.run.seed + number - 1})
-        seeded = whole.model_copy(update={"run": again})
+        scaled = longer(config, _steps_factor(config, prediction, candidate))
+        run = scaled.run.model_copy(update={"seed": config.run.seed + number - 1})
+        seeded = scaled.model_copy(update={"run": run})
         curve = train_for(seconds, candidate, seeded, request.topology, request.beside)
-        cost_s = time.monotonic() - begun_s
+        cost_s = time.monotonic() - start_s
         journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))
         return curve
 

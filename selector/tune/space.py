@@ -73,22 +73,22 @@ def space_of(
     for row in _rows_of(config, topology, works):
         candidates = []
         for num_env in _ladder_of(config, topology):
-            one = _candidate(config, topology, row, num_env)
-            if one is None:
+            option = _candidate(config, topology, row, num_env)
+            if option is None:
                 continue
-            refused = one if isinstance(one, Fault) else _why_refused(config, topology, one)
+            refused = option if isinstance(option, Fault) else _refusal(config, topology, option)
             if refused is not None:
                 refused = _fault_of_count(config, row, refused)
                 faults.append(refused)
                 dropped.setdefault(row.gmi_per_gpu, refused)
-            elif isinstance(one, Candidate):
-                candidates.append(one)
+            elif isinstance(option, Candidate):
+                candidates.append(option)
         if candidates:
             rows.append(tuple(candidates))
     if not rows:
-        first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
+        by_key = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
         fewest = resolved(config, gmi_per_gpu=least_gmis(config, topology))  # if there is no row
-        raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
+        raise ConfigError(list(reversed(by_key.values())) or check(fewest, topology))
     held = list(_held_fixed(config, topology))
     most = most_samples(config, topology)
     if most is not None and any(fault.where == "run.total_steps" for fault in faults):
@@ -96,10 +96,10 @@ def space_of(
             f"updates of at most {most:,} steps: a run of {config.run.total_steps:,} has "
             f"{_UPDATES} or more"
         )
-    tried = {row[0].row.gmi_per_gpu for row in rows}
+    counts = {row[0].row.gmi_per_gpu for row in rows}
     for count in config.tune.gmi_per_gpu or ():
-        if count not in tried and (why := dropped.get(count)):
-            rule = why.rule if why.where == "tune.gmi_per_gpu" else str(why)
+        if count not in counts and (fault := dropped.get(count)):
+            rule = fault.rule if fault.where == "tune.gmi_per_gpu" else str(fault)
             held.append(f"tune.gmi_per_gpu without {count}, which cannot run here: {rule}")
     return Space(tuple(rows)), held
 
@@ -150,8 +150,8 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
 def own_of(config: Config, space: Space) -> Candidate | None:
     """Returns the candidate that is `config` as it is given; None if none of `space` is."""
     own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
-    every = (one for row in space.rows for one in row)
-    return next((c for c in every if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
+    candidates = (one for row in space.rows for one in row)
+    return next((c for c in candidates if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
 
 
 def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str:
@@ -167,12 +167,12 @@ def change_sentence(config: Config, topology: Topology, candidate: Candidate) ->
 
 def _fault_of_count(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
     """Returns the fault, by the key that asked for so many GMIs."""
-    asked = config.tune.gmi_per_gpu or ()
+    counts = config.tune.gmi_per_gpu or ()
     own = config.layout.gmi_per_gpu == row.gmi_per_gpu
-    if fault.where != "layout.gmi_per_gpu" or row.gmi_per_gpu not in asked or own:
+    if fault.where != "layout.gmi_per_gpu" or row.gmi_per_gpu not in counts or own:
         return fault
     rule = f"with {row.gmi_per_gpu}: {fault.rule}"
-    return Fault("tune.gmi_per_gpu", list(asked), rule, fault.remedy)
+    return Fault("tune.gmi_per_gpu", list(counts), rule, fault.remedy)
 
 
 def _candidate(
@@ -198,7 +198,7 @@ def _candidate(
     )  # fmt: skip
 
 
-def _why_refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
+def _refusal(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
     """Says why it cannot run here, if it cannot."""
     chosen = _config_with_even_shares(config, candidate)
     faults = check(chosen, topology)
@@ -275,11 +275,11 @@ def _splits_of(
             if backend != "mps":
                 yield DeviceSplit(count, backend)
                 continue
-            given = config.hardware.sm_overcommit
-            yield DeviceSplit(count, backend, given)
+            overcommit = config.hardware.sm_overcommit
+            yield DeviceSplit(count, backend, overcommit)
             if count < 2 or config.tune.algorithm == "paper":
                 continue
-            if given == 1.0:
+            if overcommit == 1.0:
                 yield DeviceSplit(count, backend, _OVERCOMMIT)
             shape = replace(shape_of(config, topology), gmi_per_gpu=count)
             for percents in _unequal(config.template.planned(shape)[0]):
@@ -288,11 +288,11 @@ def _splits_of(
 
 def _unused_counts(config: Config) -> Fault | None:
     """Returns a fault where `tune.gmi_per_gpu` asks for numbers of GMIs that are not free."""
-    given, own = config.tune.gmi_per_gpu, config.layout.gmi_per_gpu
-    if given is None or own == AUTO or config.env.num_env != AUTO or set(given) == {own}:
+    counts, own = config.tune.gmi_per_gpu, config.layout.gmi_per_gpu
+    if counts is None or own == AUTO or config.env.num_env != AUTO or set(counts) == {own}:
         return None
     return Fault(
-        "tune.gmi_per_gpu", list(given), f"no other number than layout.gmi_per_gpu, {own}, is "
+        "tune.gmi_per_gpu", list(counts), f"no other number than layout.gmi_per_gpu, {own}, is "
         "tried where that is a number and env.num_env is auto",
         "Use layout.gmi_per_gpu: auto, or leave tune.gmi_per_gpu out.",
     )  # fmt: skip
@@ -302,10 +302,10 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
     """Lists how many GMIs of a device to try, the fewest first."""
     if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
         return [config.layout.gmi_per_gpu]
-    given = config.tune.gmi_per_gpu
-    if given is not None:
+    wanted = config.tune.gmi_per_gpu
+    if wanted is not None:
         own = config.layout.gmi_per_gpu
-        return sorted({*given, own} if own != AUTO else {*given})
+        return sorted({*wanted, own} if own != AUTO else {*wanted})
     on_cores = any(device.kind == "cpu" for device in topology.devices)
     # Each GMI is a process that drives its GPU from a core: with fewer cores they take turns there.
     most = cores if on_cores else max(2, cores)
@@ -325,21 +325,21 @@ def _backends(
     """Lists one, unless the config leaves it open and several GMIs are to share a GPU."""
     if config.hardware.backend != "auto":
         return [config.hardware.backend]
-    meant = choose_backend(config.mode, topology, count)[0]
-    if meant == "cpu" or count == 1 or config.tune.algorithm == "paper":
-        return [meant]
+    default = choose_backend(config.mode, topology, count)[0]
+    if default == "cpu" or count == 1 or config.tune.algorithm == "paper":
+        return [default]
     unusable = dict(topology.unusable)
     usable = [n for n in GPU_BACKENDS if (n not in unusable if works is None else n in works)]
-    return [meant, *(name for name in usable if name != meant)]
+    return [default, *(name for name in usable if name != default)]
 
 
 def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
     """Yields shares of SMs where roles differ (GMI-DRL, Table 3): two thirds for one of both."""
     kinds = list(dict.fromkeys(device))
     if len(kinds) == 2:
-        for both in ((67, 33), (33, 67)):
-            of_kind = dict(zip(kinds, both, strict=True))
-            yield tuple(max(1, of_kind[roles] // device.count(roles)) for roles in device)
+        for percents in ((67, 33), (33, 67)):
+            share = dict(zip(kinds, percents, strict=True))
+            yield tuple(max(1, share[roles] // device.count(roles)) for roles in device)
 
 
 def _ladder_of(config: Config, topology: Topology) -> list[int]:

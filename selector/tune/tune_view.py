@@ -35,17 +35,17 @@ class TuneView:
         self._screen.note(text)
 
     def asks(self, ask: Ask, left_s: float) -> None:
-        """It is being measured from now on."""
+        """Shows that a candidate is measured from now on."""
         self._begin(candidate_text(ask.candidate, self._splits), left_s)
 
     def answers(
         self, ask: Ask, answer: Measured | Failed, *, recalled: bool, left_s: float
     ) -> None:
-        """It was measured, or (`recalled`) it was on record."""
-        before = self._best()
+        """Shows that a candidate was measured, or (`recalled`) was on record."""
+        old_best = self._best()
         self._profiles.append((ask, answer))
         self._begin("", left_s)
-        is_best = isinstance(answer, Measured) and self._best() != before
+        is_best = isinstance(answer, Measured) and self._best() != old_best
         self._screen.line(
             f"{len(self._profiles):4d}  "
             f"{candidate_text(ask.candidate, self._splits):<{self._width}}  "
@@ -55,7 +55,7 @@ class TuneView:
         )
 
     def racing(self, text: str, left_s: float) -> None:
-        """From now on something other than profiles takes the time."""
+        """Shows that something other than profiles takes the time from now on."""
         self._begin(text, left_s)
         self._screen.line(f"{text}  {duration(max(0.0, left_s))} left")
 

@@ -65,12 +65,12 @@ class TunedFile:
             )
             for line in head
         ]  # fmt: skip
-        rest = "\n".join([*filled, write_yaml(data)])
-        first = [_FIRST, f"{_OF}{self._source_name}", f"{_DIGEST}{_digest(rest)}"]
+        body = "\n".join([*filled, write_yaml(data)])
+        top = [_FIRST, f"{_OF}{self._source_name}", f"{_DIGEST}{_digest(body)}"]
         try:
             if layout is not None:
                 replace_file(self.layout, layout)
-            replace_file(self.path, "\n".join([*first, rest]))
+            replace_file(self.path, "\n".join([*top, body]))
         except OSError as error:
             raise OutputError(f"{self.path} cannot be written ({error.strerror}).") from error
 
@@ -80,13 +80,13 @@ class TunedFile:
         if problem := self._path_problem() or self._module_problem(config):
             raise OutputError(f"{shown}: {problem}.")
         try:
-            there = self.path.read_text(encoding="utf-8") if self.path.exists() else None
+            present = self.path.read_text(encoding="utf-8") if self.path.exists() else None
             with tempfile.TemporaryFile(dir=self.path.absolute().parent):
                 pass
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "what is there is not UTF-8"
             raise OutputError(f"{shown}: it cannot be written ({why}). Give another.") from None
-        if there is not None and (problem := self._present_problem(there)):
+        if present is not None and (problem := self._present_problem(present)):
             raise OutputError(f"{shown}: {problem}. Move it away, or give another: -o FILE.")
 
     @property
@@ -98,12 +98,12 @@ class TunedFile:
 
     def _present_problem(self, text: str) -> str:
         """Says why the file that is there, with this text, is not to be replaced."""
-        first, of, digest, rest = (text.split("\n", 3) + [""] * 3)[:4]
-        if first != _FIRST:
+        first_line, source_line, digest_line, body = (text.split("\n", 3) + [""] * 3)[:4]
+        if first_line != _FIRST:
             return "it is there, and tuning has not made it"
-        if of != f"{_OF}{self._source_name}":
-            return f"it is there, and was made of another config ({of.removeprefix(_OF)})"
-        if digest != f"{_DIGEST}{_digest(rest)}":
+        if source_line != f"{_OF}{self._source_name}":
+            return f"it is there, and was made of another config ({source_line.removeprefix(_OF)})"
+        if digest_line != f"{_DIGEST}{_digest(body)}":
             return "it is there, and was edited since tuning made it"
         return ""
 
@@ -124,8 +124,8 @@ class TunedFile:
         modules = modules_beside(config, folder)
         if not modules or self.path.resolve().parent == folder.resolve():
             return ""
-        there = f"{modules[0].name}, which lies beside it and is looked for there"
-        return f"the config names {there}. Give a file in {folder.resolve()}"
+        module_text = f"{modules[0].name}, which lies beside it and is looked for there"
+        return f"the config names {module_text}. Give a file in {folder.resolve()}"
 
 
 def _digest(text: str) -> str:

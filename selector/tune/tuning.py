@@ -73,19 +73,19 @@ def tune(
     `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
     write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record;
     `run`: the folder of a run of this environment, whose gradient noise scale is predicted with.
-    Blocks for the budget and some seconds; before that for another tuner on this machine. One that
-    was ended goes on where it was. Raises ConfigError with every fault, TuneError when nothing was
-    found or can be written; leaves no process behind.
+    Blocks for the budget and some seconds, and before that for another tuner on this machine. An
+    interrupted tune goes on where it was. Raises ConfigError with every fault, TuneError when
+    nothing was found or can be written; leaves no process behind.
     """
     with terminate_as_interrupt():
         source = Path(config) if isinstance(config, (str, Path)) else None
-        given = config.model_dump(mode="json", exclude_unset=True) if isinstance(
+        settings = config.model_dump(mode="json", exclude_unset=True) if isinstance(
             config, Config
         ) else config  # fmt: skip
-        words = paper_config.apply_to(overrides)
+        all_overrides = paper_config.apply_to(overrides)
         if budget is not None:
-            words = [*words, f"tune.budget_s={budget}"]
-        resolved = load_config(given, words)
+            all_overrides = [*all_overrides, f"tune.budget_s={budget}"]
+        resolved = load_config(settings, all_overrides)
         file = TunedFile.of(source, None if output is None else Path(output))
         file.refuse(resolved)
         request = TuneRequest.of(
@@ -109,7 +109,7 @@ def tune(
                 raise ConfigError(error.faults, error.source or name) from None
             recorded, text = journal.record, journal.text
         command = ["gmi-drl", "tune", *([str(source)] if source is not None else [])]
-        command += [word for given in words for word in ("--set", given)]
+        command += [word for override in all_overrides for word in ("--set", override)]
         return _write(request, recorded, file, notes, text, shlex.join(command))
 
 
@@ -166,8 +166,8 @@ def _write(
     record = file.report / "record.jsonl"
     try:
         file.report.mkdir(exist_ok=True)
-        whole = recorded.path.read_text(encoding="utf-8") if text is None else text
-        record.write_text(whole, encoding="utf-8")
+        record_text = recorded.path.read_text(encoding="utf-8") if text is None else text
+        record.write_text(record_text, encoding="utf-8")
         recorded = replace(recorded, path=record)
         pictures = tune_picture.draw(recorded, file.report)
     except OSError as error:  # the config is there, and it is what was asked for

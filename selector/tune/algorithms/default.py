@@ -122,15 +122,15 @@ class _Default:
         if known.own and not known.is_done(known.own) and known.barred(known.own) is None:
             self._ask(known.own)
         while done := known.measured_in(row):
-            to = above(known, row, _STRIDE)
-            left, worth = math.inf, WORTH
+            target = above(known, row, _STRIDE)
+            reach, worth = math.inf, WORTH
             if len(done) >= 2:
-                left = bound(known, row, len(candidates) - 1)
+                reach = bound(known, row, len(candidates) - 1)
                 if sat(*(known.latest(candidates[i]) for i in done[-2:])) < ALPHA:
                     worth = WORTH_FULL
-            if to <= done[-1] or left <= self._best() * (1 + worth):
+            if target <= done[-1] or reach <= self._best() * (1 + worth):
                 return
-            self._ask(candidates[to])
+            self._ask(candidates[target])
 
     def _survey(self) -> None:
         """Looks at each number of GMIs, until two in succession are worse."""
@@ -138,8 +138,8 @@ class _Default:
         counts = sorted({split.gmi_per_gpu for split in splits})
         kind: object = None
         worse = 0
-        for g in counts[1:]:
-            rows = [row for row, split in enumerate(splits) if split.gmi_per_gpu == g]
+        for count in counts[1:]:
+            rows = [row for row, split in enumerate(splits) if split.gmi_per_gpu == count]
             rows = [row for row in rows if kind in (None, _kind(splits[row]))] or rows
             before = self._best()
             for row in rows:
@@ -153,35 +153,35 @@ class _Default:
     def _land(self, row: int) -> None:
         """Takes a first look at a row; at fewer environments when it fails."""
         candidates = self.known.rows[row]
-        at = landing(self.known, row, self.known.best() or self.start)
-        self._ask(candidates[at])
-        while at > 0 and not self.known.measured_in(row):
-            at = max(at - _STRIDE, 0)
-            self._ask(candidates[at])
+        index = landing(self.known, row, self.known.best() or self.start)
+        self._ask(candidates[index])
+        while index > 0 and not self.known.measured_in(row):
+            index = max(index - _STRIDE, 0)
+            self._ask(candidates[index])
 
     def _refine(self, places: Callable[[], list[Place]]) -> None:
         """Asks for what can reach more than the best, or may by noise while asks are left."""
         while open_places := places():
-            highest, one = max(open_places, key=lambda place: (place[0], place[1].samples))
+            highest, candidate = max(open_places, key=lambda place: (place[0], place[1].samples))
             best = self.known.best()
             if best is not None:
                 kept = self.known.asked >= self.limit - self.kept
                 noisy = kept and self.known.error(best) > QUIET
                 if highest <= max(self._best() * (1 + WORTH), self._hope(best) if noisy else 0.0):
                     return
-            self._ask(one)
+            self._ask(candidate)
 
     def _compare(self) -> None:
         """Measures the less certain of the best and its strongest rival, while there is one."""
         known = self.known
         while (best := known.best()) is not None:
             rival = max((c for c in known.usable() if c != best), key=self._hope, default=best)
-            one = max(best, rival, key=known.error)
+            candidate = max(best, rival, key=known.error)
             doubt = 1 + DOUBT * math.hypot(known.error(best), known.error(rival))
             alone = rival == best or known.steps_per_s(rival) * doubt <= self._best() * (1 + WORTH)
-            if alone or known.error(one) <= _SURE:
+            if alone or known.error(candidate) <= _SURE:
                 return
-            self._ask(one, self.seconds * LONGEST)
+            self._ask(candidate, self.seconds * LONGEST)
 
     def _economise(self) -> None:
         """Looks for as many steps/s with fewer environments, in the winner's row."""
@@ -189,13 +189,13 @@ class _Default:
         while (winner := known.winner()) not in (None, known.own):
             assert winner is not None
             row = known.row_of(winner)
-            at = known.rows[row].index(winner)
-            below = max((i for i in known.measured_in(row) if i < at), default=-1)
-            to = (below + at) // 2
-            enough = bound(known, row, to) >= self._best() * (1 - SAME)
-            if to <= below or not enough or known.is_done(known.rows[row][to]):
+            index = known.rows[row].index(winner)
+            below = max((i for i in known.measured_in(row) if i < index), default=-1)
+            target = (below + index) // 2
+            enough = bound(known, row, target) >= self._best() * (1 - SAME)
+            if target <= below or not enough or known.is_done(known.rows[row][target]):
                 return
-            self._ask(known.rows[row][to])
+            self._ask(known.rows[row][target])
 
     def _hope(self, one: Candidate) -> float:
         """Returns what it may truly be, as far as noise can hide it."""
@@ -270,17 +270,17 @@ def everywhere(known: Observations, reach: int = 1) -> list[Place]:
     if best is None:
         return places
     counts = sorted({candidates[0].row.gmi_per_gpu for candidates in known.rows})
-    at = counts.index(best.row.gmi_per_gpu)
-    near = counts[max(at - reach, 0) : at + reach + 1]
+    index = counts.index(best.row.gmi_per_gpu)
+    near = counts[max(index - reach, 0) : index + reach + 1]
     for row, candidates in enumerate(known.rows):
         if candidates[0].row.gmi_per_gpu in near and candidates[0].row != best.row:
             for like in [best, *_peaks(known, best)]:
                 for total in (True, False):
                     place = landing(known, row, like, total)
                     if not known.is_done(candidates[place]) and place < known.top(row):
-                        there = bound(known, row, place, once=math.inf)
+                        limit = bound(known, row, place, once=math.inf)
                         hope = known.steps_per_s(best) * HOPE
-                        places.append((min(there, hope), candidates[place]))
+                        places.append((min(limit, hope), candidates[place]))
     return places
 
 
@@ -289,10 +289,10 @@ def _peaks(known: Observations, best: Candidate) -> list[Candidate]:
     peaks = []
     for row in {0, known.row_of(best)}:
         done = [known.rows[row][i] for i in known.measured_in(row)]
-        rates = [known.steps_per_s(one) for one in done]
+        rates = [known.steps_per_s(c) for c in done]
         for i in range(1, len(done) - 1):
-            clear = 1 + 3 * known.error(done[i])
-            is_peak = rates[i] > max(rates[i - 1], rates[i + 1]) * clear
+            margin = 1 + 3 * known.error(done[i])
+            is_peak = rates[i] > max(rates[i - 1], rates[i + 1]) * margin
             if is_peak and rates[i] > max(rates) * _RIDGE and done[i] != known.best(row):
                 peaks.append(done[i])
     return peaks

@@ -59,10 +59,10 @@ def project_memory(points: Sequence[Point], num_env: int) -> float | None:
     if len(points) < 2:
         return None
     below = sum(point.num_env < num_env for point in points)
-    at = min(max(below - 1, 0), len(points) - 2)
-    one, two = points[at], points[at + 1]
-    slope = max((two.memory - one.memory) / (two.num_env - one.num_env), 0.0)
-    return slope * (num_env - two.num_env) + two.memory
+    index = min(max(below - 1, 0), len(points) - 2)
+    left, right = points[index], points[index + 1]
+    slope = max((right.memory - left.memory) / (right.num_env - left.num_env), 0.0)
+    return slope * (num_env - right.num_env) + right.memory
 
 
 def throughput_bound(points: Sequence[Point], num_env: int, error: float = 0.0) -> float:
@@ -78,12 +78,12 @@ def throughput_bound(points: Sequence[Point], num_env: int, error: float = 0.0) 
     times = [(p.num_env, p.num_env / p.steps_per_s) for p in points]
     left = [point for point in times if point[0] < num_env]
     right = [point for point in times if point[0] > num_env]
-    least = [_line(left[-2], left[-1], num_env)] if len(left) >= 2 else [t for _, t in left]
+    bounds = [_line(left[-2], left[-1], num_env)] if len(left) >= 2 else [t for _, t in left]
     if len(right) >= 2:
         bends = not left or _line(right[0], right[1], left[-1][0]) < left[-1][1] * (1 - 2 * error)
         if bends:
-            least.append(_line(right[0], right[1], num_env))
-    limit = max(least, default=0.0)
+            bounds.append(_line(right[0], right[1], num_env))
+    limit = max(bounds, default=0.0)
     return num_env / limit if limit > 0 else math.inf
 
 
@@ -247,34 +247,34 @@ class Observations:
         """Lists the measured points of a row, rising, without near ones, whose noise is larger."""
         if row not in self._points:
             points: list[Point] = []
-            for one in (self.rows[row][i] for i in self.measured_in(row)):
-                if not points or one.num_env >= points[-1].num_env * _NEAR:
-                    memory = self.latest(one).memory
-                    points.append(Point(one.num_env, self.steps_per_s(one), memory))
+            for candidate in (self.rows[row][i] for i in self.measured_in(row)):
+                if not points or candidate.num_env >= points[-1].num_env * _NEAR:
+                    memory = self.latest(candidate).memory
+                    points.append(Point(candidate.num_env, self.steps_per_s(candidate), memory))
             self._points[row] = points
         return self._points[row]
 
     def best(self, row: int | None = None) -> Candidate | None:
         """Finds the one with the most steps/s, of a row or of all; None if nothing was measured."""
         if row not in self._best:
-            among = [c for c in self.usable() if row is None or self.row_of(c) == row]
-            self._best[row] = max(among, key=self._rank, default=None)
+            candidates = [c for c in self.usable() if row is None or self.row_of(c) == row]
+            self._best[row] = max(candidates, key=self._rank, default=None)
         return self._best[row]
 
     def barred(self, candidate: Candidate) -> str | None:
         """Says why it is not to be measured: end of its row, memory, time. None: it may be."""
-        if own := self._failed.get(candidate):
-            return f"failed ({own.reason}): {own.text}"
-        for one, failed in self._failed.items():
-            ends = one.row == candidate.row and failed.reason != "refused"
+        if own_failure := self._failed.get(candidate):
+            return f"failed ({own_failure.reason}): {own_failure.text}"
+        for other, failure in self._failed.items():
+            ends = other.row == candidate.row and failure.reason != "refused"
             # More GMIs take no less memory.
-            ends |= failed.reason == "memory" and (
-                candidate.row.backend == one.row.backend
-                and candidate.row.gmi_per_gpu >= one.row.gmi_per_gpu
+            ends |= failure.reason == "memory" and (
+                candidate.row.backend == other.row.backend
+                and candidate.row.gmi_per_gpu >= other.row.gmi_per_gpu
             )
-            if ends and one.num_env <= candidate.num_env:
-                those = f"{one.row.gmi_per_gpu} x {one.num_env:,} environments"
-                return f"{those} failed already ({failed.reason})"
+            if ends and other.num_env <= candidate.num_env:
+                text = f"{other.row.gmi_per_gpu} x {other.num_env:,} environments"
+                return f"{text} failed already ({failure.reason})"
         if candidate in self._answers:
             return None
         memory = self.memory(candidate)
@@ -300,10 +300,10 @@ class Observations:
         near = min(rows, key=lambda r: abs(self._splits[r].gmi_per_gpu - count), default=None)
         if near is None:
             return 0.0
-        times = count / self._splits[near].gmi_per_gpu
+        ratio = count / self._splits[near].gmi_per_gpu
         sizes = [candidate.num_env, *(point.num_env for point in points)]
-        there = [(project_memory(self.points(near), n) or 0.0) * times for n in sizes]
-        return points[0].memory + there[0] - there[1] if points else there[0]
+        projections = [(project_memory(self.points(near), n) or 0.0) * ratio for n in sizes]
+        return points[0].memory + projections[0] - projections[1] if points else projections[0]
 
     def needs_s(self, candidate: Candidate) -> float:
         """Bounds the seconds that ITERATIONS of it take, by its row, or by the best of others."""
@@ -346,15 +346,15 @@ class Observations:
         if best is None or winner is None:
             return Chosen(None, None, tuple(skipped), complete, "nothing could be measured")
         number = len(self.usable())
-        second = max((c for c in self.usable() if c != winner), key=self._rank, default=None)
+        runner_up = max((c for c in self.usable() if c != winner), key=self._rank, default=None)
         if winner == best:
             why = f"the most {self.unit} of {number} measured"
         elif winner == self.own:
-            held = [combined(self._answers[candidate]) for candidate in (winner, best)]
-            off = noise_margin(*held) / self.steps_per_s(best)
+            pair = [combined(self._answers[candidate]) for candidate in (winner, best)]
+            margin = noise_margin(*pair) / self.steps_per_s(best)
             why = (
                 f"it is the config as given, and of {number} measured none has more "
-                f"{self.unit} beyond the noise of {off:.0%}"
+                f"{self.unit} beyond the noise of {margin:.0%}"
             )
         else:
             why = (
@@ -362,8 +362,8 @@ class Observations:
                 f"alike: up to {self.steps_per_s(best):,.0f} {self.unit}, within {SAME:.0%} and "
                 "the noise"
             )
-        over = "".join(f"; {text}" for text in self._passed_over(best))
-        return Chosen(winner, second, tuple(skipped), complete, f"{why}{over}")
+        faster = "".join(f"; {text}" for text in self._passed_over(best))
+        return Chosen(winner, runner_up, tuple(skipped), complete, f"{why}{faster}")
 
     def _stops(self, candidate: Candidate) -> bool:
         failed = self._failed.get(candidate)
@@ -375,22 +375,22 @@ class Observations:
 
     def _passed_over(self, best: Candidate) -> list[str]:
         """Says who was faster than the best of the usable, and why it is none of these."""
-        faster = [one for one in self._answers if self._rank(one) > self._rank(best)]
+        faster = [c for c in self._answers if self._rank(c) > self._rank(best)]
         return [
-            f"{candidate_text(one, self._splits)} was faster and "
+            f"{candidate_text(c, self._splits)} was faster and "
             + (
-                f"failed when it was measured again ({self._failed[one].reason})"
-                if one in self._failed
-                else f"fills {self.latest(one).memory:.0%} of the memory"
+                f"failed when it was measured again ({self._failed[c].reason})"
+                if c in self._failed
+                else f"fills {self.latest(c).memory:.0%} of the memory"
             )
-            for one in sorted(faster, key=self._rank, reverse=True)
+            for c in sorted(faster, key=self._rank, reverse=True)
         ]
 
     def _alike(self, best: Candidate) -> list[Candidate]:
         """Returns those that are as fast as the best, within the noise and SAME."""
         most, error = self.steps_per_s(best), self.error(best)
         return [
-            one
-            for one in self.usable()
-            if self.steps_per_s(one) >= most * (1 - min(math.hypot(self.error(one), error), SAME))
+            c
+            for c in self.usable()
+            if self.steps_per_s(c) >= most * (1 - min(math.hypot(self.error(c), error), SAME))
         ]

@@ -33,24 +33,24 @@ def _paper(space: Space, seconds: float, alpha: float, measure: Measure) -> Chos
     skipped: list[Skipped] = []
     for number, row in enumerate(space.rows):  # line 2
         last: Measured | None = None  # lines 3 and 4
-        for at, candidate in enumerate(row):  # line 5
+        for index, candidate in enumerate(row):  # line 5
             curr = measure(Ask(candidate, seconds))  # line 9: of all GMIs together
             if curr is None:
-                left = [one for later in space.rows[number + 1 :] for one in later]
-                skipped += [Skipped(one, "the budget was spent") for one in [*row[at:], *left]]
+                left = [c for later in space.rows[number + 1 :] for c in later]
+                skipped += [Skipped(c, "the budget was spent") for c in [*row[index:], *left]]
                 return _chosen(considered, best, skipped, complete=False)
             if isinstance(curr, Failed):  # lines 11 and 12
                 # Deviation: the printed `continue` tries more environments, which fit still less:
                 # a failed point ends its row. One that was refused says nothing of the next.
                 if curr.reason == "refused":
                     continue
-                skipped += _rest(row, at, f"{candidate.num_env:,} failed ({curr.reason})")
+                skipped += _later(row, index, f"{candidate.num_env:,} failed ({curr.reason})")
                 break
             # Deviation: at the first point of a row, lines 14 to 17 divide by last_perf = 0. There
             # is nothing to compare it with: it is never saturated. `sat` mends line 17 where
             # memory does not grow: then more throughput is worth having, less is not.
             if last is not None and sat(last, curr) < alpha:  # lines 14 to 19
-                skipped += _rest(row, at, f"saturated at {candidate.num_env:,}: Sat < {alpha}")
+                skipped += _later(row, index, f"saturated at {candidate.num_env:,}: Sat < {alpha}")
                 break  # line 20: the saturated point itself is not considered
             # Deviation: line 22 multiplies one GMI's throughput by their number, as if they were
             # not in each other's way. Here all GMIs were measured together: it is their sum.
@@ -66,11 +66,11 @@ def _chosen(
     considered: dict[Candidate, float], best: Candidate | None, skipped: list[Skipped],
     complete: bool,
 ) -> Chosen:  # fmt: skip
-    others = [one for one in considered if one != best]
+    others = [c for c in considered if c != best]
     second = max(others, key=considered.__getitem__, default=None)
     why = "the most steps/s before saturation" if best else "nothing could be measured"
     return Chosen(best, second, tuple(skipped), complete, why)
 
 
-def _rest(row: tuple[Candidate, ...], at: int, why: str) -> list[Skipped]:
-    return [Skipped(one, why) for one in row[at + 1 :]]
+def _later(row: tuple[Candidate, ...], index: int, why: str) -> list[Skipped]:
+    return [Skipped(c, why) for c in row[index + 1 :]]

@@ -64,30 +64,30 @@ def classify(
 
 
 def _failure_of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
-    who = f"gmi {error.gmi_id} ({error.role})"
+    name = f"gmi {error.gmi_id} ({error.role})"
     raised, cause = error.error.rstrip(), error.__cause__
     if isinstance(cause, TaskError) and cause.cause is not None:
         cause = cause.cause  # as it was raised there: not every class can be derived from
-    said = _last_line(raised or error.log_tail)
+    message = _last_line(raised or error.log_tail)
     if isinstance(cause, ObjectStoreFullError):
-        return _failed("memory", f"{who}: the object store is full: {said}")
+        return _failed("memory", f"{name}: the object store is full: {message}")
     if isinstance(cause, DeviceMemoryError):
         return _failed("memory", str(cause))  # it says which GMI, and its share
-    where = raised or error.log_tail
-    if _DEVICE.search(where):
-        return _failed("memory", f"{who}: {_device_limit(error.gmi_id, layout)}: {said}")
-    if isinstance(cause, MemoryError) or _HOST.search(where):
-        return _failed("memory", f"{who}: host memory ran out: {said}")
+    output = raised or error.log_tail
+    if _DEVICE.search(output):
+        return _failed("memory", f"{name}: {_device_limit(error.gmi_id, layout)}: {message}")
+    if isinstance(cause, MemoryError) or _HOST.search(output):
+        return _failed("memory", f"{name}: host memory ran out: {message}")
     if error.signal == signal.SIGKILL and oom_kills:
-        return _failed("memory", f"{who} was killed by the kernel: host memory ran out")
+        return _failed("memory", f"{name} was killed by the kernel: host memory ran out")
     if raised:
-        late = isinstance(cause, TimeoutError) or _HANGS.search(said)
-        return _failed("hang" if late else "crash", f"{who} raised {said}")
-    how = exit_text(error.exit_code, error.signal)
+        is_late = isinstance(cause, TimeoutError) or _HANGS.search(message)
+        return _failed("hang" if is_late else "crash", f"{name} raised {message}")
+    end = exit_text(error.exit_code, error.signal)
     if error.reason:  # something else has ended it: its log says nothing of that
-        hung = " hung " in error.reason
-        return _failed("hang" if hung else "crash", f"{who} {how}: {error.reason}")
-    return _failed("crash", f"{who} {how}{f': {said}' if said else ', its log is empty'}")
+        is_hung = " hung " in error.reason
+        return _failed("hang" if is_hung else "crash", f"{name} {end}: {error.reason}")
+    return _failed("crash", f"{name} {end}{f': {message}' if message else ', its log is empty'}")
 
 
 def _device_limit(gmi_id: int, layout: Layout | None) -> str:
@@ -168,7 +168,7 @@ def run_watched(
             if failed is None:
                 raise
         finally:
-            _let_go(watch)
+            _drop_gang(watch)
     if failed is not None:
         gc.collect()  # the error and its gang hold each other, and memory of the candidate
         return failed
@@ -177,7 +177,7 @@ def run_watched(
     return result
 
 
-def _let_go(watch: GangWatch) -> None:
+def _drop_gang(watch: GangWatch) -> None:
     """Drops its gang, and what that said at last: with it goes what the runtime keeps of it."""
     while watch.gang is not None:
         try:
@@ -240,28 +240,28 @@ class CandidateTimeout:
         """
         memory = processes.host_memory()
         if memory.free_bytes < min(_RESERVE * memory.of_bytes, _RESERVE_BYTES):
-            left, whole = memory.free_bytes / 2**30, memory.of_bytes / 2**30
-            text = f"host memory: {left:.2f} GiB are left of the {whole:.1f} GiB of {memory.whose}"
+            free, total = memory.free_bytes / 2**30, memory.of_bytes / 2**30
+            text = f"host memory: {free:.2f} GiB are left of the {total:.1f} GiB of {memory.whose}"
             return Failed("memory", text)
         now_s = time.monotonic()
         waited_s = now_s - since_s
-        which = "the first" if is_first else "an"
-        what = f"{which} iteration has not ended after {waited_s:.0f} s"
+        article = "the first" if is_first else "an"
+        overdue = f"{article} iteration has not ended after {waited_s:.0f} s"
         idle_s = {gmi: now_s - at_s for gmi, at_s in sorted(meter.worked_s.items())}
         if idle_s and min([now_s - heard_s, *idle_s.values()]) > self.idle_s:
-            return Failed("hang", f"{what}, and no GMI does anything")
+            return Failed("hang", f"{overdue}, and no GMI does anything")
         if waited_s <= limit_s:
             return None
         if not idle_s:
-            return Failed("hang", f"{what}; no GMI runs")
+            return Failed("hang", f"{overdue}; no GMI runs")
         used = ", ".join(f"gmi {gmi} {cores:.2f}" for gmi, cores in sorted(meter.busy.items()))
-        doing = f"cores in use: {used}"
+        usage = f"cores in use: {used}"
         quiet_s = min(self.idle_s, waited_s * _QUIET)
         if stuck := _stuck(layout, {gmi for gmi, gmi_s in idle_s.items() if gmi_s > quiet_s}):
-            still = [f"gmi {gmi} has done nothing for {idle_s[gmi]:.0f} s" for gmi in stuck]
-            return Failed("hang", "; ".join([what, *still, doing]))
+            idle_texts = [f"gmi {gmi} has done nothing for {idle_s[gmi]:.0f} s" for gmi in stuck]
+            return Failed("hang", "; ".join([overdue, *idle_texts, usage]))
         longer = "; a longer budget waits longer" if is_first else ""
-        return Failed("slow", f"{what}; {doing}{longer}")
+        return Failed("slow", f"{overdue}; {usage}{longer}")
 
 
 def _stuck(layout: Layout, idle: set[int]) -> list[int]:

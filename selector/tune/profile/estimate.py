@@ -96,24 +96,24 @@ def _rate_of(readings: Sequence[Reading]) -> _Rate:
     pairs = itertools.pairwise(readings)
     stretches = [(b.steps - a.steps, b.time_s - a.time_s) for a, b in pairs]
     if len(stretches) == 1:  # held against the first, which has the warm-up in it
-        first, only = readings[0], _ratio(stretches)
-        if first.time_s > 0 and only.value:
-            off = abs(first.steps / first.time_s / only.value - 1)
-            return replace(only, error=only.value * min(max(off, _PAIR), _ALONE))
-        return only
-    together = 1  # iterations in a batch
+        first, rate = readings[0], _ratio(stretches)
+        if first.time_s > 0 and rate.value:
+            deviation = abs(first.steps / first.time_s / rate.value - 1)
+            return replace(rate, error=rate.value * min(max(deviation, _PAIR), _ALONE))
+        return rate
+    batch_size = 1  # iterations in a batch
     while len(stretches) > _BATCHES:
         stretches = stretches[len(stretches) % 2 :]  # an odd one out is the oldest
         couples = zip(stretches[::2], stretches[1::2], strict=True)
         stretches = [(a[0] + b[0], a[1] + b[1]) for a, b in couples]
-        together *= 2
+        batch_size *= 2
     most = max(0, min(len(stretches) // 2, len(stretches) - _LEAST - 1))
     cuts = sorted({most * part // _CUTS for part in range(_CUTS + 1)})
     rates = [_ratio(stretches[cut:]) for cut in cuts]
     best = min(rates, key=_relative)
     if _relative(best) > _GAIN * _relative(rates[0]):
         best = rates[0]
-    return replace(best, iterations=best.iterations * together)
+    return replace(best, iterations=best.iterations * batch_size)
 
 
 def _relative(rate: _Rate) -> float:
@@ -128,12 +128,12 @@ def _ratio(stretches: Sequence[_Stretch]) -> _Rate:
     rate = sum(steps for steps, _ in stretches) / seconds
     if number < 2:
         return _Rate(rate, _ALONE * rate, number, seconds)
-    off = [steps - rate * s for steps, s in stretches]
-    variance = sum(x * x for x in off) / (number - 1)
+    residuals = [steps - rate * s for steps, s in stretches]
+    variance = sum(x * x for x in residuals) / (number - 1)
     if variance and number > len(_STUDENT):  # of fewer, the correlation is noise
-        along = sum(a * b for a, b in itertools.pairwise(off)) / sum(x * x for x in off)
-        along = min(max(along, 0.0), 0.9)
-        variance *= (1 + along) / (1 - along)
+        rho = sum(a * b for a, b in itertools.pairwise(residuals)) / sum(x * x for x in residuals)
+        rho = min(max(rho, 0.0), 0.9)
+        variance *= (1 + rho) / (1 - rho)
     student = _STUDENT[number - 2] if number <= len(_STUDENT) + 1 else 1 + 0.5 / (number - 1)
     spread = student * math.sqrt(variance / number)
     return _Rate(rate, spread / (seconds / number), number, seconds)

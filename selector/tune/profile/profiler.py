@@ -46,16 +46,16 @@ class Profiler:
         one = ask.candidate
         with Meter() as meter:
             watch = ProfileWatch(ask.seconds, self._timeout, meter)
-            ended = run_watched(
+            result = run_watched(
                 lambda folder: candidate_config(self._config, one, folder, total_steps=_ENDLESS),
                 watch, self._beside,
             )  # fmt: skip
-        if ended is None:
+        if result is None:
             assert watch.answer is not None
             return watch.answer
-        if isinstance(ended, Failed):
-            return ended
-        count = counted(ended.iteration, "iteration")
+        if isinstance(result, Failed):
+            return result
+        count = counted(result.iteration, "iteration")
         return Failed("crash", f"the run ended by itself after {count}")
 
 
@@ -68,7 +68,7 @@ class _IterationStream:
     longest_s: float = 0.0  # iteration so far
 
     def take(self, reading: Reading) -> None:
-        """One that has brought nothing is no iteration: its time counts with the next."""
+        """Adds a reading; the time of one without new steps counts with the next."""
         if self.readings:
             last = self.readings[-1]
             if not (reading.steps > last.steps and reading.time_s > last.time_s):
@@ -103,14 +103,14 @@ class ProfileWatch:
         """See `Watch`: an iteration of all that train, or what one GMI has served."""
         try:
             if record.get("kind") == "served":
-                number, time_s, seconds = record["gmi_id"], record["until_s"], [record["seconds"]]
+                stream, time_s, seconds = record["gmi_id"], record["until_s"], [record["seconds"]]
             elif record.get("kind") == "iteration":
-                number, time_s, seconds = _TRAINING, record["time_s"], record["gmi_seconds"]
+                stream, time_s, seconds = _TRAINING, record["time_s"], record["gmi_seconds"]
             else:
                 return
-            each = tuple({str(phase): float(s) for phase, s in gmi.items()} for gmi in seconds)
-            reading = Reading(int(record["steps"]), float(time_s), each)
-            self._streams.setdefault(int(number), _IterationStream()).take(reading)
+            phases = tuple({str(phase): float(s) for phase, s in gmi.items()} for gmi in seconds)
+            reading = Reading(int(record["steps"]), float(time_s), phases)
+            self._streams.setdefault(int(stream), _IterationStream()).take(reading)
         except (AttributeError, KeyError, TypeError, ValueError):
             return  # a role of the user's own, that calls something else by these names
         self._fresh = True
@@ -138,10 +138,10 @@ class ProfileWatch:
         layout = gang.layout
         if layout.holding("trainer"):
             return [self._streams.get(_TRAINING, _IterationStream())], []
-        counted = {gmi.gmi_id for gmi in layout.holding("simulator")}
-        others = self._streams.keys() - counted - {_TRAINING}
+        simulators = {gmi.gmi_id for gmi in layout.holding("simulator")}
+        others = self._streams.keys() - simulators - {_TRAINING}
         return (
-            [self._streams.get(number, _IterationStream()) for number in sorted(counted)],
+            [self._streams.get(number, _IterationStream()) for number in sorted(simulators)],
             [self._streams[number] for number in sorted(others)],
         )
 
@@ -149,17 +149,17 @@ class ProfileWatch:
         """Returns the answer, if enough is measured or the time is used, and nothing is late."""
         estimated, first_s, now_s = self._estimate, self._first_s, time.monotonic()
         # One whose next iteration should be there may hang.
-        late = any(now_s - s.heard_s > _OVERDUE * s.longest_s + _LATE_S for s in streams)
-        if estimated is None or first_s is None or late:
+        is_late = any(now_s - s.heard_s > _OVERDUE * s.longest_s + _LATE_S for s in streams)
+        if estimated is None or first_s is None or is_late:
             return None
         enough = estimated.is_enough and estimated.seconds >= self._least_s
         if not enough and time.monotonic() - first_s < self._asked_s:
             return None
-        used = self._meter.end(gang)
+        usage = self._meter.end(gang)
         return Measured(
-            **vars(estimated), host_bytes=used.host_bytes, device_bytes=used.devices.mem_bytes,
-            memory=max(used.host_share, used.devices.share), cores=used.cores,
-            sm_activity=used.devices.sm_activity,
+            **vars(estimated), host_bytes=usage.host_bytes, device_bytes=usage.devices.mem_bytes,
+            memory=max(usage.host_share, usage.devices.share), cores=usage.cores,
+            sm_activity=usage.devices.sm_activity,
         )  # fmt: skip
 
     def _failed(self, gang: Gang, streams: Sequence[_IterationStream]) -> Failed | None:
@@ -194,11 +194,11 @@ def train_for(
     """
     with Meter() as meter:
         watch = _RaceWatch(seconds, CandidateTimeout.of(config.tune.budget_s), meter)
-        ended = run_watched(
+        result = run_watched(
             lambda folder: candidate_config(config, candidate, folder, topology), watch, beside
         )
-    if isinstance(ended, Failed):
-        return ended
+    if isinstance(result, Failed):
+        return result
     return watch.failed or watch.trained()  # if it ended by itself, all its steps are done
 
 
