@@ -147,17 +147,17 @@ class Collator:
         device = self._device or parts[0].packets[0].memory.device
         return BatchBuffers(parts[0].schema, num_env, device)
 
-    def _stack(self, buffers: BatchBuffers, place: int, part: Segment, done: set[str]) -> None:
-        for packet in part.packets:
+    def _stack(self, buffers: BatchBuffers, index: int, segment: Segment, done: set[str]) -> None:
+        for packet in segment.packets:
             step = packet.header.step
             pinned = is_pinned(packet.memory)  # then its release waits (Receiver.pin)
-            for block, tensor in part.blocks(packet):
+            for block, tensor in segment.blocks(packet):
                 if block.name in done:
                     continue
                 if block.per_segment:
-                    buffers.per_segment[block.name][place].copy_(tensor, non_blocking=pinned)
+                    buffers.per_segment[block.name][index].copy_(tensor, non_blocking=pinned)
                 else:
-                    target = buffers.part(block.name, place, step, block.shape[0])
+                    target = buffers.part(block.name, index, step, block.shape[0])
                     target.copy_(tensor, non_blocking=pinned)
 
 
@@ -185,7 +185,7 @@ class Batcher:
         self._sources = [AgentLink(gmi_id, r, Watermark()) for gmi_id, r in receivers.items()]
         self._batch_segments, self._max_lag = batch_segments, max_policy_lag
         self._timeout_s = timeout.total_seconds()
-        self._stacker = Collator(device)
+        self._collator = Collator(device)
         self._ready: list[Segment] = []
         self._stale: list[SegmentId] = []
         self._checked = self._begun = False
@@ -211,7 +211,7 @@ class Batcher:
                 self._waited_s += time.monotonic() - start_s
         segments = self._ready[: self._batch_segments]
         try:
-            batch = self._stacker.batch(segments, tuple(self._stale))
+            batch = self._collator.batch(segments, tuple(self._stale))
         except CorruptPacket:
             self._ready = [s for s in self._ready if s.status is SegmentStatus.READY]
             raise
@@ -229,7 +229,7 @@ class Batcher:
             )
         for segment in batch._parts:
             segment.settle(SegmentStatus.TRAINED)
-        self._stacker.free(batch._buffers)
+        self._collator.free(batch._buffers)
         batch._buffers = None
 
     def trained(self, including: ExperienceBatch | None = None) -> dict[int, tuple[int, ...]]:
@@ -273,7 +273,7 @@ class Batcher:
                 return False
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                self._time_out(waiting)
+                self._raise_timeout(waiting)
             receivers = [source.receiver for source in waiting]
             transports.wait_any(receivers, min(_SLICE, timedelta(seconds=left_s)))
             self._drain(version)
@@ -310,7 +310,7 @@ class Batcher:
                 )
             self._checked = True
 
-    def _time_out(self, waiting: Sequence[AgentLink]) -> None:
+    def _raise_timeout(self, waiting: Sequence[AgentLink]) -> None:
         senders = {segment.source for segment in self._ready}
         late = [source.name for source in waiting if source not in senders] or [
             source.name for source in waiting

@@ -85,7 +85,7 @@ class Migrator:
         Waits while there is none: LinkTimeout names the trainers that take nothing, LinkEnded
         says that they have closed.
         """
-        outlet = self._current or self._lightest()
+        outlet = self._current or self._least_loaded()
         slot = outlet.reserved.get(stream)
         if slot is None:
             try:
@@ -132,7 +132,7 @@ class Migrator:
         self._started, self._current = False, None
         return started
 
-    def _lightest(self) -> _Outlet:
+    def _least_loaded(self) -> _Outlet:
         """Picks the route with the fewest segments under way, then the one least used."""
         open_ones = [outlet for outlet in self._outlets if not outlet.ended]
         if not open_ones:
@@ -146,7 +146,7 @@ class Migrator:
         start_s = time.monotonic()
         try:
             while True:
-                outlet = self._current or self._lightest()
+                outlet = self._current or self._least_loaded()
                 left_s = start_s + self._timeout_s - time.monotonic()
                 if self._stop is not None and self._stop():
                     raise WaitStopped(f"waiting for room in the link to {outlet.name}: stopped")

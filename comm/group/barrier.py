@@ -201,7 +201,7 @@ class Barrier:
         is_same, limit = True, self._limit
         for peer in self._peers:
             if words[peer] >= limit:
-                self._reformed()
+                self._raise_reformed()
             if words[peer + bank] != tag:
                 is_same = False
         return is_same
@@ -221,7 +221,7 @@ class Barrier:
             try:
                 self._arrive(self._step, 0)
                 if any(self._words[peer] >= self._limit for peer in self._peers):
-                    self._reformed()
+                    self._raise_reformed()
             except GroupReformed:
                 continue
             return True
@@ -245,7 +245,7 @@ class Barrier:
         """Raises PeerLeft if a rank of the last meeting has given up waiting for others there."""
         for peer in self._peers:
             if self._words[peer + LEAVING] == LEFT:
-                self._peer_left(peer)
+                self._raise_peer_left(peer)
 
     def write_text(self, text: str) -> None:
         """Leaves a text that others can read once this rank has arrived at its next meeting."""
@@ -335,15 +335,15 @@ class Barrier:
             if words[sleep] != late[0] // RECORD:
                 continue
             if any(words[peer] >= limit for peer in self._peers):
-                self._reformed()
+                self._raise_reformed()
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                self._time_out(step)
+                self._raise_timeout(step)
             for peer in late:
                 if words[peer + LEAVING]:
                     self._fence()
                     if words[peer] < step:  # it wrote seq before it left
-                        self._peer_left(peer)
+                        self._raise_peer_left(peer)
             seq = words[late[0]]
             if seq < step:
                 self._futexes[late[0]].wait(seq, min(_SLEEP_S, left_s))
@@ -353,14 +353,14 @@ class Barrier:
         for rank in {words[peer + SLEEP] for peer in self._peers} - {0}:
             self._futexes[rank * RECORD].wake()
 
-    def _time_out(self, step: int) -> NoReturn:
+    def _raise_timeout(self, step: int) -> NoReturn:
         late = [peer // RECORD - 1 for peer in self._peers if self._words[peer] < step]
         late_members = [(rank, self.members[rank]) for rank in late]
         error = ReduceTimeout(describe(self._tag), self.timeout_s, late_members)
         self.leave(error)
         raise error
 
-    def _peer_left(self, peer: int) -> NoReturn:
+    def _raise_peer_left(self, peer: int) -> NoReturn:
         rank = peer // RECORD - 1
         text = self.read_text(rank)
         if self._words[peer + LEAVING] == DONE:
@@ -385,7 +385,7 @@ class Barrier:
         newest: int = max(self._words[record(r)] for r in range(len(self.members)))
         return newest >> GENERATION
 
-    def _reformed(self) -> NoReturn:
+    def _raise_reformed(self) -> NoReturn:
         self._error = GroupReformed(describe(self._tag), self._newest())
         raise self._error
 

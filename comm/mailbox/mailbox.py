@@ -139,7 +139,7 @@ class Mailbox:
         while peer.under_way >= self.capacity:
             self._check_there(dst)
             self._check_restarted(dst)
-            if not self._glance(deadline_s):
+            if not self._wait_briefly(deadline_s):
                 raise MailboxTimeout(
                     f"send timed out after {limit_s:g} s: gmi {dst} has not received any of the "
                     f"last {peer.under_way} messages, which is all its mailbox takes. "
@@ -168,7 +168,7 @@ class Mailbox:
                     f"gmi {src} has closed its mailbox and sends nothing more to gmi {self.gmi_id}",
                     src,
                 )
-            if not self._glance(deadline_s):
+            if not self._wait_briefly(deadline_s):
                 is_open = bool(numbers_of(self._directory, src))
                 raise MailboxTimeout(
                     f"recv timed out after {limit_s:g} s: gmi {src} has sent nothing to gmi "
@@ -217,7 +217,7 @@ class Mailbox:
         while (peer := self._connect(dst)) is None:
             if dst in self._finished:
                 self._check_there(dst)
-            if not self._glance(deadline_s):
+            if not self._wait_briefly(deadline_s):
                 raise MailboxTimeout(
                     f"send timed out after {limit_s:g} s: gmi {dst} has opened no mailbox in "
                     f"{self._directory}. Is there a GMI {dst} in the layout, and is it running?",
@@ -282,7 +282,7 @@ class Mailbox:
         if not self._is_there(dst):
             raise PeerClosed(f"gmi {dst} has closed its mailbox and receives nothing more", dst)
 
-    def _glance(self, deadline_s: float) -> bool:
+    def _wait_briefly(self, deadline_s: float) -> bool:
         """Waits a moment for something to come in; False when the deadline has passed."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:

@@ -151,7 +151,7 @@ def _links(
 
 def _measure_into(
     known: dict[LinkKey, Link], missing: Mapping[LinkKey, ReductionStage], layout: Layout,
-    path: Path, mine: Mapping[str, str],
+    path: Path, machine: Mapping[str, str],
 ) -> list[str]:  # fmt: skip
     begin_s = time.monotonic()
     try:
@@ -160,7 +160,7 @@ def _measure_into(
         first, *rest = str(error).strip().splitlines()  # of a traceback the last line says most
         return [f"{first} ({rest[-1].strip()})" if rest else first]
     known.update(links)
-    problem = store(path, mine, links)
+    problem = store(path, machine, links)
     took_s = time.monotonic() - begin_s
     summary = f"measured {counted(len(links), 'link')} of this machine in {took_s:.1f} s"
     return [f"{summary}; {problem}" if problem else f"{summary}, kept in {path}"]

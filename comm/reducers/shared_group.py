@@ -129,7 +129,7 @@ class SharedGroup(Group):
         if self._barrier.meet(tag, value, yields):
             return
         calls = [self._tag_text(rank, tag) for rank, tag in enumerate(self._barrier.tags())]
-        raise self._over(GroupMismatch(calls, self.members))
+        raise self._leave_with(GroupMismatch(calls, self.members))
 
     def meet_after(self, tag: int, fault: str | None) -> None:
         """Meets all ranks after something that can fail on some of them.
@@ -146,7 +146,7 @@ class SharedGroup(Group):
             self._barrier.check_none_gave_up()
             rank = failed[0]
             text = self._barrier.read_text(rank)
-            raise self._over(RingBroken(describe(tag), rank, self.members[rank], text))
+            raise self._leave_with(RingBroken(describe(tag), rank, self.members[rank], text))
 
     def leave(self, error: CommError) -> None:
         """Leaves the group because of an error, which the others are told."""
@@ -192,7 +192,8 @@ class SharedGroup(Group):
         while self._at_end:
             self._at_end.pop()()
 
-    def _over(self, error: CommError) -> CommError:
+    def _leave_with(self, error: CommError) -> CommError:
+        """Leaves the group because of `error`, which all ranks find, and returns it."""
         self._barrier.leave(error, announce=False)
         return error
 

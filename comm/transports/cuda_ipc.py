@@ -237,7 +237,7 @@ class CudaReceiver(Receiver):
         self._streams: list[StreamSpec] = []
         self._exported: Packet | None = None
         self._export: _Export | None = None
-        self._unopened = ""  # why there is none
+        self._open_error = ""  # why there is none
         self._early: collections.deque[Packet] = collections.deque()
         self._inner: dict[tuple[int, int], Packet] = {}  # by stream and slot
         self._reading: collections.deque[tuple[Any, Packet]] = collections.deque()
@@ -255,11 +255,11 @@ class CudaReceiver(Receiver):
         return self._ring._peer_text()
 
     def ready(self) -> bool:
-        self._give_back()
+        self._release_read()
         return bool(self._early) or self._ring.ready()
 
     def poll(self) -> Packet | None:
-        self._give_back()
+        self._release_read()
         while True:
             while not self._early or self._newest < self._early[0].header.incarnation:
                 inner = self._ring.poll()
@@ -287,7 +287,7 @@ class CudaReceiver(Receiver):
         try:
             self._export = _Export(bytes(inner.memory.numpy()), self._streams)
         except RuntimeError as error:  # it may have gone with its process, or thread
-            self._unopened = str(error)
+            self._open_error = str(error)
 
     def _take(self, inner: Packet) -> Packet | None:
         """Takes the packet; None if it went with the process that held it."""
@@ -300,8 +300,8 @@ class CudaReceiver(Receiver):
         export = self._export
         if export is None:
             raise LinkError(
-                f"{self._spec.name}: the memory of its sender cannot be opened ({self._unopened}). "
-                "Use a ring: gpu=False."
+                f"{self._spec.name}: the memory of its sender cannot be opened "
+                f"({self._open_error}). Use a ring: gpu=False."
             )
         stream, place = header.stream - 1, inner.place
         (nbytes,) = _LENGTH.unpack(bytes(inner.memory.numpy()))
@@ -317,9 +317,9 @@ class CudaReceiver(Receiver):
         event = _cuda().Event()
         event.record()
         self._reading.append((event, inner))
-        self._give_back()
+        self._release_read()
 
-    def _give_back(self) -> None:
+    def _release_read(self) -> None:
         while self._reading and self._reading[0][0].query():
             self._ring.release(self._reading.popleft()[1])
 

@@ -120,14 +120,14 @@ def reserve_pages(memfd: Memfd, nbytes: int, what: str) -> None:
         return
     room = max(0, host_memory().free_bytes - _KEPT_FREE)
     if missing > room:
-        raise _full(what, missing, f"the machine has {room:,} bytes to spare")
+        raise _memory_error(what, missing, f"the machine has {room:,} bytes to spare")
     try:
         os.posix_fallocate(memfd.fd, size, missing)
     except OSError as error:
-        raise _full(what, missing, os.strerror(error.errno or 0)) from error
+        raise _memory_error(what, missing, os.strerror(error.errno or 0)) from error
 
 
-def _full(what: str, nbytes: int, why: str) -> LinkError:
+def _memory_error(what: str, nbytes: int, why: str) -> LinkError:
     return LinkError(
         f"{what}: {nbytes:,} bytes of shared memory asked for, and not to be had ({why}). Use "
         "fewer slots, shorter segments or fewer environments per GMI, or free memory."
@@ -154,7 +154,7 @@ def _claim(words: memoryview, at: int, link: str, end: str) -> None:
         )
 
 
-def _had_closed(name: str, end: str) -> LinkClosed:
+def _closed_error(name: str, end: str) -> LinkClosed:
     return LinkClosed(
         f"{name}: its {end} had closed it before its process ended. A link ends with that; make a "
         "new one."
@@ -241,7 +241,7 @@ class RingSender(Sender):
         """Maps the whole file; writes what it holds unless a sender before has done so."""
         spec = self._spec
         if control[SENDER_CLOSED]:
-            raise _had_closed(spec.name, "sender")
+            raise _closed_error(spec.name, "sender")
         if control[READY]:
             memory = spec.memfd.map()
             written, layout = read_layout(memory, words_of(memory))
@@ -374,7 +374,7 @@ class RingReceiver(Receiver):
         memory = spec.memfd.map(0, CONTROL_BYTES)
         self._words = words_of(memory)
         if self._words[RECEIVER_CLOSED]:
-            raise _had_closed(spec.name, "receiver")
+            raise _closed_error(spec.name, "receiver")
         _claim(self._words, RECEIVER, spec.name, "receiver")
         self.doorbell: Doorbell = spec.doorbell.open()
         self._senders_doorbell = Doorbell(memory[SENDER_DOORBELL:])

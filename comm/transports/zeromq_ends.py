@@ -72,7 +72,7 @@ class ZmqSender(Sender):
             _SocketStream(index, stream) for index, stream in enumerate(streams)
         ]
         self._welcome = self._ended = self._goodbye = False
-        self._met = False  # a receiver has let it in
+        self._was_let_in = False  # a receiver has let it in
         self._refused: LinkError | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connect()
@@ -149,7 +149,7 @@ class ZmqSender(Sender):
             elif note.kind == control.BYE:
                 self._goodbye = True
             elif not self._welcome:
-                self._welcome = self._met = True
+                self._welcome = self._was_let_in = True
                 for stream in self._streams:
                     for _, frames in stream.busy.values():
                         self._socket.send_multipart(frames)
@@ -191,7 +191,7 @@ class ZmqSender(Sender):
                 # A sender that was let in once, or needs no key, is let in by the receiver's
                 # successor too: a handshake that failed has met a receiver that was dying.
                 wrong_keys = self._spec.keys and monitor.failed
-                is_known = self._met or (
+                is_known = self._was_let_in or (
                     not wrong_keys and (monitor.reached or any(s.busy for s in self._streams))
                 )
                 left_s = begin_s + (_GOODBYE_S if is_known else _GLANCE_S) - time.monotonic()
@@ -324,7 +324,7 @@ class ZmqReceiver(Receiver):
             try:
                 if len(frames) == 1:
                     note = unpack(frames[0].bytes, self._spec.link, self._spec.name)
-                    self._hear(peer.bytes, note)
+                    self._handle_note(peer.bytes, note)
                 elif len(frames) == 2:
                     self._take(peer.bytes, *frames)
                 else:
@@ -333,15 +333,15 @@ class ZmqReceiver(Receiver):
             except CorruptPacket as error:
                 self._arrived.append(error)
 
-    def _hear(self, peer: bytes, note: ControlMessage) -> None:
+    def _handle_note(self, peer: bytes, note: ControlMessage) -> None:
         sender = self._sender
         if note.kind == HELLO:
-            self._greet(peer, note)
+            self._handle_hello(peer, note)
         elif note.kind == control.BYE and sender is not None and peer == sender.peer:
             self._ended = True
             self._tell(ControlMessage(control.BYE))  # all that came before has been received
 
-    def _greet(self, peer: bytes, note: ControlMessage) -> None:
+    def _handle_hello(self, peer: bytes, note: ControlMessage) -> None:
         schema, specs, firsts = control.unpack_hello(note.body, self._spec.name)
         sender = self._sender
         if sender is not None and note[2:4] == (sender.incarnation, sender.session):

@@ -76,7 +76,7 @@ class WatchedBatch(EnvWrapper):
             raise
         except Exception as error:
             raise EnvRaised.of(self._name, "reset", error) from error
-        self._look_at(observation, "reset")
+        self._check_shape(observation, "reset")
         return observation
 
     def step(self, action: Tensor) -> Step:
@@ -86,10 +86,10 @@ class WatchedBatch(EnvWrapper):
             raise
         except Exception as error:
             raise EnvRaised.of(self._name, "step", error) from error
-        self._look_at(step.observation, "step")
+        self._check_shape(step.observation, "step")
         return step
 
-    def _look_at(self, observation: Tensor, what: str) -> None:
+    def _check_shape(self, observation: Tensor, what: str) -> None:
         if tuple(observation.shape) != self._shape:
             raise EnvError(
                 f"env {self._name}: {what} gave observations of shape {list(observation.shape)}; "

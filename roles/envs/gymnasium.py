@@ -147,10 +147,10 @@ class GymnasiumVecEnv:
                 return partial(self._goal_rewards, compute_reward)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _goal_rewards(self, own: Any, achieved: Any, desired: Any) -> Any:
+    def _goal_rewards(self, compute_reward: Any, achieved: Any, desired: Any) -> Any:
         """Returns what an environment says that goals [B, ...] are worth."""
         try:
-            return own(achieved, desired, {})
+            return compute_reward(achieved, desired, {})
         except Exception as error:
             raise self._error("compute_reward", error) from error
 

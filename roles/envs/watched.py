@@ -39,9 +39,9 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             observation, info = self.env.reset(seed=seed, options=options)
         except Exception as error:
-            raise self._raised("reset", error) from error
+            raise self._env_error("reset", error) from error
         if not self._fits(observation):
-            self._look_at(observation, "reset")
+            self._check_observation(observation, "reset")
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -49,9 +49,9 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:
-            raise self._raised("step", error) from error
+            raise self._env_error("step", error) from error
         if not self._fits(observation):
-            self._look_at(observation, "step")
+            self._check_observation(observation, "step")
         if type(reward) is not float:
             reward = self._number_of("reward", reward)
         if type(terminated) is not bool:
@@ -77,9 +77,9 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 return False
         return True
 
-    def _look_at(self, observation: Any, what: str) -> None:
+    def _check_observation(self, observation: Any, what: str) -> None:
         if broken := difference(self.env.observation_space, observation):
-            raise self._broken(what, *broken)
+            raise self._mismatch(what, *broken)
         parts = [(p, part_at(observation, p)) for p, _ in leaves(self.env.observation_space)]
         are_plain = all(isinstance(part, np.ndarray | np.generic | int) for _, part in parts)
         self._fitting = parts if are_plain else None
@@ -88,16 +88,16 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Returns what is one number, also in an array of one."""
         array = np.empty(0) if isinstance(given, Sequence) else np.asarray(given)
         if array.size != 1 or array.dtype.kind not in "biuf":
-            raise self._broken("step", f"{name} {_shown(given)}", "one number")
+            raise self._mismatch("step", f"{name} {_shown(given)}", "one number")
         return float(array.item())
 
-    def _broken(self, what: str, came: str, said: str) -> EnvError:
+    def _mismatch(self, what: str, given: str, expected: str) -> EnvError:
         return EnvError(
-            f"env {self._env_id}: {self.which}: its {what} gave {came}; must be {said}, at every "
-            "reset and step. Mend the environment, or its spaces."
+            f"env {self._env_id}: {self.which}: its {what} gave {given}; must be {expected}, at "
+            "every reset and step. Mend the environment, or its spaces."
         )
 
-    def _raised(self, what: str, error: Exception) -> Exception:
+    def _env_error(self, what: str, error: Exception) -> Exception:
         if isinstance(error, MemoryError):
             return error
         return EnvError(str(EnvRaised.of(f"{self._env_id}: {self.which}", what, error)))

@@ -68,7 +68,7 @@ def named_faults(entries: Sequence[Any]) -> list[str]:
             hint = f"Did you mean {near}?" if near else "Write module:Class for one of yours."
             faults.append(f"{wrapper.where}; known: {', '.join(_NAMED)}. {hint}")
         else:
-            faults += _unknown(wrapper, _NAMED[wrapper.name][1])
+            faults += _option_faults(wrapper, _NAMED[wrapper.name][1])
     return faults
 
 
@@ -105,11 +105,11 @@ def wrapper_faults(entries: Sequence[Any], adapter: str) -> list[str]:
             )
         parameters = list(inspect.signature(kind).parameters.values())[1:]
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            faults += _unknown(wrapper, [parameter.name for parameter in parameters])
+            faults += _option_faults(wrapper, [parameter.name for parameter in parameters])
     return faults
 
 
-def _unknown(wrapper: Wrapper, names: Sequence[str]) -> list[str]:
+def _option_faults(wrapper: Wrapper, names: Sequence[str]) -> list[str]:
     unknown = [option for option in wrapper.options if option not in names]
     return [unknown_option(wrapper.where, option, names) for option in unknown]
 

@@ -65,13 +65,13 @@ class Tried:
         (total,) = blocks.values()
         return pairs, total
 
-    def _add(self, block: Block, seen: np.ndarray[Any, Any]) -> None:
+    def _add(self, block: Block, sums: np.ndarray[Any, Any]) -> None:
         while True:
             level, index = block
             if (sibling := self.sums.pop((level, index ^ 1), None)) is None:
-                self.sums[block] = seen
+                self.sums[block] = sums
                 return
-            block, seen = (level + 1, index // 2), sibling + seen if index & 1 else seen + sibling
+            block, sums = (level + 1, index // 2), sibling + sums if index & 1 else sums + sibling
 
 
 class Aggregator:

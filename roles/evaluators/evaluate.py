@@ -50,16 +50,16 @@ class EpisodeCount:
         self._present: Tensor | None = getattr(env, "present", None)  # [N]
         self._begun: Tensor | None = getattr(env, "begun", None)  # [N]
         self._games = torch.zeros(rows, dtype=torch.int64, device=device)  # [N], that are over
-        self._came = torch.ones(rows, dtype=torch.bool, device=device)  # [N], to one that counts
+        self._joined = torch.ones(rows, dtype=torch.bool, device=device)  # [N], to one that counts
         if self._present is not None:
-            self._came.copy_(self._present)
-        self._acts = self._came.clone()  # [N], in the step that is added next
+            self._joined.copy_(self._present)
+        self._acts = self._joined.clone()  # [N], in the step that is added next
 
     @property
     def running(self) -> Tensor:
         """Tells which environments [N] have episodes left."""
         each = self.returns.shape[1]
-        return self._came & (self.ended < each) & (self._games < each)
+        return self._joined & (self.ended < each) & (self._games < each)
 
     @property
     def counted(self) -> Tensor:
@@ -71,7 +71,7 @@ class EpisodeCount:
     def add(self, reward: Tensor, ended: Tensor) -> None:
         """Counts a step of all environments, by `reward` [N] and whether episodes `ended` [N]."""
         each = self.returns.shape[1]
-        self._came |= ended & (self._games < each)  # also who has never had a turn
+        self._joined |= ended & (self._games < each)  # also who has never had a turn
         running = self.running
         column = self.ended.clamp(max=each - 1)[:, None]
         counted_reward = torch.where(running, reward, 0).to(self.returns.dtype)
@@ -80,7 +80,7 @@ class EpisodeCount:
         self.ended += ended & running
         if self._present is not None and self._begun is not None:
             self._games += self._begun
-            self._came |= self._present & (self._games < each)
+            self._joined |= self._present & (self._games < each)
             self._acts.copy_(self._present)
 
 

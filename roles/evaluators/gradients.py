@@ -179,7 +179,7 @@ class GradientLoop(RolloutLoop):
         self._published: list[Published] = [share.published for share in self._shares]
         self._codecs: list[Codec] = [share.codec for share in self._shares]
         settings = mgr.config.algorithm
-        self._most = settings.max_grad_norm if is_sharded(settings) else None
+        self._max_norm = settings.max_grad_norm if is_sharded(settings) else None
         self._maker = GradientMaker(role.algorithm, role.normalizers, self._parameters)
 
     def _prepare(self, batch: Batch) -> None:
@@ -187,7 +187,7 @@ class GradientLoop(RolloutLoop):
         self._moments = maker.measure(batch).clone()
         maker.prepare(batch, self._moments[None])
         self._losses = maker.differentiate(joined(batch))
-        maker.clip(self._most)
+        maker.clip(self._max_norm)
 
     def _pack(self, place: int, batch: Batch, stats: Sequence[float], memory: Tensor) -> None:
         share, moments = self._shares[place], self._moments

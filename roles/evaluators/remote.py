@@ -51,21 +51,21 @@ class RemoteEvaluators:
         self._published = PublishedPolicy(learner.parameters, role.normalizers)
         self._codecs = {gmi_id: codec_of(role, num_env) for gmi_id, num_env in workers.items()}
         # Each worker's first environment in the batch.
-        self._first = dict(zip(workers, accumulate(workers.values(), initial=0), strict=False))
+        self._first_env = dict(zip(workers, accumulate(workers.values(), initial=0), strict=False))
         self._coordinator = RolloutCoordinator(
             wires.out_of(self._mgr.GMI_id), wires.into(self._mgr.GMI_id), self._published.numel,
             self._codecs, self._mgr.timeout, heartbeats=heartbeats_in(self._mgr.tally),
             still=lambda: self._meet(_WAITS), device=context.device,
         )  # fmt: skip
         self._drop_slowest, self.dropped_steps = drop_slowest, 0
-        self._each = batch["reward"].numel() // (len(workers) - drop_slowest)  # steps of a worker
+        self._worker_steps = batch["reward"].numel() // (len(workers) - drop_slowest)
 
     def sample(self, iteration: int) -> bool:
         start = perf_counter()
         stats: dict[int, list[float]] = {}
 
         def take(worker: int, memory: Tensor) -> None:
-            codec, first_env = self._codecs[worker], self._first[worker]
+            codec, first_env = self._codecs[worker], self._first_env[worker]
             if self._drop_slowest:
                 first_env = len(stats) * codec.num_env
             stats[worker] = codec.unpack(memory, self.batch, first_env)
@@ -73,15 +73,15 @@ class RemoteEvaluators:
         with phase("wait"):
             write, drop_slowest = self._published.write, self._drop_slowest
             present = self._coordinator.collect(iteration, write, take, drop_slowest)
-            if not self._all(present):
+            if not self._all_present(present):
                 return False
             complete(self.batch, self._policy, self._normalizer)
-        self.dropped_steps = self._each * self._coordinator.dropped
+        self.dropped_steps = self._worker_steps * self._coordinator.dropped
         self._coordinator.dropped = 0
         episodes = Seen.by({worker: numbers[:3] for worker, numbers in stats.items()})
         seconds = {worker: numbers[3:-1] for worker, numbers in stats.items()}
         self._uses = [
-            Use(worker, int(numbers[-1]), iteration, 1, self._each)
+            Use(worker, int(numbers[-1]), iteration, 1, self._worker_steps)
             for worker, numbers in stats.items()
         ]
         self._account: Account = ((perf_counter() - start,), episodes, seconds)
@@ -101,7 +101,7 @@ class RemoteEvaluators:
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         missing = begin() or self._coordinator.save(iteration)
-        return self._all(missing is not None), missing or ""
+        return self._all_present(missing is not None), missing or ""
 
     def dismiss(self) -> None:
         self._coordinator.dismiss()  # all trainers have the last checkpoint behind them
@@ -110,9 +110,9 @@ class RemoteEvaluators:
     def close(self) -> None:
         """Leaves the links to end with the process, whose successor may open them again."""
 
-    def _all(self, there: bool) -> bool:
+    def _all_present(self, present: bool) -> bool:
         """Tells whether the workers of all trainers are there; each trainer finds its late ones."""
-        while _WAITS in (states := self._meet(there)):
+        while _WAITS in (states := self._meet(present)):
             pass
         return all(states)
 

@@ -53,7 +53,7 @@ class RolloutCoordinator:
         streams = [StreamSpec(4 * policy_numel, _ORDERS)]
         self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
         self._asked: dict[int, int] = {}  # by agent: the order to collect that it has not answered
-        self._given_up: dict[int, int] = {}  # by agent: the one that is answered to nobody
+        self._abandoned: dict[int, int] = {}  # by agent: the one that is answered to nobody
         self.dropped = 0  # answers to orders to collect that came when nobody waited for them
         self._agents = {
             gmi_id: _Agent(
@@ -116,7 +116,7 @@ class RolloutCoordinator:
 
     def forget(self) -> None:
         """Forgets what was asked: nobody's answer to it is awaited any more."""
-        self._given_up |= self._asked
+        self._abandoned |= self._asked
         self._asked.clear()
 
     def first(self, take: Callable[[int, Tensor], None]) -> int:
@@ -125,7 +125,7 @@ class RolloutCoordinator:
         LinkTimeout names an agent that is late, LinkEnded one that has left.
         """
         late = "has not brought its rollout or gradient"
-        gmi_id = self._first(self._asked, late, self._checked(take))
+        gmi_id = self._take_first(self._asked, late, self._checked(take))
         del self._asked[gmi_id]
         return gmi_id
 
@@ -170,7 +170,7 @@ class RolloutCoordinator:
             missing = dict.fromkeys(self._agents, self._number)
             while missing:
                 late = "has not written its part of a checkpoint"
-                del missing[self._first(missing, late, note_failure)]
+                del missing[self._take_first(missing, late, note_failure)]
         except LinkEnded:
             return None
         return "; ".join(failures)
@@ -194,7 +194,7 @@ class RolloutCoordinator:
         step = len(Order) * age + order
         agent.orders.send(slot, nbytes, sequence=self._number, step=step, policy_version=iteration)
 
-    def _first(
+    def _take_first(
         self, missing: Mapping[int, int], late: str, take: Callable[[int, Packet], None]
     ) -> int:
         """Takes the first answer to an order in `missing` (numbers by gmi_id); returns its gmi_id.
@@ -218,9 +218,9 @@ class RolloutCoordinator:
                     agent.answers.release(packet)
                     if is_expected:
                         return gmi_id
-                    if is_current and header.sequence == self._given_up.get(gmi_id):
+                    if is_current and header.sequence == self._abandoned.get(gmi_id):
                         self.dropped += 1
-                        del self._given_up[gmi_id]
+                        del self._abandoned[gmi_id]
             next_late, left_s = deadline.first(agents)
             if left_s <= 0:
                 raise late_one(agents[next_late].answers, self._timeout, late)

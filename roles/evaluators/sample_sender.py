@@ -91,16 +91,16 @@ class SampleSender:
             dispatcher = self._dispatcher(stack)
         except LinkClosed:  # by the process before this one, whose work was done
             return self._tally.row(self._gmi_id)
-        self._board.wait(-1, self.mgr.timeout, self._over)
+        self._board.wait(-1, self.mgr.timeout, self._is_over)
         number, send_s = 0, 0.0
         try:
-            while not self._over():
+            while not self._is_over():
                 self.mgr.begin_iteration()
-                self._take_newest()
+                self._load_newest_policy()
                 with phase("infer"):
                     collector.collect(number)
                     seconds, episodes = collector.read()
-                if self._over():  # trainers that count what is left do not wait for ever
+                if self._is_over():  # trainers that count what is left do not wait for ever
                     break
                 with phase("send"):
                     numbers = (*seconds, send_s, self.mgr.context.process)
@@ -109,7 +109,7 @@ class SampleSender:
         except WaitStopped:  # the run is over: nobody waits for what is left
             pass
         except LinkEnded:
-            if not self._over():  # else the trainers have what they wanted, and have gone
+            if not self._is_over():  # else the trainers have what they wanted, and have gone
                 raise
         dispatcher.begin(self._version)  # gives up what was not sent, and counts it
         given_up = dispatcher.counts()
@@ -117,20 +117,20 @@ class SampleSender:
         self._count("unsent", given_up.unsent)
         return self._tally.row(self._gmi_id)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         mgr = self.mgr
         return self._board.finished() or mgr.stop_requested() or mgr.is_bereft
 
-    def _take_newest(self) -> None:
+    def _load_newest_policy(self) -> None:
         if self._board.version() > self._version:
             self._version = self._board.read(self._vector)
             self._published.load(self._vector)
             self._algorithm.before_sampling(self._trained_steps.at(self._version))
 
-    def _count(self, name: str, more: int) -> None:
-        self._tally[self._gmi_id, name] += more
+    def _count(self, name: str, increase: int) -> None:
+        self._tally[self._gmi_id, name] += increase
 
-    def _send(self, dispatcher: Dispatcher, seen: Seen, numbers: tuple[float, ...]) -> float:
+    def _send(self, dispatcher: Dispatcher, episodes: Seen, numbers: tuple[float, ...]) -> float:
         """Sends what was collected; returns the seconds that took, waiting for room included."""
         beat("sending")
         start = perf_counter()
@@ -141,7 +141,7 @@ class SampleSender:
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
-        stats = torch.tensor((*seen, *numbers), dtype=torch.float64)
+        stats = torch.tensor((*episodes, *numbers), dtype=torch.float64)
         fields = {END_FIELD: self._collector.observation, STATS_FIELD: stats}
         batch = self._collector.batch
         if batch.sequences is not None:
@@ -183,7 +183,7 @@ class SampleSender:
             sender.pin(context.device)
             near = self.mgr.layout.gmi(trainer).gpu_id == context.spec.gpu_id
             routes.append(Route(sender, trainer, near, link.target))
-        migrator = Migrator(routes, timeout=timeout, stop=self._over)
+        migrator = Migrator(routes, timeout=timeout, stop=self._is_over)
         return Dispatcher(schema, Compressor(schema, migrator))
 
     def _grouping(

@@ -96,12 +96,12 @@ class SearchedGames:
         wins = draws = losses = 0
         size = max(self._num_env // 2, 1)
         for begin in range(0, len(pairs), size):
-            outcome = self._pairs(one, other, number, pairs[begin : begin + size])
+            outcome = self._play_pairs(one, other, number, pairs[begin : begin + size])
             wins, losses = wins + int((outcome > 0).sum()), losses + int((outcome < 0).sum())
             draws += int((outcome == 0).sum())
         return Match(wins, draws, losses)
 
-    def _pairs(
+    def _play_pairs(
         self, one: Evaluate, other: Evaluate, number: int, pairs: range
     ) -> NDArray[np.float32]:
         """Returns what each game was worth to the player `one`."""
@@ -131,13 +131,13 @@ class SearchedGames:
             result[on] = np.where(first_turn[on], outcome, -outcome)
         return result
 
-    def _positions(self, place: int, count: int, worth: float) -> Positions:
+    def _positions(self, row: int, count: int, outcome: float) -> Positions:
         turns = np.where((count - np.arange(count)) % 2, -1.0, 1.0).astype(np.float32)
-        states, policy = self._states[place, :count].copy(), self._policy[place, :count].copy()
-        return Positions(states, policy, turns * np.float32(worth))
+        states, policy = self._states[row, :count].copy(), self._policy[row, :count].copy()
+        return Positions(states, policy, turns * np.float32(outcome))
 
-    def _generator(self, number: int, its: int) -> np.random.Generator:
-        return np.random.default_rng((self._seed, _GAMES, number, its))
+    def _generator(self, number: int, index: int) -> np.random.Generator:
+        return np.random.default_rng((self._seed, _GAMES, number, index))
 
 
 def joined(parts: list[Positions], game: Game) -> Positions:

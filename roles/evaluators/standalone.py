@@ -99,7 +99,7 @@ class Evaluator:
             )
         self._id, self._num_env = env, checked_count("num_env", num_env, 1)
         self._seed = seed = checked_count("seed", seed, 0, 2**32 - 1)
-        self._shaped: dict[str, Any] = {"options": options, "wrappers": wrappers}
+        self._env_arguments: dict[str, Any] = {"options": options, "wrappers": wrappers}
         for key in ("optimizer", "drop_slowest"):
             if settings is not None and key in settings:
                 raise RoleError(
@@ -115,7 +115,7 @@ class Evaluator:
                 "evaluator samples fresh experience with values, or such as is sent or kept, or "
                 f"plays episodes. Use one of {', '.join(_trainable())}."
             )
-        probe = make_env(env, 1, **self._shaped)
+        probe = make_env(env, 1, **self._env_arguments)
         try:
             spec = GraphSpec(
                 algorithm, valid, probe.observation_space, structured_space(probe),
@@ -143,7 +143,7 @@ class Evaluator:
     def begin(self, rank: int, total: int) -> Begun:
         """Begins as evaluator number `rank` of `total`, with episodes of its own."""
         self._start(rank, total, 0)
-        make_one = partial(make_env, self._id, 1, **self._shaped)
+        make_one = partial(make_env, self._id, 1, **self._env_arguments)
         return Begun(self._graph.spec, self._num_env, make_one)
 
     def _start(self, rank: int, total: int, lives: int) -> None:
@@ -151,7 +151,7 @@ class Evaluator:
         self._rank, self._total, self._lives = rank, total, lives
         graph, num_env = self._graph, self._num_env
         seeds = partial(seed_of, self._seed, rank, lives=lives)
-        self._env = make_env(self._id, num_env, **self._shaped, seed=seeds(ENVIRONMENTS))
+        self._env = make_env(self._id, num_env, **self._env_arguments, seed=seeds(ENVIRONMENTS))
         if isinstance(graph.spec.settings, EvolutionConfig):
             settings = graph.spec.settings
             self._episodes = PerturbedEpisodes(
@@ -254,13 +254,13 @@ class Evaluator:
 
     def minibatches(self, everyone: np.ndarray[Any, Any]) -> None:
         """Begins an update of what was measured, with the moments [k, m] of all evaluators."""
-        self._sampled()
+        self._sampled_moments()
         self._maker.prepare(self._batch, tensor_of(everyone))
         self._parts = []
 
     def minibatch(self, weights: Weights) -> Gradient:
         """Differentiates the next minibatch, with these parameters, of epochs without end."""
-        self._sampled()
+        self._sampled_moments()
         if not self._parts:
             self._parts = list(self._shard.rows().view(self._count, -1))
         self._graph.set_weights(weights)
@@ -270,7 +270,7 @@ class Evaluator:
     def evaluate(self, weights: Weights, num_env: int = 20, seed: int = 2) -> dict[str, float]:
         """Plays an episode in each of `num_env` new environments, greedily: mean and deviation."""
         self._graph.set_weights(weights)
-        env = make_env(self._id, num_env, **self._shaped, seed=seed)
+        env = make_env(self._id, num_env, **self._env_arguments, seed=seed)
         try:
             return evaluate_together(
                 env, self._graph.policy, self._graph.normalizers.observations, solo_group(),
@@ -287,7 +287,7 @@ class Evaluator:
             self._env.close()
         self._collector = self._env = None
 
-    def _sampled(self) -> Tensor:
+    def _sampled_moments(self) -> Tensor:
         """Returns the moments of what was sampled; SampleLost if that was by a process before."""
         if self._moments is None:
             raise SampleLost(f"evaluator {self._rank} was killed, and what it had sampled is lost")
@@ -303,15 +303,15 @@ class Evaluator:
 
     def _gradient_of(self, minibatch: Batch) -> Gradient:
         stats = self._maker.differentiate(minibatch)
-        gradient, moments = self._maker.gradient.numpy().copy(), self._sampled().numpy()
+        gradient, moments = self._maker.gradient.numpy().copy(), self._sampled_moments().numpy()
         return Gradient(gradient, stats.numpy(), moments, self._seen)
 
 
-def _ask(shard: Any, what: str, *arguments: Any) -> Any:
+def _ask(shard: Any, method: str, *arguments: Any) -> Any:
     """Asks a shard, an object or an actor; returns its answer, or a reference to that."""
     if isinstance(shard, runtime.ActorHandle):
-        return getattr(shard, what).remote(*arguments)
-    return getattr(shard, what)(*arguments)
+        return getattr(shard, method).remote(*arguments)
+    return getattr(shard, method)(*arguments)
 
 
 def _value(answer: Any) -> Any:

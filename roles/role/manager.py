@@ -120,8 +120,8 @@ class GMI_manager:
 
     def __init__(self, gmi_id: int, context: GmiContext | None) -> None:
         self.GMI_id = gmi_id
-        self._bound = context
-        self._alone: Group | None = None
+        self._context = context
+        self._own_group: Group | None = None
         self._buckets: dict[tuple[Group, int, int, torch.dtype], Reducer] = {}
 
     @classmethod
@@ -151,9 +151,9 @@ class GMI_manager:
 
     def set_GPU(self, GMI_id: int, gpu_id: int) -> None:
         """Attaches a GMI to a device; in a launched run the Layout has done so, and must agree."""
-        if self._bound is None:
+        if self._context is None:
             return
-        placed = self._bound.layout.gmi(GMI_id).gpu_id
+        placed = self._context.layout.gmi(GMI_id).gpu_id
         if placed != gpu_id:
             raise ContextError(
                 f"set_GPU(GMI {GMI_id}, GPU {gpu_id}): the layout puts it on GPU {placed}. "
@@ -162,12 +162,12 @@ class GMI_manager:
 
     def get_group(self, GMI_id: int, peer: int | None = None) -> Group:
         """Returns the reduction group of a GMI, which must hold `peer` too when one is given."""
-        if self._bound is None:
-            self._alone = self._alone or _solo_group()
-            return self._alone
+        if self._context is None:
+            self._own_group = self._own_group or _solo_group()
+            return self._own_group
         for gmi_id in (GMI_id, GMI_id if peer is None else peer):
-            self._bound.layout.gmi(gmi_id)  # an unknown one is named
-        return self._bound.group
+            self._context.layout.gmi(gmi_id)  # an unknown one is named
+        return self._context.group
 
     def allreduce(
         self, data: Any, group: Group | None = None, op: Literal["mean", "sum"] = "mean"
@@ -223,28 +223,28 @@ class GMI_manager:
         return mailbox.recv(src_GMI_id, timeout or self.timeout)
 
     def _mailbox(self, verb: str, other: int) -> Mailbox:
-        if self._bound is None or self._bound.mailbox is None:
+        if self._context is None or self._context.mailbox is None:
             raise ContextError(
                 f"{verb}: GMI {self.GMI_id} has no peers here. Start the role by gmi_drl.launch."
             )
-        layout = self._bound.layout
+        layout = self._context.layout
         if layout.hosts > 1 and layout.host_of(other) != layout.host_of(self.GMI_id):
             raise ContextError(
                 f"{verb}: GMI {other} is on host {layout.host_of(other)}, and GMI {self.GMI_id} on "
                 f"host {layout.host_of(self.GMI_id)}; messages stay on a host. Use allreduce, or a "
                 "GMI of this host."
             )
-        return self._bound.mailbox
+        return self._context.mailbox
 
     @property
     def context(self) -> GmiContext:
         """Returns this GMI's context; ContextError outside a launched run."""
-        if self._bound is None:
+        if self._context is None:
             raise ContextError(
                 f"GMI {self.GMI_id} was not launched, so it has no config or layout. "
                 "Start the role by gmi_drl.launch, or bind a GmiContext first."
             )
-        return self._bound
+        return self._context
 
     @property
     def config(self) -> Config:
@@ -357,12 +357,12 @@ class GMI_manager:
         (docs/profiling.md). From the first call on the launcher watches that this GMI makes
         progress (`run.hang_timeout_s`).
         """
-        if self._bound is None:
+        if self._context is None:
             return
         beat("iteration")
-        self._bound.note_memory()
-        if self._bound.trace is not None:
-            self._bound.trace.begin_iteration()
+        self._context.note_memory()
+        if self._context.trace is not None:
+            self._context.trace.begin_iteration()
 
     def progress(self) -> None:
         """Says that this GMI makes progress; for a role of your own, from any of its threads.
@@ -370,8 +370,8 @@ class GMI_manager:
         From the first call on a GMI that says nothing for `run.hang_timeout_s`, and waits for no
         other, hangs. Costs about a microsecond: call it in each step of what may take long.
         """
-        if self._bound is not None and self._bound.heartbeat is not None:
-            self._bound.heartbeat.progress()
+        if self._context is not None and self._context.heartbeat is not None:
+            self._context.heartbeat.progress()
 
     def close_later(self, close: Callable[[], object]) -> None:
         """Has `close` called when GMI_run has returned and its result is safe.

@@ -174,7 +174,7 @@ class Server(ActingRole):
             if last:
                 simulation.settle()
             totals = totals.plus(simulation.episodes.take())
-        seconds = self._spent()
+        seconds = self._take_seconds()
         self._reported = perf_counter()  # all that is reported has been done by now
         self.mgr.report(
             {
@@ -190,7 +190,7 @@ class Server(ActingRole):
             }
         )
 
-    def _spent(self) -> dict[str, float]:
+    def _take_seconds(self) -> dict[str, float]:
         """Returns the seconds of each phase since the last call."""
         spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return spent
@@ -239,5 +239,5 @@ class Serving(Server):
         turns.close()
         return {"steps": self._steps}
 
-    def _spent(self) -> dict[str, float]:
-        return super()._spent() | self._clock.read()
+    def _take_seconds(self) -> dict[str, float]:
+        return super()._take_seconds() | self._clock.read()

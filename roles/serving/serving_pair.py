@@ -54,8 +54,8 @@ class ServingSimulator(Server):
         self._width = distribution_for(envs[0].action_space).action_columns
         timeout = self.mgr.timeout
         # Where the policy remembers, a column more says which observations begin an episode.
-        self._tells = _remembers(self.mgr.config)
-        shapes = [[s.env.num_env, s.observation.shape[1] + self._tells] for s in simulations]
+        self._sends_began = _remembers(self.mgr.config)
+        shapes = [[s.env.num_env, s.observation.shape[1] + self._sends_began] for s in simulations]
         streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, width in shapes]
         outgoing, incoming = _links(self)
         self._begin(("simulate", "wait"))
@@ -85,7 +85,7 @@ class ServingSimulator(Server):
         """Sends what a half shows."""
         self._asked[half] += 1
         observation = simulation.observation
-        if self._tells:
+        if self._sends_began:
             observation = torch.cat([observation, simulation.began[:, None]], 1)
         _send(self._sender, half, observation, self._asked[half], 0)
 

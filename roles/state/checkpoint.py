@@ -106,7 +106,7 @@ def folder_of(checkpoints: Path, iteration: int) -> Path:
     return checkpoints / f"iteration_{iteration:06d}"
 
 
-def _aside(final: Path) -> Path:
+def _backup_path(final: Path) -> Path:
     """Returns where a checkpoint is while another one takes its place."""
     return final.with_name(f".{final.name}.old")
 
@@ -180,7 +180,7 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
     # A resume from an older checkpoint begins a new line: what the old one wrote at this iteration
     # or later is not this run's any more. It goes only when this checkpoint is whole.
     if final.exists():
-        final.rename(_aside(final))
+        final.rename(_backup_path(final))
     sealed.rename(final)
     _fsync_folder(checkpoints)
     return final
@@ -194,7 +194,7 @@ def prune(checkpoints: Path, newest: Path, keep: int) -> str:
     """
     failures = []
     try:
-        for folder in _replaced(checkpoints, newest, keep):
+        for folder in _folders_to_remove(checkpoints, newest, keep):
             try:
                 _remove(folder)
             except OSError as error:
@@ -217,7 +217,7 @@ def make_room(checkpoints: Path) -> list[str]:
     return removed
 
 
-def _replaced(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
+def _folders_to_remove(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
     folders = all_in(checkpoints)
     position = folders.index(newest)
     partial = [folder for folder in folders[:position] if _is_policy_only(folder)]
@@ -256,7 +256,7 @@ def discard(checkpoints: Path, iteration: int) -> None:
     final = folder_of(checkpoints, iteration)
     if not final.exists():
         with suppress(OSError):
-            _aside(final).rename(final)
+            _backup_path(final).rename(final)
 
 
 def mend(checkpoints: Path) -> None:

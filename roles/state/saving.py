@@ -30,7 +30,7 @@ class Saver:
     ) -> None:
         self._folder = folder_of(folder)
         self._gmi_id, self._group, self._epoch = gmi_id, group, epoch
-        self._known = {"session": session} | ({"epoch": epoch} if epoch else {})
+        self._stamp = {"session": session} | ({"epoch": epoch} if epoch else {})
 
     def save(
         self,
@@ -49,7 +49,7 @@ class Saver:
         room; when that fails as well nothing is left of the attempt.
         """
         is_first = self._group.rank == 0
-        manifest = manifest | self._known
+        manifest = manifest | self._stamp
         unremoved, no_room = "", False
         removed: list[str] = []
 
@@ -78,19 +78,19 @@ class Saver:
                 checkpoint.write_part(self._folder, iteration, "shared", shared(False))
                 commit(policy_only=True)
 
-        failure, failed = self._together(begin, missing)
+        failure, failed = self._try_on_all(begin, missing)
         if failed and any(self._group.exchange(no_room)):
             if is_first:
                 removed = checkpoint.make_room(self._folder)
             if any(self._group.exchange(bool(removed))):
-                failure, failed = self._together(begin, missing)
+                failure, failed = self._try_on_all(begin, missing)
         if not failed:
-            failure, failed = self._together(commit)
+            failure, failed = self._try_on_all(commit)
         warning, lost = "", False
         if failed:
             if is_first:
                 checkpoint.discard(self._folder, iteration)
-            policy_failure, lost = self._together(policy_alone)
+            policy_failure, lost = self._try_on_all(policy_alone)
             if lost and is_first:
                 checkpoint.discard(self._folder, iteration)
             if failure or policy_failure:
@@ -110,7 +110,7 @@ class Saver:
         try:
             checkpoint.begin(self._folder, iteration)
             checkpoint.write_part(self._folder, iteration, "shared", shared)
-            manifest = manifest | self._known
+            manifest = manifest | self._stamp
             self.check_epoch()
             path = checkpoint.commit(self._folder, iteration, manifest)
         except OSError as error:
@@ -161,7 +161,7 @@ class Saver:
 
     def newest(self) -> Path | None:
         """Returns the newest whole checkpoint of this launch; older ones are of other launches."""
-        own = self._known["session"]
+        own = self._stamp["session"]
         return checkpoint.newest(self._folder, lambda saved: saved.manifest.get("session") == own)
 
     def mend(self) -> None:
@@ -181,7 +181,7 @@ class Saver:
                 "taken for lost, and others have gone on. It writes nothing more of this run."
             )
 
-    def _together(self, action: Callable[[], object], failure: str = "") -> tuple[str, bool]:
+    def _try_on_all(self, action: Callable[[], object], failure: str = "") -> tuple[str, bool]:
         """Does `action` on every GMI; returns why it failed here, and whether it failed anywhere.
 
         With a `failure` it counts as failed here, and is not begun.

@@ -181,13 +181,13 @@ class Training:
         """Says, in the first GMI of the group, whether somebody asks for a checkpoint."""
         return self._group.rank == 0 and request.is_requested(folder)
 
-    def _conclude(self, done: Round) -> None:
+    def _conclude(self, training_round: Round) -> None:
         """Counts a round, decides whether it was the last one, and tells the launcher of it."""
         self._iteration += 1
-        self._steps += done.steps
-        self._stopped = done.stop
+        self._steps += training_round.steps
+        self._stopped = training_round.stop
         self._requested = self._optimizer.progress.checkpoint_wanted
-        lineage = self._lineage_of(done.experience)
+        lineage = self._lineage_of(training_round.experience)
         if lineage is not None:
             self._lineage = [*self._lineage[1 - _REPEATED_VERSIONS :], lineage]
         run, context = self._run, self._mgr.context
@@ -199,8 +199,8 @@ class Training:
             "iteration": self._iteration,
             "steps": self._steps,
             "time_s": self._time_s,
-            **done.metrics,
-            "gmi_seconds": [rounded(seconds) for seconds in done.gmi_seconds],
+            **training_round.metrics,
+            "gmi_seconds": [rounded(seconds) for seconds in training_round.gmi_seconds],
             **({"mem_peak_bytes": max(peaks), "gmi_mem_peak_bytes": peaks} if peaks else {}),
         }
         if self._mgr.layout.hosts > 1:
@@ -315,7 +315,7 @@ class Training:
             self._load_checkpoint()
         else:
             iteration, source = meeting
-            self._take_over(recovery.spread(self._group, source, self._snapshots.get(iteration)))
+            self._take_state(recovery.spread(self._group, source, self._snapshots.get(iteration)))
         if self._mgr.context.wires.links:  # to agents in other GMIs
             TrainedSteps(self._mgr, self._mgr.GMI_id).note(self._iteration, self._steps)
         self._optimizer.connect(self._group, self._iteration)
@@ -344,7 +344,7 @@ class Training:
             "began": self._clock() - (perf_counter() - self._began),
         }
 
-    def _take_over(self, state: dict[str, Any]) -> None:
+    def _take_state(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["learned"])
         self._iteration, self._steps = state["iteration"], state["steps"]
         self._finished, self._stopped = state["finished"], state["stopped"]

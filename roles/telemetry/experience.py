@@ -69,12 +69,12 @@ class ExperienceCodec:
         uses = []
         for row in rows:
             slots = (row[start : start + _USE] for start in range(1, end, _USE) if row[start] >= 0)
-            uses.append(_merged(Use(*map(int, slot)) for slot in slots))
+            uses.append(_merge_uses(Use(*map(int, slot)) for slot in slots))
         kept = tuple(Kept(*map(int, row[end:])) for row in rows) if self._has_replay else ()
         return Experience(tuple(uses), kept, int(max(row[0] for row in rows)))
 
 
-def _merged(uses: Iterable[Use]) -> tuple[Use, ...]:
+def _merge_uses(uses: Iterable[Use]) -> tuple[Use, ...]:
     """Adds up what one process has sampled with one version."""
     merged: dict[tuple[int, int, int], Use] = {}
     for use in uses:

@@ -62,7 +62,7 @@ def show_to_tools() -> None:
 _NOTHING: Final = nullcontext()
 
 
-class _Open(threading.local):
+class _OpenPhases(threading.local):
     """The phases that a thread is in, of which the last one is not interrupted."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Range(AbstractContextManager[None]):
 
     recording: ClassVar[bool] = False  # by the torch profiler, in some thread of this process
     nvtx: ClassVar[bool] = False
-    _open: ClassVar = _Open()
+    _open: ClassVar = _OpenPhases()
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -143,7 +143,7 @@ class Trace:
         if self._over:
             return
         self._begun += 1
-        self._guarded(self._step)
+        self._run_guarded(self._step)
         if self._begun > LAST:
             self._end()
 
@@ -152,7 +152,7 @@ class Trace:
         if self._over:
             return
         if self._profile is not None:
-            self._guarded(self._profile.stop)
+            self._run_guarded(self._profile.stop)
         if self._begun < FIRST:
             self._warn_no_trace(
                 f"it begins with iteration {FIRST}, and {self._begun} have begun. Raise "
@@ -164,7 +164,7 @@ class Trace:
         from torch.autograd import profiler
 
         if self._profile is None:
-            self._profile = self._new()
+            self._profile = self._make_profile()
             self._profile.start()
         if self._begun in (FIRST - 1, FIRST) and profiler._is_profiler_enabled:
             raise RuntimeError("another profiler is at work here, which ours would end")
@@ -173,7 +173,7 @@ class Trace:
         if self._begun > LAST:
             self._profile.stop()  # it has marked the beginning of one more
 
-    def _new(self) -> profile:
+    def _make_profile(self) -> profile:
         from torch.profiler import ProfilerActivity, profile, schedule
 
         activities = [ProfilerActivity.CPU]
@@ -205,7 +205,7 @@ class Trace:
             plain.unlink(missing_ok=True)
             packed.unlink(missing_ok=True)
 
-    def _guarded(self, step: Callable[[], None]) -> None:
+    def _run_guarded(self, step: Callable[[], None]) -> None:
         try:
             step()
         except (OSError, RuntimeError) as error:  # a full disk; a role that profiles by itself

@@ -85,12 +85,12 @@ class TurnGame:
 
     def __init__(self, env: Any, env_id: str) -> None:
         self._env, self._env_id = env, env_id
-        self._there: set[str] = set()  # whose episode goes on
+        self._playing: set[str] = set()  # whose episode goes on
         self._seen: dict[str, Any] = {}  # what each agent saw last
 
     def reset(self, seed: int | None) -> Outcome:
         self._env.reset(seed=seed)
-        self._there, self._seen = set(), {}
+        self._playing, self._seen = set(), {}
         return self._next()
 
     def step(self, actions: dict[str, Any]) -> Outcome:
@@ -103,7 +103,7 @@ class TurnGame:
         rewards: dict[str, float] = {}
         ends: dict[str, bool] = {}  # of agents whose episode is over, whether that is its end
         acting: frozenset[str] = frozenset()
-        self._there.update(self._env.agents)
+        self._playing.update(self._env.agents)
         while self._env.agents and not acting:
             agent = self._env.agent_selection
             self._seen[agent], rewards[agent], is_terminated, is_truncated, _ = self._env.last()
@@ -119,11 +119,11 @@ class TurnGame:
                     "self._was_dead_step(action) there."
                 )
         terminations: Mapping[str, bool] = getattr(self._env, "terminations", {})
-        gone = self._there - ends.keys() - set(self._env.agents)
+        gone = self._playing - ends.keys() - set(self._env.agents)
         for agent in gone & self._seen.keys():  # it has acted, and had no turn to learn of its end
             ends[agent] = bool(terminations.get(agent))
             rewards[agent] = self.owed(agent)
-        self._there &= set(self._env.agents)
+        self._playing &= set(self._env.agents)
         observations = {agent: self._seen[agent] for agent in rewards}
         terminated = frozenset(agent for agent, is_terminated in ends.items() if is_terminated)
         truncated = frozenset(ends) - terminated

@@ -92,9 +92,9 @@ class PettingZooVecEnv:
         self._number = {agent: number for number, agent in enumerate(self.agents)}
         self._buffers = HostBuffers(self.num_env, flat.shape, dtype, spec.dtype, spec.device)
         self._acting = torch.zeros(self.num_env, dtype=torch.bool)
-        self._anew = torch.zeros(self.num_env, dtype=torch.bool)
+        self._restarted = torch.zeros(self.num_env, dtype=torch.bool)
         # [N], the same tensors at all times.
-        self.present, self.begun = self._acting.to(spec.device), self._anew.to(spec.device)
+        self.present, self.begun = self._acting.to(spec.device), self._restarted.to(spec.device)
         self._steps = [0] * self._count
         self._seed: int | None = spec.seed
 
@@ -126,7 +126,7 @@ class PettingZooVecEnv:
         self._buffers.observation[...] = 0
         self._acting.zero_()
         for i in range(self._count):
-            self._begin(i, None if seed is None else seed + i)
+            self._begin_episode(i, None if seed is None else seed + i)
         self._publish_present()
         return self._buffers.publish_reset()
 
@@ -140,7 +140,7 @@ class PettingZooVecEnv:
         b.reward[...] = 0
         b.terminated[...] = False
         b.truncated[...] = False
-        self._anew.zero_()
+        self._restarted.zero_()
         ended: list[int] = []
         for i, game in enumerate(self._games):
             present = [n for n in range(len(self.agents)) if acting[n * self._count + i]]
@@ -149,7 +149,7 @@ class PettingZooVecEnv:
                 outcome = game.step(actions)
             except Exception as error:
                 raise self._error(f"step of environment {i}", error) from error
-            ended += self._take(i, game, outcome)
+            ended += self._write_outcome(i, game, outcome)
         self._publish_present()
         if not ended:
             return b.publish(any_done=False)
@@ -158,7 +158,7 @@ class PettingZooVecEnv:
         b.final_observation[running] = b.observation[running]
         return b.publish(any_done=True)
 
-    def _take(self, i: int, game: AgentsGame, outcome: Outcome) -> list[int]:
+    def _write_outcome(self, i: int, game: AgentsGame, outcome: Outcome) -> list[int]:
         """Writes what came of a step of environment `i`.
 
         Returns the rows whose final observations were written: those whose episodes ended, and all
@@ -194,17 +194,17 @@ class PettingZooVecEnv:
         # Of those who had left before, what they see next is of another episode.
         gone = [row for row in range(i, self.num_env, self._count) if row not in ended]
         b.final_observation[gone] = 0
-        self._begin(i, None)
+        self._begin_episode(i, None)
         return ended + gone
 
-    def _begin(self, i: int, seed: int | None) -> None:
+    def _begin_episode(self, i: int, seed: int | None) -> None:
         """Begins an episode of environment `i`."""
         try:
             outcome = self._games[i].reset(seed)
         except Exception as error:
             raise self._error(f"reset of environment {i}", error) from error
         self._steps[i] = 0
-        self._anew[i :: self._count] = True
+        self._restarted[i :: self._count] = True
         if not outcome.acting:
             raise EnvError(
                 f"env {self.env_id}: environment {i}: its reset left no agent that acts; there "
@@ -242,7 +242,7 @@ class PettingZooVecEnv:
 
     def _publish_present(self) -> None:
         self.present.copy_(self._acting)
-        self.begun.copy_(self._anew)
+        self.begun.copy_(self._restarted)
 
     def row_name(self, row: int) -> str:
         """Says which agent of which environment a row is."""

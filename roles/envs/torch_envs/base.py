@@ -65,17 +65,17 @@ class TorchVecEnv(abc.ABC):
         if seed is not None:
             self._key.copy_(stream_keys(seed, self.num_env, self.device))
             self._count.zero_()
-        states = self._draw_first()
+        states = self._draw_first_states()
         self._count += 1
         self._elapsed.zero_()
-        self._go_on_from(states, self.observe(states))
+        self._set_state(states, self.observe(states))
         return self._observation
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step:
         action = self._checked(action)
         if self._on_host:
-            state, reward, terminated, truncated = self._advanced(action)
+            state, reward, terminated, truncated = self._advance_all(action)
             final = self.observe(state)
             self._restart_rows(terminated | truncated, state, final)
             return Step(self._observation, reward, terminated, truncated, final)
@@ -98,7 +98,7 @@ class TorchVecEnv(abc.ABC):
         keep = [self._state, self._elapsed, self._count, self._observation]
         self._graph = Graph(self._step_all, self.device, keep=keep, pool=pool)
 
-    def _advanced(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _advance_all(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns what a step leads to: state, reward, terminated and truncated."""
         state, reward, terminated = self.advance(self._state, action)
         self._elapsed += 1
@@ -119,17 +119,17 @@ class TorchVecEnv(abc.ABC):
     def _step_all(self) -> None:
         """Makes the step of other devices, from `_action` into the buffers: launches only."""
         assert self._out is not None
-        state, reward, terminated, truncated = self._advanced(self._action)
+        state, reward, terminated, truncated = self._advance_all(self._action)
         done, final = terminated | truncated, self.observe(state)
         results = (reward, terminated, truncated, final)
         for buffer, result in zip(self._out[1:], results, strict=True):
             buffer.copy_(result)
-        self._state.copy_(torch.where(done[:, None], self._draw_first(), state))
+        self._state.copy_(torch.where(done[:, None], self._draw_first_states(), state))
         self._count += done
         self._elapsed.masked_fill_(done, 0)
         self._observation.copy_(self.observe(self._state))
 
-    def _go_on_from(self, state: Tensor, observation: Tensor) -> None:
+    def _set_state(self, state: Tensor, observation: Tensor) -> None:
         if self._on_host:  # no copies: nobody else has them
             self._state, self._observation = state, observation
         else:
@@ -149,7 +149,7 @@ class TorchVecEnv(abc.ABC):
         self._count[rows] = count + 1
         self._elapsed[rows] = 0
 
-    def _draw_first(self) -> Tensor:
+    def _draw_first_states(self) -> Tensor:
         return self.first_state(uniform(self._key, self._count, self.draw_size, self.dtype))
 
     def _checked(self, action: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class TorchVecEnv(abc.ABC):
                 f"saved environments are {len(state['state'])} x {state['env_id']}, these are "
                 f"{self.num_env} x {self.env_id}. Set env.id and env.num_env as saved."
             )
-        self._go_on_from(
+        self._set_state(
             state["state"].to(self.device, self.dtype, copy=True),
             state["observation"].to(self.device, copy=True),
         )

@@ -27,11 +27,11 @@ class Pendulum(TorchVecEnv):
         self.observation_space = box([-h for h in high], high, None, spec.dtype)
         self.action_space = box(-MAX_TORQUE, MAX_TORQUE, (1,), torch.float32)
         like: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
-        self._most = torch.tensor([math.pi, 1.0], **like)  # angle and speed of a first state
+        self._max_start = torch.tensor([math.pi, 1.0], **like)  # angle and speed of a first state
         super().__init__(spec)
 
     def first_state(self, draws: Tensor) -> Tensor:
-        return (draws * 2 - 1) * self._most
+        return (draws * 2 - 1) * self._max_start
 
     def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, None]:
         theta, speed = state.unbind(1)
