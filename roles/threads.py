@@ -68,7 +68,7 @@ def rows_at_once(config: Config, layout: Layout, gmi_id: int) -> int:
     if not is_trained or algorithm.resolved_optimizer == "population":
         return gmi.num_env
     size = UpdateSize.of(config, layout)
-    minibatch_rows = size.minibatch  # of one agent, where those send gradients
+    minibatch_rows = size.minibatch  # of one agent where agents send gradients
     if not algorithm.sends_gradients:
         minibatch_rows //= size.trainers
     if getattr(algorithm, "recurrent", None) is not None:

@@ -131,6 +131,6 @@ def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCos
     for _ in range(200):
         target[:4].view(torch.float32).copy_(source[:4].view(torch.float32))
     block_s = (time.perf_counter() - start_s) / 200
-    # The first round touches the pages; of the others those that were not disturbed are taken.
+    # The first round touches the pages; of the others a fast one counts, as it was not disturbed.
     points = [(n, sorted(s[1:])[len(s) // 10]) for n, s in zip(sizes, spans, strict=True)]
     return LinkCost(tuple(points), block_s)

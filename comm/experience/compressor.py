@@ -19,7 +19,7 @@ from . import lz4_blocks
 from .migrator import Migrator, SegmentId
 from .schema import Block, PacketLayout, Schema
 
-_VIEWS_KEPT: Final = 4096  # slots of a stream, over all links; then all are made anew
+_VIEWS_KEPT: Final = 4096  # slots of a stream, over all links; above that all views are made anew
 
 
 Target = tuple[str, Tensor, torch.Size, torch.dtype]  # a channel's name, and where it goes

@@ -156,7 +156,7 @@ class PacketLayout:
 
     blocks: tuple[Block, ...]
     nbytes: int
-    fixed_bytes: int  # up to here blocks lie as they are
+    fixed_bytes: int  # where compressed blocks begin, if there are any
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,16 @@ from .steps import Part, Transfer, all_gather
 
 _LOOK_MS: Final = 20
 _LOOK_S: Final = _LOOK_MS / 1000
-_LINGER_MS: Final = 2000  # for the last words to get to those who still wait for them
+_LINGER_MS: Final = 2000  # for the last messages to reach hosts that still wait for them
 _PIECE_BYTES: Final = 128 << 10  # so that one is encrypted while the one before it travels
 _WINDOW: Final = 6  # pieces on their way at a time: more would only fall out of the caches
 _HEAD: Final = struct.Struct("<IHHIQQ")  # magic, kind, step, epoch, tag, start
 _MAGIC: Final = 0x48504D47  # "GMPH"
-_HELLO: Final = 1  # here I am, in this epoch; the payload describes who is in the group
+_HELLO: Final = 1  # this host is in this epoch; tag is a checksum of the group's members
 _DATA: Final = 2
-_WAITS: Final = 3  # I am in this call, and wait for the hosts in the payload
-_LEFT: Final = 4  # I will not go on; the payload says why
-_WORD: Final = 5  # for whom it may concern: see `told`
+_WAITS: Final = 3  # this host is in this call, and waits for the hosts in the payload
+_LEFT: Final = 4  # this host will not go on; the payload says why
+_WORD: Final = 5  # a message for all: see `told`
 
 
 class Interrupted(Exception):
@@ -103,9 +103,9 @@ class HostLinks:
         self._ranks: dict[bytes, int] = {}  # by key, in this epoch
         self._arrived: dict[int, collections.deque[list[zmq.Frame]]] = {}
         self._early: list[tuple[int, list[zmq.Frame]]] = []  # of an epoch that is not known yet
-        self._present: set[int] = set()  # those who are in this epoch
-        self._left: dict[int, str] = {}  # those who are no more, and why
-        self._waits: dict[int, tuple[int, list[int]]] = {}  # who is in which call, late are whom
+        self._present: set[int] = set()  # the hosts that are in this epoch
+        self._left: dict[int, str] = {}  # the hosts that have left, and why
+        self._waits: dict[int, tuple[int, list[int]]] = {}  # by host: its call, and who is late
         self._words: list[bytes] = []  # that have come and nobody has asked for
         self._poller = zmq.Poller()
         for socket in (inbox, self._authenticator.socket, self._handshakes.socket):

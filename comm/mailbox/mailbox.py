@@ -119,9 +119,9 @@ class Mailbox:
         remove_before(directory, gmi_id, self._number)  # now: there is always one to be seen
         self._peers: dict[int, _Peer] = {}
         self._arrived: dict[int, collections.deque[list[zmq.Frame]]] = {}
-        self._finished: set[int] = set()  # those who have said that they are closed
-        self._known: dict[int, int] = {}  # which mailbox of each GMI we have to do with
-        self._restarted: set[int] = set()  # those of whom the caller is still to be told
+        self._finished: set[int] = set()  # the GMIs that have closed their mailboxes
+        self._known: dict[int, int] = {}  # the number of each known GMI's mailbox
+        self._restarted: set[int] = set()  # the restarted GMIs that the caller was not told of yet
 
     def send(self, dst: int, data: Any, timeout: timedelta | None = None) -> None:
         """Sends `data` to GMI `dst`; returns at once while fewer than `capacity` are under way.

@@ -142,7 +142,7 @@ def _links(
     if wants == "anew" or not stages.keys() <= links.keys():
         with locked(path.with_suffix(".lock"), DEADLINE):
             if wants != "anew":
-                links, _ = load(path, machine)  # by whoever held the lock before
+                links, _ = load(path, machine)  # the holder of the lock may have measured them
             missing = {k: s for k, s in stages.items() if wants == "anew" or k not in links}
             if missing:
                 notes += _measure_into(links, missing, layout, path, machine)

@@ -129,7 +129,7 @@ class DeviceHar(DeviceReducer):
         in_gpu.add(None)
         group.meet(tag | _tags.stage(1))
         in_gpu.until_added()
-        fault = leader.reduce(in_gpu.result, share)  # its stream comes behind the sum
+        fault = leader.reduce(in_gpu.result, share)  # it runs on a stream behind the sum
         in_gpu.reduced()
         group.meet_after(tag | _tags.PHASE_2, fault)
         in_gpu.until_reduced()

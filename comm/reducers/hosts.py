@@ -32,7 +32,7 @@ from .hosts_gloo import HostsGloo
 from .shared_group import SharedGroup
 
 _SLICE_S: Final = 0.5
-# Of the group's time-out: who waits for the leader shall still wait when the leader gives up.
+# Share of the group's time-out: GMIs that wait for the leader must still wait when it gives up.
 _SHARE: Final = 0.5
 _BY_GLOO_BYTES: Final = 1_000_000  # below that links were faster (bench/comm/hosts.py)
 
@@ -185,7 +185,7 @@ class HostsGroup(Group):
         try:
             yield
         except Interrupted:
-            if not self.local.is_disturbed():  # else the next meeting says by whom
+            if not self.local.is_disturbed():  # else the next meeting names the GMI
                 self.local.renew()
         except GroupFinished as finished:
             self.local.finish(finished.outcome)

@@ -175,7 +175,7 @@ class GpuSum:
         """Returns a vector [numel] at `address`, which keeps `memory` alive."""
         if not self._numel:
             return torch.zeros(0, dtype=self._dtype, device=self._device)
-        # Not self as well, which holds the tensor: no collector sees torch's part of that circle.
+        # Not self too: it holds the tensor, and no collector sees torch's part of such a cycle.
         outer = self._cupy.cuda.UnownedMemory(address, self._nbytes, memory)
         kind = "f4" if self._dtype == torch.float32 else "f8"
         with self._gpu:

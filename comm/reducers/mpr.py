@@ -32,7 +32,7 @@ class MprReducer(SharedBucket):
         self._sum: SliceSum | Bf16Sum = SliceSum(self.slots, result, start, stop)
         if self.bf16_slots:
             self._sum = Bf16Sum(self.bf16_slots, self.result, start, stop)
-        # Where cores are shared, whoever has long to work is only disturbed by yields.
+        # Where cores are shared, yields only disturb a rank that has a long sum to make.
         self._yields = min(YIELDS, _LONG_BYTES // max(nbytes, 1))
         result[start:stop].fill(0)
 

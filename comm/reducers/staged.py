@@ -107,7 +107,7 @@ class DeviceReducer(StagedReducer):
         if self._owns_result:
             self._copy_to_device(self.result, value)
             self._copies.synchronize()
-        self.host.barrier()  # only then it is there for those who read it in place
+        self.host.barrier()  # only then may others read it in place
         return self.result
 
     def pass_on(self, stage: Callable[[Array], None]) -> None:

@@ -68,7 +68,7 @@ def wait(work: Any, look: Callable[[], None]) -> None:
             work.wait(timedelta(seconds=LOOK_S))
             return
         except RuntimeError:
-            if is_completed:  # else it was the 20 ms that were over
+            if is_completed:  # else only the 20 ms were over
                 raise
         look()
 

@@ -16,13 +16,13 @@ from gmi_drl.comm.errors import CorruptPacket
 from .protocol import MAX_STREAMS, StreamSpec
 
 MAGIC: Final = 0x4E504D47  # "GMPN"
-HELLO: Final = 1  # sender: here I am, so I send; `pack_hello` has the body
-BYE: Final = 2  # sender: that was all; receiver: and it is here
+HELLO: Final = 1  # sender: it has come, and what it will send; `pack_hello` has the body
+BYE: Final = 2  # sender: that was all; receiver: all of it has come
 WELCOME: Final = 3  # receiver: go on
 RELEASED: Final = 4  # receiver: packet `number` of `stream` is released
 END: Final = 5  # receiver: no more
-REFUSED: Final = 6  # receiver: not you; the body says why
-REFUSED_SCHEMA: Final = 7  # the same: not what the sender before you sent
+REFUSED: Final = 6  # receiver: this sender is refused; the body says why
+REFUSED_SCHEMA: Final = 7  # the same, as the sender before it had another schema
 _HEAD: Final = struct.Struct("<IHHII")
 _REST: Final = struct.Struct("<IQQ")
 _SIZES: Final = struct.Struct("<QQQ")  # nbytes, slots, first number that is not released

@@ -15,7 +15,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 _ZAP: Final = "inproc://zeromq.zap.01"
-_MOST_KEYS: Final = 1000  # of those refused that are remembered
+_MOST_KEYS: Final = 1000  # refused keys that are remembered
 _EVENTS: Final = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_ACCEPTED
@@ -35,7 +35,7 @@ class Authenticator:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Collection[bytes]) -> None:
         self.keys = keys
-        self.refused: Counter[bytes] = Counter()  # by key; of those that came first
+        self.refused: Counter[bytes] = Counter()  # counts by key, of the first _MOST_KEYS
         self.socket = context.socket(zmq.REP)  # readable when there is something to answer
         self.socket.bind(_ZAP)
 

@@ -359,7 +359,7 @@ class _ReceivedStream:
         self.again = collections.deque(sorted(unreleased))  # (number, place) given once more
         self.headers, self.whole = _slots(memory, places)
         self.views = list(self.whole)  # of each slot, as long as its last packet
-        self.lengths = [places.nbytes] * places.slots  # of those
+        self.lengths = [places.nbytes] * places.slots  # the lengths of the views
 
 
 class RingReceiver(Receiver):

@@ -25,7 +25,7 @@ from .protocol import Receiver, Sender, StreamSpec, poll_sockets
 from .zeromq import ZmqSpec, count_incarnation
 
 _GOODBYE_S: Final = 5.0  # for the receiver to say that it has everything
-_GLANCE_S: Final = 0.5  # for one that may not be there, and to whom nothing was sent
+_GLANCE_S: Final = 0.5  # for a receiver that may not be there, and was sent nothing
 _LINGER_MS: Final = 2000
 _HEARTBEAT_MS: Final = 2000
 _HEARTBEAT_TIMEOUT_MS: Final = 10_000  # after it a host that says nothing is taken to be gone

@@ -28,7 +28,7 @@ class WatchedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._env_id, self._number = env_id, number
         self._seed: int | None = None
         self._episode = self._step = 0
-        # Of the last observation that was looked at, its parts: one that is alike fits as well.
+        # The parts of the last observation that was checked: one of the same kinds fits as well.
         self._fitting: list[tuple[Path, Any]] | None = None
 
     def reset(

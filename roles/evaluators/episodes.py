@@ -19,9 +19,9 @@ from gmi_drl.runtime.process.progress import beat
 
 _KEPT_STEPS: Final = 16
 _NOISE: Final = 8  # the stream of seeds that directions are drawn by
-_EPISODES: Final = 9  # and that of the episodes that they are tried in
+_EPISODES: Final = 9  # the stream of seeds of the episodes that they are tried in
 RETURN: Final = 0  # the column of a row that has the undiscounted return
-STEPS: Final = 1  # and the steps of the episode; sums of what was seen follow
+STEPS: Final = 1  # the column of the episode's steps; sums of observations follow
 
 
 def direction_of(seed: int, number: int, index: int, out: Tensor) -> Tensor:

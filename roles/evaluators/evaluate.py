@@ -45,12 +45,12 @@ class EpisodeCount:
         rows, device = env.num_env, env.device
         self.returns = torch.zeros(rows, each, device=device)  # [N, E], undiscounted
         self.lengths = torch.zeros(rows, each, dtype=torch.int64, device=device)  # [N, E]
-        self.ended = torch.zeros(rows, dtype=torch.int64, device=device)  # [N], those that have
-        # Of agents: who acts next, and whose game was begun with the last step.
+        self.ended = torch.zeros(rows, dtype=torch.int64, device=device)  # [N], their number
+        # Of agents: which act next, and which had their game begun with the last step.
         self._present: Tensor | None = getattr(env, "present", None)  # [N]
         self._begun: Tensor | None = getattr(env, "begun", None)  # [N]
         self._games = torch.zeros(rows, dtype=torch.int64, device=device)  # [N], that are over
-        self._joined = torch.ones(rows, dtype=torch.bool, device=device)  # [N], to one that counts
+        self._joined = torch.ones(rows, dtype=torch.bool, device=device)  # [N], a game that counts
         if self._present is not None:
             self._joined.copy_(self._present)
         self._acts = self._joined.clone()  # [N], in the step that is added next
@@ -71,7 +71,7 @@ class EpisodeCount:
     def add(self, reward: Tensor, ended: Tensor) -> None:
         """Counts a step of all environments, by `reward` [N] and whether episodes `ended` [N]."""
         each = self.returns.shape[1]
-        self._joined |= ended & (self._games < each)  # also who has never had a turn
+        self._joined |= ended & (self._games < each)  # also agents that have never had a turn
         running = self.running
         column = self.ended.clamp(max=each - 1)[:, None]
         counted_reward = torch.where(running, reward, 0).to(self.returns.dtype)

@@ -113,7 +113,7 @@ class LocalEvaluator:
         if taken == steps:
             tally[self._mgr.GMI_id, "sampled"] = mark
         clock = self._learner.clock
-        clock.begin("reduce")  # as it is where GMIs meet behind this without a race
+        clock.begin("reduce")  # it counts as `reduce`, as the meeting behind it does without a race
         with phase("reduce"):
             # One clock for all processes of a host.
             times_ns = self._group.exchange(perf_counter_ns() if taken == steps else _NEVER)

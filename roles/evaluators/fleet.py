@@ -12,7 +12,7 @@ from gmi_drl.roles.errors import EvaluatorLate, RoleError
 
 from .standalone import Evaluator
 
-TIMEOUT: Final = timedelta(minutes=5)  # for the first of those that were asked
+TIMEOUT: Final = timedelta(minutes=5)  # for the first answer
 
 
 class Fleet:

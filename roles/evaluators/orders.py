@@ -26,7 +26,7 @@ from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.transports import Packet, Receiver
 
 LOOK_S: Final = 0.2  # how often heartbeats are looked for
-FAILED: Final = 1  # `step` of an answer that says in words why the order was not followed; else 0
+FAILED: Final = 1  # `step` of an answer whose text says why the order was not followed; else 0
 
 
 class Order(IntEnum):

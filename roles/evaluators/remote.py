@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gmi_drl.roles.optimizers.learner import Learner
     from gmi_drl.roles.role.acting import ActingRole
 
-_WAITS: Final = 2  # what a trainer tells the others while its workers work; else 1, or 0: they left
+_WAITS: Final = 2  # a trainer's state while its workers work; else 1, or 0 where they have left
 
 
 class RemoteEvaluators:
@@ -105,7 +105,7 @@ class RemoteEvaluators:
 
     def dismiss(self) -> None:
         self._coordinator.dismiss()  # all trainers have the last checkpoint behind them
-        self._group.barrier()  # one that dies before it gets here is waited for: it has workers too
+        self._group.barrier()  # a trainer that dies before it is waited for: it has workers too
 
     def close(self) -> None:
         """Leaves the links to end with the process, whose successor may open them again."""

@@ -89,7 +89,7 @@ class RolloutWorker:
                 self._orders.release(self._kept)
             self._kept = newest = packet
             if order_of(packet) == Order.LEAVE:
-                break  # what a new trainer orders behind it is void: all was done
+                break  # orders of a new trainer behind it are void, as all is done
         return newest
 
     def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
@@ -157,7 +157,7 @@ class RolloutLoop:
         self._send_s = 0.0
         self._trained_steps = TrainedSteps(self._mgr)
         context = self._mgr.context
-        if not context.replaced and not context.is_copy:  # else its episodes are not those
+        if not context.replaced and not context.is_copy:  # else it has other episodes
             self._resume()
 
     def _make_codec(self, num_env: int) -> None:

@@ -100,7 +100,7 @@ class SampleSender:
                 with phase("infer"):
                     collector.collect(number)
                     seconds, episodes = collector.read()
-                if self._is_over():  # trainers that count what is left do not wait for ever
+                if self._is_over():  # so trainers that count what is left do not wait for ever
                     break
                 with phase("send"):
                     numbers = (*seconds, send_s, self.mgr.context.process)
@@ -109,7 +109,7 @@ class SampleSender:
         except WaitStopped:  # the run is over: nobody waits for what is left
             pass
         except LinkEnded:
-            if not self._is_over():  # else the trainers have what they wanted, and have gone
+            if not self._is_over():  # else the trainers are done, and have left
                 raise
         dispatcher.begin(self._version)  # gives up what was not sent, and counts it
         given_up = dispatcher.counts()

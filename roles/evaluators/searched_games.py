@@ -15,7 +15,7 @@ from gmi_drl.roles.games import Game, step_legal
 from gmi_drl.roles.games.tree import Evaluate, Exploration, SearchTrees
 
 _GAMES: Final = 10  # the stream of seeds that games are drawn by
-_OPENINGS: Final = 11  # and that of the first moves of matches
+_OPENINGS: Final = 11  # the stream of seeds of the first moves of matches
 _OPENING_MOVES: Final = 2  # which are drawn, as two networks would play one game only
 
 
@@ -24,7 +24,7 @@ class Positions(NamedTuple):
 
     states: NDArray[np.int16]  # [P, S]
     policy: NDArray[np.float32]  # [P, A], the shares of visits
-    value: NDArray[np.float32]  # [P], 1: who moves there has won
+    value: NDArray[np.float32]  # [P], 1 where the player who moves there has won
 
 
 class Match(NamedTuple):

@@ -182,7 +182,7 @@ class Evaluator:
         self._minibatch = Minibatch(self._batch, self._count)
         self._shard = Shard.of(graph.pieces_each, num_env, self._seed, self._rank)
         self._maker = GradientMaker(graph.algorithm, graph.normalizers, graph.parameters)
-        self._moments: Tensor | None = None  # of the batch as it is
+        self._moments: Tensor | None = None  # of the present batch
         self._pulled: list[Any] = []  # what the shards of a parameter server have answered last
 
     def save(self) -> tuple[int, int, int]:

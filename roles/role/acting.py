@@ -246,7 +246,7 @@ def gradient_numel(role_class: type[DRL_role], config: Config, layout: Layout) -
     Makes the role of the layout's first trainer outside a run, with one environment, and has it
     build its own network. None for a class that reduces no such gradient.
     """
-    from gmi_drl.roles.optimizers.gradient_step import bucket_numel  # of those that train alone
+    from gmi_drl.roles.optimizers.gradient_step import bucket_numel  # agents need none
 
     if not issubclass(role_class, ActingRole):
         return None

@@ -62,7 +62,7 @@ class GmiHost:
         if folder is not None and str(folder) not in sys.path:  # also of an environment's module
             sys.path.insert(0, str(folder))
         self._role = load_role(job.class_of(gmi_id), folder)
-        if threading.current_thread() is threading.main_thread():  # else one of several here
+        if threading.current_thread() is threading.main_thread():  # else one GMI of several here
             runtime.set_title(f"gmi {gmi_id} {self._role.__name__}")
 
     def run(self) -> Any:
@@ -136,7 +136,7 @@ class GmiHost:
                 context.trace.close()
             if not exits:
                 mailbox.close()
-                group.close()  # who still waits for this GMI learns that it will not come
+                group.close()  # GMIs that wait for this one learn that it will not come
             GMI_manager.bind(None)
             progress.bind(None)
             with suppress(Exception):  # of a GPU that is lost; why the role ended is to be told

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _solo_group() -> Group:
-    from gmi_drl.comm import solo_group  # which whoever only acts does without
+    from gmi_drl.comm import solo_group  # GMIs that only act do without
 
     return solo_group()
 

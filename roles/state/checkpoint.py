@@ -75,7 +75,7 @@ class Checkpoint:
         """Returns one part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
         path = self.folder / f"{name}.pt"
         try:
-            # Mapped and not read: a replay may fill half the memory, and is copied from here.
+            # Mapped and not read: a replay may fill half the memory. It is copied from the file.
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             return _copy_small_tensors(state)
         except Exception as error:  # torch and pickle have many

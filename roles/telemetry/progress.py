@@ -184,6 +184,6 @@ def _keep_until(path: Path, iteration: int) -> tuple[int, int]:
         if is_kept:
             kept.append(line if line.endswith(b"\n") else line + b"\n")
             newest = number
-    if kept != lines:  # else no room is needed
+    if kept != lines:  # else nothing is written, as the disk may be full
         replace_file(path, b"".join(kept))
     return newest, len([index for index in damaged if index < len(lines) - 1])

@@ -28,7 +28,7 @@ from gmi_drl.roles.envs.protocol import VecEnvSpec
 
 from .start import jax_device
 
-_STATE = ("qpos", "qvel", "act", "qacc_warmstart")  # what a step starts from, and leaves behind
+_STATE = ("qpos", "qvel", "act", "qacc_warmstart")  # what a step starts from and writes
 _READ = (*_STATE, "ctrl")
 _AFTER = ("cfrc_ext", "cfrc_int", "cacc")  # computed by rne_postconstraint alone
 

@@ -287,7 +287,7 @@ def load_model(options: PhysicsTaskOptions) -> mujoco.MjModel:
 
 def _on_mujoco_warning(message: str) -> None:
     # Blow-ups are reported by MujocoVecEnv with the environment's index, and old elements of
-    # Gymnasium's own models are nobody's business here.
+    # Gymnasium's own models need no warning.
     is_known = "simulation is unstable" in message or "is deprecated" in message
     _log.log(logging.DEBUG if is_known else logging.WARNING, "MuJoCo: %s", message)
 

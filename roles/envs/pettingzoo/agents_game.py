@@ -11,7 +11,7 @@ from gmi_drl.roles.envs.errors import EnvError
 class Outcome(NamedTuple):
     """Holds the results of a step or reset, by agent; agents without any are left out."""
 
-    observations: dict[str, Any]  # of who acts next, and the last of whose episode ended
+    observations: dict[str, Any]  # of who acts next; the last ones of who has ended
     rewards: Mapping[str, float] = {}
     terminated: frozenset[str] = frozenset()
     truncated: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class ParallelGame:
         self._acted = frozenset(actions)
         observations = dict(new)
         gone = actions.keys() - set(self._env.agents)
-        # Some environments go on telling of those who left before: these have ended already.
+        # Some environments go on reporting agents that left before, whose episodes have ended.
         rewards = {agent: reward for agent, reward in all_rewards.items() if agent in actions}
         ended = {agent for agent in actions if terminated.get(agent)}
         cut = {agent for agent in actions if truncated.get(agent)}

@@ -191,7 +191,7 @@ class PettingZooVecEnv:
         if acting:
             self._show(i, acting, outcome.observations)
             return ended
-        # Of those who had left before, what they see next is of another episode.
+        # What agents that had left before see next belongs to another episode.
         gone = [row for row in range(i, self.num_env, self._count) if row not in ended]
         b.final_observation[gone] = 0
         self._begin_episode(i, None)
