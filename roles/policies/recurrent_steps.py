@@ -76,22 +76,12 @@ class LSTMSteps(torch.autograd.Function):
             gate_gradients[:, :, 3].unbind(), flat.unbind(), f.unbind(), kept.unbind(),
             _drops(kept), strict=True,
         )  # fmt: skip
-        for (
-            gradient_t,
-            memory_slope_t,
-            three_slopes,
-            o_slope,
-            three_gradients,
-            o_gradient,
-            flat_t,
-            f_t,
-            kept_t,
-            dropped,
-        ) in reversed(list(steps)):
-            output_gradient = gradient_t + output_gradient
-            memory_gradient = torch.addcmul(memory_gradient, output_gradient, memory_slope_t)
-            torch.mul(three_slopes, memory_gradient[:, None], out=three_gradients)
-            torch.mul(o_slope, output_gradient, out=o_gradient)
+        for step in reversed(list(steps)):
+            grad_t, slope_t, ifg_slope, o_slope, ifg_out, o_out, flat_t, f_t, kept_t, dropped = step
+            output_gradient = grad_t + output_gradient
+            memory_gradient = torch.addcmul(memory_gradient, output_gradient, slope_t)
+            torch.mul(ifg_slope, memory_gradient[:, None], out=ifg_out)
+            torch.mul(o_slope, output_gradient, out=o_out)
             memory_gradient = memory_gradient * f_t
             output_gradient = torch.mm(flat_t, weight)
             if dropped:
@@ -117,19 +107,8 @@ class GRUSteps(torch.autograd.Function):
             recurrent[..., n_columns].unbind(), candidates.unbind(), outputs.unbind(),
             kept.unbind(), _drops(kept), strict=True,
         )  # fmt: skip
-        for (
-            x,
-            x_n,
-            gates_t,
-            r,
-            z,
-            recurrent_t,
-            recurrent_n,
-            n,
-            h_t,
-            kept_t,
-            dropped,
-        ) in steps:
+        for step in steps:
+            x, x_n, gates_t, r, z, recurrent_t, recurrent_n, n, h_t, kept_t, dropped = step
             if dropped:
                 output = output * kept_t
             torch.addmm(bias, output, weight_t, out=recurrent_t)
