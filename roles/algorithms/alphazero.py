@@ -1,6 +1,6 @@
 """AlphaZero (Silver et al., 2018): a network learns what a search with it finds.
 
-The priors of the network become the shares of visits, its value the end of the game.
+Its priors are trained towards the shares of visits, its value towards the end of the game.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AlphaZero(Algorithm):
             raise PolicyError(maker, type(network).__name__, [fault], base)
 
     def losses(self, batch: Batch) -> Losses:
-        """The cross-entropy of priors and visits, the squared error of the value, and decay."""
+        """Returns cross-entropy of priors and visits, squared error of the value, and decay."""
         network = self.policy.network
         output = network(batch["observation"])
         preferences = output[:, :-1].masked_fill(~batch["legal"], float("-inf"))

@@ -1,6 +1,6 @@
-"""Planning by a model of the environment, that is learned from what was seen, or known.
+"""Planning by a model of the environment, which is learned from experience, or known.
 
-With a learned model this is PETS (Chua et al., 2018), whose networks differ by how they begin.
+With a learned model this is PETS (Chua et al., 2018), whose networks differ in initial weights.
 """
 
 from __future__ import annotations

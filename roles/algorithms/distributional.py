@@ -1,8 +1,8 @@
 """Distributions of values: categorical (C51, Bellemare et al., 2017) and by quantiles (QR-DQN).
 
-A network gives N numbers for each action. With `c51` they are the logits of the probabilities of N
-returns, evenly from end to end of `value_range`; with `qr` (Dabney et al., 2018) they are the
-returns below which the return is with probability (2 i + 1) / 2N.
+A network gives N numbers for each action. With `c51` they are the logits of N returns that are
+evenly spaced over `value_range`; with `qr` (Dabney et al., 2018) they are the quantiles of the
+return at (2 i + 1) / 2N.
 
 B = rows.
 """

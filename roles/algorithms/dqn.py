@@ -39,8 +39,8 @@ def dqn_loss(network: Any, target_network: Any, batch: Batch, settings: Any) -> 
     For values it is the Huber loss of the temporal-difference error, for distributions the
     cross-entropy (C51) or the quantile Huber loss. The priority of a row is that error, the
     cross-entropy, or the mean loss of its quantiles. Where the network remembers, it is the mean
-    over all rows of sequences [T, B], and each sequence has a priority: mostly that of its row with
-    the greatest.
+    over all rows of sequences [T, B], and each sequence has a priority: mostly the greatest of its
+    rows'.
     """
     # Noise of a noisy network: for the observation, for the next action, and for its value.
     noise = batch.columns.get("noise", _NO_NOISE)
@@ -253,7 +253,7 @@ class DQN(Algorithm):
 
 
 def _num_actions(env: VecEnv) -> int:
-    """Return the number of actions; EnvSpecError where they are no choices."""
+    """Returns the number of actions; EnvSpecError unless they are Discrete."""
     space = env.action_space
     if not isinstance(space, spaces.Discrete):
         raise EnvSpecError(

@@ -77,7 +77,7 @@ class ModelFit:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on as the one that gave it."""
+        """Loads what `state_dict` gave."""
         self.model.load_state_dict(state["network"])
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["scales"][name])

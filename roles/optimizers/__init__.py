@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_optimizer(role: ActingRole) -> Optimizer:
-    """Make the optimizer of the role's config, and all that it needs, with what the role makes."""
+    """Makes the optimizer of the role's config, from what the role makes."""
     name = role.mgr.config.algorithm.resolved_optimizer
     optimizer: Optimizer = import_module(f"{__name__}.{name}").make(role)
     return optimizer

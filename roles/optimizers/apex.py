@@ -2,9 +2,9 @@
 
 Ape-X (Horgan et al., 2018) with a replay in each GMI that trains, in place of processes of its own.
 A trainer puts each batch of segments that comes into its replay, and takes the updates that are due
-for it before it takes the next. So it is the links that hold agents to the ratio of updates to
-steps: while a trainer is behind they are full, and agents wait. Rows come with the priorities that
-agents gave them, where the algorithm says how.
+for it before it takes the next. The links thus hold agents to the ratio of updates to steps: while
+a trainer is behind they are full, and agents wait. Rows come with priorities that agents give them,
+where the algorithm says how.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from gmi_drl.roles.role.acting import ActingRole
 
 
-# Of every segment, whatever an algorithm names.
+# Fields of every segment, whatever an algorithm names.
 _ALWAYS: Final = ("observation", "raw_observation")
 
 
 def make(role: ActingRole) -> ApexRounds:
     """Make the optimizer of a role, on the links from its agents.
 
-    RoleError where its algorithm does not have sent what its replay keeps.
+    RoleError unless the algorithm's segments have all that its replay keeps.
     """
     role.build_for_spaces()
     algorithm = type(role.algorithm)
@@ -71,7 +71,7 @@ class ApexRounds(AsyncSampleRounds):
         progress = steps / self._mgr.config.run.total_steps
         self.learner.anneal(progress)
         self._replay.anneal(progress)
-        # Its memory is the link's, where a trainer that steps back finds it again as it was sent.
+        # Copied, as a trainer that goes back must find it unchanged in the link's memory.
         columns = {name: column.clone() for name, column in batch.columns.items()}
         self._replay.update(Batch(columns, batch.bootstrap, sequences=batch.sequences))
 

@@ -1,4 +1,4 @@
-"""The step of evolution: along the directions that were tried, by what came of them."""
+"""The step of evolution: along the directions that were tried, weighted by their returns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EvolutionStep:
     def take(self, tried: Tried, parameters: Tensor, number: int) -> tuple[Tensor, int]:
         """Takes the step of round `number`.
 
-        Returns what came of all episodes [K, 2, 2], and how many returns were not finite. A
+        Returns the results of all episodes [K, 2, 2], and how many returns were not finite. A
         direction is left out where one of its two ways has such a return.
         """
         beat("update")
@@ -47,7 +47,7 @@ class EvolutionStep:
                 "environment."
             )
         episodes = pairs[directions]
-        bonus = getattr(algorithm.settings, "survival_bonus", 0.0)  # of being alive
+        bonus = getattr(algorithm.settings, "survival_bonus", 0.0)  # for each step
         decay = getattr(algorithm.settings, "weight_decay", 0.0)
         scores = episodes[..., RETURN] - bonus * episodes[..., STEPS]
         with one_thread():
@@ -66,9 +66,9 @@ class EvolutionStep:
         return pairs, num_lost
 
     def _moments(self, count: Tensor, seen: Tensor) -> Tensor:
-        """Returns count, means and sums of squared deviations of what was seen, as normalisers do.
+        """Returns count, means and sums of squared deviations of observations, for the normaliser.
 
-        Empty where there is none.
+        It is empty where there is none.
         """
         normalizer = self._algorithm.normalizers.observations
         if normalizer is None:

@@ -29,7 +29,7 @@ from .parameter_groups import GroupedDescent
 class GradientStep:
     """The flat parameters of a network, their optimizer, and the bucket of their gradient.
 
-    `clock` gets what reductions take as "reduce", the rest as "train".
+    `clock` gets the time of reductions as "reduce", of the rest as "train".
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GradientStep:
         self._together: dict[Hashable, Repeated] = {}
 
     def connect(self, group: Group) -> None:
-        """Make the bucket that gradients are reduced in; again after the group was re-formed."""
+        """Makes the bucket that gradients are reduced in, again after the group was re-formed."""
         self.close()  # what was captured is bound to the bucket of before
         n, device = self.parameters.numel, self.parameters.data.device
         numel = bucket_numel(self.parameters, self._stats)
@@ -77,7 +77,7 @@ class GradientStep:
         self._reducer = group.bucket("gradient", numel, torch.float32, device)
         self.parameters.bind_gradients(self._reducer.buffer)
         self._own_stats = self._reducer.buffer[n:-1]
-        # Shared and read-only. Views made once: to make one costs as much as what is done with it.
+        # Shared and read-only. Views are made once: making one costs as much as its use.
         result = self._reducer.result
         self._gradient, self._means = result[:n], result[n:-1]
         kl = self._stats.index("kl") if "kl" in self._stats else None
@@ -101,7 +101,7 @@ class GradientStep:
         self._steps += 1
 
     def apply(self, gradient: Tensor, losses: Tensor) -> None:
-        """Take one step down a gradient [n] that was made elsewhere; nobody is met."""
+        """Takes one step down a gradient [n] from elsewhere, without other ranks."""
         self._reducer.buffer[: len(gradient)].copy_(gradient)
         self._own_stats.copy_(losses)
         self._reduce()
@@ -141,8 +141,8 @@ class GradientStep:
     def means(self) -> dict[str, float | None]:
         """Returns the means of the stats over all ranks and the steps since the last call.
 
-        They are None without a step. Learning rate and noise scale are with them. On a GPU this is
-        the one call that waits for the device.
+        They are None without a step. Learning rate and noise scale are added. On a GPU this is the
+        one call that waits for the device.
         """
         steps = self._steps
         values = self._totals / max(steps, 1)

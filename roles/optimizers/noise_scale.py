@@ -26,12 +26,12 @@ from torch import Tensor
 
 from gmi_drl.comm import Reducer
 
-# The share of the averages that an update leaves: they are of the last twenty updates or so. One
-# update has a few products, whose own noise is far larger than |G|^2. Longer averages would jump
-# less, and lag: |G|^2 falls a thousandfold within the first hundred updates of HalfCheetah.
+# The averages' decay with each update: they are of the last twenty updates or so. One update has a
+# few products, whose own noise is far larger than |G|^2. Longer averages would jump less, and lag:
+# |G|^2 falls a thousandfold within the first hundred updates of HalfCheetah.
 _DECAY: Final = 0.95
-# Minibatches of an update that are measured at most. A round on a replay may have hundreds of small
-# steps; twelve of them say as much, at a tenth of the cost.
+# The most minibatches of an update that are measured. A round on a replay may have hundreds of
+# small steps; twelve of them say as much, at a tenth of the cost.
 _MAX_MINIBATCHES: Final = 12
 
 
@@ -65,7 +65,7 @@ class NoiseScale:
         return {"trace": self._trace, "square": self._square}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Goes on as the one that gave `state`."""
+        """Loads what `state_dict` gave."""
         self._trace, self._square = state["trace"], state["square"]
 
 
@@ -73,8 +73,8 @@ class NoiseMeter:
     """Measures gradients for the noise scale; the same numbers on all ranks.
 
     Only the first minibatches of an update count, of its first epoch: later epochs have fitted the
-    samples before. What is measured stays where the gradients are, and nothing waits for it before
-    it is read with other numbers. `scale` is what came of it.
+    samples before. Measurements stay on the gradients' device, and nothing waits for them before
+    they are read with other numbers. `scale` is the noise scale that follows from them.
     """
 
     def __init__(self) -> None:

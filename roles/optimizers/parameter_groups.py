@@ -53,7 +53,7 @@ class GroupedDescent:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of a group with the settings' own; others keep their ratio to it."""
+        """The rate of a group whose rate is the settings'; other groups keep their ratio to it."""
         name = next(iter(self._rates))
         return self._descents[name].learning_rate * self._base / self._rates[name]
 
@@ -89,11 +89,11 @@ class GroupedDescent:
         }
 
     def _share(self, name: str) -> float:
-        """Returns the learning rate of a group by the settings' own."""
+        """Returns the learning rate of a group as a multiple of the settings'."""
         return self._rates[name] / self._base
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state with the same groups, whose rates may have had other ratios."""
+        """Loads a state of the same groups, whose rates may have had other ratios."""
         if state.keys() != self._descents.keys():
             raise CheckpointError(
                 f"the checkpoint has parameter groups {', '.join(state)}; the algorithm has "

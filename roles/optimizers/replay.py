@@ -1,8 +1,8 @@
 """Synchronous training on kept experience: each GMI has a replay of its own, gradients are reduced.
 
-Each round every GMI's evaluators sample, its replay takes that in, and all GMIs take as many steps
-as are due, which they count alike. A GMI that is restarted begins with an empty storage, and draws
-from what it has by then; where all begin so, all wait until there is as much as at the start.
+In each round every GMI's evaluators sample into its replay, and all GMIs take the steps that are
+due, which they count alike. A GMI that is restarted begins with an empty storage, and draws from
+what it has by then. If all begin so, all wait until their replays are filled as at the start.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def on_replay(
     if settings.hindsight:
         scale = settings.reward_scale
         hindsight = Hindsight(make_env(), settings.hindsight, scale, learner.generator)
-        stacking = None  # it changes goals within observations, and what follows them
+        stacking = None  # it changes goals within observations and next observations
     replay = ReplayBuffer.of(
         settings, batch, algorithm.replayed, learner.generator, stacking, in_turn=in_turn
     )
@@ -140,7 +140,7 @@ class OnReplay:
         return Kept(rows, version + 1 + (oldest_row - first_row) // rows_each, self._drawn)
 
     def check(self) -> None:
-        """Raises PriorityError where a loss gave what is no priority; waits for the device."""
+        """Raises PriorityError where a loss gave an invalid priority; waits for the device."""
         self._replay.check()
 
     def metrics(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Self-play: games of the best network so far, a replay of them, and a candidate that may follow.
 
-The four parts of AlphaGo Zero (Silver et al., 2017) in one round: each GMI plays its share of
-games, all keep all of them, the candidate is trained on that, and now and then plays a match
+A round has the four parts of AlphaGo Zero (Silver et al., 2017): each GMI plays its share of games,
+every GMI keeps all of them, the candidate is trained on them, and now and then it plays a match
 against the best network, whose place it takes when it wins enough.
 """
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .recurrent import RecurrentActorCritic
     from .structure import structured_space, unflatten
 
-# float32 numbers: what each parameter begins at a multiple of, and what a rollout's row is one of.
-# cuBLAS takes slow kernels for a matrix whose address or rows are not multiples of 16 bytes.
+# In float32 numbers: parameters begin at multiples of the first, and rollout rows are multiples of
+# the second, as cuBLAS takes slow kernels for matrices that are not aligned to 16 bytes.
 PARAMETER_MULTIPLE: Final = 64
 ROW_MULTIPLE: Final = 8
 

@@ -1,4 +1,4 @@
-"""Shares the base of policies that act by their mode in training as well."""
+"""The base of policies that act by their mode in training as well."""
 
 from __future__ import annotations
 

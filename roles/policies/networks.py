@@ -21,7 +21,7 @@ from .trunk import HiddenLayers, OwnTrunk, SeparateTrunks, Trunk
 def actor_critic_of(
     settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None = None
 ) -> ActorCritic:
-    """The network of a config for the spaces of `env`, where no role makes another."""
+    """Returns the network of a config for the spaces of `env`, where no role makes another."""
     spaces = observation_width(env.observation_space), distribution_for(env.action_space)
     trunk = trunk_of(settings, env, generator)
     if not getattr(settings, "share_layers", True):
@@ -42,13 +42,13 @@ def actor_critic_of(
 def trunk_of(
     settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
 ) -> HiddenLayers:
-    """The hidden layers of a config's network, for the observations of `env`."""
+    """Returns the hidden layers of a config's network, for the observations of `env`."""
     name, precision = settings.network, settings.precision
     space = flat_space(structured_space(env))
     if is_own_network(name):
         return OwnTrunk(str(name), structured_space(env), generator, precision)
     if is_convolutional(name):
-        in_bytes = space.dtype == np.uint8 and space.high.max() > 1  # and not true and false
+        in_bytes = space.dtype == np.uint8 and space.high.max() > 1  # not true and false
         return ConvolutionalTrunk(
             str(name), structured_space(env), precision=precision, layer_norm=settings.layer_norm,
             in_bytes=in_bytes and not settings.normalize_observation,
@@ -60,7 +60,7 @@ def trunk_of(
 
 
 def policy_of(network: Any) -> ActorCriticPolicy:
-    """The policy that acts by an actor-critic network, of a config or of a role."""
+    """Returns the policy that acts by an actor-critic network, of a config or of a role."""
     if isinstance(network, RecurrentActorCritic):
         return RecurrentPolicy(network)
     return ActorCriticPolicy(network)

@@ -38,7 +38,7 @@ class PlanningPolicy(ExploringPolicy):
     def act(self, step: Mapping[str, Tensor]) -> Tensor:
         noise, out = step["noise"], step["action"]
         if self.at_random.device.type == "cpu" and self.at_random > 0.0:
-            return out.copy_(self.random(noise))  # no plan is made in vain
+            return out.copy_(self.random(noise))  # no plan is needed
         chosen = self.explore(self.mode(step["observation"]), noise)
         return out.copy_(torch.where(self.at_random > 0.0, self.random(noise), chosen))
 

@@ -55,7 +55,7 @@ class Collector:
         self._static = static_on(env.device, static)
         groups: Sequence[AgentGroup] = getattr(env, "groups", ())
         group_rows = rows_of(groups, env.num_env) if len(groups) > 1 else []
-        # Whether the policy of several agents values all rows at once alone.
+        # Whether the policy can only value all rows at once, as that of several agents.
         self._values_all = getattr(policy, "values_all_rows", False)
         self.episodes = EpisodeStats(env.num_env, env.device, group_rows)
         self.of_groups: list[Seen] = []  # the episodes of the last `read`, of each policy

@@ -177,14 +177,14 @@ class EvaluatorOptimizer(ABC):
         return [answers[number] for number in numbers]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what goes on: parameters, optimizer, statistics and counts; no episodes."""
+        """Returns parameters, optimizer, statistics and counts; no episodes."""
         return {
             "weights": self.graph.weights(), "steps": self.steps, "updates": self.updates,
             "dropped": self.dropped, "episodes": self._episodes.state_dict(),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave `state`; what evaluators bring meanwhile is left out.
+        """Loads `state`; what evaluators send meanwhile is left out.
 
         CheckpointError if its policy or its normalisers are others.
         """
@@ -224,7 +224,7 @@ class EvaluatorOptimizer(ABC):
         return int(self._settings.horizon * self._num_env[0])
 
     def _result(self, seen: Seen, steps: int, stats: dict[str, float | None]) -> dict[str, Any]:
-        """Counts `steps` of environments, and returns what a round came to."""
+        """Counts `steps` of environments, and returns the result of a round."""
         check_finite(stats)
         self.steps += steps
         self._episodes.add(seen)
@@ -275,7 +275,7 @@ def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _tensors(state: Any) -> Any:
-    """Returns a state with tensors for its arrays: what a file is loaded from safely."""
+    """Returns a state with tensors for its arrays, which can be loaded from a file safely."""
     if isinstance(state, dict):
         return {name: _tensors(value) for name, value in state.items()}
     if isinstance(state, list):

@@ -59,7 +59,7 @@ class AllReduce(Learning):
         numbers = sorted(moments)
         everyone = torch.stack([moments[number] for number in numbers])
         algorithm.learn_batch_moments(everyone[:, : algorithm.num_batch_moments])
-        self._round += 1  # who has not sampled yet is late
+        self._round += 1  # evaluators that have not sampled yet are late
         self._ask_all(numbers, "minibatches", everyone.numpy())
         self._anneal()
         gradients: list[Gradient] = []

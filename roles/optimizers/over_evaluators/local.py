@@ -1,6 +1,6 @@
 """Training in one place on what all evaluators have sampled: RLlib's local optimizer.
 
-Samples are gathered as Ray's paper scatters and gathers: who has answered is asked again at once.
+Samples are gathered as in Ray's paper: an evaluator that has answered is asked again at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Local(Learning):
         """`samples`: horizons in a batch (None: one of each evaluator).
 
         An evaluator that has answered is asked again at once, until the batch is full.
-        `drop_slowest`: a batch is what all but so many have answered first.
+        `drop_slowest`: a batch is complete without the samples of so many, the last to answer.
         """
         super().__init__(algorithm, evaluators, **rest)
         self._drop = self._checked_drop(drop_slowest)

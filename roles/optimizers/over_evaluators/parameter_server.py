@@ -57,7 +57,7 @@ class ParameterShard:
         return {"parameters": self.pull(), "rate": self._descent.learning_rate, "moments": moments}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on as the one that gave `state`."""
+        """Loads what `save` gave."""
         with torch.no_grad():
             self._slice.data.copy_(tensor_of(state["parameters"]))
         moments = {name: tensor_of(array) for name, array in state["moments"].items()}

@@ -1,4 +1,4 @@
-"""Evolution over evaluators: they try perturbed policies, a tree adds up what came of them."""
+"""Evolution over evaluators: they try perturbed policies, and a tree adds up the results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Training on kept experience: evaluators sample, and what they bring is kept and trained on here.
+"""Training on kept experience: evaluators sample, and their samples are kept and trained on here.
 
-DQN, DDPG, TD3, SAC and algorithms like these run under both; so many updates follow each sample as
-are due for it, before the next one is taken, which holds evaluators to the ratio.
+DQN, DDPG, TD3, SAC and algorithms like these run under both. The updates that are due for a sample
+are made before the next one is taken, which holds evaluators to the ratio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .joined import JoinedSamples
 
 
 class Replay(Learning):
-    """All evaluators sample, and the updates that are due for what they bring are taken."""
+    """All evaluators sample, and the updates that are due for their samples are made."""
 
     name = "replay"
     trains_on = "kept experience"
@@ -95,11 +95,11 @@ class Replay(Learning):
 
 
 class Apex(Replay):
-    """Each evaluator has a sample under way; whoever brings one first is learned from, and goes on.
+    """Each evaluator has a sample in flight, and the first that comes is learned from.
 
-    After Ape-X (Horgan et al., 2018): samples come with the priorities that evaluators give them,
-    where the replay draws by such, and are of a policy as old as the updates that followed the
-    others' (`lag`).
+    As in Ape-X (Horgan et al., 2018) samples come with the priorities that evaluators give them,
+    where the replay draws by priorities. The `lag` of a sample is the number of updates that were
+    made since its policy.
     """
 
     name = "apex"

@@ -23,13 +23,13 @@ class Source(Protocol):
     """Gives an optimizer its minibatches, drawn from the batches that are put in."""
 
     def put(self, batch: Batch) -> None:
-        """Take a batch [T, N] in; its memory may be overwritten afterwards."""
+        """Takes in a batch [T, N], whose memory may be overwritten afterwards."""
 
     def ready(self) -> bool:
         """Tells whether a minibatch is due, alike in all GMIs that put in as many rows."""
 
     def next(self) -> tuple[Batch, Tensor]:
-        """Draw a minibatch [B], and the keys [B] that its rows have until the next `put`."""
+        """Draws a minibatch [B], and the keys [B] of its rows, valid until the next `put`."""
 
     def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
         """Learns the priorities [B] of rows that were drawn, where a loss gives them."""
