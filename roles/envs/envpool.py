@@ -15,7 +15,7 @@ from .errors import EnvActionError, EnvRaised, EnvSpecError, EnvStateError
 from .flatten import Flattener, unflattened_action
 from .gymnasium import torch_dtype
 from .protocol import Step, VecEnvSpec
-from .spaces import action_columns, space_faults
+from .spaces import action_shape, space_faults
 
 _SEEDS: Final = 2**31  # EnvPool takes no larger ones
 
@@ -48,9 +48,7 @@ class EnvPoolVecEnv:
             raise EnvSpecError(faults)
         self._flattener = Flattener(self.structured_space, self.env_id)
         self.observation_space = flat = self._flattener.flat
-        is_discrete = isinstance(self.action_space, gymnasium.spaces.Discrete)
-        columns = action_columns(self.action_space)
-        self._action_shape = (spec.num_env,) if is_discrete else (spec.num_env, columns)
+        self._action_shape = action_shape(self.action_space, spec.num_env)
         dtype = torch_dtype(flat, spec.dtype)
         self._buffers = HostBuffers(spec.num_env, flat.shape, dtype, spec.dtype, spec.device)
 

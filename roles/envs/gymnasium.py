@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,7 +17,7 @@ from .buffers import HostBuffers, checked_action
 from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateError
 from .flatten import Flattener, unflattened_action
 from .protocol import Step, VecEnvSpec
-from .spaces import action_columns, space_faults
+from .spaces import action_shape, space_faults
 from .watched import WatchedEnv
 
 
@@ -68,10 +67,7 @@ class GymnasiumVecEnv:
             self.structured_space, self.env_id, lambda number: batch.call("which")[number]
         )
         self.observation_space = flat = self._flattener.flat
-        # A Discrete is one number: its row is that.
-        columns = action_columns(self.action_space)
-        is_discrete = isinstance(self.action_space, Discrete)
-        self._action_shape = (num_env,) if is_discrete else (num_env, columns)
+        self._action_shape = action_shape(self.action_space, num_env)
         dtype = torch_dtype(flat, spec.dtype)
         self._buffers = HostBuffers(num_env, flat.shape, dtype, spec.dtype, spec.device)
         self._seed: int | None = spec.seed

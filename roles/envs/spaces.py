@@ -102,6 +102,11 @@ def action_columns(space: Space[Any]) -> int:
     )
 
 
+def action_shape(space: Space[Any], rows: int) -> tuple[int, ...]:
+    """Returns the shape of a batch of action rows; those of a Discrete alone are numbers."""
+    return (rows,) if isinstance(space, Discrete) else (rows, action_columns(space))
+
+
 def is_bounded(box: Box) -> bool:
     """Tells whether a policy acts in [-1, 1], which is scaled to the bounds: all are finite.
 

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from gmi_drl.roles.envs.agents import (
@@ -33,7 +33,7 @@ from gmi_drl.roles.envs.errors import (
 from gmi_drl.roles.envs.flatten import Flattener, unflattened_action
 from gmi_drl.roles.envs.gymnasium import torch_dtype
 from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
-from gmi_drl.roles.envs.spaces import action_columns
+from gmi_drl.roles.envs.spaces import action_columns, action_shape
 from gmi_drl.roles.envs.watched import difference
 
 from .agents_game import AgentsGame, Outcome, ParallelGame, TurnGame
@@ -76,10 +76,8 @@ class PettingZooVecEnv:
             self.structured_space = groups[0].structured_space
             self.observation_space = flat = groups[0].observation_space
             self.action_space = groups[0].action_space
-            is_discrete = isinstance(self.action_space, Discrete)
-            columns = action_columns(self.action_space)
             dtype = torch_dtype(flat, spec.dtype)
-            self._action_shape = (self.num_env,) if is_discrete else (self.num_env, columns)
+            self._action_shape = action_shape(self.action_space, self.num_env)
         else:
             width = max(group.observation_space.shape[0] for group in groups)
             self.observation_space = flat = Box(-np.inf, np.inf, (width,), np.float32)
