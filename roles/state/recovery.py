@@ -23,8 +23,8 @@ class Snapshots:
     """The states after the last two iterations, in memory that is used again and again."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Any] = {}
-        self._spare: Any = None
+        self._kept: dict[int, dict[str, Any]] = {}
+        self._spare: dict[str, Any] | None = None
 
     def keep(self, iteration: int, state: dict[str, Any]) -> None:
         """Copies `state`: dicts, lists and tuples of tensors and plain values."""
@@ -39,8 +39,7 @@ class Snapshots:
 
     def get(self, iteration: int) -> dict[str, Any] | None:
         """Returns the state after `iteration`, if kept; it is overwritten two `keep` later."""
-        state: dict[str, Any] | None = self._kept.get(iteration)
-        return state
+        return self._kept.get(iteration)
 
     def forget_after(self, iteration: int) -> None:
         """Drops what lies beyond `iteration`: it will be made again."""
